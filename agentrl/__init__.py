@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
-    from agentrl.controller.result import RunResult
+    from agentrl.controller.run import RunResult
 
 __version__ = "0.1.0"
 

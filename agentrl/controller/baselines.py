@@ -10,7 +10,6 @@ from pathlib import Path
 
 import orjson
 
-from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.plugins.sources import nearest
 
@@ -19,19 +18,15 @@ SIZE_BYTES = 8
 METADATA = "__metadata__"
 
 
-def check_baselines(config: Config) -> None:
-    """Refuse baselines that the servers could not load in place of the policy.
-
-    Without validation rows nothing is checked, because baselines are not played.
+def check_baselines(baselines: Mapping[str, str], *, policy: Path) -> None:
+    """Refuse baselines (name -> folder) that the servers could not load in place of the policy.
 
     Raises:
         ConfigError: a folder does not exist, contains no model, or its tensors differ in shape from the
             policy's.
     """
-    if not config.data.val_files:
-        return
-    for name, folder in config.tracking.baselines.items():
-        _check_baseline(Path(folder), key=f"tracking.baselines.{name}={folder!r}", policy=Path(config.model.path))
+    for name, folder in baselines.items():
+        _check_baseline(Path(folder), key=f"tracking.baselines.{name}={folder!r}", policy=policy)
 
 
 def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.config.schema import Config
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import LearnerError
 from agentrl.plugins import Plugins
 from agentrl.plugins.blame import failure_of
@@ -19,14 +19,15 @@ from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 class BatchRewards:
     """The rewards of scope `batch`."""
 
-    def __init__(self, config: Config, plugins: Plugins) -> None:
+    def __init__(self, config: RewardConfig, plugins: Plugins, *, max_response_tokens: int) -> None:
         """Load the rewards.
 
         Raises:
             UserError: a reward is unknown, or refuses its config.
         """
         self._config = config
-        self._table = RewardTable(config.reward, plugins)
+        self._max_response_tokens = max_response_tokens
+        self._table = RewardTable(config, plugins)
 
     @property
     def is_any(self) -> bool:
@@ -51,9 +52,9 @@ class BatchRewards:
                 then.
             LearnerError: a rank of the reward model was lost.
         """
-        rows = _scored_rows(trajectories)
-        scored = in_trio(self._score, [tasks[row] for row in rows], [trajectories[row] for row in rows])
-        return _replaced(trajectories, rows, scored)
+        places = _scored_places(trajectories)
+        scored = in_trio(self._score, [tasks[place] for place in places], [trajectories[place] for place in places])
+        return _replaced(trajectories, places, scored)
 
     def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return all attempts of a validation. Those that did not fail are scored, or fail, together.
@@ -61,8 +62,8 @@ class BatchRewards:
         Raises:
             LearnerError: a rank of the reward model was lost.
         """
-        rows = _scored_rows(trajectories)
-        if not rows:
+        places = _scored_places(trajectories)
+        if not places:
             return list(trajectories)
         try:
             return self.score(tasks, trajectories)
@@ -70,24 +71,24 @@ class BatchRewards:
             raise
         except Exception as error:  # noqa: BLE001 - boundary of one batch
             failure = failure_of(error)
-            failed = [trajectories[row].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for row in rows]
-        return _replaced(trajectories, rows, failed)
+            failed = [trajectories[place].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for place in places]
+        return _replaced(trajectories, places, failed)
 
     async def _score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         with AsyncioHost() as host:
-            scorer = Scorer(self._config.reward, self._table, host=host, max_response_tokens=self._config.agent.max_response_tokens)
+            scorer = Scorer(self._config, self._table, host=host, max_response_tokens=self._max_response_tokens)
             try:
                 return await scorer.score_batch(tasks, trajectories)
             finally:
                 await scorer.aclose()
 
 
-def _scored_rows(trajectories: Sequence[Trajectory]) -> list[int]:
-    return [row for row, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
+def _scored_places(trajectories: Sequence[Trajectory]) -> list[int]:
+    return [place for place, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
 
 
-def _replaced(trajectories: Sequence[Trajectory], rows: Sequence[int], others: Sequence[Trajectory]) -> list[Trajectory]:
+def _replaced(trajectories: Sequence[Trajectory], places: Sequence[int], others: Sequence[Trajectory]) -> list[Trajectory]:
     result = list(trajectories)
-    for row, other in zip(rows, others, strict=True):
-        result[row] = other
+    for place, other in zip(places, others, strict=True):
+        result[place] = other
     return result

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentrl.config.schema import Config
+from agentrl.config.rollout import RolloutConfig
 from agentrl.errors import InfrastructureError
 from agentrl.tracking.attempts import AttemptCounts
 from agentrl.types import Outcome
@@ -34,10 +34,10 @@ class FailedShare:
     limits; and outcomes that `rollout.on_outcome` replaces, because the config expects them.
     """
 
-    def __init__(self, config: Config, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_share = config.rollout.max_failed_share
-        self._lasting_s = STALL_SHARE * config.buffer.stall_timeout_s
-        self.ignored = frozenset({Outcome.MODEL_ERROR} | {o for o, policy in config.rollout.on_outcome.items() if policy == "replace"})
+    def __init__(self, rollout: RolloutConfig, *, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_share = rollout.max_failed_share
+        self._lasting_s = STALL_SHARE * stall_timeout_s
+        self.ignored = frozenset({Outcome.MODEL_ERROR} | {o for o, policy in rollout.on_outcome.items() if policy == "replace"})
         self._clock = clock
         self._samples = deque([_Sample(clock(), 0, 0)])
 

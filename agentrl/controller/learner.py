@@ -1,11 +1,10 @@
-"""The controller's side of the learner: specs and launch of ranks, and packing."""
+"""The controller's side of the learner: launch of ranks, and packing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from agentrl.config.learner import LearnerConfig
-from agentrl.config.schema import Config
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
@@ -14,21 +13,6 @@ from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import LocalWorker, Workers
-
-
-def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None = None) -> LearnerSpec:
-    """Return the spec that every learner rank of this config gets."""
-    return LearnerSpec(
-        config.model,
-        config.learner,
-        config.algorithm_in_use,
-        config.policy_mode,
-        config.trainer.seed,
-        config.rollout.temperature,
-        total_updates,
-        dump_folder,
-        device=config.placement.device_of("actor"),
-    )
 
 
 def call_deadlines(config: LearnerConfig) -> CallDeadlines:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 
@@ -58,7 +57,7 @@ class Observer:
         self._refresher = ReportRefresher(run_dir.root, interval_s=interval_s, say=self.say)
         self._attempts = self._recorded_attempts = AttemptCounts()
         self._begin_alarms()
-        self._timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
+        self.timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self._last_rollout: Mapping[str, float] = {}
         self._published = _NOTHING_PUBLISHED
 
@@ -93,12 +92,9 @@ class Observer:
         self._attempts = counts
         self.failures.add(failed, step=step)
 
-    def timer(self, phase: str) -> AbstractContextManager[None]:
-        return self._timer(phase)
-
     def begin_steps(self) -> None:
         """Reset times and publishes, so that the start-up does not count toward the first step."""
-        self._timer.finish_step()
+        self.timer.finish_step()
         self._published = _NOTHING_PUBLISHED
 
     # ------------------------------------------------------------------------------------------------------ steps
@@ -126,7 +122,7 @@ class Observer:
             rollout_stats: counters since the start of the run; their increase over the step is recorded.
         """
         trajectories = [t for group in groups for t in group.trajectories]
-        times = self._timer.finish_step()
+        times = self.timer.finish_step()
         growth = {name: value - self._last_rollout.get(name, 0.0) for name, value in rollout_stats.items()}
         self._last_rollout = dict(rollout_stats)
         ended = self._attempts - self._recorded_attempts

@@ -11,17 +11,14 @@ publish     the weights as a new version; it also resumes servers that a broken 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager
 
 from agentrl.controller.checkpoint import Checkpoint, read_checkpoint
 from agentrl.controller.roles import Roles
+from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import LearnerError, RankLost
 from agentrl.fleet.readiness import StartUp
 from agentrl.workers.starting import Starting, wait_until_all_ready
-
-if TYPE_CHECKING:
-    from agentrl.controller.run import Run
 
 
 class Ranks:
@@ -78,40 +75,49 @@ class Ranks:
         """End all ranks, dead ones included."""
         self.roles.stop()
 
+    @contextmanager
+    def recovering(
+        self,
+        checkpoints: CheckpointWriter,
+        *,
+        go_back: Callable[[int], None],
+        timer: Callable[[str], AbstractContextManager[None]],
+        say: Callable[[str], None],
+    ) -> Iterator[None]:
+        """Catch the loss of a learner rank within the block and restore the newest checkpoint.
 
-@contextmanager
-def recovering(run: Run) -> Iterator[None]:
-    """Catch the loss of a learner rank within the block and restore the newest checkpoint.
+        The rest of the block is skipped. The training loop then repeats its block from the restored step.
 
-    The rest of the block is skipped. The training loop then repeats its block from the restored step.
+        Args:
+            go_back: resets the run to a step, whose weights the ranks have loaded.
 
-    Raises:
-        LearnerError: `learner.max_restarts` is used up; or no rank was lost, so a restart would not help.
-    """
-    try:
-        yield
-    except LearnerError as error:
-        lost: LearnerError | None = error
-        while lost is not None:
-            lost = _recover(run, lost)
+        Raises:
+            LearnerError: `learner.max_restarts` is used up; or no rank was lost, so a restart would not help.
+        """
+        try:
+            yield
+        except LearnerError as error:
+            lost: LearnerError | None = error
+            while lost is not None:
+                checkpoint = self._stop_and_choose(lost, checkpoints, say)
+                try:
+                    with timer("recover"):
+                        self.start_again()
+                        wait_until_all_ready(self.roles.ranks)
+                        if checkpoint is not None:
+                            self.roles.load(read_checkpoint(checkpoint.folder).learner)
+                        go_back(0 if checkpoint is None else checkpoint.step)
+                    lost = None
+                except LearnerError as another:  # a rank was lost meanwhile
+                    lost = another
 
-
-def _recover(run: Run, cause: LearnerError) -> LearnerError | None:
-    """Restart all ranks and reset the run. Returns the error if a rank is lost meanwhile, else None."""
-    if not run.roles.is_lost:
-        raise cause
-    run.ranks.stop()  # at once: survivors in a collective would wait for learner.collective_timeout_s
-    which = run.ranks.count_restart(cause)
-    checkpoint = run.checkpoints.give_up()
-    begin = "the initial weights" if checkpoint is None else checkpoint.folder.name
-    run.observer.say(f"{cause}; all ranks start again from {begin} ({which})")
-    try:
-        with run.timer("recover"):
-            run.ranks.start_again()
-            wait_until_all_ready(run.roles.ranks)
-            if checkpoint is not None:
-                run.roles.load(read_checkpoint(checkpoint.folder).learner)
-            run.go_back(0 if checkpoint is None else checkpoint.step)
-    except LearnerError as error:
-        return error
-    return None
+    def _stop_and_choose(self, cause: LearnerError, checkpoints: CheckpointWriter, say: Callable[[str], None]) -> Checkpoint | None:
+        """Stop all ranks; return the checkpoint to start from, None for the initial weights."""
+        if not self.roles.is_lost:
+            raise cause
+        self.stop()  # at once: survivors in a collective would wait for learner.collective_timeout_s
+        which = self.count_restart(cause)
+        checkpoint = checkpoints.give_up()
+        begin = "the initial weights" if checkpoint is None else checkpoint.folder.name
+        say(f"{cause}; all ranks start again from {begin} ({which})")
+        return checkpoint

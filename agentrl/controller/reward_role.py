@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.reward_model import RewardModelConfig
-from agentrl.config.schema import Config
 from agentrl.controller.conversations import Conversations
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.packing import pack
+from agentrl.learner.ranks import Device
 from agentrl.learner.reward_model import RewardModel, find_classifier
 from agentrl.plugins import Attempted, RewardResult
 from agentrl.workers.deadlines import CallDeadlines
@@ -51,10 +51,6 @@ class RewardRole:
             for index, one in enumerate(rendered)
         ]
 
-    def stop(self) -> None:
-        """End the ranks."""
-        self.ranks.stop()
-
     def _score(self, samples: Sequence[Sample]) -> dict[int, float]:
         """Return the score of each sample by its index."""
         with self._lock:
@@ -69,12 +65,11 @@ class RewardRole:
         return dict(_by_index(microbatches, scores))
 
 
-def launch_reward_role(config: Config, conversations: Conversations, seats: Sequence[Seat]) -> RewardRole:
+def launch_reward_role(config: RewardModelConfig, conversations: Conversations, seats: Sequence[Seat], *, device: Device) -> RewardRole:
     """Launch the ranks as Ray actors in their seats, without waiting; see their `wait_until_ready`."""
-    own, device = config.reward_model, config.placement.device_of("reward_model")
-    deadlines = CallDeadlines(own.collective_timeout_s, "reward_model.collective_timeout_s")
-    ranks = WorkerGroup.launch(RewardModel, own, device, seats=seats, name="reward model", deadlines=deadlines)
-    return RewardRole(ranks, conversations, own)
+    deadlines = CallDeadlines(config.collective_timeout_s, "reward_model.collective_timeout_s")
+    ranks = WorkerGroup.launch(RewardModel, config, device, seats=seats, name="reward model", deadlines=deadlines)
+    return RewardRole(ranks, conversations, config)
 
 
 def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:

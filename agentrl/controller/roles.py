@@ -15,23 +15,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.placement import Role
-from agentrl.config.schema import Config
-from agentrl.controller.learner import call_deadlines, launch_learner, learner_spec, open_local_learner
+from agentrl.controller.learner import call_deadlines, launch_learner, open_local_learner
 from agentrl.controller.reward_kl import RewardKL
-from agentrl.data.model_source import resolve_model
-from agentrl.errors import AgentRLError, CheckpointError, ConfigError
-from agentrl.learner.architecture import check_value_head
+from agentrl.controller.specs import CRITIC_FOLDER, RoleSpecs
+from agentrl.errors import AgentRLError, CheckpointError
 from agentrl.learner.critic import Critic, CriticSpec, CriticWorker
-from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.pools import Seat
 from agentrl.workers.starting import wait_until_all_ready
 from agentrl.workers.workers import LocalWorker, Workers
-
-CRITIC_FOLDER = "critic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +107,21 @@ class Roles:
         self.learner.stop()
 
 
-def launch_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
-    """Launch all ranks as Ray actors in their seats, without waiting for them (see `wait_until_all_ready`).
-
-    Args:
-        config: with `model` resolved to a folder.
-        num_steps: steps of the whole run, for the learning rate schedules.
-    """
-    own = learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder)
-    learner = launch_learner(own, seats["actor"])
-    critic = _launch_critic(config, seats["critic"], num_steps=num_steps, dump_folder=dump_folder) if config.has_critic else None
-    is_critic_apart = config.has_critic and config.placement.pool_of("critic") != config.placement.pool_of("actor")
-    return Roles(learner, critic, _reward_kl(config), is_critic_apart)
+def launch_roles(specs: RoleSpecs, seats: Mapping[Role, Sequence[Seat]]) -> Roles:
+    """Launch all ranks as Ray actors in their seats, without waiting for them (see `wait_until_all_ready`)."""
+    learner = launch_learner(specs.learner, seats["actor"])
+    critic = None if specs.critic is None else _launch_critic(specs.critic, seats["critic"])
+    return Roles(learner, critic, _reward_kl(specs), specs.is_critic_apart)
 
 
-def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_steps: int, dump_folder: str) -> Roles:
+def start_roles(specs: RoleSpecs, seats: Mapping[Role, Sequence[Seat]]) -> Roles:
     """Launch the roles (see `launch_roles`) and wait until all ranks have built their models.
 
     Raises:
         ConfigError: a model, device or attention is not available.
         LearnerError: the ranks did not form their process group.
     """
-    roles = launch_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
+    roles = launch_roles(specs, seats)
     try:
         wait_until_all_ready(roles.ranks)
     except AgentRLError:
@@ -143,58 +130,18 @@ def start_roles(config: Config, seats: Mapping[Role, Sequence[Seat]], *, num_ste
     return roles
 
 
-def _launch_critic(config: Config, seats: Sequence[Seat], *, num_steps: int, dump_folder: str) -> WorkerGroup[Critic]:
-    spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
-    deadlines = call_deadlines(spec.learner)
+def open_local_roles(specs: RoleSpecs) -> Roles:
+    """Return the roles with one rank each in this process: for replays, tests and debuggers."""
+    learner = open_local_learner(specs.learner)
+    critic = None if specs.critic is None else LocalWorker(Critic(specs.critic, learner.worker.place))
+    return Roles(learner, critic, _reward_kl(specs))
+
+
+def _launch_critic(spec: CriticSpec, seats: Sequence[Seat]) -> WorkerGroup[Critic]:
     make: Callable[..., Critic] = CriticWorker
+    deadlines = call_deadlines(spec.learner)
     return WorkerGroup.launch(make, spec, seats=seats, name="critic", deadlines=deadlines, num_replicas=spec.learner.num_replicas)
 
 
-def open_local_roles(config: Config, *, num_steps: int, dump_folder: str) -> Roles:
-    """Return the roles with one rank each in this process: for replays, tests and debuggers."""
-    learner = open_local_learner(learner_spec(config, total_updates=_policy_updates(config, num_steps), dump_folder=dump_folder))
-    if not config.has_critic:
-        return Roles(learner, None, _reward_kl(config))
-    spec = critic_spec(config, num_steps=num_steps, dump_folder=dump_folder)
-    return Roles(learner, LocalWorker(Critic(spec, learner.worker.place)), _reward_kl(config))
-
-
-def check_critic(config: Config) -> None:
-    """Check before any rank starts that the critic, if the config has one, can be built.
-
-    Raises:
-        ConfigError: the model does not exist, its head is not one linear value, or ranks cannot shard it.
-    """
-    if not config.has_critic:
-        return
-    try:
-        model = resolve_model(config.critic_model)
-        check_value_head(model)
-        check_folder(model, config.learner)
-    except ConfigError as error:
-        raise ConfigError(f"critic: {error}") from error
-
-
-def critic_spec(config: Config, *, num_steps: int, dump_folder: str | None = None) -> CriticSpec:
-    """Return the spec that every critic rank gets."""
-    algorithm = config.algorithm_in_use
-    return CriticSpec(
-        resolve_model(config.critic_model),
-        config.learner.model_copy(update={"optimizer": config.critic.optimizer}),
-        Aggregation(algorithm.aggregation, algorithm.constant_length),
-        config.critic.cliprange_value,
-        seed=config.trainer.seed,
-        total_updates=num_steps * config.learner.minibatches_per_step * config.critic_epochs,
-        dump_folder=None if dump_folder is None else str(Path(dump_folder) / CRITIC_FOLDER),
-        device=config.placement.device_of("critic"),
-    )
-
-
-def _policy_updates(config: Config, num_steps: int) -> int:
-    warmup = config.critic.warmup_steps if config.has_critic else 0
-    return max(1, num_steps - warmup) * config.learner.minibatches_per_step * config.learner.epochs_per_step
-
-
-def _reward_kl(config: Config) -> RewardKL | None:
-    kl = config.algorithm.kl
-    return RewardKL(kl) if kl.place == "reward" and kl.coefficient > 0 else None
+def _reward_kl(specs: RoleSpecs) -> RewardKL | None:
+    return None if specs.reward_kl is None else RewardKL(specs.reward_kl)

@@ -5,48 +5,64 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import ray
 from ray import ObjectRef
 
 from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.buffer.ledger import NO_VARIANCE
 from agentrl.buffer.lineage import Lineage
-from agentrl.config.buffer import BufferConfig
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batches import POLL_S, Batches
 from agentrl.controller.checkpoint import Checkpoint
-from agentrl.controller.credit import group_trajectories
 from agentrl.controller.failed_share import FailedShare
 from agentrl.controller.observe import Observer
-from agentrl.controller.phases import Phases
 from agentrl.controller.publish import Publishing
-from agentrl.controller.recover import Ranks, recovering
-from agentrl.controller.result import RunResult
+from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.validation import Validation
-from agentrl.data.trajectories import decode, from_ipc
-from agentrl.errors import CheckpointError, InfrastructureError, RewardError
+from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
-from agentrl.plugins.blame import failure_of
-from agentrl.rollout.loop_gaps import without_gaps
-from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.closing_table import STEP, TRAINED
-from agentrl.types import SCORED_OUTCOMES, BufferCounts, Group, Outcome
+from agentrl.types import BufferCounts, Group
 from agentrl.workers.actors import Actor
 
-POLL_S = 1.0
-"""Seconds that one request to the buffer waits. After it, servers and actors are checked."""
 CHECKPOINT = "checkpoint"
-MAX_UNSCORED_BATCHES = 3
-"""The run ends when rewards of scope `batch` fail on this many batches in a row: the reward is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The result of a training run.
+
+    model_path: folder of the exported policy. counts: groups by state.
+    validation: name of a policy (a baseline, `initial`, `final`) -> its validation metrics.
+    """
+
+    run_dir: Path
+    model_path: Path
+    step: int
+    version: int
+    counts: BufferCounts
+    validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of a run, all of them ready."""
+
+    buffer: Actor[ReplayBuffer]
+    ranks: Ranks
+    servers: ServerFleet
+    rollouts: RolloutFleet
 
 
 class Run:
@@ -56,52 +72,45 @@ class Run:
         self,
         config: Config,
         run_dir: RunDir,
+        processes: Processes,
+        observer: Observer,
+        checkpoints: CheckpointWriter,
         *,
-        buffer: Actor[ReplayBuffer],
-        ranks: Ranks,
-        servers: ServerFleet,
-        rollouts: RolloutFleet,
         validation: Validation | None,
         batch_rewards: BatchRewards,
-        observer: Observer,
-        checkpoint: Checkpoint | None,
-        checkpoints: CheckpointWriter,
         total_steps: int,
     ) -> None:
+        """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded already."""
         self.config = config
         self.dir = run_dir
-        self.buffer = buffer
-        self.ranks = ranks
-        self.servers = servers
-        self.rollouts = rollouts
-        lone_adapter_of = config.model if config.rollout.weights.adapter == "alone" else None
-        self._elastic = ElasticServers(servers, rollouts, lone_adapter_of=lone_adapter_of, run_dir=run_dir.root, say=observer.say)
-        self._colocation = Colocation(servers, rollouts, say=observer.say) if config.rollout.colocated else None
-        self.validation = validation
-        self.batch_rewards = batch_rewards
+        self.buffer, self.ranks, self.servers, self.rollouts = processes.buffer, processes.ranks, processes.servers, processes.rollouts
         self.observer = observer
-        self.phases = Phases()
-        self.total_steps = total_steps
+        self.timer = observer.timer
         self.checkpoints = checkpoints
-        self._validated: tuple[int, Mapping[str, float]] | None = None
-        self.is_resumed = checkpoint is not None
-        self.step = checkpoint.step if checkpoint else 0
+        self.validation = validation
+        self.total_steps = total_steps
+        self.is_resumed = checkpoints.newest is not None
+        self.step = checkpoints.newest.step if checkpoints.newest else 0
         self.lineage = Lineage()  # the versions that the current weights descend from, up to `version`
-        self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if checkpoint else {}
-        learner = ranks.roles.learner
+        self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if self.is_resumed else {}
+        self.owes_checkpoint = False
+        """True if the last checkpoint could not be written. The next step retries."""
+        self._validated: tuple[int, Mapping[str, float]] | None = None
+        lone_adapter_of = config.model if config.rollout.weights.adapter == "alone" else None
+        self._elastic = ElasticServers(self.servers, self.rollouts, lone_adapter_of=lone_adapter_of, run_dir=run_dir.root, say=observer.say)
+        self._colocation = Colocation(self.servers, self.rollouts, say=observer.say) if config.rollout.colocated else None
         self._publishing = Publishing(
-            learner,
+            self.roles.learner,
             config.rollout,
             model_path=config.model.path,
             disk_patience_s=config.buffer.disk_patience_s,
             run_dir=run_dir,
-            servers=servers,
-            rollouts=rollouts,
+            servers=self.servers,
+            rollouts=self.rollouts,
             observer=observer,
         )
-        self._failed_share = FailedShare(config)
-        self.owes_checkpoint = False
-        """True if the last checkpoint could not be written. The next step retries."""
+        self._batches = Batches(config.buffer, self.buffer, self.rollouts, batch_rewards, observer)
+        self._failed_share = FailedShare(config.rollout, stall_timeout_s=config.buffer.stall_timeout_s)
 
     @property
     def version(self) -> int:
@@ -112,12 +121,6 @@ class Run:
     def roles(self) -> Roles:
         """The current roles; a recovery replaces them."""
         return self.ranks.roles
-
-    @contextmanager
-    def timer(self, phase: str) -> Iterator[None]:
-        """Measure a phase of the step."""
-        with self.observer.timer(phase), self.phases(phase):
-            yield
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -162,69 +165,9 @@ class Run:
         self.observer.begin_steps()
 
     def take(self) -> list[Group]:
-        """Wait for the next batch and score it with the rewards of scope `batch`.
-
-        A batch that cannot be scored is replaced by the next.
-
-        Raises:
-            InfrastructureError: no trajectory finished for `buffer.stall_timeout_s`, or a process is lost.
-            RewardError: MAX_UNSCORED_BATCHES batches in a row could not be scored.
-        """
+        """Wait for the next batch and score it with the rewards of scope `batch` (see `Batches.take`)."""
         self._settle_checkpoint(self.checkpoints.check)
-        unscored = 0
-        while True:
-            with self.timer("take"):
-                groups = self._take_groups()
-            if not self.batch_rewards.is_any:
-                return groups
-            try:
-                with self.timer("reward"):
-                    return self._score(groups)
-            except RewardError as error:
-                unscored += 1
-                if unscored == MAX_UNSCORED_BATCHES:
-                    raise
-                self.observer.say(f"a batch of {len(groups)} groups could not be scored and is replaced: {error}")
-                self._keep_unscored(groups, error)
-                self.buffer.run(ReplayBuffer.reject, self.step + 1, Outcome.REWARD_ERROR.value)
-
-    def _score(self, groups: Sequence[Group]) -> list[Group]:
-        tasks = self.buffer.run(ReplayBuffer.tasks, [group.group_id for group in groups])
-        per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
-        return group_trajectories(self.batch_rewards.score(per_member, [t for group in groups for t in group.attempts]))
-
-    def _keep_unscored(self, groups: Sequence[Group], error: RewardError) -> None:
-        failure = failure_of(error)
-        attempts = (t for group in groups for t in group.attempts if t.outcome in SCORED_OUTCOMES)
-        failed = (t.replace(outcome=Outcome.REWARD_ERROR, failure=failure) for t in attempts)
-        records = [FailedAttempt.of(t, became="dropped", version=self.version) for t in failed]
-        self.observer.failures.add(records, step=self.step)
-
-    def _take_groups(self) -> list[Group]:
-        """Wait for `buffer.groups_per_step` complete groups within the staleness bound."""
-        num_groups = self.config.buffer.groups_per_step
-        started = time.monotonic()
-        constant_before = self._num_constant()
-        while True:
-            batch = self.buffer.run(ReplayBuffer.take, num_groups, POLL_S, self.step + 1)
-            if batch is not None:
-                return group_trajectories(decode(from_ipc(batch)))
-            self.heal()
-            self._check_progress(waited_s=time.monotonic() - started)
-            check_variance(self._num_constant() - constant_before, self.config.buffer)
-
-    def _check_progress(self, *, waited_s: float) -> None:
-        stats = self.buffer.run(ReplayBuffer.stats)
-        if min(waited_s, stats["since_last_add_s"]) > self.config.buffer.stall_timeout_s:
-            why = self.observer.failures.tally.most_common()
-            raise InfrastructureError(
-                f"no trajectory finished for buffer.stall_timeout_s={self.config.buffer.stall_timeout_s:g}; "
-                + (f"most attempts failed with: {why}; " if why else "")
-                + f"groups: {self.counts()}; rollouts: {without_gaps(self.rollouts.stats())}"
-            )
-
-    def _num_constant(self) -> int:
-        return self.counts().dropped.get(NO_VARIANCE, 0) if self.config.buffer.drop_constant_groups else 0
+        return self._batches.take(step=self.step + 1, version=self.version, heal=self.heal)
 
     def heal(self) -> None:
         """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
@@ -332,7 +275,7 @@ class Run:
 
     def recovering(self) -> AbstractContextManager[None]:
         """Catch the loss of a learner rank within the block and restore the newest checkpoint."""
-        return recovering(self)
+        return self.ranks.recovering(self.checkpoints, go_back=self.go_back, timer=self.timer, say=self.observer.say)
 
     def go_back(self, step: int) -> None:
         """Reset the run to `step`, whose weights the learner has already loaded.
@@ -377,20 +320,3 @@ class Run:
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)
-
-
-def check_variance(num_dropped: int, buffer: BufferConfig) -> None:
-    """End a run whose tasks are all too easy or too hard: it would wait forever for groups with variance.
-
-    Args:
-        num_dropped: groups without reward variance that were dropped while waiting for one batch.
-
-    Raises:
-        InfrastructureError: `num_dropped` reached `buffer.max_constant_batches` times the batch size.
-    """
-    if num_dropped >= buffer.max_constant_batches * buffer.groups_per_step:
-        raise InfrastructureError(
-            f"{num_dropped} groups without variance were dropped while one batch was waited for "
-            f"(buffer.max_constant_batches={buffer.max_constant_batches}): "
-            "the tasks are too easy or too hard for the policy; choose others, or buffer.drop_constant_groups=false"
-        )

@@ -21,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from agentrl.config.compose import dump_config
 from agentrl.config.rollout import WeightsConfig
-from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import ConfigError
@@ -41,13 +39,12 @@ class RunDir:
     versions: AppendedFile
 
     @classmethod
-    def open(cls, config: Config) -> RunDir:
-        """Create the folder if needed, lock it, and write the resolved config.
+    def open(cls, trainer: TrainerConfig, resolved_config: str) -> RunDir:
+        """Create the folder if needed, lock it, and write the resolved config (YAML).
 
         Raises:
             ConfigError: the folder cannot be written, or another run has locked it.
         """
-        trainer = config.trainer
         root = run_folder(trainer)
         try:
             for name in ("checkpoints", "servers", "weights"):
@@ -60,7 +57,7 @@ class RunDir:
         except OSError as error:
             lock.close()
             raise ConfigError(f"run folder {str(root)!r} is in use by another run; choose another trainer.run_dir") from error
-        write_atomically(root / "config.yaml", dump_config(config))
+        write_atomically(root / "config.yaml", resolved_config)
         return cls(
             root,
             lock,

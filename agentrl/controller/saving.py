@@ -24,10 +24,10 @@ class CheckpointWriter:
     """
 
     def __init__(self, parent: Path, trainer: TrainerConfig, *, newest: Checkpoint | None = None) -> None:
-        """newest: the checkpoint that the run resumed from; None: the initial weights."""
+        """newest: the newest complete checkpoint; at first the one that the run resumes from. None: the initial weights."""
         self._parent = parent
         self._trainer = trainer
-        self._newest = newest
+        self.newest = newest
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Checkpoint] | None = None
 
@@ -72,7 +72,7 @@ class CheckpointWriter:
         first."""
         with suppress(AgentRLError):  # the write failed with the ranks, or it completed and is the newest
             self.finish()
-        return self._newest
+        return self.newest
 
     def close(self) -> None:
         """Wait for the pending write and ignore its outcome: for a run that ends early."""
@@ -81,7 +81,7 @@ class CheckpointWriter:
     def _complete(self, roles: Roles, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
         with _removing(partial):
             roles.finish_save()
-        self._newest = checkpoint = complete(partial, step=step, version=version, metric=metric)
+        self.newest = checkpoint = complete(partial, step=step, version=version, metric=metric)
         prune(self._parent, self._trainer)
         return checkpoint
 

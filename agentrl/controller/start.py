@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
 from agentrl.buffer.training_buffer import BufferPlan, TaskCheck, TrainingBuffer, planned_steps
 from agentrl.chat.chat import Chat
+from agentrl.config.compose import dump_config
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
 from agentrl.controller.batch_rewards import BatchRewards
@@ -29,10 +31,11 @@ from agentrl.controller.conversations import Conversations
 from agentrl.controller.observe import Observer
 from agentrl.controller.recover import Ranks
 from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
-from agentrl.controller.roles import check_critic, launch_roles
-from agentrl.controller.run import Run
+from agentrl.controller.roles import launch_roles
+from agentrl.controller.run import Processes, Run
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
+from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
 from agentrl.data.checked_dataset import Playable, build_dataset, check_training_data
@@ -69,16 +72,16 @@ def open_run(config: Config) -> Iterator[Run]:
     chat = Chat.of(config.model)
     _check_training(config, plugins, chat)
     with ExitStack() as stack, ending_at_the_second_interrupt():
-        run_dir = RunDir.open(given)
+        run_dir = RunDir.open(given.trainer, dump_config(given))
         stack.callback(run_dir.close)
         tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         batch_rewards = _open_batch_rewards(config, plugins)
         conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
-        if checkpoint is None:  # a resumed run does not play the baselines
-            check_baselines(config)
+        if checkpoint is None and config.data.val_files:  # a resumed run does not play the baselines
+            check_baselines(config.tracking.baselines, policy=Path(config.model.path))
         own = config.of_validation
-        validation_rewards = batch_rewards if own is config else BatchRewards(own, plugins)
+        validation_rewards = batch_rewards if own is config else _batch_rewards(own, plugins)
         validation = _open_validation(own, run_dir, plugins, chat, validation_rewards)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
@@ -100,8 +103,10 @@ def open_run(config: Config) -> Iterator[Run]:
         start_up.add(rollouts)
         starting: list[Starting] = [rollouts, servers]
         if conversations is not None:
-            reward_role = launch_reward_role(config, conversations, seats["reward_model"])
-            stack.callback(reward_role.stop)
+            reward_role = launch_reward_role(
+                config.reward_model, conversations, seats["reward_model"], device=config.placement.device_of("reward_model")
+            )
+            stack.callback(reward_role.ranks.stop)
             for rewards in (batch_rewards, validation_rewards):
                 rewards.connect(reward_role.score)
             start_up.add(reward_role.ranks)
@@ -109,8 +114,8 @@ def open_run(config: Config) -> Iterator[Run]:
         with start_up.step("replay buffer"):
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
             plan = _buffer_plan(buffer, observer)
-        launch = partial(launch_roles, config, seats, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
-        ranks = Ranks(launch, max_restarts=config.learner.max_restarts)
+        specs = RoleSpecs.of(config, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
+        ranks = Ranks(partial(launch_roles, specs, seats), max_restarts=config.learner.max_restarts)
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
         # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
         # save.
@@ -128,15 +133,11 @@ def open_run(config: Config) -> Iterator[Run]:
         run = Run(
             config,
             run_dir,
-            buffer=buffer,
-            ranks=ranks,
-            servers=servers,
-            rollouts=rollouts,
+            Processes(buffer, ranks, servers, rollouts),
+            observer,
+            checkpoints,
             validation=validation,
             batch_rewards=batch_rewards,
-            observer=observer,
-            checkpoint=checkpoint,
-            checkpoints=checkpoints,
             total_steps=plan.total_steps,
         )
         with watching(run):
@@ -158,7 +159,8 @@ def _resolved(config: Config) -> Config:
     check_folder(config.model, config.learner)
     check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
     check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
-    check_critic(config)
+    if config.has_critic:
+        check_critic(config.critic_model, config.learner)
     return config
 
 
@@ -200,8 +202,12 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
     return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
 
 
+def _batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
+    return BatchRewards(config.reward, plugins, max_response_tokens=config.agent.max_response_tokens)
+
+
 def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
-    rewards = BatchRewards(config, plugins)
+    rewards = _batch_rewards(config, plugins)
     if rewards.is_any and config.needs_early_rewards:
         raise ConfigError(f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later")
     return rewards

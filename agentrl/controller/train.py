@@ -25,9 +25,8 @@ from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, begin_critic_updates, settle
 from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, split_minibatches, with_reward
 from agentrl.controller.learner import pack_for
-from agentrl.controller.result import RunResult
 from agentrl.controller.roles import Roles
-from agentrl.controller.run import Run
+from agentrl.controller.run import Run, RunResult
 from agentrl.controller.start import open_run
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import budget_metrics
@@ -95,7 +94,7 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
     learner = roles.learner
     with timer("assess"):
         groups = with_reward(groups)
-        assessment = assess(roles, groups, config)
+        assessment = assess(roles, groups, config.algorithm, config.learner)
     with timer("credit"):
         samples = credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment)
         samples = leave_out_old(samples, groups, lags=lags, max_lag=config.algorithm.correction.max_lag)
@@ -106,7 +105,7 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
     critic_updates: list[Handle[dict[str, float]]] = []
     if roles.critic is not None:
         with timer("update_critic"):
-            critic_updates = begin_critic_updates(roles, minibatches, config)
+            critic_updates = begin_critic_updates(roles, minibatches, config.algorithm, config.learner, num_epochs=config.critic_epochs)
             if step < config.critic.warmup_steps:
                 return [*beside, *(update.wait() for update in critic_updates)]
     # All minibatches are scored before the first update: the proximal policy is fixed for the whole step.

@@ -9,30 +9,45 @@ died, count as failed with their reason; the run continues.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from ray import ObjectRef
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.controller.batch_rewards import BatchRewards
-from agentrl.controller.examine import examined
+from agentrl.controller.observe import Observer
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.figures.attempts import attempt_of
 from agentrl.figures.summary import summarise
 from agentrl.figures.trajectory_metrics import summarise_trajectories
 from agentrl.figures.validation_metrics import figures
+from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
+from agentrl.rollout.scoring import DETAILS
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Trajectory
-
-if TYPE_CHECKING:
-    from agentrl.controller.run import Run
+from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Message, Outcome, Task, Trajectory
 
 GRACE_S = 60.0
 """Rollout actors stop by themselves at the deadline; this long after it, a silent actor is given up."""
+RULE = "-" * 80
+
+
+class Host(Protocol):
+    """The parts of a run that a validation uses."""
+
+    observer: Observer
+    rollouts: RolloutFleet
+
+    def wait(self, refs: Sequence[ObjectRef], *, timeout_s: float) -> list[ObjectRef]:
+        """Wait up to `timeout_s` for results of rollout actors; return those that are ready."""
+        ...
 
 
 class Validation:
@@ -49,37 +64,37 @@ class Validation:
         self._folder = folder
         self._num_examine = num_examine
 
-    def run(self, run: Run, *, step: int, version: int, baseline: str | None = None) -> Mapping[str, float]:
+    def run(self, host: Host, *, step: int, version: int, baseline: str | None = None) -> Mapping[str, float]:
         """Play, score and record all rows; return the metrics, with the prefix `val/`."""
         leases = [Lease(row, self._dataset.task(row), self._config.n, version) for row in range(len(self._dataset))]
-        trajectories = [of_version(trajectory, version) for trajectory in self._play(run, leases)]
+        trajectories = [of_version(trajectory, version) for trajectory in self._play(host, leases)]
         tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
         if self._rewards.is_any:
             trajectories = self._rewards.score_validation(tasks, trajectories)
         failed = [FailedAttempt.of(t, became="not_scored", version=version) for t in trajectories if t.outcome not in SCORED_OUTCOMES]
-        run.observer.failures.add(failed, step=step)
+        host.observer.failures.add(failed, step=step)
         for text in examined(tasks, trajectories, self._num_examine):
-            run.observer.say(text)
+            host.observer.say(text)
         metrics = summarise_trajectories(trajectories, lags=None, prefix="val/")
         metrics |= figures(summarise([attempt_of(trajectory) for trajectory in trajectories]), prefix="val/")
-        run.observer.validation(step, version, metrics, baseline=baseline)
+        host.observer.validation(step, version, metrics, baseline=baseline)
         if self._folder is not None:
             name = f"baseline_{baseline}" if baseline else f"step_{step:06d}"
             write = partial(write_parquet, self._folder / f"{name}.parquet", encode(trajectories), step=step)
-            run.observer.unwritten.attempt("validation", write)
+            host.observer.unwritten.attempt("validation", write)
         return metrics
 
-    def _play(self, run: Run, leases: Sequence[Lease]) -> list[Trajectory]:
+    def _play(self, host: Host, leases: Sequence[Lease]) -> list[Trajectory]:
         """Return an attempt per member of each lease, as failed if its actor was lost."""
-        shares = run.rollouts.start_play(leases)
-        in_time = set(run.wait(list(shares), timeout_s=self._config.timeout_s + GRACE_S))
+        shares = host.rollouts.start_play(leases)
+        in_time = set(host.wait(list(shares), timeout_s=self._config.timeout_s + GRACE_S))
         trajectories: list[Trajectory] = []
         for result, share in shares.items():
-            played = run.rollouts.collect(result) if result in in_time else None
+            played = host.rollouts.collect(result) if result in in_time else None
             if played is None:
                 why = "died" if result in in_time else f"was silent at the end of eval.timeout_s={self._config.timeout_s:g}"
                 played = lost(share, Failure(f"the rollout actor that played it {why}"))
-                run.observer.say(f"{len(played)} attempts of the validation are lost: {played[0].failure}")
+                host.observer.say(f"{len(played)} attempts of the validation are lost: {played[0].failure}")
             trajectories += played
         return trajectories
 
@@ -97,3 +112,35 @@ def of_version(trajectory: Trajectory, version: int) -> Trajectory:
         return trajectory
     failure = f"version {version} is validated, and these versions sampled tokens, too: {', '.join(map(str, sorted(others)))}"
     return trajectory.replace(outcome=Outcome.ABORTED, failure=Failure(failure), rewards=())
+
+
+def examined(tasks: Sequence[Task], trajectories: Sequence[Trajectory], count: int) -> Iterator[str]:
+    """Yield at most `count` scored attempts as text, alternating between the data sources."""
+    by_source: dict[str, list[str]] = {}
+    for task, trajectory in zip(tasks, trajectories, strict=True):
+        texts = by_source.setdefault(trajectory.data_source, [])
+        if trajectory.outcome in SCORED_OUTCOMES and len(texts) < count:
+            texts.append(describe(task, trajectory))
+    in_turn = (text for texts in zip_longest(*by_source.values()) for text in texts if text is not None)
+    yield from (text for text, _ in zip(in_turn, range(count), strict=False))
+
+
+def describe(task: Task, trajectory: Trajectory) -> str:
+    """Return an attempt in full: messages, ground truth, reward events, rewards' metrics and details."""
+    lines = [RULE, f"{trajectory.task_id} ({trajectory.data_source}, {trajectory.agent_name}, {trajectory.outcome.value})"]
+    lines += [part for message in trajectory.messages for part in _message(message)]
+    lines.append(f"[ground truth] {task.ground_truth}")
+    lines += [f"[reward] {event.name}: {event.value:g} on token {event.position}" for event in trajectory.rewards]
+    lines += [f"[{name}] {value:g}" for name, value in sorted(trajectory.metrics.items()) if name.startswith("reward/")]
+    for name, details in trajectory.extra_info.get(DETAILS, {}).items():
+        lines += [f"[reward/{name}/{key}] {value}" for key, value in details.items()]
+    return "\n".join([*lines, f"[sum] {trajectory.reward:g}", RULE])
+
+
+def _message(message: Message) -> Iterator[str]:
+    if message.reasoning:
+        yield f"[{message.role}, thinking] {message.reasoning}"
+    if message.content or not (message.reasoning or message.tool_calls):
+        yield f"[{message.role}] {message.content}"
+    for call in message.tool_calls:
+        yield f"[call] {call.name} {json.dumps(call.arguments, ensure_ascii=False) if call.error is None else call.error}"

@@ -7,7 +7,6 @@ agentrl.tracking.watchdog.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +19,13 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.controller.phases import Phases
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.rollout.scopes import stack_of
 from agentrl.rollout.server_loads import ask_loads
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.sglang.client import SGLangClient
+from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import ANSWER_S, KEPT_SCOPES, SLICE_S, Findings, Watchdog
 from agentrl.types import BufferCounts, HeldLease
 from agentrl.workers.actors import Actor, translate
@@ -51,7 +50,7 @@ class Parts:
     servers: ServerFleet
     rollouts: RolloutFleet
     ranks: Callable[[], Sequence[Workers[Any]]]
-    phases: Phases
+    phases: PhaseTimer
     driver: threading.Thread
 
 
@@ -161,7 +160,7 @@ class WatchedRun:
         self.stopping = threading.Event()
         self._parts = parts
         self._asker = Asker(answer_s=answer_s, stopping=self.stopping)
-        self._last_progress = -math.inf
+        self._last_progress = time.monotonic()
         self._num_finished: float | None = None
 
     def measure_silence(self, limit_s: float) -> float:
@@ -193,5 +192,5 @@ def watching(run: Run) -> AbstractContextManager[object]:
     silence_s = run.config.trainer.watchdog_s
     if silence_s is None:
         return nullcontext()
-    parts = Parts(run.buffer, run.servers, run.rollouts, lambda: [*run.roles.ranks], run.phases, threading.current_thread())
+    parts = Parts(run.buffer, run.servers, run.rollouts, lambda: [*run.roles.ranks], run.timer, threading.current_thread())
     return Watchdog(WatchedRun(parts), silence_s=silence_s, folder=run.dir.root / "watchdog", say=run.observer.say)

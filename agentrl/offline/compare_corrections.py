@@ -20,7 +20,8 @@ from rich.table import Table
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.correction import CorrectionConfig
-from agentrl.config.schema import Config
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, with_reward
 from agentrl.controller.learner import pack_for
@@ -51,8 +52,13 @@ COLUMNS = tuple(field.name for field in fields(Counterfactual))
 class CorrectionsReport:
     """Compares corrections at each step, writes a line per step and correction, and a summary at the end."""
 
-    def __init__(self, config: Config, folder: Path, *, resumed_at: int) -> None:
-        self._config = config
+    def __init__(
+        self, algorithm: AlgorithmConfig, rollout: RolloutConfig, learner: LearnerConfig, folder: Path, *, resumed_at: int
+    ) -> None:
+        """algorithm: with all values resolved."""
+        self._algorithm = algorithm
+        self._rollout = rollout
+        self._learner = learner
         self._folder = folder
         self._lines = folder / "corrections.jsonl"
         kept = [line for line in self._read() if line["step"] <= resumed_at] if resumed_at else []
@@ -61,9 +67,9 @@ class CorrectionsReport:
 
     def observe(self, roles: Roles, batch: StoredStep) -> None:
         """Compare all corrections on one step. The learner's state does not change."""
-        algorithm, learner = self._config.algorithm, roles.learner
-        rollout, groups = self._config.rollout, with_reward(batch.groups)
-        assessment = assess(roles, groups, self._config)
+        algorithm, rollout, learner = self._algorithm, self._rollout, roles.learner
+        groups = with_reward(batch.groups)
+        assessment = assess(roles, groups, algorithm, self._learner)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
         credited = leave_out_old(credited, groups, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag)
         samples = [sample for members in leave_out_masked(credited, groups, rollout.masked_outcomes) for sample in members]
@@ -71,8 +77,8 @@ class CorrectionsReport:
             return
         learned = [t for group in groups for t in group.trajectories if t.outcome not in rollout.masked_outcomes]
         fresh = [s for s, t in zip(samples, learned, strict=True) if is_fresh(t, batch.learned_by)]
-        microbatches, reference = (pack_for(learner, chosen, self._config.learner) for chosen in (samples, fresh or samples))
-        others = variants(self._config.algorithm_in_use)
+        microbatches, reference = (pack_for(learner, chosen, self._learner) for chosen in (samples, fresh or samples))
+        others = variants(algorithm)
         found = learner.patient(len(others) + 1).run(Learner.compare, microbatches, reference, others)
         facts = {"step": batch.step, "reference": "fresh" if fresh else "proximal := policy", "fresh": len(fresh) / len(samples)}
         with self._lines.open("a", encoding="utf-8") as file:

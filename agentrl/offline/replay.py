@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config.compose import load_config
+from agentrl.config.compose import dump_config, load_config
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
-from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
+from agentrl.controller.checkpoint import find_checkpoint, put_aside, save_checkpoint
 from agentrl.controller.observe import Observer
 from agentrl.controller.roles import Roles, open_local_roles, start_roles
 from agentrl.controller.run_dir import RunDir
+from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.model_source import resolve_model
@@ -88,22 +89,23 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         UserError: config or trajectories are wrong.
         InfrastructureError: a learner rank was lost, or a file cannot be written.
     """
-    stored = StoredSteps.find(_trajectories(folder, config))
+    stored = StoredSteps.find(_trajectories(folder, config.trainer.rollout_data_dir))
     with ExitStack() as stack:
-        run_dir = RunDir.open(config)
+        run_dir = RunDir.open(config.trainer, dump_config(config))
         stack.callback(run_dir.close)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
-        roles = stack.enter_context(_open_roles(located, run_dir, num_steps=stored.num_steps))
+        specs = RoleSpecs.of(located, num_steps=config.trainer.steps or stored.num_steps, dump_folder=str(run_dir.root / "non_finite"))
+        roles = stack.enter_context(_open_roles(specs, located))
         if checkpoint is not None:
             roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
-        run = _Replay(config, stored, roles, observer, run_dir, checkpoint)
+        run = _Replay(config, stored, roles, observer, run_dir, step=checkpoint.step if checkpoint else 0)
         if report:
-            run.report = CorrectionsReport(config, run_dir.root, resumed_at=run.step)
+            run.report = CorrectionsReport(config.algorithm_in_use, config.rollout, config.learner, run_dir.root, resumed_at=run.step)
             if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
                 raise ConfigError(
                     f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
@@ -114,46 +116,38 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         return run.to(min(last_step or stored.num_steps, stored.num_steps, config.trainer.steps or stored.num_steps))
 
 
+@dataclass(slots=True)
 class _Replay:
     """A replay in progress; `step` counts the batches learned so far."""
 
-    def __init__(
-        self,
-        config: Config,
-        stored: StoredSteps,
-        roles: Roles,
-        observer: Observer,
-        run_dir: RunDir,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        self.step = checkpoint.step if checkpoint else 0
-        self.report: CorrectionsReport | None = None
-        self._config = config
-        self._stored = stored
-        self._roles = roles
-        self._observer = observer
-        self._dir = run_dir
+    config: Config
+    stored: StoredSteps
+    roles: Roles
+    observer: Observer
+    dir: RunDir
+    step: int
+    report: CorrectionsReport | None = None
 
     def to(self, last: int) -> ReplayResult:
-        self._observer.set_total_steps(last)
-        self._observer.begin_steps()
+        self.observer.set_total_steps(last)
+        self.observer.begin_steps()
         while self.step < last:
             self._learn_one()
-            frequency = self._config.trainer.save_freq
+            frequency = self.config.trainer.save_freq
             if self.step == last or (frequency > 0 and self.step % frequency == 0):
                 self._save()
         return self._finish()
 
     def _learn_one(self) -> None:
-        with self._observer.timer("take"):
-            batch = self._stored.read(self.step + 1)
+        with self.observer.timer("take"):
+            batch = self.stored.read(self.step + 1)
         if self.report is not None:
-            with self._observer.timer("compare"):
-                self.report.observe(self._roles, batch)
+            with self.observer.timer("compare"):
+                self.report.observe(self.roles, batch)
         lags = batch.lineage.lags
-        updates = learn(self._roles, batch.groups, self._config, step=self.step, lags=lags, timer=self._observer.timer)
+        updates = learn(self.roles, batch.groups, self.config, step=self.step, lags=lags, timer=self.observer.timer)
         self.step = batch.step
-        self._observer.step(
+        self.observer.step(
             self.step,
             learned_by=batch.learned_by,
             lags=lags,
@@ -165,43 +159,41 @@ class _Replay:
         )
 
     def _save(self) -> None:
-        with self._observer.timer("save"):
+        with self.observer.timer("save"):
             save_checkpoint(
-                self._dir.checkpoints,
+                self.dir.checkpoints,
                 step=self.step,
                 version=self.step,
-                save_learner=self._roles.save,
+                save_learner=self.roles.save,
                 buffer_state=b"",  # the step alone is a replay's position in the data
-                keep_last=self._config.trainer.keep_last,
+                keep_last=self.config.trainer.keep_last,
             )
 
     def _finish(self) -> ReplayResult:
-        policy = self._dir.root / "policy"
-        self._roles.learner.run(Learner.export, str(policy))
-        weights = _digest(self._roles.learner)
-        write_atomically(self._dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
-        self._observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
-        table = self.report.finish(self._observer.say) if self.report is not None else None
-        return ReplayResult(self._dir.root, policy, self.step, weights, table)
+        policy = self.dir.root / "policy"
+        self.roles.learner.run(Learner.export, str(policy))
+        weights = _digest(self.roles.learner)
+        write_atomically(self.dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
+        self.observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
+        table = self.report.finish(self.observer.say) if self.report is not None else None
+        return ReplayResult(self.dir.root, policy, self.step, weights, table)
 
 
-def _trajectories(folder: Path, config: Config) -> Path:
+def _trajectories(folder: Path, elsewhere: str | None) -> Path:
     """Return the folder with the run's trajectories: `folder`, or `trainer.rollout_data_dir`."""
-    elsewhere = config.trainer.rollout_data_dir
     return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
 
 
 @contextmanager
-def _open_roles(config: Config, run_dir: RunDir, *, num_steps: int) -> Iterator[Roles]:
+def _open_roles(specs: RoleSpecs, config: Config) -> Iterator[Roles]:
     """Yield the roles: in this process for a single rank, else as Ray actors."""
-    num_steps, dump_folder = config.trainer.steps or num_steps, str(run_dir.root / "non_finite")
     with ExitStack() as stack:
         if config.learner.world_size > 1:
             stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
             seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
-            roles = start_roles(config, seats, num_steps=num_steps, dump_folder=dump_folder)
+            roles = start_roles(specs, seats)
         else:
-            roles = open_local_roles(config, num_steps=num_steps, dump_folder=dump_folder)
+            roles = open_local_roles(specs)
         stack.callback(roles.stop)
         yield roles
 

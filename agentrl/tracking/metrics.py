@@ -174,7 +174,7 @@ def _unwritable(path: Path, error: OSError) -> InfrastructureError:
 
 
 class PhaseTimer:
-    """Adds up the seconds of named phases: `with timer("update"): ...`. For one thread; phases do not nest.
+    """Adds up the seconds of named phases: `with timer("update"): ...`. Phases do not nest; one thread times them.
 
     `on_phase` is called with the name of a phase when it begins, and with None when it ends.
     """
@@ -183,20 +183,27 @@ class PhaseTimer:
         self._clock = clock
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
-        self._running: str | None = None
+        self._now: tuple[str | None, float] = (None, clock())  # replaced as a whole, so that readers need no lock
         self._step_start = clock()
+
+    @property
+    def current(self) -> tuple[str | None, float]:
+        """The current phase and its start (by `clock`); between phases None and the end of the last one.
+
+        For any thread.
+        """
+        return self._now
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time one phase, also if it raises."""
-        assert self._running is None, f"phase {phase!r} inside of {self._running!r}: seconds would be counted twice"
-        self._enter(phase)
-        start = self._clock()
+        running, _ = self._now
+        assert running is None, f"phase {phase!r} inside of {running!r}: seconds would be counted twice"
+        start = self._enter(phase)
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._clock() - start
-            self._enter(None)
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + self._enter(None) - start
 
     def finish_step(self) -> dict[str, float]:
         """Return the step's times and start the next step.
@@ -214,7 +221,8 @@ class PhaseTimer:
         self._step_start = now
         return {**values, "time/step_s": step_s}
 
-    def _enter(self, phase: str | None) -> None:
-        self._running = phase
+    def _enter(self, phase: str | None) -> float:
+        self._now = (phase, self._clock())
         if self._on_phase is not None:
             self._on_phase(phase)
+        return self._now[1]

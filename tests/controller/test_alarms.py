@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.buffer.lineage import Lineage
+from agentrl.config.compose import dump_config
 from agentrl.config.schema import Config
 from agentrl.config.tracking import AlarmsConfig
 from agentrl.controller.observe import Observer
@@ -192,7 +193,7 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     config = Config.model_validate(
         {"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}, "tracking": {"alarms": {"min_ess": 0.5, "dump_groups": 1}}}
     )
-    run_dir = RunDir.open(config)
+    run_dir = RunDir.open(config.trainer, dump_config(config))
     observer = Observer(config, run_dir, resumed_at=None)
     said = []
     observer.say = said.append
@@ -211,7 +212,7 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
 
 def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
-    run_dir = RunDir.open(config)
+    run_dir = RunDir.open(config.trainer, dump_config(config))
     observer = Observer(config, run_dir, resumed_at=None)
     own = {"num_tokens": 3.0, "is_skipped": 1.0, "non_finite_updates": 2.0, "ratio_max": 1.5, "loss": 4.0}
     for prefix in ("", "critic/"):

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import Config
+from agentrl.config.reward import RewardConfig
 from agentrl.controller.batch_rewards import BatchRewards
-from agentrl.controller.examine import describe, examined
+from agentrl.controller.validation import describe, examined
 from agentrl.errors import RewardError
 from agentrl.plugins import load_plugins
 from agentrl.types import NO_VERSION, Failure, Message, Outcome, RewardEvent, Task, ToolCall, Trajectory
@@ -50,7 +50,7 @@ def rewards_of(tmp_path, **kwargs) -> BatchRewards:
     file = tmp_path / "batch.py"
     file.write_text(FUNCTION)
     function = {"path": str(file), "scope": "batch", "kwargs": kwargs}
-    return BatchRewards(Config(reward={"custom_function": function}), load_plugins())
+    return BatchRewards(RewardConfig.model_validate({"custom_function": function}), load_plugins(), max_response_tokens=1024)
 
 
 def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
@@ -59,7 +59,7 @@ def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
     scored = rewards.score([ROW, replace(ROW, ground_truth="5")], [attempt(), attempt()])
     assert [[(e.name, e.value, e.position) for e in t.rewards] for t in scored] == [[("custom", 2.0, 2)]] * 2
     assert [t.extra_info["reward_details"]["custom"]["truth"] for t in scored] == ["72", "5"]
-    assert not BatchRewards(Config(), load_plugins()).is_any
+    assert not BatchRewards(RewardConfig(), load_plugins(), max_response_tokens=1024).is_any
 
 
 def test_a_failed_attempt_of_a_batch_is_neither_shown_nor_scored(tmp_path):

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.schema import Config
 from agentrl.controller.roles import Roles, open_local_roles
+from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.errors import LearnerError
 from agentrl.learner.critic import Critic
@@ -85,7 +86,7 @@ def steps(config, folder, *, is_apart):
         events.append(phase)
         return nullcontext()
 
-    local = open_local_roles(config, num_steps=2, dump_folder=str(folder))
+    local = open_local_roles(RoleSpecs.of(config, num_steps=2, dump_folder=str(folder)))
     with closing(local.learner.worker):
         critic = Elsewhere(local.critic.worker, events) if is_apart else local.critic
         roles = Roles(local.learner, critic, is_critic_apart=is_apart)
@@ -116,7 +117,7 @@ def test_a_critic_that_is_lost_meanwhile_ends_the_step(config, tmp_path):
         def wait(self):
             raise LearnerError("critic rank 0 was lost during 'update'")
 
-    local = open_local_roles(config, num_steps=2, dump_folder=str(tmp_path))
+    local = open_local_roles(RoleSpecs.of(config, num_steps=2, dump_folder=str(tmp_path)))
     with closing(local.learner.worker):
         roles = Roles(local.learner, Lost(local.critic.worker, [""]), is_critic_apart=True)
         with pytest.raises(LearnerError, match=r"^critic rank 0 was lost during 'update'$"):

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.schema import Config
 from agentrl.controller.roles import open_local_roles
+from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
@@ -59,7 +60,7 @@ def config(folder: str, advantage: str = "grpo", **algorithm) -> Config:
 
 def learned(config: Config, tmp_path, batch: list[Group]):
     """Return the checksums of what a step of learning from `batch` makes, and the metrics of its updates."""
-    local = open_local_roles(config, num_steps=1, dump_folder=str(tmp_path))
+    local = open_local_roles(RoleSpecs.of(config, num_steps=1, dump_folder=str(tmp_path)))
     with closing(local.learner.worker):
         metrics = learn(local, batch, config, step=0, lags=np.zeros_like, timer=lambda _: nullcontext())
         critic = None if local.critic is None else local.critic.run(Critic.checksums)
@@ -93,7 +94,7 @@ def test_a_failed_attempt_is_as_if_it_were_not_there(folder, tmp_path):
 
 def test_a_batch_of_masked_attempts_alone_changes_no_weight(folder, tmp_path):
     """Its updates are made and skipped: the schedule of the learning rate goes on."""
-    local = open_local_roles(config(folder), num_steps=1, dump_folder=str(tmp_path))
+    local = open_local_roles(RoleSpecs.of(config(folder), num_steps=1, dump_folder=str(tmp_path)))
     with closing(local.learner.worker):
         before = local.learner.run(Learner.checksums)
     batch = [Group(g, tuple(attempt(g, m, MASKED, REWARDS[m]) for m in range(3))) for g in range(2)]

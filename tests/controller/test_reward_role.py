@@ -23,6 +23,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import TEMPLATE_FILE, write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.reward_model import RewardModelConfig
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
@@ -229,9 +230,8 @@ def test_the_model_positions_are_the_default_bound(folders):
 
 
 def rewards_of(folder, **terms):
-    return BatchRewards(
-        Config.model_validate({"reward": {"terms": terms}, "reward_model": {"model": {"path": str(folder)}}}), load_plugins()
-    )
+    config = Config.model_validate({"reward": {"terms": terms}, "reward_model": {"model": {"path": str(folder)}}})
+    return BatchRewards(config.reward, load_plugins(), max_response_tokens=config.agent.max_response_tokens)
 
 
 def test_a_term_asks_the_model_that_the_run_connects(folders):
@@ -250,8 +250,8 @@ def test_a_term_asks_the_model_that_the_run_connects(folders):
 
 def test_a_lost_rank_ends_the_run_and_is_no_verdict_on_a_batch(folders):
     """The ranks are of no use after that: neither another batch nor a validation of zeros would say so."""
-    config = {"reward": {"sources": {"s": "reward_model"}}, "reward_model": {"model": {"path": str(folders["qwen2"])}}}
-    rewards = BatchRewards(Config.model_validate(config), load_plugins())
+    reward = RewardConfig.model_validate({"sources": {"s": "reward_model"}})
+    rewards = BatchRewards(reward, load_plugins(), max_response_tokens=1024)
 
     def ask(attempts):
         raise LearnerError("reward model rank 0 was lost in 'score'")

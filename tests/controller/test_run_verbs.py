@@ -19,7 +19,7 @@ def run_of(calls, *, step=0):
         return call
 
     run = object.__new__(Run)
-    run.config, run.step, run.phases, run.results = Config(), step, lambda _: SimpleNamespace(), {}
+    run.config, run.step, run.results = Config(), step, {}
     run.observer = SimpleNamespace(say=noted("say"), go_back=noted("go_back"), unwritten=None)
     run.rollouts = SimpleNamespace(heal=noted("heal actors"))
     verbs = {"advance": noted("advance", Lineage()), "roll_back": noted("roll back")}

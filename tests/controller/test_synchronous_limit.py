@@ -16,8 +16,9 @@ from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.model import ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.controller.credit import group_trajectories
-from agentrl.controller.learner import learner_spec, open_local_learner
+from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
+from agentrl.controller.specs import learner_spec
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.types import Message, Outcome, RewardEvent, Task, Trajectory

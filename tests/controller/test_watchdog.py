@@ -18,7 +18,6 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
-from agentrl.controller.phases import Phases
 from agentrl.controller.watchdog import Parts, WatchedRun
 from agentrl.data.arithmetic import write_arithmetic
 from agentrl.fleet.buffer import launch_buffer
@@ -26,6 +25,7 @@ from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.rollout.worker import RolloutWorker
+from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import Watchdog
 
 PLUGIN = """
@@ -74,7 +74,7 @@ class Standstill:
         )
         self.folder = folder
         self.said: queue.Queue[str] = queue.Queue()
-        self.phases = Phases()
+        self.phases = PhaseTimer()
         self.buffer = launch_buffer(config, str(folder), is_new=True, say=self.said.put)
         self.servers = ServerFleet(config.rollout, config.model, run_dir=folder, say=self.said.put)
         self.rollouts = RolloutFleet(config, self.buffer, key_of=self.servers.key_of)

@@ -20,9 +20,10 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import Assessment, action_batch, assessed, credit
-from agentrl.controller.learner import learner_spec, open_local_learner
+from agentrl.controller.learner import open_local_learner
 from agentrl.controller.reward_kl import RewardKL
-from agentrl.controller.roles import Roles, check_critic
+from agentrl.controller.roles import Roles
+from agentrl.controller.specs import check_critic, learner_spec
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
@@ -272,7 +273,7 @@ def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is
     )
     groups = [Group(0, (whole, cut))]
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
-        assessment = assess(Roles(learner=None, critic=LocalWorker(one)), groups, config)
+        assessment = assess(Roles(learner=None, critic=LocalWorker(one)), groups, config.algorithm, config.learner)
     [samples] = credit(groups, config.algorithm, group_size=2, assessment=assessment)
     for attempt, found in zip((whole, cut), samples, strict=True):
         values, bounds = {}, [*attempt.segment_starts, attempt.num_tokens]
@@ -303,7 +304,7 @@ def test_values_that_are_not_finite_end_the_run_as_the_learners_error(tmp_path, 
         with pytest.raises(
             LearnerError, match=r"^the critic's values: \d+ of \d+ numbers are not finite; resume from an earlier checkpoint"
         ):
-            assess(Roles(learner=None, critic=LocalWorker(one)), [Group(0, (attempt,))], config)
+            assess(Roles(learner=None, critic=LocalWorker(one)), [Group(0, (attempt,))], config.algorithm, config.learner)
 
 
 def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
@@ -316,10 +317,10 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
     learner = open_local_learner(learner_spec(config, total_updates=1))
     with closing(learner.worker):
         roles = Roles(learner, reward_kl=RewardKL(config.algorithm.kl))
-        assert np.isfinite(np.concatenate(assess(roles, groups, config).kl)).all()
+        assert np.isfinite(np.concatenate(assess(roles, groups, config.algorithm, config.learner).kl)).all()
         torch.nn.init.constant_(learner.worker._policy.tensors["model.norm.weight"], math.nan)
         with pytest.raises(LearnerError, match=r"^the policy's KL to the reference: \d+ of \d+ numbers are not finite"):
-            assess(roles, groups, config)
+            assess(roles, groups, config.algorithm, config.learner)
 
 
 def test_kl_in_the_reward_is_paid_by_every_action_token():
@@ -372,10 +373,11 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
     AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(tmp_path / "two")
     AutoModelForTokenClassification.from_config(Qwen2Config(**SIZES, num_labels=1)).save_pretrained(tmp_path / "tokens")
     config = {"model": {"path": "judge"}, "algorithm": {"advantage": "gae"}}
-    check_critic(Config.model_validate(config))
+    built, refused = Config.model_validate(config), Config.model_validate(config | options)
+    check_critic(built.critic_model, built.learner)
     with pytest.raises(ConfigError, match=message):
-        check_critic(Config.model_validate(config | options))
-    check_critic(Config.model_validate(options))  # without one, nothing is asked
+        check_critic(refused.critic_model, refused.learner)
+    assert not Config.model_validate(options).has_critic  # without one, nothing is asked
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agentrl.config.model import ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.controller.credit import group_trajectories
-from agentrl.controller.learner import learner_spec, open_local_learner
+from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
+from agentrl.controller.specs import learner_spec
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.types import Outcome, RewardEvent, Trajectory

@@ -8,8 +8,8 @@ import pytest
 
 import agentrl
 from agentrl.config.buffer import BufferConfig
+from agentrl.controller.batches import check_variance
 from agentrl.controller.credit import group_trajectories
-from agentrl.controller.run import check_variance
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
 from agentrl.offline.replay import load_replay_config, replay

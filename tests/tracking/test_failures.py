@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.config.schema import Config
+from agentrl.config.rollout import RolloutConfig
 from agentrl.controller.failed_share import MIN_ATTEMPTS, FailedShare
 from agentrl.data.failures import FILE, FailureBook, failure_lines
 from agentrl.errors import CheckpointError, InfrastructureError
@@ -253,8 +253,7 @@ class Watch:
 
     def __init__(self, **rollout) -> None:
         self.now = 0.0
-        config = Config.model_validate({"rollout": rollout, "buffer": {"stall_timeout_s": 100.0}})
-        self.share = FailedShare(config, clock=lambda: self.now)
+        self.share = FailedShare(RolloutConfig.model_validate(rollout), stall_timeout_s=100.0, clock=lambda: self.now)
         self.outcomes: Counter[Outcome] = Counter()
 
     def pass_time(self, seconds: float, **ended: int) -> None:
