@@ -57,9 +57,8 @@ def _in_range(number: Fraction | None) -> int | None:
 class Aime(Reward):
     """1 for the right integer in the last assistant message.
 
-    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box). Details:
-        answer,
-    canonical. An answer submitted by `finish` needs no box.
+    Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box).
+    Details: answer, canonical. An answer submitted by `finish` needs no box.
     """
 
     name: ClassVar[str] = "aime"

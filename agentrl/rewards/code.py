@@ -26,8 +26,7 @@ class Code(Reward):
     Later cases run only while none has failed; the first failure among them ends the run. With `continuous:
     false` the reward is 1 or 0.
     Metrics: accuracy (all passed), passed (the share), num_cases (those in the share), compiles (it is valid
-        Python),
-    timeouts (number of cases).
+    Python), timeouts (number of cases).
     """
 
     name: ClassVar[str] = "code"

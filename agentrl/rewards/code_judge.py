@@ -39,9 +39,9 @@ CLOCKS = (signal.SIGPROF, signal.SIGALRM)
 class CaseTally:
     """Results of the cases so far.
 
-    sure: number of cases that always run; after them the first failure ends the run. used_s: wall time in the
-        sandbox,
-    without waiting for a slot. compiles: whether the program is valid Python, None before that is known.
+    sure: number of cases that always run; after them the first failure ends the run.
+    used_s: wall time in the sandbox, without waiting for a slot.
+    compiles: whether the program is valid Python; None before that is known.
     """
 
     sure: int

@@ -41,10 +41,11 @@ class CheckedCase:
 class Suite:
     """Pieces of test code that run in a process beside the program's.
 
-    names: those taken from the program. modules: those used without an import. sources: classes that the
-        tests define
-    and whose objects the program receives; they are defined in the program's process. asserting: the name of
-    the context manager that marks assertions in the sources.
+    names: those taken from the program.
+    modules: those used without an import.
+    sources: classes that the tests define and whose objects the program receives; they are defined in the
+        program's process.
+    asserting: the name of the context manager that marks assertions in the sources.
     """
 
     names: tuple[str, ...]

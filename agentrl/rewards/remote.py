@@ -28,9 +28,8 @@ class Remote(Reward):
     """Posts each attempt as JSON. The reply's `score` is the value, its other numbers are metrics, the rest details.
 
     Request: data_source, solution_str, ground_truth, extra_info, task_id, outcome, num_turns,
-        num_response_tokens,
-    messages [{role, content, reasoning, tool_calls}]. Reply: {"score": 0.5, ...}; null means that it does not
-    apply.
+    num_response_tokens, messages [{role, content, reasoning, tool_calls}].
+    Reply: {"score": 0.5, ...}; null means that it does not apply.
     """
 
     name: ClassVar[str] = "remote"

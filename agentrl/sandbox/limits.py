@@ -19,10 +19,12 @@ MIB = 2**20
 class Limits:
     """Limits of one execution, for all of its processes together unless stated otherwise.
 
-    cpu_s, wall_s: seconds of CPU time and of wall-clock time. memory_mib: for each process (address space),
-        and for
-    the sum over all. max_processes: processes and threads. output_kib: for stdout and for stderr; more ends
-    the program. file_mib: for one file. disk_mib: for all files. max_files: files and folders.
+    cpu_s, wall_s: seconds of CPU time and of wall-clock time.
+    memory_mib: for each process (address space), and for the sum over all.
+    max_processes: processes and threads.
+    output_kib: for stdout and for stderr; more ends the program.
+    file_mib, disk_mib: for one file; for all files.
+    max_files: files and folders.
     max_open_files: descriptors of each process.
     """
 
@@ -51,8 +53,8 @@ class SandboxOptions:
 
     allow_unprotected: walls that may be missing.
     packages: programs may import the packages installed beside agentrl (numpy, sympy, ...), not only the
-        standard
-    library. max_concurrent: programs that run at the same time in one process; None: one per CPU core.
+        standard library.
+    max_concurrent: programs that run at the same time in one process; None: one per CPU core.
     """
 
     limits: Limits = Limits()

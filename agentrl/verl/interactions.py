@@ -3,11 +3,9 @@
 As in verl, a class has one instance per process, which distinguishes attempts by an id:
     start_interaction      at the first reply, with the task's `interaction_kwargs`, including `name`
     generate_response      for each reply, with the same arguments. Its score is the turn's interaction
-    reward; numeric
-                           entries of its metrics are reported
+                           reward; numeric entries of its metrics are reported
     calculate_score        once, after the agent loop, if the class overrides it and all scores of turns were
-    0: rewards
-                           given turn by turn must not count twice
+                           0: rewards given turn by turn must not count twice
     finalize_interaction   always, if start_interaction returned
 """
 

@@ -3,9 +3,10 @@
 As in verl, a class has one instance per process, which distinguishes attempts by an id:
     create        at the first call of an attempt, with the task's `tools_kwargs[name].create_kwargs`
     execute       for each call, with `execute_kwargs`. Its reward is the turn's tool reward; numeric metrics
-    are reported calc_reward   once, after the agent loop, if the class overrides it, with
-    `calc_reward_kwargs`. A number is a tool reward release       always, if create returned, with
-    `release_kwargs`
+                  are reported
+    calc_reward   once, after the agent loop, if the class overrides it, with `calc_reward_kwargs`. A number
+                  is a tool reward
+    release       always, if create returned, with `release_kwargs`
 """
 
 from __future__ import annotations

@@ -34,8 +34,7 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tens
 
     The semantics are SGLang's. The log-probability is that of softmax(logits / temperature) over the whole
     vocabulary: top_p, top_k and min_p restrict the choice but do not renormalise it. A greedy request takes
-        the
-    largest logit and reports its log-probability at temperature 1.
+    the largest logit and reports its log-probability at temperature 1.
 
     If a request's logits are not finite, it gets an arbitrary token with log-probability NaN. The other
     requests are not affected.
