@@ -38,7 +38,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.loop_gaps import gap_metrics
-from agentrl.rollout.worker import RolloutWorker
+from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.types import Lease, Message, Task, Trajectory
 
 GROUP_SIZE = 8
@@ -160,7 +160,7 @@ def measure(args: argparse.Namespace, prompt_tokens: int) -> Figures:
         workload = Workload(args.seconds_per_token, slots=args.in_flight, mean_tokens=args.mean_tokens)
         with paced_servers(workload, model, count=args.servers) as urls:
             buffer = Endless(prompt)
-            part = RolloutWorker(config_of(model, args.in_flight, prompt_tokens), buffer)
+            part = RolloutWorker(RolloutSettings.of(config_of(model, args.in_flight, prompt_tokens)), buffer)
             collect_rarely()
             for url in urls:
                 set_version(url, 1)

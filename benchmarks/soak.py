@@ -36,6 +36,7 @@ from paced_server import Workload, set_version, start_server, url_of
 from soak_samples import Sample, Verdict, draw, judge, look_at_buffer, look_at_rollouts, sample_of
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.training_buffer import BufferSettings
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
@@ -43,7 +44,7 @@ from agentrl.data.trajectories import decode, from_ipc
 from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.rollouts import ROLLOUT, rollout_worker
-from agentrl.rollout.worker import RolloutWorker
+from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.client import SGLangClient
 from agentrl.workers.actors import Actor
 
@@ -223,13 +224,13 @@ def write_tasks(folder: Path) -> None:
 def open_buffer(config: Config, folder: Path) -> Actor[ReplayBuffer]:
     """Start the buffer, with its journal in `folder`."""
     folder.mkdir()
-    buffer = launch_buffer(config, str(folder), is_new=True, say=print)
+    buffer = launch_buffer(BufferSettings.of(config), str(folder), is_new=True, say=print)
     buffer.within(CALL_S).run(ReplayBuffer.resume, 0, None)
     return buffer
 
 
 def open_rollouts(owner: str, config: Config, buffer: Actor[ReplayBuffer], servers: Servers) -> Actor[RolloutWorker]:
-    rollouts = ROLLOUT.launch({}, rollout_worker, owner, config, buffer).within(CALL_S)
+    rollouts = ROLLOUT.launch({}, rollout_worker, owner, RolloutSettings.of(config), buffer).within(CALL_S)
     rollouts.run(RolloutWorker.set_servers, dict.fromkeys(servers.urls), servers.version)
     rollouts.begin(RolloutWorker.run)
     return rollouts

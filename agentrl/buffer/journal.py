@@ -50,7 +50,10 @@ Statement = tuple[str, Sequence[Sequence[object]]]
 
 
 class Journal:
-    """The journal. One process writes it. It is not thread-safe: the caller must serialize all calls."""
+    """The journal. One process writes it. It is not thread-safe: the caller must serialize all calls.
+
+    facts: about the whole run, by name; read only (see `set_fact`).
+    """
 
     def __init__(self, path: Path | None, *, is_synced: bool = False) -> None:
         """Open or create the file at `path`. None: keep the journal in memory, for the life of the process.
@@ -87,7 +90,7 @@ class Journal:
             raise damaged(self._path, "its tables are gone")
         else:
             self._create()
-        self._facts = self._records.facts()
+        self.facts = self._records.facts()
         if self._path is not None:
             try:
                 self._count = WriteCount(count_path(self._path))
@@ -186,7 +189,7 @@ class Journal:
             JournalError: it could not be written.
         """
         self._write((_SET_FACT, [(name, value, row_checksum((name, value)))]))
-        self._facts[name] = value
+        self.facts[name] = value
 
     def sync(self) -> None:
         """Flush all writes to the disk, so that they survive a power loss.
@@ -267,9 +270,6 @@ class Journal:
     def num_bytes(self) -> int:
         """Size of all stored trajectories."""
         return sum(attempt.num_bytes for plays in self._stored.values() for play in plays.values() for attempt in play.values())
-
-    def fact(self, name: str) -> str | None:
-        return self._facts.get(name)
 
     def close(self) -> None:
         self._database.close()

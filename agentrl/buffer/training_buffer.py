@@ -17,8 +17,11 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.lineage import Lineage
 from agentrl.chat.chat import Chat
+from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.data import DataConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.checked_dataset import Playable, build_dataset
@@ -86,10 +89,32 @@ def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: in
     return steps
 
 
+@dataclass(frozen=True, slots=True)
+class BufferSettings:
+    """What the replay buffer needs of a run's config: its sections, and what follows from several of them.
+
+    group_size: sampled attempts of a group; with `has_greedy` there is one more.
+    """
+
+    buffer: BufferConfig
+    data: DataConfig
+    model: ModelConfig
+    agent: AgentConfig
+    reward: RewardConfig
+    trainer: TrainerConfig
+    group_size: int
+    has_greedy: bool
+
+    @classmethod
+    def of(cls, config: Config) -> BufferSettings:
+        sections = (config.buffer, config.data, config.model, config.agent, config.reward, config.trainer)
+        return cls(*sections, group_size=config.rollout.group_size, has_greedy=config.has_greedy)
+
+
 class TrainingBuffer(ReplayBuffer):
     """The replay buffer of a run."""
 
-    def __init__(self, config: Config, folder: Path | None = None, *, is_new: bool = False) -> None:
+    def __init__(self, settings: BufferSettings, folder: Path | None = None, *, is_new: bool = False) -> None:
         """Read and check the training data, and open the journal.
 
         Args:
@@ -101,22 +126,23 @@ class TrainingBuffer(ReplayBuffer):
             CheckpointError: the journal is damaged.
             JournalError: the journal cannot be written.
         """
-        plugins = open_plugins(config.agent)
-        chat = Chat.of(config.model)
-        check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
+        plugins = open_plugins(settings.agent)
+        chat = Chat.of(settings.model)
+        check = TaskCheck(RewardTable(settings.reward, plugins).check, plugins)
         dataset = build_dataset(
-            config.data,
-            config.data.train_files,
-            Playable(config.agent, plugins, chat, check),
-            seed=config.trainer.seed,
-            shuffle=config.data.shuffle and not config.data.curriculum.is_used,  # a curriculum orders the rows
-            max_rows=config.data.max_train_rows,
+            settings.data,
+            settings.data.train_files,
+            Playable(settings.agent, plugins, chat, check),
+            seed=settings.trainer.seed,
+            shuffle=settings.data.shuffle and not settings.data.curriculum.is_used,  # a curriculum orders the rows
+            max_rows=settings.data.max_train_rows,
         )
-        schemas = [plugins.tools.create(name, config.agent.tool_config).schema() for name in (*config.agent.tools, *plugins.served_tools)]
+        tools = (*settings.agent.tools, *plugins.served_tools)
+        schemas = [plugins.tools.create(name, settings.agent.tool_config).schema() for name in tools]
         template = chat.check_template(
             schemas if check.shows_tools else [], has_user_turns=check.has_user_turns, has_system=check.has_system
         )
-        steps = planned_steps(config.trainer, num_tasks=len(dataset), groups_per_step=config.buffer.groups_per_step)
+        steps = planned_steps(settings.trainer, num_tasks=len(dataset), groups_per_step=settings.buffer.groups_per_step)
         self._plan = BufferPlan(
             num_tasks=len(dataset),
             total_steps=steps,
@@ -127,20 +153,20 @@ class TrainingBuffer(ReplayBuffer):
         super().__init__(
             dataset,
             LedgerRules(
-                groups_per_step=config.buffer.groups_per_step,
-                max_staleness=config.buffer.max_staleness,
-                group_size=config.rollout.group_size,
-                total_groups=steps * config.buffer.groups_per_step,
-                waits_for_stragglers=config.buffer.stragglers == "wait",
-                sampler=config.buffer.sampler,
-                oversample=config.buffer.oversample,
+                groups_per_step=settings.buffer.groups_per_step,
+                max_staleness=settings.buffer.max_staleness,
+                group_size=settings.group_size,
+                total_groups=steps * settings.buffer.groups_per_step,
+                waits_for_stragglers=settings.buffer.stragglers == "wait",
+                sampler=settings.buffer.sampler,
+                oversample=settings.buffer.oversample,
             ),
-            has_greedy=config.has_greedy,
-            drop_constant_groups=config.buffer.drop_constant_groups,
-            lease_timeout_s=config.buffer.lease_timeout_s,
-            duplicate_after_s=config.buffer.duplicate_after_s or math.inf,
-            curriculum=_open_curriculum(config.data, dataset, seed=config.trainer.seed),
-            journal=None if folder is None else open_journal(folder, config.buffer, subject=subject_of(config), is_new=is_new),
+            has_greedy=settings.has_greedy,
+            drop_constant_groups=settings.buffer.drop_constant_groups,
+            lease_timeout_s=settings.buffer.lease_timeout_s,
+            duplicate_after_s=settings.buffer.duplicate_after_s or math.inf,
+            curriculum=_open_curriculum(settings.data, dataset, seed=settings.trainer.seed),
+            journal=None if folder is None else open_journal(folder, settings.buffer, subject=subject_of(settings), is_new=is_new),
         )
 
     def plan(self) -> BufferPlan:
@@ -172,11 +198,11 @@ def open_journal(folder: Path, buffer: BufferConfig, *, subject: str, is_new: bo
     if is_new:  # not read: damage does not matter in an abandoned run
         _put_aside(path)
     journal = Journal(path, is_synced=is_synced)
-    if journal.fact("subject") not in (None, subject):
+    if journal.facts.get("subject") not in (None, subject):
         journal.close()
         _put_aside(path)
         journal = Journal(path, is_synced=is_synced)
-    if journal.fact("subject") is None:
+    if journal.facts.get("subject") is None:
         journal.set_fact("subject", subject)
         journal.set_fact("max_staleness", str(buffer.max_staleness))
     return journal
@@ -189,8 +215,8 @@ def _put_aside(path: Path) -> None:
         file.rename(path.with_name(f"{path.stem}_before_{number:03d}{file.name.removeprefix(path.stem)}"))
 
 
-def subject_of(config: Config) -> str:
+def subject_of(settings: BufferSettings) -> str:
     """Return a hash of the settings that determine which task a group id means."""
-    data = {name: value for name, value in config.data.model_dump(mode="json").items() if "val" not in name}
-    what = [data, config.model.path, config.trainer.seed, config.rollout.group_size, config.has_greedy]
+    data = {name: value for name, value in settings.data.model_dump(mode="json").items() if "val" not in name}
+    what = [data, settings.model.path, settings.trainer.seed, settings.group_size, settings.has_greedy]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()

@@ -20,7 +20,7 @@ from pathlib import Path
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
-from agentrl.buffer.training_buffer import BufferPlan, TaskCheck, TrainingBuffer, planned_steps
+from agentrl.buffer.training_buffer import BufferPlan, BufferSettings, TaskCheck, TrainingBuffer, planned_steps
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import dump_config
 from agentrl.config.schema import Config
@@ -55,6 +55,7 @@ from agentrl.learner.linear_kernels import check_linear_kernels
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
+from agentrl.rollout.worker import RolloutSettings
 from agentrl.workers.actors import Actor
 from agentrl.workers.starting import Starting
 
@@ -98,7 +99,7 @@ def open_run(config: Config) -> Iterator[Run]:
         start_up.add(servers)
         config = confirm_adapter(config, given, servers)
         buffer = _launch_buffer(config, run_dir, checkpoint, observer)
-        rollouts = RolloutFleet(config, buffer, key_of=servers.key_of)
+        rollouts = RolloutFleet(RolloutSettings.of(config), buffer, key_of=servers.key_of)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
         starting: list[Starting] = [rollouts, servers]
@@ -220,7 +221,7 @@ def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | Non
     """
     is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
-    return launch_buffer(config, str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
+    return launch_buffer(BufferSettings.of(config), str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
 
 
 def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPlan:

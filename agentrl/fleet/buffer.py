@@ -12,8 +12,7 @@ import pyarrow as pa
 import ray
 
 from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.buffer.training_buffer import TrainingBuffer
-from agentrl.config.schema import Config
+from agentrl.buffer.training_buffer import BufferSettings, TrainingBuffer
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import JournalError
 from agentrl.types import Lease, Trajectory
@@ -32,21 +31,21 @@ LEASE_TIMEOUT_S = 120.0
 BUFFER = ActorKind("BufferActor", "the replay buffer", timeout_s=60.0, num_threads=8, long_polls={"lease": 64, "take": 2})
 
 
-def launch_buffer(config: Config, folder: str | None, *, is_new: bool, say: Callable[[str], None]) -> Actor[TrainingBuffer]:
+def launch_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool, say: Callable[[str], None]) -> Actor[TrainingBuffer]:
     """Start the replay buffer of a run, with its journal in `folder`; see `TrainingBuffer`.
 
     While the disk is full, its calls are retried for `buffer.disk_patience_s`.
     """
     options = {"max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
-    buffer = BUFFER.launch(options, open_buffer, config, folder, is_new=is_new)
-    return buffer.retrying(RetryPolicy((JournalError,), config.buffer.disk_patience_s, say))
+    buffer = BUFFER.launch(options, open_buffer, settings, folder, is_new=is_new)
+    return buffer.retrying(RetryPolicy((JournalError,), settings.buffer.disk_patience_s, say))
 
 
-def open_buffer(config: Config, folder: str | None, *, is_new: bool) -> TrainingBuffer:
+def open_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool) -> TrainingBuffer:
     """Return the buffer, in its process. `is_new`: the journal in `folder` belongs to an abandoned run."""
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each of the many threads what that thread has freed
     is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
-    return TrainingBuffer(config, None if folder is None else Path(folder), is_new=is_new and not is_restarted)
+    return TrainingBuffer(settings, None if folder is None else Path(folder), is_new=is_new and not is_restarted)
 
 
 class RemoteBuffer:
@@ -57,10 +56,9 @@ class RemoteBuffer:
     behind it.
     """
 
-    def __init__(self, owner: str, buffer: Actor[ReplayBuffer], *, patience_s: float = 0.0) -> None:
-        """`patience_s`: seconds for which a call is retried while the buffer cannot write."""
+    def __init__(self, owner: str, buffer: Actor[ReplayBuffer]) -> None:
         self._owner = owner
-        self._buffer = buffer.within(LEASE_TIMEOUT_S).retrying(RetryPolicy((JournalError,), patience_s))
+        self._buffer = buffer.within(LEASE_TIMEOUT_S)
         self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
 
     async def lease(self, limit: int) -> Sequence[Lease]:

@@ -14,14 +14,13 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.fleet.buffer import RemoteBuffer
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.trio_run import in_trio
-from agentrl.rollout.worker import RolloutWorker
+from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
@@ -34,11 +33,11 @@ START_TIMEOUT_S = 600.0
 """Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
 
 
-def rollout_worker(owner: str, config: Config, buffer: Actor[ReplayBuffer] | None) -> RolloutWorker:
+def rollout_worker(owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None) -> RolloutWorker:
     """Return the worker, in its process. It leases as `owner`; `buffer` None: only `play` can be used."""
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed
-    remote = None if buffer is None else RemoteBuffer(owner, buffer, patience_s=config.buffer.disk_patience_s)
-    worker = RolloutWorker(config, remote)
+    remote = None if buffer is None else RemoteBuffer(owner, buffer)
+    worker = RolloutWorker(settings, remote)
     collect_rarely()
     return worker
 
@@ -63,18 +62,18 @@ class RolloutFleet:
     `key_of` returns the API key of the server at a URL.
     """
 
-    def __init__(self, config: Config, buffer: Actor[ReplayBuffer], *, key_of: Callable[[str], str | None]) -> None:
-        self._config = config
+    def __init__(self, settings: RolloutSettings, buffer: Actor[ReplayBuffer], *, key_of: Callable[[str], str | None]) -> None:
+        self._settings = settings
         self._buffer = buffer
         self._key_of = key_of
-        self._restarts_left = config.rollout.max_actor_restarts * config.rollout.num_actors
+        self._restarts_left = settings.rollout.max_actor_restarts * settings.rollout.num_actors
         self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
         self._version = -1
-        front_url = config.rollout.front_url
-        self._router = None if front_url is None else SGLangRouter(front_url, api_key=server_key(config.rollout.api_key_env))
+        front_url = settings.rollout.front_url
+        self._router = None if front_url is None else SGLangRouter(front_url, api_key=server_key(settings.rollout.api_key_env))
         self._is_running = False
         self._attempts = AttemptCounts()
-        self._members = [self._new_member(index) for index in range(config.rollout.num_actors)]
+        self._members = [self._new_member(index) for index in range(settings.rollout.num_actors)]
         self._starting = [member.actor.begin(RolloutWorker.stats) for member in self._members]
         self._deadline = time.monotonic() + START_TIMEOUT_S
 
@@ -108,7 +107,7 @@ class RolloutFleet:
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
         kind = replace(ROLLOUT, who=owner)
-        return _Member(owner, kind.launch({"scheduling_strategy": "SPREAD"}, rollout_worker, owner, self._config, self._buffer))
+        return _Member(owner, kind.launch({"scheduling_strategy": "SPREAD"}, rollout_worker, owner, self._settings, self._buffer))
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +15,12 @@ import trio
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
+from agentrl.config.agent import AgentConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.evaluation import EvalConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
@@ -44,31 +51,51 @@ class Buffer(TaskSource, TrajectorySink, Protocol):
     """The rollout side of the replay buffer: source of leases and sink of trajectories."""
 
 
-def validating(config: Config) -> Validating | None:
-    """Return the settings of validation that differ from training; None if there are none."""
-    own = config.of_validation
-    return None if own is config else Validating(own.agent.tools, own.reward)
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """What rollout workers need of a run's config: its sections, and what follows from several of them.
+
+    attempts_per_group: of training, the greedy one included.
+    validation: settings of validation that differ from training; None if there are none.
+    """
+
+    agent: AgentConfig
+    rollout: RolloutConfig
+    reward: RewardConfig
+    model: ModelConfig
+    data: DataConfig
+    eval: EvalConfig
+    attempts_per_group: int
+    validation: Validating | None
+
+    @classmethod
+    def of(cls, config: Config) -> RolloutSettings:
+        own = config.of_validation
+        validation = None if own is config else Validating(own.agent.tools, own.reward)
+        sections = (config.agent, config.rollout, config.reward, config.model, config.data, config.eval)
+        return cls(*sections, attempts_per_group=config.attempts_per_group, validation=validation)
 
 
 class RolloutWorker:
     """An AgentLoopManager in a trio thread, called from other threads. Methods are synchronous."""
 
-    def __init__(self, config: Config, buffer: Buffer | None) -> None:
+    def __init__(self, settings: RolloutSettings, buffer: Buffer | None) -> None:
         """Load tokenizer, plugins and rewards, and start the thread. `buffer` None: only `play` can be used.
 
         Raises:
             UserError: one of them is missing or wrong, or the trajectories need more open files than this
                 machine allows.
         """
-        num_trajectories = config.rollout.max_concurrent_trajectories
+        rollout = settings.rollout
+        num_trajectories = rollout.max_concurrent_trajectories
         allow_trajectories(num_trajectories)
-        self._config = config
+        self._eval = settings.eval
         self._buffer = buffer
-        model = config.model
+        model = settings.model
         chat = Chat.of(model)
-        named_key = server_key(config.rollout.api_key_env)
+        named_key = server_key(rollout.api_key_env)
         vocab_size, context_tokens = model_limits(model, chat)
-        adapter = POLICY_ADAPTER if config.rollout.weights.adapter == "alone" else None
+        adapter = POLICY_ADAPTER if rollout.weights.adapter == "alone" else None
         num_ids = num_ids_of(model)
         options: dict[str, Any] = {"adapter": adapter, "max_connections": num_trajectories, "num_ids": num_ids}
         self._keys: Mapping[str, str | None] = {}  # server URL -> API key
@@ -76,24 +103,24 @@ class RolloutWorker:
         def connect(url: str) -> SGLangClient:
             return SGLangClient(url, api_key=self._keys.get(url), **options)
 
-        self._front_url = config.rollout.front_url
+        self._front_url = rollout.front_url
         behind = partial(SGLangRouterClient, behind=lambda: tuple(self._keys), connect=connect, api_key=named_key, **options)
         self._router = Router(
             connect if self._front_url is None else behind,
             vocab_size=vocab_size,
             context_tokens=context_tokens,
-            max_silence_s=config.rollout.max_server_silence_s,
-            max_pause_s=config.rollout.weights.timeout_s,
+            max_silence_s=rollout.max_server_silence_s,
+            max_pause_s=rollout.weights.timeout_s,
         )
         self._host = AsyncioHost()
         self._manager = AgentLoopManager(
-            config.agent,
-            config.rollout,
-            config.reward,
+            settings.agent,
+            rollout,
+            settings.reward,
             self._router,
-            PlayerParts(open_plugins(config.agent), chat, self._host, PromptLimits.of(config.data)),
-            attempts_per_group=config.attempts_per_group,
-            validation=validating(config),
+            PlayerParts(open_plugins(settings.agent), chat, self._host, PromptLimits.of(settings.data)),
+            attempts_per_group=settings.attempts_per_group,
+            validation=settings.validation,
         )
         self._gaps = LoopGaps()
         self._old_garbage = OldGarbage()
@@ -115,7 +142,7 @@ class RolloutWorker:
         Raises:
             InfrastructureError: `stop` was called before the end.
         """
-        options = self._config.eval
+        options = self._eval
         trajectories = self._call(partial(self._manager.play, timeout_s=options.timeout_s), leases, options)
         if trajectories is None:
             raise InfrastructureError("the rollout actor was stopped during validation")

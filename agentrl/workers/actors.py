@@ -6,7 +6,6 @@ every error is an AgentRLError. The object itself is a plain class, which knows 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from trio.lowlevel import RunVar
 
 from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.workers.host import ActorHost
 
 W = TypeVar("W")
 W_co = TypeVar("W_co", covariant=True)
@@ -33,28 +33,6 @@ MAX_ASYNC_CALLS = 4
 """Calls in flight per event loop; each holds a thread."""
 
 _threads: RunVar[trio.CapacityLimiter] = RunVar("threads that wait for actors")
-
-
-class ActorHost:
-    """The Ray actor around one object. Synchronous: one `async def` would make it an asyncio actor.
-
-    Ray restarts it with the same arguments, so the object is made again.
-    """
-
-    def __init__(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        self._make = partial(make, *args, **kwargs)
-        self._lock = threading.Lock()
-        self._part: Any = None
-        try:
-            self._part = self._make()
-        except AgentRLError:
-            return  # in a constructor it would lose its type: the first call tries again and raises it
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            if self._part is None:
-                self._part = self._make()
-        return getattr(self._part, method)(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +75,19 @@ class RetryPolicy:
 
     errors: tuple[type[AgentRLError], ...] = ()
     for_s: float = 0.0
-    say: Callable[[str], None] = lambda line: None
+    say: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Actor(Generic[W_co]):
-    """An object of class `W_co` in a process of its own. Can be sent to other processes, without its retries."""
+    """An object of class `W_co` in a process of its own. Can be sent to other processes; there, its retries are silent."""
 
     handle: ActorHandle
     kind: ActorKind
     retry: RetryPolicy = RetryPolicy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Actor, (self.handle, self.kind)
+        return Actor, (self.handle, self.kind, replace(self.retry, say=None))
 
     def within(self, timeout_s: float) -> Actor[W_co]:
         """Return the same actor with another timeout of its calls."""
@@ -171,7 +149,8 @@ class _Tries:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-            self._retry.say(f"{error} (waiting for up to {self._retry.for_s:g} s)")
+            if self._retry.say is not None:
+                self._retry.say(f"{error} (waiting for up to {self._retry.for_s:g} s)")
         if now - self._since > self._retry.for_s:
             raise error
         return PAUSE_S

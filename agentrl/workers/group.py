@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from itertools import chain
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
 from ray import ObjectRef
@@ -18,7 +19,6 @@ from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
 from agentrl.workers.host import host_class
 from agentrl.workers.pools import Seat
-from agentrl.workers.remote_results import FETCH_TIMEOUT_S, RemoteResults
 from agentrl.workers.starting import Readiness, num_done
 from agentrl.workers.workers import Handle, Workers
 
@@ -26,11 +26,37 @@ W = TypeVar("W")
 P = ParamSpec("P")
 R = TypeVar("R")
 
+FETCH_TIMEOUT_S = 600.0
+"""For a result that is ready on another machine: transferring a large batch may take long, but must end."""
 _GRACE_S = 5.0
 """Seconds to wait for the report of a dead rank.
 
 Its death breaks the collectives of the others, which may report their errors first.
 """
+
+
+class RemoteResults(Sequence[R]):
+    """Items that stay on the ranks that computed them.
+
+    A group passes the references on unread. Reading one item fetches all of them.
+    """
+
+    def __init__(self, parts: Sequence[ObjectRef], sizes: Sequence[int]) -> None:
+        self.parts = tuple(parts)
+        self.sizes = tuple(sizes)
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[R]: ...
+    def __getitem__(self, index: int | slice) -> R | list[R]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[R]:
+        return chain.from_iterable(ray.get(list(self.parts), timeout=FETCH_TIMEOUT_S))
 
 
 @dataclass(frozen=True, slots=True)

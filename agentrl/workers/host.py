@@ -1,20 +1,45 @@
-"""The Ray actor around one rank: finds an address, creates the worker, and calls its methods by name."""
+"""The Ray actors around one object, which call its methods by name: around any object, or around one rank."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 
+from agentrl.errors import AgentRLError
 from agentrl.ports import ReservedPort
 from agentrl.workers.dispatch import threads_of
 
 
+class ActorHost:
+    """The Ray actor around one object. Synchronous: one `async def` would make it an asyncio actor.
+
+    Ray restarts it with the same arguments, so the object is made again.
+    """
+
+    def __init__(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self._make = partial(make, *args, **kwargs)
+        self._lock = threading.Lock()
+        self._part: Any = None
+        try:
+            self._part = self._make()
+        except AgentRLError:
+            return  # in a constructor it would lose its type: the first call tries again and raises it
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            if self._part is None:
+                self._part = self._make()
+        return getattr(self._part, method)(*args, **kwargs)
+
+
 class WorkerHost:
-    """Synchronous: calls run one after another in the order in which the group sent them.
+    """The Ray actor around one rank. Synchronous: calls run one after another in the order in which the group sent them.
 
     Methods with a thread of their own are the exception.
     """

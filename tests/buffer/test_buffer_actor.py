@@ -13,7 +13,7 @@ import pytest
 import ray
 import trio
 
-from agentrl.buffer.training_buffer import BufferPlan, TaskCheck, TrainingBuffer, open_journal, planned_steps, subject_of
+from agentrl.buffer.training_buffer import BufferPlan, BufferSettings, TaskCheck, TrainingBuffer, open_journal, planned_steps, subject_of
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
@@ -104,7 +104,7 @@ def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2", inter
 
 
 def launched(config: Config) -> Actor[TrainingBuffer]:
-    return launch_buffer(config, None, is_new=False, say=print).within(DEADLINE_S)
+    return launch_buffer(BufferSettings.of(config), None, is_new=False, say=print).within(DEADLINE_S)
 
 
 def call(method, *args):
@@ -237,11 +237,13 @@ def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, pr
     options = config(folder)
     options = options.model_copy(update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})})
     for is_new in (True, False):
-        journal = open_journal(tmp_path, options.buffer, subject=subject_of(options), is_new=is_new)
+        journal = open_journal(tmp_path, options.buffer, subject=subject_of(BufferSettings.of(options)), is_new=is_new)
         assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
         journal.close()
     other = options.model_copy(update={"trainer": TrainerConfig(seed=options.trainer.seed + 1)})
-    journal = open_journal(tmp_path, other.buffer, subject=subject_of(other), is_new=False)  # of other data: put aside, and begun again
+    journal = open_journal(
+        tmp_path, other.buffer, subject=subject_of(BufferSettings.of(other)), is_new=False
+    )  # of other data: put aside, and begun again
     assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
     journal.close()
 

@@ -16,7 +16,7 @@ from agentrl.buffer.checksums import boot_id, count_line
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.records import FORMAT, Records
-from agentrl.buffer.training_buffer import open_journal, subject_of
+from agentrl.buffer.training_buffer import BufferSettings, open_journal, subject_of
 from agentrl.config.schema import Config
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.offline.audit import audit_run
@@ -272,12 +272,12 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
     names = {file.name for file in folder.iterdir()}
     config = Config()
     with pytest.raises(CheckpointError, match="its head"):
-        open_journal(folder, config.buffer, subject=subject_of(config), is_new=False)
-    journal = open_journal(folder, config.buffer, subject=subject_of(config), is_new=True)
+        open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False)
+    journal = open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=True)
     assert journal.is_empty
     journal.close()
     assert {name.replace("ledger", "ledger_before_000") for name in names} <= {file.name for file in folder.iterdir()}
-    again = open_journal(folder, config.buffer, subject=subject_of(config), is_new=False)
+    again = open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False)
     assert again.is_empty
     again.close()
 
@@ -285,14 +285,14 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
 def test_a_journal_is_of_the_run_that_writes_it_also_where_one_before_wrote_no_event(tmp_path):
     first, second = Config(), Config.model_validate({"trainer": {"seed": 7}})
     for config in (first, second):
-        open_journal(tmp_path, config.buffer, subject=subject_of(config), is_new=False).close()
-    journal = open_journal(tmp_path, second.buffer, subject=subject_of(second), is_new=False)
+        open_journal(tmp_path, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False).close()
+    journal = open_journal(tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False)
     write(journal, groups=range(5))
     journal.close()
-    again = open_journal(tmp_path, second.buffer, subject=subject_of(second), is_new=False)
+    again = open_journal(tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False)
     assert not again.is_empty
     again.close()
-    assert open_journal(tmp_path, first.buffer, subject=subject_of(first), is_new=False).is_empty
+    assert open_journal(tmp_path, first.buffer, subject=subject_of(BufferSettings.of(first)), is_new=False).is_empty
 
 
 def test_a_write_that_failed_left_the_journal_whole(tmp_path):

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.buffer.training_buffer import BufferSettings
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
@@ -24,7 +25,7 @@ from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
-from agentrl.rollout.worker import RolloutWorker
+from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import Watchdog
 
@@ -75,9 +76,9 @@ class Standstill:
         self.folder = folder
         self.said: queue.Queue[str] = queue.Queue()
         self.phases = PhaseTimer()
-        self.buffer = launch_buffer(config, str(folder), is_new=True, say=self.said.put)
+        self.buffer = launch_buffer(BufferSettings.of(config), str(folder), is_new=True, say=self.said.put)
         self.servers = ServerFleet(config.rollout, config.model, run_dir=folder, say=self.said.put)
-        self.rollouts = RolloutFleet(config, self.buffer, key_of=self.servers.key_of)
+        self.rollouts = RolloutFleet(RolloutSettings.of(config), self.buffer, key_of=self.servers.key_of)
         self.rollouts.wait_until_ready()
         self.buffer.run(ReplayBuffer.resume, 0, None)
         self.buffer.run(ReplayBuffer.advance, 0, 0)

@@ -18,7 +18,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rollout.limits import model_limits
-from agentrl.rollout.worker import RolloutWorker
+from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.types import Lease, Outcome, Trajectory
 
 
@@ -125,7 +125,7 @@ def in_thread(function) -> threading.Thread:
 
 def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
     buffer = LocalBuffer([Lease(group, stage.task(), 2, 1) for group in range(5)])
-    part = RolloutWorker(config(folder), buffer)
+    part = RolloutWorker(RolloutSettings.of(config(folder)), buffer)
     part.set_servers({parrot.url: None}, 1)
     validated = decode(from_ipc(part.play([Lease(7, stage.task(), 1, 1)])))  # before `run`, as a run validates first
     assert [(t.group_id, t.reward, t.min_version) for t in validated] == [(7, 1.0, 1)]
@@ -142,7 +142,7 @@ def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
 
 def test_stop_ends_what_is_under_way(stage, folder, parrot):
     parrot.gate.clear()
-    part = RolloutWorker(config(folder), None)
+    part = RolloutWorker(RolloutSettings.of(config(folder)), None)
     part.set_servers({parrot.url: None}, 1)
     errors: list[Exception] = []
 
@@ -162,12 +162,11 @@ def test_stop_ends_what_is_under_way(stage, folder, parrot):
 
 def test_wrong_configs_are_named(folder, monkeypatch, tmp_path):
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    keyless = Config().rollout.model_copy(update={"api_key_env": "NO_SUCH_KEY"})
     with pytest.raises(ConfigError, match=r"rollout\.api_key_env='NO_SUCH_KEY'"):
-        RolloutWorker(
-            config(folder).model_copy(update={"rollout": Config().rollout.model_copy(update={"api_key_env": "NO_SUCH_KEY"})}), None
-        )
+        RolloutWorker(RolloutSettings.of(config(folder).model_copy(update={"rollout": keyless})), None)
     with pytest.raises(ConfigError, match="does not exist"):
-        RolloutWorker(config(str(tmp_path / "none")), None)
+        RolloutWorker(RolloutSettings.of(config(str(tmp_path / "none"))), None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from agentrl.config.schema import Config
 from agentrl.figures.trajectory_metrics import is_correct, summarise_trajectories
 from agentrl.plugins import AgentLoop, Attempted, GroupReward, Reward, RewardResult
 from agentrl.rollout.player_stack import Validating
-from agentrl.rollout.worker import validating
+from agentrl.rollout.worker import RolloutSettings
 from agentrl.types import Failure, Lease, Outcome
 
 SAMPLING = EvalConfig(temperature=1.0)
@@ -181,7 +181,7 @@ def test_accuracy_is_of_the_own_reward_whatever_terms_take_from_the_sum(stage):
 
 
 def test_the_config_says_what_validation_does_otherwise():
-    assert validating(Config()) is None
+    assert RolloutSettings.of(Config()).validation is None
     config = Config.model_validate(
         {
             "agent": {"tools": ["calculator"]},
@@ -189,7 +189,7 @@ def test_the_config_says_what_validation_does_otherwise():
             "eval": {"rewards": {"*/MATH*": "gsm8k"}, "tools": []},
         }
     )
-    own = validating(config)
+    own = RolloutSettings.of(config).validation
     assert own is not None
     assert own.tools == ()
     assert own.reward.custom_function.path is None
