@@ -104,11 +104,16 @@ class AttachedServer:
     # ------------------------------------------------------------------------------------------------------- watch
 
     def _watch(self) -> None:
+        """Body of the thread: wait until the server generates, probe it until it fails, and so on.
+
+        A failure is what a probe finds, or what `restart` reports by `_failure`. Ends at `stop`, when the server
+        does not come up in time, or when the failures exceed the budget.
+        """
         while self._wait_until_it_generates():
             self._watchdog.begin(self.status().url)
             why = None
             while why is None and not self._failure.wait(self._watchdog.interval_s):
-                why = self._watchdog.look()
+                why = self._watchdog.probe()
             if self._is_stopping.is_set():
                 return
             restarts = self.status().restarts

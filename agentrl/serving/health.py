@@ -24,7 +24,7 @@ PROBE_TIMEOUT_S = 10.0
 EMBEDDED_BACKEND = "agentrl-embedded"
 """The `backend` that the embedded server reports in /server_info."""
 
-_LOOKS_PER_TIMEOUT = 4
+_PROBES_PER_TIMEOUT = 4
 _LONGEST_INTERVAL_S = 5.0
 _NOT_READY_STATUS = 503
 
@@ -91,13 +91,13 @@ class ServerWatchdog:
     @property
     def interval_s(self) -> float:
         """Seconds between two probes; also the longest duration of one."""
-        return min(_LONGEST_INTERVAL_S, self._timeout_s / _LOOKS_PER_TIMEOUT)
+        return min(_LONGEST_INTERVAL_S, self._timeout_s / _PROBES_PER_TIMEOUT)
 
     def begin(self, url: str) -> None:
         """Start watching the server at `url`, which was healthy a moment ago."""
         self._url, self._load, self._well_at = url, None, self._clock()
 
-    def look(self) -> str | None:
+    def probe(self) -> str | None:
         """Probe once; return why the server counts as hanging, or None if it does not."""
         is_well = trio.run(_answer_of, self._is_well, self.interval_s)
         now = self._clock()

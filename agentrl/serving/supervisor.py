@@ -126,6 +126,11 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------------ process
 
     def _watch(self) -> None:
+        """Body of the thread: wait for the end of the process, launch another one, and so on.
+
+        The process ends by itself, or is killed by this thread (it hangs), by `restart` or by `stop`. The loop
+        ends at `stop`, or when the restarts are used up.
+        """
         while True:
             why = self._wait_until_it_ends()
             if self._is_stopping.is_set():
@@ -156,7 +161,7 @@ class Supervisor:
             try:
                 return _end_text(process.wait(timeout=dog.interval_s))
             except subprocess.TimeoutExpired:
-                hung = dog.look()
+                hung = dog.probe()
             if hung is not None and not self._is_stopping.is_set():
                 self._set(state="starting", message=hung)  # before the kill: the router must stop sending requests
                 _signal_group(process.pid, signal.SIGKILL)  # not SIGTERM: a stopped (SIGSTOP) process never handles it

@@ -14,57 +14,51 @@ from pathlib import Path
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused
 from agentrl.learner.learner import Learner
-from agentrl.sglang.client import SGLangClient, for_each
+from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 from agentrl.types import TensorSpec
-from agentrl.weights.transport import Hold, LearnerCalls, Sent
-
-_LIMIT = "rollout.weights.timeout_s"
+from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport
 
 
-class _DiskTransport:
-    """What the transports of this module share. Folders are kept: a server may still be reading one."""
+class FolderTransport(Transport):
+    """Whole models. The folders of the two newest versions are kept: a server may still be reading one."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
-        self._learner = learner
-        self._timeout_s = config.timeout_s
+        super().__init__(learner, config)
         self._folder = folder
 
-    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Do nothing: servers keep nothing between publishes."""
-
-    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Do nothing: servers keep nothing between publishes."""
-
-
-class FolderTransport(_DiskTransport):
-    """Whole models."""
-
     async def prepare(self, version: int) -> None:
-        await self._learner.run(Learner.export, str(version_folder(self._folder, version)))
-        keep_newest(self._folder, keep=2)
+        await self._learner.run(Learner.export, str(self._folder_of(version)))
+        self._keep_newest(2)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
-        folder = version_folder(self._folder, version)
+        folder = self._folder_of(version)
         size = _num_bytes(await self._learner.run(Learner.tensor_specs))
 
         async def load(server: SGLangClient) -> None:
             async with hold(server) as may_flush:
                 await server.update_weights_from_disk(str(folder), version=version, flush_cache=may_flush)
 
-        return Sent(size * len(servers), await for_each(servers, load, timeout_s=self._timeout_s, limit=_LIMIT))
+        return Sent(size * len(servers), await self._try_each(servers, load))
+
+    def _folder_of(self, version: int) -> Path:
+        return self._folder / f"v{version:06d}"  # names sort by version
+
+    def _keep_newest(self, num_versions: int) -> None:
+        for old in sorted(self._folder.glob("v*"))[:-num_versions]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
-class AdapterTransport(_DiskTransport):
+class AdapterTransport(FolderTransport):
     """Replaces the adapter of the previous version; the base weights stay as loaded at the servers' start."""
 
     async def prepare(self, version: int) -> None:
-        await self._learner.run(Learner.export_adapter, str(version_folder(self._folder, version)))
-        keep_newest(self._folder, keep=2)
+        await self._learner.run(Learner.export_adapter, str(self._folder_of(version)))
+        self._keep_newest(2)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
-        folder = version_folder(self._folder, version)
+        folder = self._folder_of(version)
         size = _num_bytes(await self._learner.run(Learner.adapter_specs))
 
         async def load(server: SGLangClient) -> None:
@@ -74,10 +68,10 @@ class AdapterTransport(_DiskTransport):
                 await server.load_adapter(POLICY_ADAPTER, str(folder))
                 await server.update_weight_version(version)
 
-        return Sent(size * len(servers), await for_each(servers, load, timeout_s=self._timeout_s, limit=_LIMIT))
+        return Sent(size * len(servers), await self._try_each(servers, load))
 
 
-class ChangesTransport(_DiskTransport):
+class ChangesTransport(FolderTransport):
     """Only what an update changed. Remembers the version of each server; writes all weights only on demand.
 
     The embedded server reads the changed elements. It rejects them by a checksum if it has other base weights.
@@ -97,7 +91,7 @@ class ChangesTransport(_DiskTransport):
     async def prepare(self, version: int) -> None:
         if version == self._version:  # a second publish of the same version, for servers that missed the first
             return
-        folder = version_folder(self._folder, version)
+        folder = self._folder_of(version)
         if self._version is None:
             await self._learner.run(Learner.write_base, str(folder / "whole"), False)
             self._base, self._is_whole_written = None, True
@@ -105,10 +99,10 @@ class ChangesTransport(_DiskTransport):
             self._sizes = await self._learner.run(Learner.write_changes, str(folder / "changes"))
             self._base, self._is_whole_written = self._version, False
         self._version = version
-        keep_newest(self._folder, keep=2)
+        self._keep_newest(2)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
-        folder = version_folder(self._folder, version)
+        folder = self._folder_of(version)
         changes, whole = folder / "changes", folder / "whole"
         sizes: dict[str, int] = {}  # url -> bytes that the server read
         without_base: list[SGLangClient] = []
@@ -134,13 +128,13 @@ class ChangesTransport(_DiskTransport):
                 await server.update_weights_from_disk(str(whole), version=version, flush_cache=may_flush)
             sizes[server.url] = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
 
-        failed = await for_each(servers, load_changes, timeout_s=self._timeout_s, limit=_LIMIT)
+        failed = await self._try_each(servers, load_changes)
         if without_base:
             # Written in between, so that no server's deadline runs while the learner writes.
             await self._write_whole(whole)
             refused = {server.url for server in without_base}
             failed = {url: why for url, why in failed.items() if url not in refused}
-            failed |= await for_each(without_base, load_whole, timeout_s=self._timeout_s, limit=_LIMIT)
+            failed |= await self._try_each(without_base, load_whole)
         self._holds |= dict.fromkeys((server.url for server in servers if server.url not in failed), version)
         return Sent(sum(sizes.values()), failed)
 
@@ -149,17 +143,6 @@ class ChangesTransport(_DiskTransport):
         if not self._is_whole_written:
             await self._learner.run(Learner.write_base, str(folder), True)
             self._is_whole_written = True
-
-
-def version_folder(folder: Path, version: int) -> Path:
-    """Return the folder of one version; names sort by version."""
-    return folder / f"v{version:06d}"
-
-
-def keep_newest(folder: Path, *, keep: int) -> None:
-    """Remove all but the newest `keep` exported versions; a server may still be reading the previous one."""
-    for old in sorted(folder.glob("v*"))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _num_bytes(specs: Sequence[TensorSpec]) -> int:

@@ -20,15 +20,14 @@ from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import parse_num_ranks
 from agentrl.types import SendTimes, TensorSpec
-from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, plan_buckets
+from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, plan_buckets
 
 
-class GroupTransport:
+class GroupTransport(Transport):
     """Keeps the process group between publishes; forms a new one if the servers change or an attempt fails."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
-        self._learner = learner
-        self._config = config
+        super().__init__(learner, config)
         self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
         self._num_groups = 0
         self._name = uuid.uuid4().hex[:8]
@@ -53,7 +52,7 @@ class GroupTransport:
                 await self._receive(server, version, may_flush=may_flush)
 
         async def receive_all() -> None:
-            failed.update(await for_each(servers, receive, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s"))
+            failed.update(await self._try_each(servers, receive))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive_all)
@@ -120,7 +119,7 @@ class GroupTransport:
             )
 
         async def ask_all() -> None:
-            failed.update(await for_each(servers, ask, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s"))
+            failed.update(await self._try_each(servers, ask))
 
         async def join() -> None:
             try:

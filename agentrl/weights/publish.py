@@ -94,14 +94,15 @@ class Publisher:
         await self._transport.prepare(version)
         # Ping first: a hanging server would block all others of its group until the deadline.
         failed = await self._find_silent(servers)
-        attempts = [await self._transport.send(version, answering, hold)] if (answering := _without(servers, failed)) else []
-        missed = dict(attempts[0].failed) if attempts else {}
-        failed |= {url: missed[url] for url in await self._find_silent([server for server in servers if server.url in missed])}
-        for server in _without(answering, failed):
-            if server.url in missed:
-                # One server at a time: in a common group, one failure fails them all.
-                attempts.append(await self._transport.send(version, [server], hold))
-                failed |= attempts[-1].failed
+        answering = _without(servers, failed)
+        first = await self._transport.send(version, answering, hold) if answering else Sent(0)
+        missed = [server for server in answering if server.url in first.failed]
+        failed |= {url: first.failed[url] for url in await self._find_silent(missed)}
+        attempts = [first]
+        for server in _without(missed, failed):
+            # One server at a time: in a common group, one failure fails them all.
+            attempts.append(await self._transport.send(version, [server], hold))
+            failed |= attempts[-1].failed
         return _report(version, time.monotonic() - started, attempts, failed)
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
@@ -172,12 +173,11 @@ def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path) ->
 
 
 def _report(version: int, seconds: float, attempts: Sequence[Sent], failed: Mapping[str, str]) -> PublishReport:
-    first = attempts[0].failed if attempts else {}
     return PublishReport(
         version,
         seconds,
         sum(sent.num_bytes for sent in attempts),
         failed,
-        repaired={url: why for url, why in first.items() if url not in failed},
+        repaired={url: why for url, why in attempts[0].failed.items() if url not in failed},
         times=next((sent.times for sent in reversed(attempts) if sent.times is not None), None),
     )

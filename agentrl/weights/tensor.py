@@ -16,18 +16,17 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.learner.learner import Learner
 from agentrl.loopback import is_local
-from agentrl.sglang.client import SGLangClient, for_each
+from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import parse_setting
 from agentrl.types import TensorSpec
-from agentrl.weights.transport import Hold, LearnerCalls, Sent, plan_buckets
+from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport, plan_buckets
 
 
-class TensorTransport:
+class TensorTransport(Transport):
     """Each bucket is gathered and pickled once, and kept until all servers have received it."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
-        self._learner = learner
-        self._config = config
+        super().__init__(learner, config)
         self._buckets: list[list[TensorSpec]] = []
 
     async def prepare(self, version: int) -> None:
@@ -55,14 +54,8 @@ class TensorTransport:
                     )
                 await server.end_weight_update()
 
-        failed = await for_each(servers, load, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s")
+        failed = await self._try_each(servers, load)
         return Sent(sum(spec.num_bytes for bucket in self._buckets for spec in bucket) * len(servers), failed)
-
-    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Do nothing: nothing is kept between publishes."""
-
-    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Do nothing: nothing is kept between publishes."""
 
 
 class _Pickles:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 
+from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import Learner
-from agentrl.sglang.client import SGLangClient
+from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.workers import Workers
 
@@ -39,9 +41,14 @@ class Sent:
     times: SendTimes | None = None
 
 
-class Transport(Protocol):
-    """One way to move weights from the learner to the servers."""
+class Transport(ABC):
+    """One way to move weights from the learner to the servers. Its methods are called one at a time."""
 
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
+        self._learner = learner
+        self._config = config
+
+    @abstractmethod
     async def prepare(self, version: int) -> None:
         """Do the work that needs no server, once per publish, while the servers keep sampling.
 
@@ -49,6 +56,7 @@ class Transport(Protocol):
             InfrastructureError: it failed.
         """
 
+    @abstractmethod
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         """Bring all of `servers` to `version`. A server that fails is an entry in the result, never an exception.
 
@@ -57,10 +65,14 @@ class Transport(Protocol):
         """
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Release what is kept between publishes, also on `servers`."""
+        """Release what is kept between publishes, also on `servers`. Most transports keep nothing."""
 
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:
         """Make `servers` release what is kept between publishes, after the learner is gone."""
+
+    async def _try_each(self, servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]]) -> dict[str, str]:
+        """Run `action(server)` on all servers, with the deadline of an attempt; return url -> reason for those that failed."""
+        return await for_each(servers, action, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s")
 
 
 class LearnerCalls:

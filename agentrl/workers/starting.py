@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 
 from agentrl.errors import AgentRLError
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between two polls of parts that do not report by themselves."""
 FETCH_TIMEOUT_S = 60.0
 """For a result that is ready but may have to be transferred from another machine."""
@@ -65,7 +65,7 @@ def wait_until_all_ready(parts: Sequence[Starting], *, table: Callable[[], str] 
     pending = {ref: (deadline, part) for part in parts for ref, deadline in part.starting.items()}
     while pending or any(part.readiness.may_come for part in parts):
         if not pending:
-            time.sleep(LOOK_S)  # ends: each of these parts has its own deadline
+            time.sleep(POLL_S)  # ends: each of these parts has its own deadline
             continue
         deadline, late = min(((deadline, ref) for ref, (deadline, _) in pending.items()), key=lambda pair: pair[0])
         done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)

@@ -166,9 +166,9 @@ def test_the_watchdog_calls_it_hanging_and_returns_from_every_look(fault):
         watchdog.begin(url)
         server.fault = fault
         now[0] = 0.5
-        assert watchdog.look() is None
+        assert watchdog.probe() is None
         now[0] = 1.5
-        assert "the server hung" in (watchdog.look() or "")
+        assert "the server hung" in (watchdog.probe() or "")
         assert not generates(url, api_key=None, timeout_s=0.3)
         assert kind_of(url, api_key=None, timeout_s=0.3) in (None, "sglang")
 

@@ -184,7 +184,7 @@ def test_a_paused_server_is_no_hanging_one(running):
 
     def look():
         clock[0] += 30.0
-        return dog.look()
+        return dog.probe()
 
     assert look() is None  # idle: it samples a token
     trio.run(tell, running.status().url, "pause")
@@ -193,7 +193,7 @@ def test_a_paused_server_is_no_hanging_one(running):
     os.kill(running.status().pid, signal.SIGSTOP)
     try:
         clock[0] += 10.0
-        assert dog.look() is None, "not before the time is over"
+        assert dog.probe() is None, "not before the time is over"
         assert look() == "the server hung: nothing came from it for rollout.server_hang_timeout_s=20"
     finally:
         os.kill(running.status().pid, signal.SIGCONT)
@@ -209,9 +209,9 @@ def test_a_load_that_never_changes_is_a_hanging_server(tmp_path):
     with answering(answers) as url:
         dog = ServerWatchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40, 41)).__next__)
         dog.begin(url)
-        assert [dog.look() is None for _ in range(3)] == [True, True, False]  # the first look has nothing to compare with
+        assert [dog.probe() is None for _ in range(3)] == [True, True, False]  # the first look has nothing to compare with
         answers["/v1/loads"]["loads"][0]["num_used_tokens"] = 8
-        assert dog.look() is None
+        assert dog.probe() is None
 
 
 def test_an_attached_server_that_stops_is_waited_for_and_needs_weights_again(running):
