@@ -64,6 +64,7 @@ class ProblemPlayer:
         on_finished: Callable[[Trajectory], None],
         on_failed: Callable[[FailedAttempt], None],
     ) -> None:
+        self._scorer = scorer
         self._store = store
         self._sampling = sampling
         self._on_finished = on_finished
@@ -111,7 +112,7 @@ class ProblemPlayer:
     def _missing(self, problem: EvaluationProblem) -> Sequence[int]:
         """Return the members of a problem to play: all, if any is missing and a reward compares them."""
         missing = [member for member, key in enumerate(problem.keys) if not self._store.has(key)]
-        return range(len(problem.keys)) if missing and self._groups.is_compared(problem.task) else missing
+        return range(len(problem.keys)) if missing and self._scorer.has_group_rewards(problem.task) else missing
 
     @staticmethod
     async def _deliver(keys: Sequence[str], out: trio.MemorySendChannel[tuple[str, Trajectory]], played: Shipment) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,8 @@ import trio
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.data.checked_dataset import Playable
 from agentrl.data.failures import FailureBook
@@ -55,6 +57,9 @@ from agentrl.sglang.client import SGLangClient
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.tracking.watchdog import Watchdog
 from agentrl.types import Trajectory
+
+Connect = Callable[[str], SGLangClient]
+"""Opens the client of a server, by its URL."""
 
 STORE = "attempts.sqlite"
 """Name of the store, in the folder of the results."""
@@ -131,7 +136,7 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
         plugins = named_plugins(config.agent, config.reward, config.eval)
         table = RewardTable(config.reward, plugins)
         if request.is_scored:
-            _refuse_reward_model(config)
+            _refuse_reward_model(config.asks_reward_model)
         reward, check = (config.reward, table.check) if request.is_scored else (None, None)
         settings = AttemptSettings(known.identity, config.model, config.data, config.agent, config.eval, reward)
         playable = Playable(config.agent, plugins, chat, check)
@@ -187,7 +192,8 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
     """
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
     reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
-    turns = _turns(prepared, concurrency, api_key=servers.api_key)
+    connect = _connector(config.rollout, config.model, api_key=servers.api_key)
+    turns = _turns(prepared, concurrency, connect, api_key=servers.api_key)
     failures = FailureBook(
         prepared.request.folder,
         say=progress.say,
@@ -209,8 +215,8 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
         )
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
-            connect = partial(_client, config=config, api_key=servers.api_key) if isinstance(turns, Router) else None
-            with _watching(WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=connect), prepared, progress.say):
+            asks = connect if isinstance(turns, Router) else None
+            with _watching(WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=asks), prepared, progress.say):
                 await attempts.run(prepared.problems, servers, turns)
         finally:
             failures.write(is_last=True)
@@ -228,7 +234,7 @@ def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> Abstr
     return Watchdog(watched, silence_s=silence_s, folder=prepared.request.folder / "watchdog", say=say)
 
 
-def _turns(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None) -> Router | MessageModel:
+def _turns(prepared: Prepared, concurrency: Concurrency, connect: Connect, *, api_key: str | None) -> Router | MessageModel:
     """Return the source of turns: a router for servers that exchange tokens, or a model for messages."""
     config, name = prepared.config, prepared.known.served_name
     rollout = config.rollout
@@ -237,7 +243,7 @@ def _turns(prepared: Prepared, concurrency: Concurrency, *, api_key: str | None)
         return MessageModel(prepared.place.urls, name, api_key=api_key, max_connections=most, backpressure=concurrency)
     vocab_size, context_tokens = model_limits(config.model, prepared.chat)
     return Router(
-        partial(_client, config=config, api_key=api_key),
+        connect,
         vocab_size=vocab_size,
         context_tokens=context_tokens,
         max_silence_s=rollout.max_server_silence_s,
@@ -252,13 +258,14 @@ def _as_evaluated(config: Config) -> Config:
     return own.model_copy(update={"agent": own.agent.model_copy(update=lengths)})
 
 
-def _client(url: str, *, config: Config, api_key: str | None) -> SGLangClient:
-    return SGLangClient(
-        url,
+def _connector(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Connect:
+    """Return what opens the client of a server."""
+    return partial(
+        SGLangClient,
         api_key=api_key,
-        max_connections=config.rollout.max_concurrent_trajectories,
+        max_connections=rollout.max_concurrent_trajectories,
         unpublished=UNPUBLISHED_VERSION,
-        num_ids=num_ids_of(config.model),
+        num_ids=num_ids_of(model),
     )
 
 
@@ -266,7 +273,7 @@ def _sources(problems: Sequence[EvaluationProblem]) -> set[str]:
     return {problem.task.data_source for problem in problems}
 
 
-def _refuse_reward_model(config: Config) -> None:
-    """Refuse rewards that need the ranks of a training run."""
-    if config.asks_reward_model:
-        raise ConfigError(f"{config.asks_reward_model[0]} asks the reward model, which only a training run has; evaluate by another reward")
+def _refuse_reward_model(asking: Sequence[str]) -> None:
+    """Refuse rewards that need the ranks of a training run. `asking`: their config keys."""
+    if asking:
+        raise ConfigError(f"{asking[0]} asks the reward model, which only a training run has; evaluate by another reward")

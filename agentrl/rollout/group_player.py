@@ -102,10 +102,6 @@ class GroupPlayer:
         self._scopes = scopes
         self._unit = unit
 
-    def is_compared(self, task: Task) -> bool:
-        """Return whether a reward compares the members of a group."""
-        return self._scorer.has_group_rewards(task)
-
     async def play(
         self,
         lease: Lease,
