@@ -1,6 +1,6 @@
 """Size and coupling of the code base, counted from the sources alone, in seconds.
 
-A module is a one-importer if exactly one other module of the program imports it. A method forwards if it only
+A module is a one-importer if it is no package and exactly one other module of the program imports it. A method forwards if it only
 calls a method of one of its attributes with its own arguments. A circle is a set of modules that import each
 other, imports within functions included.
 
@@ -137,7 +137,8 @@ def measure(modules: Mapping[str, Module]) -> dict[str, object]:
     """Return the counts; for those that should be small, the names."""
     graph = {name: imports_of(module, modules) for name, module in modules.items()}
     importers = Counter(imported for imports in graph.values() for imported in imports)
-    alone = [name for name in modules if importers[name] == 1 and not name.endswith("__init__")]
+    packages = {module.package for module in modules.values()}
+    alone = [name for name in modules if importers[name] == 1 and name not in packages]
     named: defaultdict[str, list[str]] = defaultdict(list)
     for module in modules.values():
         for found in classes(module):

@@ -24,7 +24,6 @@ from agentrl.types import JsonObject, Message, Role, Task, ToolCall
 
 Row = Mapping[str, Any]
 MULTIMODAL_COLUMNS = ("images", "videos")
-MULTIMODAL_PARTS = ("image", "image_url", "video", "video_url")
 ROLES: tuple[str, ...] = get_args(Role)
 
 

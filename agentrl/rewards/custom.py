@@ -14,8 +14,6 @@ from agentrl.plugins import Attempted, BatchReward, Reference, Reward, RewardRes
 from agentrl.plugins.checks import check_awaited, place
 from agentrl.plugins.rewards import RunsIn
 
-SYNC_PLACES: tuple[RunsIn, ...] = ("thread", "process", "inline")
-
 
 class CustomFunction(Reward):
     """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or async.

@@ -16,8 +16,8 @@ import typer
 from agentrl.cli import app
 from agentrl.config.compose import load_config
 from agentrl.config.explain import explain
-from agentrl.data.convert import write_aime
 from agentrl.errors import ConfigError, DataError
+from parts.converted import write_aime
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "configs" / "recipes"

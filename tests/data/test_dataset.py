@@ -18,13 +18,13 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
 from agentrl.data import files
 from agentrl.data.checked_dataset import Playable, build_dataset
-from agentrl.data.convert import write_gsm8k
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.data.files import ParquetRows, file_ids, open_rows, write_rows
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins import AgentLoop, Interaction, InteractionReply, Tool, ToolResult, load_plugins
 from agentrl.types import Task
+from parts.converted import write_gsm8k
 
 AGENTS = AgentChoice(lambda name: name, "single_turn_agent")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import agentrl
-from agentrl.data.convert import write_gsm8k
+from parts.converted import write_gsm8k
 
 
 def gsm8k_folder() -> Path:

@@ -19,8 +19,8 @@ import agentrl
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
-from agentrl.data.convert import write_aime, write_gsm8k
 from agentrl.fleet.cluster import ray_session
+from parts.converted import write_aime, write_gsm8k
 
 RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml"))
 ALWAYS = {"gsm8k_tools"}
