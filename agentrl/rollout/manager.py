@@ -55,7 +55,6 @@ class _LeasedGroup:
     unsettled: number of its members that still count against the concurrency limit.
     """
 
-    lease: Lease
     unsettled: int
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
@@ -170,7 +169,7 @@ class AgentLoopManager:
 
     async def _play_leased(self, lease: Lease, out: trio.MemorySendChannel[Shipment]) -> None:
         """Play a group until all members are settled, or until it is dropped or withdrawn."""
-        group = _LeasedGroup(lease, lease.num_attempts)
+        group = _LeasedGroup(lease.num_attempts)
 
         async def deliver(shipment: Shipment) -> None:
             if isinstance(shipment, DroppedGroup):

@@ -13,7 +13,7 @@ import trio
 from rich.console import Console
 from trio.testing import MockClock
 
-from agentrl.errors import InfrastructureError, ServerError
+from agentrl.errors import InfrastructureError, RewardError, ServerError
 from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import RunningServers, Servers
@@ -193,6 +193,19 @@ def test_members_that_are_compared_are_kept_together(tmp_path: Path) -> None:
     scene.play()
     assert sorted(scene.scorer.compared) == [(0, 1)] * 3
     assert [t.metrics["rank"] for t in scene.stored() if t] == [0.0, 1.0] * 3
+
+
+class BrokenScorer(FakeScorer):
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        raise RewardError("cannot compare")
+
+
+def test_members_that_cannot_be_compared_are_failures_and_end_nothing(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, always(Outcome.COMPLETED), compares=True, num=MAX_FAILURES_IN_A_ROW)
+    scene.scorer = BrokenScorer(compares=True)
+    assert scene.play().failed == 2 * MAX_FAILURES_IN_A_ROW
+    assert {(t.outcome, t.failure.text) for t in scene.stored() if t and t.failure} == {(Outcome.REWARD_ERROR, "cannot compare")}
+    assert {(f.outcome, f.became) for f in scene.failed} == {(Outcome.REWARD_ERROR, "not_scored")}
 
 
 def test_never_more_at_once_than_there_is_room_for(tmp_path: Path) -> None:
