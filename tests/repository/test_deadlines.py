@@ -32,6 +32,7 @@ ALLOWED = {
     "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` ends",
     "agentrl/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line before",
     "agentrl/sglang/process_group.py:Broadcast.wait": "the process group has a time-out",
+    "agentrl/workers/actors.py:_limiter": "a variable of trio's: it waits for nothing",
     "agentrl/workers/workers.py:Workers.run": "a Handle: CallDeadlines bounds it",
 }
 """File and function -> what bounds the wait instead."""
