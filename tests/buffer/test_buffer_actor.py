@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import trio
@@ -145,6 +146,22 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     resumed.run(TrainingBuffer.close)
     assert resumed.run(TrainingBuffer.take, 2, LONG_POLL_S) is None
     assert resumed.run(TrainingBuffer.stats)["leased"] == 2
+
+
+def test_a_killed_buffer_reads_its_journal_and_does_not_begin_a_new_one(cluster, folder, tmp_path):
+    buffer = launch_buffer(BufferSettings.of(config(folder)), str(tmp_path), is_new=True, say=print).within(DEADLINE_S)
+    buffer.run(TrainingBuffer.advance, 0)
+    assert [lease.group_id for lease in buffer.run(TrainingBuffer.lease, "a", 9, 0.0)] == [0, 1]
+    workers = psutil.Process().children(recursive=True)
+    (process,) = (p for p in workers if p.cmdline()[:1] == ["ray::BufferActor"] and holds(p, tmp_path))
+    process.kill()
+    assert buffer.run(TrainingBuffer.counts) == BufferCounts(2, 0, 2, 0, 0, {}, {})
+    assert [file.name for file in tmp_path.glob("*.sqlite")] == ["ledger.sqlite"]
+    buffer.run(TrainingBuffer.close)
+
+
+def holds(process: psutil.Process, folder: Path) -> bool:
+    return any(Path(file.path).parent == folder for file in process.open_files())
 
 
 def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(cluster, folder):
