@@ -35,7 +35,7 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
     from agentrl.config.compose import load_sft_config
 
     checked = load_sft_config(config, overrides or [])
-    from agentrl.offline.sft import supervise
+    from agentrl.offline.supervised import supervise
 
     with _resumable():
         supervise(checked)
@@ -47,7 +47,7 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
     from agentrl.config.compose import load_rm_config
 
     checked = load_rm_config(config, overrides or [])
-    from agentrl.offline.reward_model import train_reward_model
+    from agentrl.offline.supervised import train_reward_model
 
     with _resumable():
         train_reward_model(checked)

@@ -41,44 +41,37 @@ class RoleSpecs:
             num_steps: steps of the whole run, for the learning rate schedules.
             dump_folder: where ranks write batches with a non-finite loss.
         """
-        warmup = config.critic.warmup_steps if config.has_critic else 0
-        updates = max(1, num_steps - warmup) * config.learner.minibatches_per_step * config.learner.epochs_per_step
-        kl = config.algorithm.kl
-        return cls(
-            learner_spec(config, total_updates=updates, dump_folder=dump_folder),
-            _critic_spec(config, num_steps=num_steps, dump_folder=dump_folder) if config.has_critic else None,
-            kl if kl.place == "reward" and kl.coefficient > 0 else None,
-            config.has_critic and config.placement.pool_of("critic") != config.placement.pool_of("actor"),
+        learner, critic, kl, algorithm = config.learner, config.critic, config.algorithm.kl, config.algorithm_in_use
+        steps_of_policy = max(1, num_steps - (critic.warmup_steps if config.has_critic else 0))
+        of_learner = LearnerSpec(
+            config.model,
+            learner,
+            algorithm,
+            config.policy_mode,
+            config.trainer.seed,
+            config.rollout.temperature,
+            total_updates=steps_of_policy * learner.minibatches_per_step * learner.epochs_per_step,
+            dump_folder=dump_folder,
+            device=config.placement.device_of("actor"),
         )
+        if not config.has_critic:
+            return cls(of_learner, None, _in_reward(kl), is_critic_apart=False)
+        of_critic = CriticSpec(
+            resolve_model(config.critic_model),
+            learner.model_copy(update={"optimizer": critic.optimizer}),
+            Aggregation(algorithm.aggregation, algorithm.constant_length),
+            critic.cliprange_value,
+            seed=config.trainer.seed,
+            total_updates=num_steps * learner.minibatches_per_step * config.critic_epochs,
+            dump_folder=str(Path(dump_folder) / CRITIC_FOLDER),
+            device=config.placement.device_of("critic"),
+        )
+        is_apart = config.placement.pool_of("critic") != config.placement.pool_of("actor")
+        return cls(of_learner, of_critic, _in_reward(kl), is_apart)
 
 
-def learner_spec(config: Config, *, total_updates: int, dump_folder: str | None = None) -> LearnerSpec:
-    """Return the spec that every learner rank of this config gets."""
-    return LearnerSpec(
-        config.model,
-        config.learner,
-        config.algorithm_in_use,
-        config.policy_mode,
-        config.trainer.seed,
-        config.rollout.temperature,
-        total_updates,
-        dump_folder,
-        device=config.placement.device_of("actor"),
-    )
-
-
-def _critic_spec(config: Config, *, num_steps: int, dump_folder: str) -> CriticSpec:
-    algorithm = config.algorithm_in_use
-    return CriticSpec(
-        resolve_model(config.critic_model),
-        config.learner.model_copy(update={"optimizer": config.critic.optimizer}),
-        Aggregation(algorithm.aggregation, algorithm.constant_length),
-        config.critic.cliprange_value,
-        seed=config.trainer.seed,
-        total_updates=num_steps * config.learner.minibatches_per_step * config.critic_epochs,
-        dump_folder=str(Path(dump_folder) / CRITIC_FOLDER),
-        device=config.placement.device_of("critic"),
-    )
+def _in_reward(kl: KLConfig) -> KLConfig | None:
+    return kl if kl.place == "reward" and kl.coefficient > 0 else None
 
 
 def check_critic(model: ModelConfig, learner: LearnerConfig) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,7 +99,13 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
         specs = RoleSpecs.of(located, num_steps=config.trainer.steps or stored.num_steps, dump_folder=str(run_dir.root / "non_finite"))
-        roles = stack.enter_context(_open_roles(specs, located))
+        if config.learner.world_size > 1:
+            stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
+            seats = stack.enter_context(reserve_seats(located.placement, located.num_ranks, roles=_ROLES))
+            roles = start_roles(specs, seats)
+        else:  # in this process
+            roles = open_local_roles(specs)
+        stack.callback(roles.stop)
         if checkpoint is not None:
             roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
@@ -182,20 +188,6 @@ class _Replay:
 def _trajectories(folder: Path, elsewhere: str | None) -> Path:
     """Return the folder with the run's trajectories: `folder`, or `trainer.rollout_data_dir`."""
     return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
-
-
-@contextmanager
-def _open_roles(specs: RoleSpecs, config: Config) -> Iterator[Roles]:
-    """Yield the roles: in this process for a single rank, else as Ray actors."""
-    with ExitStack() as stack:
-        if config.learner.world_size > 1:
-            stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
-            seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks, roles=_ROLES))
-            roles = start_roles(specs, seats)
-        else:
-            roles = open_local_roles(specs)
-        stack.callback(roles.stop)
-        yield roles
 
 
 def _digest(learner: Workers[Learner]) -> str:

@@ -18,7 +18,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
-from agentrl.controller.specs import learner_spec
+from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.types import Message, Outcome, RewardEvent, Task, Trajectory
@@ -91,8 +91,9 @@ def config_of(minibatches):
 
 @contextlib.contextmanager
 def learner_of(config):
-    spec = learner_spec(config, total_updates=STEPS * config.learner.minibatches_per_step)
-    learner = open_local_learner(dataclasses.replace(spec, from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)))
+    spec = RoleSpecs.of(config, num_steps=STEPS, dump_folder="").learner
+    new_model = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    learner = open_local_learner(dataclasses.replace(spec, from_scratch=new_model, dump_folder=None))
     try:
         yield learner
     finally:

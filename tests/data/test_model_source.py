@@ -19,7 +19,7 @@ from agentrl.controller.start import open_run
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
 from agentrl.fleet.user_files import user_files
-from agentrl.offline.supervised import model_with_tokenizer
+from agentrl.offline.supervised_loop import model_with_tokenizer
 from agentrl.plugins.sources import import_source
 from agentrl.serving.launch import launcher
 

@@ -23,7 +23,7 @@ from agentrl.controller.credit import Assessment, action_batch, assessed, credit
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.roles import Roles
-from agentrl.controller.specs import check_critic, learner_spec
+from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
@@ -314,7 +314,7 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
     kl = {"place": "reward", "coefficient": 0.1, "estimator": "k1"}
     config = Config(model={"path": str(tmp_path)}, algorithm={"kl": kl, "singleton": "raw"}, rollout={"group_size": 1})
     groups = [Group(0, (trajectory(np.random.default_rng(4)),))]
-    learner = open_local_learner(learner_spec(config, total_updates=1))
+    learner = open_local_learner(RoleSpecs.of(config, num_steps=1, dump_folder=str(tmp_path)).learner)
     with closing(learner.worker):
         roles = Roles(learner, reward_kl=RewardKL(config.algorithm.kl))
         assert np.isfinite(np.concatenate(assess(roles, groups, config.algorithm, config.learner).kl)).all()

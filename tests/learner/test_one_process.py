@@ -17,7 +17,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.credit import group_trajectories
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
-from agentrl.controller.specs import learner_spec
+from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.types import Outcome, RewardEvent, Trajectory
@@ -116,7 +116,9 @@ def whole(tensor):
 def learn_by_framework(config, dtype, batches):
     """Return initial weights, metrics per update, gradients per update and final weights."""
     spec = dataclasses.replace(
-        learner_spec(config, total_updates=6),
+        RoleSpecs.of(config, num_steps=1, dump_folder="").learner,
+        total_updates=6,
+        dump_folder=None,
         from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES),
         master_dtype=dtype,
     )

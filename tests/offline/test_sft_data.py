@@ -17,8 +17,8 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.supervised import RMConfig, RMDataConfig, SFTConfig, SFTDataConfig, SFTTrainerConfig
 from agentrl.errors import AgentRLError, DataError, PluginError
-from agentrl.offline.supervised import Order
 from agentrl.offline.supervised_data import pair_sample, read_conversations, read_pairs
+from agentrl.offline.supervised_loop import Order
 
 SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}}
 THINKING = """{%- for message in messages %}

@@ -11,8 +11,8 @@ from agentrl.config.supervised import SFTConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint
 from agentrl.learner.batch import Sample
-from agentrl.offline.supervised import Loop, Order, SupervisedJob, SupervisedProgress
 from agentrl.offline.supervised_data import Examples
+from agentrl.offline.supervised_loop import Loop, Order, SupervisedJob, SupervisedProgress
 from agentrl.tracking.console import QuietConsole
 from agentrl.tracking.metrics import MetricsFile, read_metrics
 from agentrl.tracking.tracker import Trackers

@@ -15,7 +15,7 @@ from agentrl.chat.chat import Chat
 from agentrl.config.compose import load_rm_config
 from agentrl.data.checked_dataset import OfferedTools
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.offline.reward_model import train_reward_model
+from agentrl.offline.supervised import train_reward_model
 from agentrl.types import Task
 
 SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from agentrl.config.compose import load_sft_config
 from agentrl.errors import ConfigError
-from agentrl.offline.sft import supervise
+from agentrl.offline.supervised import supervise
 
 SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
 
