@@ -12,8 +12,9 @@ driver
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from agentrl.algorithms.logprob_kernels import check_kernels
 from agentrl.buffer.training_buffer import BufferPlan, BufferSettings, TaskCheck, TrainingBuffer, planned_steps
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import dump_config
+from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
 from agentrl.controller.batch_rewards import BatchRewards
@@ -53,11 +55,13 @@ from agentrl.learner.architecture import check_dtype, check_policy
 from agentrl.learner.layout import check_folder
 from agentrl.learner.linear_kernels import check_linear_kernels
 from agentrl.learner.policy_loss import bind_policy_loss
+from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.workers.actors import Actor
-from agentrl.workers.starting import Starting
+from agentrl.workers.pools import Seat
+from agentrl.workers.workers import Workers
 
 
 @contextmanager
@@ -77,13 +81,9 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(run_dir.close)
         tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
-        batch_rewards = _open_batch_rewards(config, plugins)
-        conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
+        scoring = _open_scoring(config, run_dir, plugins, chat)
         if checkpoint is None and config.data.val_files:  # a resumed run does not play the baselines
             check_baselines(config.tracking.baselines, policy=Path(config.model.path))
-        own = config.of_validation
-        validation_rewards = batch_rewards if own is config else _batch_rewards(own, plugins)
-        validation = _open_validation(own, run_dir, plugins, chat, validation_rewards)
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
         stack.enter_context(interruptible())
@@ -102,16 +102,8 @@ def open_run(config: Config) -> Iterator[Run]:
         rollouts = RolloutFleet(RolloutSettings.of(config), buffer, key_of=servers.key_of)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
-        starting: list[Starting] = [rollouts, servers]
-        if conversations is not None:
-            reward_role = launch_reward_role(
-                config.reward_model, conversations, seats["reward_model"], device=config.placement.device_of("reward_model")
-            )
-            stack.callback(reward_role.ranks.stop)
-            for rewards in (batch_rewards, validation_rewards):
-                rewards.connect(reward_role.score)
-            start_up.add(reward_role.ranks)
-            starting.append(reward_role.ranks)
+        reward_ranks = _launch_reward_model(config, scoring, seats, stack)
+        start_up.add(*reward_ranks)
         with start_up.step("replay buffer"):
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
             plan = _buffer_plan(buffer, observer)
@@ -122,13 +114,8 @@ def open_run(config: Config) -> Iterator[Run]:
         # save.
         stack.callback(checkpoints.close)
         stack.callback(ranks.stop)
-        ranks.bring_up(starting, checkpoint, start_up=start_up, say=observer.say)
-        if checkpoint is not None:
-            observer.say(f"resumed from {checkpoint.folder.name}")
-        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
-            observer.say(aside)
-        buffer_state = checkpoint.buffer_state() if checkpoint else None
-        buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, checkpoint.step if checkpoint else 0, buffer_state)
+        ranks.bring_up([rollouts, servers, *reward_ranks], checkpoint, start_up=start_up, say=observer.say)
+        _resume(buffer, run_dir, checkpoint, observer)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
         run = Run(
@@ -137,8 +124,8 @@ def open_run(config: Config) -> Iterator[Run]:
             Processes(buffer, ranks, servers, rollouts),
             observer,
             checkpoints,
-            validation=validation,
-            batch_rewards=batch_rewards,
+            validation=scoring.validation,
+            batch_rewards=scoring.batch_rewards,
             total_steps=plan.total_steps,
         )
         with watching(run):
@@ -193,6 +180,33 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
     return config.with_adapter("merged")
 
 
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    """What the controller scores: batches of training, and validations.
+
+    conversations: of attempts, for the reward model; None without one. validation: None without `data.val_files`.
+    """
+
+    batch_rewards: BatchRewards
+    validation_rewards: BatchRewards
+    conversations: Conversations | None
+    validation: Validation | None
+
+
+def _open_scoring(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat) -> _Scoring:
+    rewards = _batch_rewards(config, plugins)
+    if rewards.is_any and config.needs_early_rewards:
+        raise ConfigError(f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later")
+    conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
+    own = config.of_validation
+    validation_rewards = rewards if own is config else _batch_rewards(own, plugins)
+    return _Scoring(rewards, validation_rewards, conversations, _open_validation(own, run_dir, plugins, chat, validation_rewards))
+
+
+def _batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
+    return BatchRewards(config.reward, plugins, max_response_tokens=config.agent.max_response_tokens)
+
+
 def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:
     """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
     if not config.data.val_files:
@@ -203,15 +217,18 @@ def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Ch
     return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
 
 
-def _batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
-    return BatchRewards(config.reward, plugins, max_response_tokens=config.agent.max_response_tokens)
-
-
-def _open_batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
-    rewards = _batch_rewards(config, plugins)
-    if rewards.is_any and config.needs_early_rewards:
-        raise ConfigError(f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later")
-    return rewards
+def _launch_reward_model(
+    config: Config, scoring: _Scoring, seats: Mapping[Role, Sequence[Seat]], stack: ExitStack
+) -> list[Workers[RewardModel]]:
+    """Launch the ranks of the reward model, if there is one, and let its rewards ask them; `stack` stops them."""
+    if scoring.conversations is None:
+        return []
+    device = config.placement.device_of("reward_model")
+    role = launch_reward_role(config.reward_model, scoring.conversations, seats["reward_model"], device=device)
+    stack.callback(role.ranks.stop)
+    for rewards in (scoring.batch_rewards, scoring.validation_rewards):
+        rewards.connect(role.score)
+    return [role.ranks]
 
 
 def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> Actor[TrainingBuffer]:
@@ -231,6 +248,16 @@ def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPla
         if line is not None:
             observer.say(line)
     return plan
+
+
+def _resume(buffer: Actor[TrainingBuffer], run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> None:
+    """Put the buffer at the checkpoint's step, and checkpoints of other steps aside."""
+    if checkpoint is not None:
+        observer.say(f"resumed from {checkpoint.folder.name}")
+    if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
+        observer.say(aside)
+    state = checkpoint.buffer_state() if checkpoint else None
+    buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, checkpoint.step if checkpoint else 0, state)
 
 
 def _readiness(config: Config, plan: BufferPlan) -> str:

@@ -71,9 +71,19 @@ class Stepper:
         facts = {"lr": lr, "num_tokens": float(counts.loss_tokens), "num_sequences": float(counts.sequences)}
         if counts.loss_tokens == 0:
             return {**facts, "is_skipped": 1.0, "non_finite_updates": float(self.num_non_finite)}
-        sums, maxima = self._accumulate(part_of, len(items))
+        sums: dict[str, Tensor] = {}
+        maxima: dict[str, Tensor] = {}
+        for index in range(len(items)):
+            if self._is_alone:
+                hold(self._policy.module, until_next_backward=index < len(items) - 1)
+            part = part_of(index)
+            # FSDP averages gradients over ranks. The scales in the loss already contain the global counts, so
+            # the gradients must be summed: undo the division.
+            (part.loss * self._place.mesh.size()).backward()
+            _add(part, sums, maxima)
+        del part  # its graph would stay in memory during the optimizer's step
         norm = gradient_norm(self._policy.module.parameters())
-        is_finite = self._all_finite(sums["loss"], float(norm))
+        is_finite = self._all_finite(float(sums["loss"]), float(norm))
         if is_finite:
             clip_gradients(self._policy.module.parameters(), norm, self._config.grad_clip)
             set_learning_rate(self.optimizer, lr)
@@ -83,25 +93,9 @@ class Stepper:
             self.num_non_finite += 1
             self._dump(items)
         self.optimizer.zero_grad(set_to_none=True)
-        metrics = finish_metrics(add_over_ranks(sums), largest_over_ranks(maxima), num_tokens=counts.loss_tokens)
+        metrics = finish_metrics(add_over_ranks(_floats(sums)), largest_over_ranks(_floats(maxima)), num_tokens=counts.loss_tokens)
         metrics |= {"grad_norm": float(norm), "is_skipped": float(not is_finite), "non_finite_updates": float(self.num_non_finite)}
         return facts | {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-    def _accumulate(self, part_of: Callable[[int], LossPart], num_items: int) -> tuple[dict[str, float], dict[str, float]]:
-        sums: dict[str, Tensor] = {}
-        maxima: dict[str, Tensor] = {}
-        for index in range(num_items):
-            if self._is_alone:
-                hold(self._policy.module, until_next_backward=index < num_items - 1)
-            part = part_of(index)
-            # FSDP averages gradients over ranks. The scales in the loss already contain the global counts, so
-            # the gradients must be summed: undo the division.
-            (part.loss * self._place.mesh.size()).backward()
-            for name, value in part.sums.items():
-                sums[name] = sums.get(name, 0.0) + value.detach().double()
-            for name, value in part.maxima.items():
-                maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
-        return {k: float(v) for k, v in sums.items()}, {k: float(v) for k, v in maxima.items()}
 
     def _all_finite(self, loss: float, norm: float) -> bool:
         # The norm is global, but the loss is this rank's own. Without agreement one rank would skip the step
@@ -116,6 +110,17 @@ class Stepper:
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"{index}.{name}": column for index, item in enumerate(items) for name, column in _columns(item).items()}
         save_file(arrays, str(folder / f"update{self.num_updates - 1:06d}_rank{self._place.rank}.safetensors"))
+
+
+def _add(part: LossPart, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
+    for name, value in part.sums.items():
+        sums[name] = sums.get(name, 0.0) + value.detach().double()
+    for name, value in part.maxima.items():
+        maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
+
+
+def _floats(values: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
 
 
 def _columns(item: Item) -> Mapping[str, np.ndarray]:

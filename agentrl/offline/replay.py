@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,37 +89,15 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         UserError: config or trajectories are wrong.
         InfrastructureError: a learner rank was lost, or a file cannot be written.
     """
-    stored = StoredSteps.find(_trajectories(folder, config.trainer.rollout_data_dir))
-    with ExitStack() as stack:
-        run_dir = RunDir.open(config.trainer, dump_config(config))
-        stack.callback(run_dir.close)
-        checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
-        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
-        stack.callback(observer.close)
-        stack.enter_context(interruptible())
-        located = config.model_copy(update={"model": resolve_model(config.model)})
-        specs = RoleSpecs.of(located, num_steps=config.trainer.steps or stored.num_steps, dump_folder=str(run_dir.root / "non_finite"))
-        if config.learner.world_size > 1:
-            stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
-            seats = stack.enter_context(reserve_seats(located.placement, located.num_ranks, roles=_ROLES))
-            roles = start_roles(specs, seats)
-        else:  # in this process
-            roles = open_local_roles(specs)
-        stack.callback(roles.stop)
-        if checkpoint is not None:
-            roles.load(checkpoint.learner)
-            observer.say(f"resumed from {checkpoint.folder.name}")
-        run = _Replay(config, stored, roles, observer, run_dir, step=checkpoint.step if checkpoint else 0)
-        if report:
-            run.report = CorrectionsReport(config.algorithm_in_use, config.rollout, config.learner, run_dir.root, resumed_at=run.step)
-            if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
-                raise ConfigError(
-                    f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
-                    "or begin again by trainer.resume_mode=disable"
-                )
-        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
-            observer.say(aside)
-        return run.to(min(last_step or stored.num_steps, stored.num_steps, config.trainer.steps or stored.num_steps))
+    with _open_replay(folder, config, has_report=report) as run:
+        last = min(last_step or run.stored.num_steps, run.stored.num_steps, config.trainer.steps or run.stored.num_steps)
+        run.observer.set_total_steps(last)
+        run.observer.begin_steps()
+        while run.step < last:
+            run.learn_step()
+            if run.step == last or (config.trainer.save_freq > 0 and run.step % config.trainer.save_freq == 0):
+                run.save()
+        return run.finish()
 
 
 @dataclass(slots=True)
@@ -134,17 +112,7 @@ class _Replay:
     step: int
     report: CorrectionsReport | None = None
 
-    def to(self, last: int) -> ReplayResult:
-        self.observer.set_total_steps(last)
-        self.observer.begin_steps()
-        while self.step < last:
-            self._learn_one()
-            frequency = self.config.trainer.save_freq
-            if self.step == last or (frequency > 0 and self.step % frequency == 0):
-                self._save()
-        return self._finish()
-
-    def _learn_one(self) -> None:
+    def learn_step(self) -> None:
         with self.observer.timer("take"):
             batch = self.stored.read(self.step + 1)
         if self.report is not None:
@@ -164,7 +132,7 @@ class _Replay:
             buffer_stats={},
         )
 
-    def _save(self) -> None:
+    def save(self) -> None:
         with self.observer.timer("save"):
             save_checkpoint(
                 self.dir.checkpoints,
@@ -175,7 +143,7 @@ class _Replay:
                 keep_last=self.config.trainer.keep_last,
             )
 
-    def _finish(self) -> ReplayResult:
+    def finish(self) -> ReplayResult:
         policy = self.dir.root / "policy"
         self.roles.learner.run(Learner.export, str(policy))
         weights = _digest(self.roles.learner)
@@ -183,6 +151,42 @@ class _Replay:
         self.observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
         table = self.report.finish(self.observer.say) if self.report is not None else None
         return ReplayResult(self.dir.root, policy, self.step, weights, table)
+
+
+@contextmanager
+def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[_Replay]:
+    """Yield a replay that is ready to learn: its ranks run, in this process if there is one, with the newest checkpoint."""
+    stored = StoredSteps.find(_trajectories(folder, config.trainer.rollout_data_dir))
+    with ExitStack() as stack:
+        run_dir = RunDir.open(config.trainer, dump_config(config))
+        stack.callback(run_dir.close)
+        checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
+        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
+        stack.callback(observer.close)
+        stack.enter_context(interruptible())
+        located = config.model_copy(update={"model": resolve_model(config.model)})
+        specs = RoleSpecs.of(located, num_steps=config.trainer.steps or stored.num_steps, dump_folder=str(run_dir.root / "non_finite"))
+        if config.learner.world_size > 1:
+            stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
+            seats = stack.enter_context(reserve_seats(located.placement, located.num_ranks, roles=_ROLES))
+            roles = start_roles(specs, seats)
+        else:
+            roles = open_local_roles(specs)
+        stack.callback(roles.stop)
+        if checkpoint is not None:
+            roles.load(checkpoint.learner)
+            observer.say(f"resumed from {checkpoint.folder.name}")
+        run = _Replay(config, stored, roles, observer, run_dir, step=checkpoint.step if checkpoint else 0)
+        if has_report:
+            run.report = CorrectionsReport(config.algorithm_in_use, config.rollout, config.learner, run_dir.root, resumed_at=run.step)
+            if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
+                raise ConfigError(
+                    f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
+                    "or begin again by trainer.resume_mode=disable"
+                )
+        if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
+            observer.say(aside)
+        yield run
 
 
 def _trajectories(folder: Path, elsewhere: str | None) -> Path:
