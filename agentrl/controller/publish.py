@@ -79,7 +79,7 @@ class Publishing:
 
     def set_learner(self, learner: Workers[Learner]) -> None:
         """Publish from restarted ranks. The servers drop the state that they kept for the old ranks."""
-        self._servers.talk(self._servers.urls, self._publisher.abandon)
+        self._servers.talk(self._servers.urls, self._publisher.transport.abandon)
         self._publisher = self._open(learner)
 
     @contextmanager

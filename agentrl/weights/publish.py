@@ -51,6 +51,8 @@ class PublishReport:
 class Publisher:
     """Publishes versions of one learner to a changing set of servers, over one transport.
 
+    Call `transport.close` at the end, or `transport.abandon` after the learner is gone: servers keep a process group.
+
     pause_mode: for all servers, or a function of a server's URL.
     temperature: of the rollout; `rollout.weights.verify` samples with it.
     model: model folder that servers start from; the first publish compares names and shapes with it. None: no
@@ -74,7 +76,7 @@ class Publisher:
         self._temperature = temperature
         self._is_verified = config.verify
         self._unchecked = None if self._is_alone else model
-        self._transport = _transport(self._learner, config, folder=folder)
+        self.transport = _transport(self._learner, config, folder=folder)
 
     async def publish(self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False) -> PublishReport:
         """Bring `servers` to `version`; the report names those that failed.
@@ -91,30 +93,19 @@ class Publisher:
             self._unchecked = None
         verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
         hold = partial(self._held, version=version, verifier=verifier)
-        await self._transport.prepare(version)
+        await self.transport.prepare(version)
         # Ping first: a hanging server would block all others of its group until the deadline.
         failed = await self._find_silent(servers)
         answering = _without(servers, failed)
-        first = await self._transport.send(version, answering, hold) if answering else Sent(0)
+        first = await self.transport.send(version, answering, hold) if answering else Sent(0)
         missed = [server for server in answering if server.url in first.failed]
         failed |= {url: first.failed[url] for url in await self._find_silent(missed)}
         attempts = [first]
         for server in _without(missed, failed):
             # One server at a time: in a common group, one failure fails them all.
-            attempts.append(await self._transport.send(version, [server], hold))
+            attempts.append(await self.transport.send(version, [server], hold))
             failed |= attempts[-1].failed
         return _report(version, time.monotonic() - started, attempts, failed)
-
-    async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Release what is kept between publishes, also on `servers`."""
-        await self._transport.close(servers)
-
-    async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Make `servers` release what is kept between publishes, after the learner is gone.
-
-        The publisher is unusable afterwards.
-        """
-        await self._transport.abandon(servers)
 
     async def _find_silent(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
         """Return url -> reason for the servers that do not answer: dead or hanging."""

@@ -121,7 +121,7 @@ def test_a_group_and_a_folder_after_changes_leave_the_same_weights(learner, url,
         reports.append(await by_group.publish(2, [client]))
         await client.update_weight_version(1)
         reports.append(await by_changes.publish(3, [client]))
-        await by_group.close([client])
+        await by_group.transport.close([client])
         return reports
 
     reports = talk(script, url)

@@ -136,7 +136,7 @@ def test_one_of_two_is_hit_in_the_middle(learner, supervisors, tmp_path, transpo
         report = await publish.publish(6, [healthy, again])
         assert (dict(report.failed), dict(report.repaired)) == ({}, {})
         assert await version_of(healthy) == await version_of(again) == {6}
-        await publish.close([healthy, again])
+        await publish.transport.close([healthy, again])
         for client in (healthy, victim, again):
             await client.aclose()
 
@@ -182,7 +182,7 @@ def test_one_of_two_answers_500(learner, supervisors, tmp_path, transport, num_f
                 assert list(report.failed) == [url]
                 assert "out of luck" in report.failed[url]
                 assert (await direct.server_info())["is_paused"]
-            await publish.close([healthy, failing])
+            await publish.transport.close([healthy, failing])
             for client in (healthy, failing, direct):
                 await client.aclose()
 
@@ -198,7 +198,7 @@ def test_a_server_that_was_gone_before_is_named_and_holds_up_nobody(learner, sup
         report = await publish.publish(8, [healthy, gone])
         assert list(report.failed) == [gone.url]
         assert await version_of(healthy) == {8}
-        await publish.close([healthy])
+        await publish.transport.close([healthy])
         await healthy.aclose()
 
     play(script)

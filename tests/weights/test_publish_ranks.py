@@ -114,7 +114,7 @@ def test_every_rank_of_every_server_joins_and_gets_all_weights(learner, context,
                     assert all(sums == learner.checksums(None, False) for sums in server.sums)
                 update_once(learner, VOCABULARY)
             assert [server.joined for server in servers] == joins
-            await publisher.close(clients)
+            await publisher.transport.close(clients)
             for client in clients:
                 await client.aclose()
 

@@ -99,7 +99,7 @@ def test_every_transport_brings_the_learners_weights(learner, url, tmp_path, nam
             await verifier(learner).samples_agree(client, version)
             versions.append(report)
         sampled = await client.generate(PROMPT, SamplingParams(20), rid="sampled")
-        await publish.close([client])
+        await publish.transport.close([client])
         return sampled, versions
 
     sampled, reports = talk(script, url)
