@@ -1,8 +1,22 @@
 """Settings of all tests."""
 
+import gc
+import os
 import signal
 
 from hypothesis import settings
+
+# Before torch is loaded: with two threads, small operations mostly wait for a core on which another test process runs.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Collecting the tests makes a million objects that stay: looking through them for garbage would take a fifth of the time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
+
 
 # A shell starts its background jobs with Ctrl-C ignored, and whatever they start inherits that: commands of tests would not end by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import RewardError, ToolError
-from agentrl.plugins import AgentLoop, Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward, load_plugins
+from agentrl.plugins import AgentLoop, Attempted, BatchReward, GroupReward, Plugins, Reward, RewardResult, TurnReward, load_plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import DETAILS, Scorer
@@ -73,10 +74,17 @@ class Broken(GroupReward):
 PLUGINS = (Constant, PerTurn, Rank, Share, Broken)
 
 
-def scorer_of(host=None, **config) -> Scorer:
+@cache
+def plugins_with_these() -> Plugins:
+    """Once for all: looking for the installed ones takes 15 ms, and laws make thousands of scorers."""
     plugins = load_plugins()
     for plugin in PLUGINS:
         plugins.rewards.add(plugin)
+    return plugins
+
+
+def scorer_of(host=None, **config) -> Scorer:
+    plugins = plugins_with_these()
     settings = RewardConfig(**{"sources": {"s": "constant"}, **config})
     return Scorer(settings, RewardTable(settings, plugins), host=host, max_response_tokens=100)
 

@@ -2,7 +2,11 @@
 
 import math
 
+import pytest
+
 import agentrl
+
+pytestmark = pytest.mark.usefixtures("one_ray")
 
 
 def test_ppo_with_a_critic_on_two_ranks_goes_on_from_its_checkpoint(world):

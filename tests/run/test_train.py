@@ -71,7 +71,7 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     assert (run_dir / "summary.md").read_text() == summary
 
 
-STOPPED_STEPS = 24
+STOPPED_STEPS = 14
 """As many as a run cannot make between its second checkpoint and the signal that follows."""
 
 

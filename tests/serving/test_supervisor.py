@@ -240,20 +240,6 @@ def test_an_attached_server_that_stops_is_waited_for_and_needs_weights_again(run
         server.stop()
 
 
-def test_stop_ends_the_server_and_is_not_mistaken_for_a_death(model, tmp_path):
-    watched = supervisor(EmbeddedServer(SMALL, "float32"), tmp_path)
-    watched.start(model, "0")
-    pid = watched.status().pid
-    watched.stop()
-    watched.stop()
-    assert is_gone(pid)
-    assert watched.status().restarts == 0
-    gone = attached(watched.status().url, start_timeout_s=1.0)
-    with pytest.raises(ServerError, match="did not generate a token within 1 s"):
-        gone.wait_until_ready()
-    gone.stop()
-
-
 def test_a_server_that_ends_while_starting_shows_the_end_of_its_log(tmp_path):
     watched = supervisor(Script("print('no such device'); raise SystemExit(3)"), tmp_path)
     with pytest.raises(ServerError, match=r"exit status 3(.|\n)*no such device"):
@@ -363,12 +349,6 @@ print(open(file).read(), file=sys.stderr)
     )
 
 
-def test_sigterm_ends_the_server_by_itself(model, tmp_path):
-    process = start_embedded(model)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) in (0, -signal.SIGTERM)
-
-
 def test_a_dead_generation_loop_ends_the_process_with_status_1(model):
     """Sampling is made to fail at its second call: the first is the warm-up."""
     broken = f"""
@@ -391,7 +371,7 @@ sys.exit(server.serve({model!r}, port=0, config=EmbeddedServerConfig(num_blocks=
     assert "the generation loop died: the server ends" in rest
 
 
-def test_a_server_with_a_key_answers_only_those_who_have_it(model, monkeypatch):
+def test_a_server_with_a_key_answers_only_those_who_have_it_and_ends_by_sigterm(model, monkeypatch):
     monkeypatch.setenv("TEST_SERVER_KEY", "sesame")
     process = start_embedded(model, "--api-key-env", "TEST_SERVER_KEY")
     url = url_of(process)
@@ -409,6 +389,8 @@ def test_a_server_with_a_key_answers_only_those_who_have_it(model, monkeypatch):
 
     try:
         assert trio.run(script) == ([401, 200], 401, 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) in (0, -signal.SIGTERM)
     finally:
         process.kill()
         process.wait()
@@ -419,7 +401,10 @@ KEY = "a-key-that-stands-nowhere-else"
 
 @pytest.mark.parametrize("kind", ["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
 def test_a_supervised_server_asks_for_its_key_and_shows_it_to_nobody(model, tmp_path, kind):
-    """Not in a command line or an environment of any of its processes, not in its log, not in a repr."""
+    """Not in a command line or an environment of any of its processes, not in its log, not in a repr.
+
+    Its stop ends it and is not mistaken for a death.
+    """
     made = {
         "embedded": lambda: EmbeddedServer(SMALL, "float32", api_key=KEY),
         "sglang": lambda: sglang_on_cpu(key=KEY, skip_tokenizer_init=True),
@@ -427,11 +412,19 @@ def test_a_supervised_server_asks_for_its_key_and_shows_it_to_nobody(model, tmp_
     watched = supervisor(made, tmp_path, timeout_s=300)
     url = watched.start(model, "5")  # which it knows by a token, sampled with the key
     try:
-        processes = [psutil.Process(watched.status().pid), *psutil.Process(watched.status().pid).children(recursive=True)]
+        pid = watched.status().pid
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
         statuses = trio.run(statuses_of, url, None), trio.run(statuses_of, url, "guess"), trio.run(statuses_of, url, KEY)
     finally:
         watched.stop()
+    watched.stop()
+    assert is_gone(pid)
+    assert watched.status().restarts == 0
+    gone = attached(url, start_timeout_s=1.0)
+    with pytest.raises(ServerError, match="did not generate a token within 1 s"):
+        gone.wait_until_ready()
+    gone.stop()
     assert statuses == ([401, 401, 401], [401, 401, 401], [200, 200, 400])
     log = (tmp_path / "servers" / "s.log").read_text()
     assert log, "the server's words are kept"
