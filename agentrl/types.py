@@ -351,7 +351,7 @@ class BufferCounts:
 
         Example: `44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)`.
         """
-        parts = [f"{self.drawn} drawn", f"{self.consumed} learned from"]
+        parts = [f"{self.drawn} drawn", f"{self.consumed} trained on"]
         waiting = {"being played": self.leased, "queued": self.queued, "ready": self.ready}
         parts += [f"{count} {state}" for state, count in waiting.items() if count]
         for what, reasons in (("dropped", self.dropped), ("single attempts discarded", self.discarded)):

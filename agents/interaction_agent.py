@@ -23,5 +23,7 @@ class InteractionAgent(ToolAgent):
 
     async def run(self, task: Task, session: Session) -> None:
         if not session.has_interaction:
-            raise PluginError(f"task {task.task_id}: interaction_agent needs interaction_kwargs in the row; tool_agent goes without")
+            raise PluginError(
+                f"task {task.task_id}: interaction_agent needs interaction_kwargs in the row; use tool_agent without a partner"
+            )
         await super().run(task, session)

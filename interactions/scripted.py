@@ -77,11 +77,11 @@ def _rule(index: int, rule: Mapping[str, Any]) -> Rule:
     if not isinstance(reply, str):
         raise DataError(f"{where}.reply must be a text, got {reply!r}")
     if not reply and not is_done:
-        raise DataError(f"{where} says nothing and does not end the conversation; give it a `reply`, or `done: true`")
+        raise DataError(f"{where} neither replies nor ends the conversation; give it a `reply`, or `done: true`")
     try:
         pattern = re.compile(rule["pattern"], re.IGNORECASE)
     except re.error as error:
-        raise DataError(f"{where}.pattern {rule['pattern']!r} is no regular expression: {error}") from error
+        raise DataError(f"{where}.pattern {rule['pattern']!r} is not a regular expression: {error}") from error
     reward, score = (_number(rule.get(key), f"{where}.{key}") for key in ("reward", "score"))
     return Rule(pattern, InteractionReply(reply, is_done, reward), score)
 

@@ -37,26 +37,24 @@ class SimulatedUserOptions(Options):
     api_key_env: str | None = Field(None, description="Environment variable that holds the API key.")
     persona: str = Field("You are an ordinary person.", description="Who the user is; a row may say otherwise.")
     goal: str = Field("", description="What the user wants; a row may say otherwise.")
-    instruction: str = Field(
-        INSTRUCTION, description="System prompt; {persona}, {goal} and {ending} are filled in, and what the row holds."
-    )
+    instruction: str = Field(INSTRUCTION, description="System prompt; {persona}, {goal}, {ending} and the row's settings are filled in.")
     stop_phrase: str = Field("[DONE]", min_length=1, description="Said by the user, it ends the conversation.")
     success_phrase: str | None = Field(None, description="The same, and the final score is 1 instead of 0; None: no score.")
-    max_turns: int = Field(8, ge=1, description="Replies per conversation; then it is over.")
-    max_tokens: int = Field(256, ge=1, description="Tokens of one reply.")
-    max_total_tokens: int = Field(4096, ge=1, description="Tokens of all replies of a conversation; then it is over.")
+    max_turns: int = Field(8, ge=1, description="Maximum replies per conversation; then it ends.")
+    max_tokens: int = Field(256, ge=1, description="Maximum tokens of one reply.")
+    max_total_tokens: int = Field(4096, ge=1, description="Maximum tokens of all replies of a conversation; then it ends.")
     temperature: float = Field(0.7, ge=0, description="0 is greedy.")
     timeout_s: float = Field(
         20.0, gt=0, description="Deadline of one request; agent.interaction_timeout_s bounds the reply with its retries."
     )
-    num_retries: int = Field(2, ge=0, description="Further tries when the server does not answer or is overloaded.")
-    retry_pause_s: float = Field(0.5, ge=0, description="Before the first retry; twice as long before each further one.")
+    num_retries: int = Field(2, ge=0, description="Retries if the server does not answer or is overloaded.")
+    retry_pause_s: float = Field(0.5, ge=0, description="Pause before the first retry; it doubles with each retry.")
 
     @field_validator("url")
     @classmethod
     def _with_path(cls, url: str) -> str:
         if urlsplit(url).scheme not in ("http", "https"):
-            raise ValueError(f"{url!r} is no address; write it like http://127.0.0.1:30000/v1")
+            raise ValueError(f"{url!r} is not a URL; write it like http://127.0.0.1:30000/v1")
         return url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
 
 
@@ -165,7 +163,7 @@ def _read(reply: HttpReply, max_tokens: int) -> tuple[str, int]:
     try:
         text = data["choices"][0]["message"]["content"] or ""
     except (KeyError, IndexError, TypeError) as error:
-        raise ToolError(f"the simulated user's server sent no chat completion: {str(data)[:200]}") from error
+        raise ToolError(f"the simulated user's server sent a reply that is not a chat completion: {str(data)[:200]}") from error
     usage = data.get("usage") if isinstance(data, Mapping) else None
     counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
     # Without a token count, assume the maximum, so that the budget is never exceeded.

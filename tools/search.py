@@ -41,8 +41,8 @@ class SearchOptions(Options):
     """Options in `agent.tool_config.search`."""
 
     corpus: str = Field(description="Parquet file with the columns id, title, text.")
-    top_k: int = Field(3, ge=1, le=50, description="Results per call.")
-    max_snippet_chars: int = Field(400, ge=40, description="Characters of a document that a result shows.")
+    top_k: int = Field(3, ge=1, le=50, description="Number of results per call.")
+    max_snippet_chars: int = Field(400, ge=40, description="Maximum characters of a document in a result.")
     language: Language = Field("english", description="english: stop words are dropped and words stemmed; none: words as they are.")
 
 
@@ -64,7 +64,7 @@ class Search(Tool):
         self._options = read_options(SearchOptions, self.config, plugin="tool 'search'")
         path = Path(self._options.corpus)
         if not path.is_file():
-            raise ConfigError(f"tool 'search': corpus={self._options.corpus!r} is no file; it must be Parquet with {', '.join(COLUMNS)}")
+            raise ConfigError(f"tool 'search': corpus={self._options.corpus!r} is not a file; it must be Parquet with {', '.join(COLUMNS)}")
 
     async def call(self, arguments: JsonObject) -> ToolResult:
         query = arguments["query"][:MAX_QUERY_CHARS]

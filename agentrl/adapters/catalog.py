@@ -93,7 +93,7 @@ def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
             with concerning(f"agent.{key}.{name}"):
                 own = registry.own_name(name)
                 if own != name:
-                    raise PluginError(f"settings stand under the name that the {registry.kind} gives itself: write agent.{key}.{own}")
+                    raise PluginError(f"settings must be under the {registry.kind}'s own name: write agent.{key}.{own}")
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
@@ -105,7 +105,7 @@ def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
     for source, found in _sources(agent):
         for tool in found:
             if tool.name in tools:
-                raise PluginError(f"agent.{source}: there already is a tool {tool.name!r} of another server or file; rename one of them")
+                raise PluginError(f"agent.{source}: another server or file already has a tool {tool.name!r}; rename one of them")
             tools[tool.name] = tool
     return tools
 

@@ -71,7 +71,7 @@ class MCPServer:
                     if (cursor := page.next_cursor) is None:
                         return tools
         except (MCPError, TimeoutError) as error:
-            raise ToolError(f"MCP server {self.name!r} did not list its tools: {error or 'time is up'}") from error
+            raise ToolError(f"MCP server {self.name!r} did not list its tools: {error or 'timeout'}") from error
         finally:
             await session.close()
 
@@ -165,8 +165,9 @@ def _refuse_control(server: str, listed: mcp.types.Tool) -> None:
         for text in _texts(value):
             if CONTROL.search(text.replace("\r\n", "\n")) or (what == "name" and not text.isprintable()):
                 raise PluginError(
-                    f"MCP server {visible(server)!r}: the {what} of tool {listed.name!r} holds control characters: {text[:80]!r}; "
-                    "leave the tool out by agent.mcp_servers.*.tools, or have the server mended"
+                    f"MCP server {visible(server)!r}: the {what} of tool {listed.name!r} contains "
+                    f"control characters: {text[:80]!r}; exclude the tool with "
+                    "agent.mcp_servers.*.tools, or fix the server"
                 )
 
 

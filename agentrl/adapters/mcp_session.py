@@ -75,7 +75,7 @@ class MCPSession:
                 self._owner.cancel()
                 await asyncio.wait({self._owner}, timeout=CLOSE_TIMEOUT_S)
         if self._client is None:
-            raise ToolError(f"{self._label} did not come up{self._reason()}")
+            raise ToolError(f"{self._label} did not start{self._reason()}")
         return self._client
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:

@@ -76,7 +76,7 @@ def check_kernels(requested: KernelChoice, *, device: str) -> None:
     if requested != "compiled":
         return
     if device != "cuda":
-        raise ConfigError(f"learner.logprob_kernels=compiled makes kernels for a GPU, and the ranks compute on a {device}; use eager")
+        raise ConfigError(f"learner.logprob_kernels=compiled needs a GPU, but the ranks compute on a {device}; use eager")
     if not _has_triton():
         raise ConfigError(
             "learner.logprob_kernels=compiled needs the package triton, which comes with torch for CUDA; install it, or use eager"

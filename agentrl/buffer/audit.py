@@ -106,7 +106,7 @@ def _follow_run(found: Audit, seq: int, event: Event) -> None:
     match event.kind:
         case EventKind.PUBLISHED:
             if event.version <= found.lineage.version:
-                found.complain(f"event {seq}: version {event.version} was published after {found.lineage.version}")
+                found.complain(f"event {seq}: version {event.version} was published after version {found.lineage.version}")
                 return
             found.lineage.publish(event.version, event.step)
         case EventKind.ROLLED_BACK:

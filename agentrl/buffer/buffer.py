@@ -373,8 +373,9 @@ class ReplayBuffer:
                 self.restore(state)
             elif step > 0 or not self._journal.is_empty:
                 raise CheckpointError(
-                    f"nothing is known of the replay buffer as it was after step {step}: its journal goes back to "
-                    f"step {self._groups.settled} only, and no checkpoint has its state; start anew with trainer.resume_mode=disable"
+                    f"the state of the replay buffer is unknown after step {step}: its journal "
+                    f"goes back only to step {self._groups.settled}, and no checkpoint has its "
+                    "state; start over with trainer.resume_mode=disable"
                 )
             return
         for owner in self._groups.owners():

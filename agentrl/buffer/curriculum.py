@@ -236,8 +236,10 @@ class Curriculum:
         pools = {pool.name: pool for pool in self._pools}
         if state["num_tasks"] != self.num_tasks or set(state["pools"]) != set(pools):
             raise CheckpointError(
-                f"the checkpoint's curriculum is of {_described(state['num_tasks'], state['pools'])}, this run's of "
-                f"{_described(self.num_tasks, pools)}; resume with the same data and sources, or begin a run from the checkpoint's policy"
+                "the checkpoint's curriculum is for "
+                f"{_described(state['num_tasks'], state['pools'])}, this run's of "
+                f"{_described(self.num_tasks, pools)}; resume with the same data and sources, or "
+                "start a new run from the checkpoint's policy"
             )
         for name, kept in state["pools"].items():
             pools[name].turn, pools[name].now = kept["turn"], kept["now"]
@@ -259,8 +261,8 @@ def restore_curriculum(curriculum: Curriculum | None, state: Mapping[str, Any] |
             one.
     """
     if (state is None) != (curriculum is None):
-        was, cure = ("without", "switch it off") if state is None else ("with", "give it again")
-        raise CheckpointError(f"the checkpoint was written {was} data.curriculum; {cure}, or begin a run from the checkpoint's policy")
+        was, cure = ("without", "switch it off") if state is None else ("with", "set it again")
+        raise CheckpointError(f"the checkpoint was written {was} data.curriculum; {cure}, or start a new run from the checkpoint's policy")
     if curriculum is not None and state is not None:
         curriculum.restore(state)
 

@@ -87,7 +87,7 @@ class Journal:
         if not self._records.is_new:
             self._open(answered)
         elif is_there and answered is not None:
-            raise damaged(self._path, "its tables are gone")
+            raise damaged(self._path, "its tables are missing")
         else:
             self._create()
         self.facts = self._records.facts()
@@ -233,9 +233,9 @@ class Journal:
             return JournalError(f"the journal in memory cannot be written: {error}")
         if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
             return JournalError(
-                f"the disk is full: the journal {self._path} cannot be written; free space in {self._path.parent}, and it goes on"
+                f"the disk is full: the journal {self._path} cannot be written; free space in {self._path.parent} to continue"
             )
-        return JournalError(f"the journal {self._path} cannot be written: {error}; free space or make it writable, and it goes on")
+        return JournalError(f"the journal {self._path} cannot be written: {error}; free space or make it writable to continue")
 
     # -------------------------------------------------------------------------------------------------------- read
 

@@ -120,7 +120,7 @@ class Ledger:
             ValueError: `can_lease` is False.
         """
         if not self.can_lease():
-            raise ValueError("the bound on staleness admits no further group; ask can_lease first")
+            raise ValueError("the bound on staleness admits no more groups; call can_lease first")
         queued = self.groups.queued
         group_id = min(queued, key=lambda group_id: queued[group_id].number) if queued else self.groups.next_draw()
         return self._lease(owner, group_id, now)
@@ -186,7 +186,7 @@ class Ledger:
         if member in play.left_out or member in play.members:
             return "duplicate"
         if len(play.left_out) + 1 == self.rules.group_size:
-            raise ValueError(f"group {group_id}: all members would be left out; drop the group")
+            raise ValueError(f"group {group_id}: shrinking would remove all members; drop the group")
         self._commit(Event(EventKind.LEFT_OUT, group_id, owner, member, reason=reason))
         return "ready" if group_id in self.groups.ready else "waiting"
 
@@ -218,7 +218,7 @@ class Ledger:
             ValueError: the group is not ready.
         """
         if group_id not in self.groups.ready:
-            raise ValueError(f"group {group_id} is not ready: it cannot be dropped as a complete one")
+            raise ValueError(f"group {group_id} is not ready, so it cannot be dropped as complete")
         self._commit(Event(EventKind.DROPPED, group_id, reason=reason))
 
     def release(self, owner: str) -> list[int]:
@@ -256,7 +256,7 @@ class Ledger:
             ValueError: num_groups is not in 1..groups_per_step.
         """
         if not 1 <= num_groups <= self.rules.groups_per_step:
-            raise ValueError(f"cannot take {num_groups} groups: a batch holds 1 to groups_per_step={self.rules.groups_per_step}")
+            raise ValueError(f"cannot take {num_groups} groups: a batch contains 1 to groups_per_step={self.rules.groups_per_step}")
         step = self.groups.step + 1 if step is None else step
         if taken := self.groups.batch(step):
             return taken
@@ -283,7 +283,7 @@ class Ledger:
         """
         rejected = list(self.groups.batches.get(step, ()))
         if len(rejected) > self.groups.consumed - self.groups.published:
-            raise ValueError(f"cannot reject the batch of step {step}: its update is published")
+            raise ValueError(f"cannot reject the batch of step {step}: its update is already published")
         self._commit(*(Event(EventKind.DROPPED, group_id, reason=reason) for group_id in rejected))
         return rejected
 
@@ -295,7 +295,7 @@ class Ledger:
             ValueError: `version` is not newer than the last one.
         """
         if version <= self.groups.version:
-            raise ValueError(f"version {version} was published after version {self.groups.version}: versions only grow")
+            raise ValueError(f"version {version} was published after version {self.groups.version}: versions must increase")
         self._commit(Event(EventKind.PUBLISHED, version=version, step=self.groups.step if step is None else step))
 
     def settle(self, step: int) -> None:
@@ -314,7 +314,7 @@ class Ledger:
             CheckpointError: batches after `step` are already settled.
         """
         if step < self.groups.settled:
-            raise CheckpointError(f"batches up to step {self.groups.settled} are settled and cannot be undone; step {step} was asked for")
+            raise CheckpointError(f"batches up to step {self.groups.settled} are settled and cannot be undone; requested: step {step}")
         probe = self.groups.lineage.copy()
         probe.roll_back(step)
         events = [Event(EventKind.ROLLED_BACK, step=step)]

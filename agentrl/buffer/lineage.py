@@ -60,7 +60,7 @@ class Lineage:
             ValueError: the version is not newer than the last one.
         """
         if version <= self._current:
-            raise ValueError(f"version {version} was published after version {self._current}: versions only grow")
+            raise ValueError(f"version {version} was published after version {self._current}: versions must increase")
         if self._restored is not None:
             depth = self._restored
         else:

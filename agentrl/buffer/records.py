@@ -102,8 +102,9 @@ def described(error: Exception) -> str:
 def damaged(path: Path | None, what: str) -> CheckpointError:
     """Return the error for damage `what`; it says how to recover."""
     return CheckpointError(
-        f"the journal {path} is damaged: {what}. Move {path}* away to go on from the newest checkpoint, which has its own copy of the "
-        "buffer; `agentrl audit` of the run's folder says which records are whole"
+        f"the journal {path} is damaged: {what}. Move {path}* away to continue from the newest "
+        "checkpoint, which has its own copy of the buffer; `agentrl audit` on the run's folder "
+        "lists the intact records"
     )
 
 
@@ -154,8 +155,9 @@ class Records:
         formats = [value for name, value in self._rows("SELECT name, value FROM facts") if name == "format"]
         if formats != [FORMAT]:
             raise CheckpointError(
-                f"the journal {self._path} has format {formats[0] if formats else None}, this version reads {FORMAT}: go on with the "
-                f"version that began the run, or move {self._path}* away to go on from the newest checkpoint"
+                f"the journal {self._path} has format {formats[0] if formats else None}, this "
+                f"version reads {FORMAT}: continue with the version that started the run, or move "
+                f"{self._path}* away to continue from the newest checkpoint"
             )
 
     def check_writes(self, head: Head, answered: tuple[int, str] | None) -> None:
@@ -167,8 +169,8 @@ class Records:
         if answered is not None and head.num_writes < answered[0] and answered[1] == boot_id():
             raise damaged(
                 self._path,
-                f"its last {answered[0] - head.num_writes} of {answered[0]} writes are lost (a damaged {self._name}-wal); events 1 to "
-                f"{head.num_events} are there",
+                f"its last {answered[0] - head.num_writes} of {answered[0]} writes are lost (a "
+                f"damaged {self._name}-wal); events 1 to {head.num_events} are intact",
             )
 
     def head(self) -> Head:
@@ -197,7 +199,11 @@ class Records:
         if set_of(stored) != head.attempts:
             for attempt in stored:
                 self.data_of(attempt)  # raises an error that names the damaged attempt
-            raise damaged(self._path, f"an attempt is missing, or one is there that was forgotten; {len(stored)} are stored, and whole")
+            raise damaged(
+                self._path,
+                "the stored attempts do not match the journal: one is missing, or one was not "
+                f"deleted; the {len(stored)} stored attempts are intact",
+            )
         return stored
 
     def stored(self) -> list[StoredAttempt]:
@@ -270,8 +276,8 @@ class _Chain:
     def end(self) -> None:
         """Raise CheckpointError unless the last event read is the last one according to the head."""
         if (self._last, self._checksum) != (self._head.num_events, self._head.event):
-            raise damaged(self._path, f"it should end with event {self._head.num_events}, and ends with {self._last}{self.left()}")
+            raise damaged(self._path, f"it should end with event {self._head.num_events}, but ends with {self._last}{self.left()}")
 
     def left(self) -> str:
         """Return which events are readable, as the end of an error message."""
-        return f"; events 1 to {self._last} are whole" if self._last else ""
+        return f"; events 1 to {self._last} are intact" if self._last else ""

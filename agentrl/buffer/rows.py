@@ -95,7 +95,7 @@ def read_state(data: bytes) -> tuple[dict[str, Any], dict[AttemptKey, pa.RecordB
         raise CheckpointError(f"the buffer's state cannot be read: {error}") from error
     text = batch.schema.metadata.get(STATE_KEY)
     if text is None:
-        raise CheckpointError("the buffer's state holds trajectories but no ledger")
+        raise CheckpointError("the buffer's state contains trajectories but no ledger")
     state = json.loads(text)
     batch = batch.replace_schema_metadata(SCHEMA.metadata)
     owners = {group["group_id"]: group["owner"] for group in state.get("ready", ())}

@@ -83,8 +83,9 @@ def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: in
     steps = trainer.total_epochs * num_tasks // groups_per_step
     if steps == 0:
         raise DataError(
-            f"{num_tasks} tasks times trainer.total_epochs={trainer.total_epochs} fill no batch of "
-            f"buffer.groups_per_step={groups_per_step}; lower it, or set trainer.steps"
+            f"{num_tasks} tasks times trainer.total_epochs={trainer.total_epochs} do not fill one "
+            f"batch of buffer.groups_per_step={groups_per_step}; lower groups_per_step, or set "
+            "trainer.steps"
         )
     return steps
 

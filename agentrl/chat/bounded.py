@@ -105,7 +105,7 @@ def _step(context: Context, value: object = None) -> None:
     if isinstance(steps, list):
         steps[0] += 1
         if steps[0] > MAX_STEPS:
-            raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_STEPS:,} rounds of loops and calls of macros")
+            raise jinja2.TemplateRuntimeError(f"it runs more than {MAX_STEPS:,} loop iterations and macro calls")
 
 
 def _bounded(function: Callable[..., Any], takes_widths: bool) -> Callable[..., Any]:
@@ -127,13 +127,13 @@ def _checked(value: Any) -> Any:
 
 def _check_size(size: int) -> None:
     if size > MAX_SIZE:
-        raise jinja2.TemplateRuntimeError(f"it makes a text or list of {size:,}; at most {MAX_SIZE:,}")
+        raise jinja2.TemplateRuntimeError(f"it creates a text or list of size {size:,}; at most {MAX_SIZE:,}")
 
 
 def _check_number(value: object) -> None:
     """Refuse a width or count that is too large."""
     if isinstance(value, int) and abs(value) > MAX_SIZE:
-        raise jinja2.TemplateRuntimeError(f"it calls with the number {value if abs(value) < 10**18 else '10**18 or more'}")
+        raise jinja2.TemplateRuntimeError(f"it passes the number {value if abs(value) < 10**18 else '10**18 or more'}")
 
 
 def _check_width(text: str) -> None:

@@ -155,7 +155,7 @@ class Chat:
         if tools is None:
             tools = () if self.tool_format == NO_FORMAT else PROBE_TOOLS
         if tools and self.tool_format == NO_FORMAT:
-            raise ConfigError(f"{UNREAD_CALLS}: the chat template shows no format that we know; {CURE_OF_UNREAD_CALLS}")
+            raise ConfigError(f"{UNREAD_CALLS}: the chat template uses no known format; {CURE_OF_UNREAD_CALLS}")
         scope = ProbeScope(
             tools,
             thinks=renderer.style.knows_thoughts,
@@ -184,8 +184,8 @@ def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Seq
         heads = find_message_heads(tokenizer, template)
         if not heads and not configured:
             raise ConfigError(
-                f"the chat template ends an assistant turn with {tail!r}, which holds no special token of the tokenizer, "
-                "and generation_config.json names no eos_token_id"
+                f"the chat template ends an assistant turn with {tail!r}, which contains no "
+                "special token of the tokenizer, and generation_config.json has no eos_token_id"
             )
         return tuple(dict.fromkeys([*heads, *configured]))
     # Some templates write another special token before the one that ends the turn: prefer the configured

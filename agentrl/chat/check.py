@@ -77,7 +77,7 @@ class TemplateReport:
         forks = "; ".join(finding.sentence for finding, _ in self.of_kind("fork"))
         if not forks:
             return None
-        return f"the chat template forks {forks} (a new training row begins there: docs/templates.md; or set model.chat_template)"
+        return f"the chat template forks {forks} (a new segment begins there: docs/templates.md; or set model.chat_template)"
 
     @property
     def verdict(self) -> Verdict:

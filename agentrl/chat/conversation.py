@@ -159,7 +159,9 @@ class Conversation:
         while (excess := self.num_pending_tokens() - max_tokens) > 0:
             lengths = [0 if message.role == "system" else len(message.content) for message in self._pending]
             if not any(lengths):
-                raise DataError(f"the prompt has {max_tokens + excess} tokens without its questions; at most {max_tokens} are allowed")
+                raise DataError(
+                    f"the prompt has {max_tokens + excess} tokens even without its user messages; at most {max_tokens} are allowed"
+                )
             longest = lengths.index(max(lengths))
             message = self._pending[longest]
             content = _cut(message.content, self._renderer.codec.token_spans(message.content), excess, how)

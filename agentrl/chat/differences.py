@@ -23,9 +23,10 @@ def prefix_error(codec: Codec, prefix: str, longer: str) -> ConfigError:
 def token_error(codec: Codec, before: Sequence[int], after: Sequence[int]) -> ConfigError:
     """Return the error for a conversation whose tokens differ from a later render of the same messages."""
     return ConfigError(
-        "the chat template edits earlier turns when the conversation goes on, so sampled tokens would not be a prefix of the next prompt; "
-        f"{token_difference(codec, before, after)}\n"
-        "set model.chat_template to a template that only appends, or model.template_edits=fork"
+        "the chat template edits earlier turns when the conversation continues, so sampled "
+        "tokens would not be a prefix of the next prompt; "
+        f"{token_difference(codec, before, after)}\nset model.chat_template to a template that "
+        "only appends, or model.template_edits=fork"
     )
 
 

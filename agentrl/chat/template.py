@@ -185,7 +185,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}")
+        raise ConfigError(f"{path} must contain a JSON object, not {type(value).__name__}")
     return value
 
 

@@ -24,7 +24,7 @@ from agentrl.errors import AgentRLError, UserError
 
 TRAIN, LOOK, EVALUATE, EXTEND, SERVE, READ = (
     "Train",
-    "Look at runs",
+    "Inspect runs",
     "Evaluate",
     "Data, configs and plugins",
     "Models and servers",
@@ -38,9 +38,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads; look at them.", no_args_is_help=True)
-servers_app = typer.Typer(help="The inference servers of a run that goes on: list them, add one, let one go.", no_args_is_help=True)
-config_app = typer.Typer(help="Look at a config before running it; list the packaged ones; import one of verl.", no_args_is_help=True)
+data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads, and inspect them.", no_args_is_help=True)
+servers_app = typer.Typer(help="Manage the inference servers of a running training: list, add or drain them.", no_args_is_help=True)
+config_app = typer.Typer(help="Show or explain a config, list the packaged configs, or import a config of verl.", no_args_is_help=True)
 
 
 def _version(is_asked: bool) -> None:

@@ -27,8 +27,8 @@ PROBLEM_COLUMNS = ("source", "problem", "A", "B")
 
 def compare(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of an evaluation, or a Parquet file of attempts.")],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The same of the other one; differences are B - A.")],
-    common: Annotated[bool, typer.Option("--common", help="Compare the problems that both have, and leave out the others.")] = False,
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The other evaluation, in the same form; differences are B - A.")],
+    common: Annotated[bool, typer.Option("--common", help="Compare only the problems that are in both evaluations.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write comparison.json and comparison.md here.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -67,7 +67,7 @@ def show(comparison: Comparison, console: Console) -> None:
 def verdict(found: Difference) -> str:
     """Return one sentence with the difference of B and A and its significance."""
     kind = "exact sign-flip test" if found.is_exact else "sign-flip test, sampled"
-    sure = "a difference that chance hardly explains" if found.p_value < 0.05 else "no difference that chance could not explain"
+    sure = "significant difference" if found.p_value < 0.05 else "no significant difference"
     return f"B - A = {_signed(found.difference.value)} {_interval(found.difference)}, p = {_p(found.p_value)} ({kind}): {sure}"
 
 

@@ -13,7 +13,7 @@ import typer
 
 from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
 
-Command = Annotated[Literal["train", "sft", "rm"], typer.Option("--for", help="The command that the config is for.")]
+Command = Annotated[Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")]
 
 
 def config_show(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
@@ -68,15 +68,17 @@ def config_import(
         list[str] | None,
         typer.Argument(
             metavar="[FILE.yaml | RUN.sh] [KEY=VALUE]...",
-            help="A config of verl, or a script that starts it (behind it, the script's own arguments); and overrides (Hydra).",
+            help="A config of verl, or a script that starts verl (followed by the script's own arguments), and Hydra overrides.",
         ),
     ] = None,
     config_path: Annotated[
         str | None, typer.Option(help="Folder of --config-name, as in verl's run scripts; in a checkout, relative to the module's folder.")
     ] = None,
-    config_name: Annotated[str | None, typer.Option(help="The config's name, as in verl's run scripts; instead of FILE.yaml.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write the config there; default: print it.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write it even if something will not run here as it is.")] = False,
+    config_name: Annotated[
+        str | None, typer.Option(help="Name of the config, as in verl's run scripts; used instead of FILE.yaml.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="File to write the config to; default: print it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write the config even if parts of it cannot run in agentrl unchanged.")] = False,
     debug: Debug = False,
 ) -> None:
     """Translate a config or a run script of verl, and say of each key what became of it: mapped, dropped, or without meaning here.
@@ -102,7 +104,7 @@ def config_import(
     text = dump_values(translation.values)
     typer.echo("\n".join(account(translation, source)), err=True)
     if translation.obstacles and not force:
-        typer.echo("nothing was written; --force writes what can be taken over", err=True)
+        typer.echo("nothing was written; --force writes the keys that can be translated", err=True)
         raise typer.Exit(1)
     if out is None:
         typer.echo(text, nl=False)
@@ -143,7 +145,7 @@ def account(translation: Translation, source: WrittenConfig) -> Iterator[str]:
     yield from _listed("dropped", [finding for finding in translation.dropped if not finding.is_decisive], source)
     yield from _listed("no meaning here", translation.meaningless, source)
     if translation.unknown:
-        yield f"unknown: {len(translation.unknown)}, neither a key of verl that is known here nor one of ours"
+        yield f"unknown: {len(translation.unknown)}, neither a known key of verl nor a key of agentrl"
         yield from (f"  {key} = {_shown(source.written[key])}" for key in translation.unknown)
     if source.unread:
         yield "not read:"

@@ -43,18 +43,19 @@ if TYPE_CHECKING:
     from agentrl.data.task_rows import RowStyle
 
 KINDS: Mapping[Kind, str] = {
-    "gsm8k": "Write GSM8K from its original {question, answer}. With no agent named, or `--agent mixed`, three agents take turns.",
-    "aime": "Write AIME's problems, or others with whole numbers from 0 to 999 as answers, from {problem, answer}; a file each.",
+    "gsm8k": "Write GSM8K from its original {question, answer}. Without --agent, or with `--agent mixed`, three agents alternate.",
+    "aime": "Write AIME's problems, or other problems whose answers are whole numbers from 0 to 999, "
+    "from {problem, answer}; one file per split.",
     "math": "Write MATH, MATH-500 or another set of {problem, solution, answer, level, subject}.",
-    "code": "Write tasks for programs with their test cases: APPS, MBPP, HumanEval, or {prompt, test_cases}.",
+    "code": "Write programming tasks with test cases: APPS, MBPP, HumanEval, or {prompt, test_cases}.",
 }
 
 
 def data_arithmetic(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
-    train_rows: Annotated[int, typer.Option("--train", min=1, help="Rows to train on.")] = 3000,
-    val_rows: Annotated[int, typer.Option("--val", min=1, help="Rows to validate on.")] = 192,
-    sft_rows: Annotated[int, typer.Option("--sft", min=1, help="Conversations for the supervised warm start.")] = 6000,
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=1, help="Number of validation rows.")] = 192,
+    sft_rows: Annotated[int, typer.Option("--sft", min=1, help="Number of conversations for the supervised warm start.")] = 6000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     debug: Debug = False,
 ) -> None:
@@ -112,14 +113,14 @@ def writer(kind: Kind) -> Callable[..., None]:
 
 
 def data_hf(
-    name: Annotated[Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Data set of the hub, or local files.")],
+    name: Annotated[Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Dataset of the hub, or local files.")],
     out: Out,
-    prompt_column: Annotated[str, typer.Option(help="Column of the question: a text, or one chat message of the user.")],
+    prompt_column: Annotated[str, typer.Option(help="Column of the question: text, or one user message.")],
     data_source: Annotated[str, typer.Option(help="Name that chooses the reward: one of reward.sources, or your own.")],
-    answer_column: Annotated[str | None, typer.Option(help="Column of the ground truth; default: there is none.")] = None,
+    answer_column: Annotated[str | None, typer.Option(help="Column of the ground truth; default: none.")] = None,
     difficulty_column: Annotated[str | None, typer.Option(help="Column of the difficulty, kept as extra_info.difficulty.")] = None,
     id_column: Annotated[str | None, typer.Option(help="Column of the problem's name, kept as extra_info.id.")] = None,
-    ability: Annotated[str, typer.Option(help="Label of what the rows ask for.")] = "",
+    ability: Annotated[str, typer.Option(help="Label of the ability that the rows test.")] = "",
     subset: Subset = None,
     split: Split = None,
     revision: Revision = None,
@@ -161,14 +162,14 @@ def data_hf(
 
 def data_preference(
     out: Out,
-    source: Annotated[Path, typer.Option("--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a data set of the hub.")],
+    source: Annotated[Path, typer.Option("--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a dataset of the hub.")],
     subset: Subset = None,
     split: Split = None,
     revision: Revision = None,
-    prompt_column: Annotated[str, typer.Option(help="Column of the prompt, a text or messages; may be absent.")] = "prompt",
-    chosen_column: Annotated[str, typer.Option(help="Column of the preferred answer, a text or messages.")] = "chosen",
-    rejected_column: Annotated[str, typer.Option(help="Column of the other answer.")] = "rejected",
-    data_source: Annotated[str, typer.Option(help="Name of the data set, kept in the rows.")] = "preference",
+    prompt_column: Annotated[str, typer.Option(help="Column of the prompt, text or messages; may be absent.")] = "prompt",
+    chosen_column: Annotated[str, typer.Option(help="Column of the preferred answer, text or messages.")] = "chosen",
+    rejected_column: Annotated[str, typer.Option(help="Column of the rejected answer.")] = "rejected",
+    data_source: Annotated[str, typer.Option(help="Name of the dataset, stored in the rows.")] = "preference",
     deduplicate: Deduplicate = False,
     test_share: TestShare = 0.0,
     seed: Seed = 0,
@@ -187,7 +188,7 @@ def data_preference(
 
 def data_filter(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file of rows.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns stay as they are.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns are kept unchanged.")],
     deduplicate: Deduplicate = False,
     difficulty_from: DifficultyFrom = None,
     min_pass_rate: MinPassRate = 0.0,
@@ -216,7 +217,7 @@ def data_filter(
 def data_show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file: rows, pairs, conversations or trajectories.")],
     row: Annotated[int | None, typer.Option(min=0, help="Show this row, counted from 0.")] = None,
-    random_row: Annotated[bool, typer.Option("--random", help="Show any row.")] = False,
+    random_row: Annotated[bool, typer.Option("--random", help="Show a random row.")] = False,
     rows: Annotated[int, typer.Option(min=0, help="Show the first rows.")] = 1,
     debug: Debug = False,
 ) -> None:

@@ -27,14 +27,15 @@ DEFAULT_CONFIG = "eval"
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[CONFIG.yaml] [KEY=VALUE]...", help="Config of a run, or none; and overrides, as in `agentrl train`."),
+    typer.Argument(metavar="[CONFIG.yaml] [KEY=VALUE]...", help="Config of a run (optional) and overrides, as in `agentrl train`."),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER|HUB_ID|URL[,URL...]",
-        help="The model, for which servers are started (rollout.backend); or running servers: URLs of SGLang's protocol, or, ending in "
-        "/v1, of OpenAI's. Default: what the config says.",
+        help="Model folder or hub id, for which servers are started (rollout.backend), or URLs of "
+        "running servers: of SGLang's protocol, or of OpenAI's if they end in /v1. Default: the "
+        "model of the config.",
     ),
 ]
 N = Annotated[int | None, typer.Option("--n", min=1, help="Attempts per problem (eval.n).")]
@@ -42,18 +43,18 @@ Agent = Annotated[str | None, typer.Option(help="Agent that plays all rows; defa
 Tools = Annotated[str | None, typer.Option(metavar="NAME[,NAME...]", help="Tools that are offered (agent.tools).")]
 Templates = Annotated[
     list[str] | None,
-    typer.Option("--template", metavar="[DATA_SET=]NAME", help="Prompt template around the questions, of all data sets or of one."),
+    typer.Option("--template", metavar="[DATA_SET=]NAME", help="Prompt template around the questions, of all datasets or of one."),
 ]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Always the most likely token (eval.temperature=0).")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Greedy decoding (eval.temperature=0).")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="eval.temperature")]
 TopP = Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="eval.top_p")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="eval.top_k; -1: off.")]
 MinP = Annotated[float | None, typer.Option("--min-p", min=0, max=1, help="eval.min_p")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Tokens per attempt (eval.max_response_tokens).")]
-MaxTurnTokens = Annotated[int | None, typer.Option("--max-turn-tokens", min=1, help="Tokens per turn (eval.max_turn_tokens).")]
-Rows = Annotated[int | None, typer.Option("--rows", min=1, help="Only the first so many rows of each data set.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens per attempt (eval.max_response_tokens).")]
+MaxTurnTokens = Annotated[int | None, typer.Option("--max-turn-tokens", min=1, help="Maximum tokens per turn (eval.max_turn_tokens).")]
+Rows = Annotated[int | None, typer.Option("--rows", min=1, help="Use only the first N rows of each dataset.")]
 ServedModel = Annotated[
-    str | None, typer.Option("--served-model", help="Name of the model at an OpenAI-compatible URL; default: its only one.")
+    str | None, typer.Option("--served-model", help="Name of the model at an OpenAI-compatible URL; default: the only model there.")
 ]
 
 
@@ -85,11 +86,16 @@ def evaluate(
     ] = None,
     trained_on: Annotated[
         str | None,
-        typer.Option(metavar="FILE[,...]", help="Training files to look for the questions in; default: data.train_files of CONFIG."),
+        typer.Option(
+            metavar="FILE[,...]", help="Training files to search for the questions (contamination); default: data.train_files of CONFIG."
+        ),
     ] = None,
     fail_below: Annotated[
         list[str] | None,
-        typer.Option(metavar="SOURCE[.FIGURE]=VALUE", help="Exit with code 3 when a figure is lower, such as gsm8k=0.5, gsm8k.pass@8=0.7."),
+        typer.Option(
+            metavar="SOURCE[.FIGURE]=VALUE",
+            help="Exit with code 3 if a figure is below its threshold, such as gsm8k=0.5, gsm8k.pass@8=0.7.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -131,7 +137,7 @@ def evaluate(
 
 def generate(
     source: Annotated[str, typer.Option("--in", metavar="IN.parquet", help="Rows in verl's schema; its columns are kept.")],
-    out: Annotated[Path, typer.Option(metavar="OUT.parquet", help="The rows with the column of responses.")],
+    out: Annotated[Path, typer.Option(metavar="OUT.parquet", help="File to write: the rows with a column of responses.")],
     arguments: Arguments = None,
     model: Model = None,
     n: N = None,
@@ -147,7 +153,7 @@ def generate(
     max_turn_tokens: MaxTurnTokens = None,
     rows: Rows = None,
     served_model: ServedModel = None,
-    response_key: Annotated[str, typer.Option(help="Column that is written.")] = "responses",
+    response_key: Annotated[str, typer.Option(help="Column to write.")] = "responses",
     debug: Debug = False,
 ) -> None:
     """Generate n responses for each row, without scoring them: `agentrl score` reads what is written.
@@ -172,7 +178,7 @@ def generate(
     num_failed = run(request, out, response_key=response_key, say=_say)
     typer.echo(f"wrote {out}")
     if num_failed:
-        raise InfrastructureError(f"{num_failed} responses failed and are null; the same command tries them again")
+        raise InfrastructureError(f"{num_failed} responses failed and are null; run the same command again to retry them")
 
 
 def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: str | None, templates: Sequence[str]) -> tuple[Config, bool]:

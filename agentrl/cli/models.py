@@ -13,11 +13,11 @@ from agentrl.errors import UserError
 
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format, or a hub id.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; anything but localhost needs --api-key-env.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 30000,
+    host: Annotated[str, typer.Option(help="Address to listen on; any address except localhost needs --api-key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free port.")] = 30000,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    weight_version: Annotated[str, typer.Option(help="Version that replies carry until the first update.")] = "default",
+    weight_version: Annotated[str, typer.Option(help="Weight version that replies report until the first update.")] = "default",
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the API key.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -44,10 +44,14 @@ def serve(
 
 def check_template(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model, or a hub id.")],
-    tools: Annotated[bool | None, typer.Option("--tools/--no-tools", help="With tool calls; default: if the template shows any.")] = None,
+    tools: Annotated[
+        bool | None, typer.Option("--tools/--no-tools", help="Include tool calls; default: if the template supports them.")
+    ] = None,
     template: Annotated[str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")] = None,
-    tool_format: Annotated[str, typer.Option(help="How the model writes calls; auto: from the template (docs/tool_formats.md).")] = "auto",
-    num: Annotated[int, typer.Option(min=1, help="Conversations to generate.")] = 300,
+    tool_format: Annotated[
+        str, typer.Option(help="Format of tool calls; auto: derived from the template (docs/tool_formats.md).")
+    ] = "auto",
+    num: Annotated[int, typer.Option(min=1, help="Number of conversations to generate.")] = 300,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     debug: Debug = False,
 ) -> None:

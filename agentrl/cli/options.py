@@ -10,7 +10,8 @@ import typer
 ConfigFile = Annotated[
     str,
     typer.Argument(
-        metavar="CONFIG.yaml", help="YAML file with what differs from the defaults in docs/config.md, or a name of `agentrl config list`."
+        metavar="CONFIG.yaml",
+        help="YAML file with the differences from the defaults in docs/config.md, or a name from `agentrl config list`.",
     ),
 ]
 Overrides = Annotated[

@@ -51,5 +51,5 @@ def read_page(name: str) -> str:
     names = page_names()
     if wanted not in names:
         near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4) or names
-        raise UserError(f"no page {name!r} in the documentation; there is: {', '.join(near)}")
+        raise UserError(f"no page {name!r} in the documentation; available: {', '.join(near)}")
     return (files(PACKAGE) / f"{wanted}.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
 
 def new(
     kind: Annotated[Literal["tool", "interaction", "agent", "reward"], typer.Argument(metavar="tool|interaction|agent|reward")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, in small letters: word_count.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin, in snake_case, such as word_count.")],
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("."),
     debug: Debug = False,
 ) -> None:
@@ -26,13 +26,15 @@ def new(
 
     written = write_plugin(kind, name, out)
     typer.echo(f"wrote {written.file} and {written.test}\n\nTry it (`pip install pytest` brings pytest):\n\npytest {written.test}\n")
-    typer.echo(f"Name it in your config:\n\n{written.yaml}")
+    typer.echo(f"Add it to your config:\n\n{written.yaml}")
 
 
 def plugins(
-    config: Annotated[str | None, typer.Argument(metavar="[CONFIG.yaml]", help="Also what this config names: files, MCP servers.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG.yaml]", help="Also list the plugin files and MCP servers of this config.")
+    ] = None,
     overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole schemas.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with full schemas.")] = False,
     debug: Debug = False,
 ) -> None:
     """List all plugins: where they come from, what they are for, what arguments tools take."""
@@ -50,12 +52,15 @@ def plugins(
 def play(
     config: ConfigFile,
     overrides: Overrides = None,
-    row: Annotated[int, typer.Option(min=0, help="Which row of data.train_files, counted from 0.")] = 0,
+    row: Annotated[int, typer.Option(min=0, help="Row of data.train_files, counted from 0.")] = 0,
     model: Annotated[
-        str, typer.Option(metavar="person|SCRIPT.yaml|URL", help="Who plays the model: you, a list of turns, or a server.")
+        str,
+        typer.Option(
+            metavar="person|SCRIPT.yaml|URL", help="Who plays the model: `person` (you), a YAML file of turns, or the URL of a server."
+        ),
     ] = "person",
-    val: Annotated[bool, typer.Option("--val", help="A row of data.val_files, sampled as in validation.")] = False,
-    start: Annotated[bool, typer.Option("--start", help="Start the config's server for it, and end it afterwards.")] = False,
+    val: Annotated[bool, typer.Option("--val", help="Use a row of data.val_files, sampled as in validation.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Start the config's server for the model, and stop it afterwards.")] = False,
     debug: Debug = False,
 ) -> None:
     """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray. Ends with 1 if it fails."""

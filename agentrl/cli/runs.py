@@ -10,14 +10,14 @@ import typer
 from agentrl.cli.options import Debug, show_tracebacks
 from agentrl.errors import UserError
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that goes on.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a running training.")]
 RequestTimeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn: runs answer between steps.")
+    float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn; runs answer between steps.")
 ]
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run; it may still go on, or have been interrupted.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run, which may be running or interrupted.")],
     debug: Debug = False,
 ) -> None:
     """Draw `report.png` and write `summary.md` anew from the files of a run. Needs no Ray and no GPU."""
@@ -29,8 +29,8 @@ def report(
 
 
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run; it may still go on.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, the groups of each task included.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run, which may still be running.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, including the groups of each task.")] = False,
     debug: Debug = False,
 ) -> None:
     """Prove what became of every group: follow the run's journal, and compare it with what else the run wrote. Ends with 1 if it fails."""
@@ -46,11 +46,11 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write the LoRA adapter alone, in peft's format, not the merged model.")
+        bool, typer.Option("--adapter", help="Write only the LoRA adapter, in peft's format, instead of the merged model.")
     ] = False,
-    base: Annotated[str | None, typer.Option(help="Folder or hub id of the model under the adapter, if it has moved.")] = None,
+    base: Annotated[str | None, typer.Option(help="Folder or hub id of the adapter's base model, if it has moved.")] = None,
     trust: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the code of the model that the checkpoint names; without it, refuse.")
+        bool, typer.Option("--trust-remote-code", help="Run the model code that the checkpoint names; refused without this option.")
     ] = False,
     debug: Debug = False,
 ) -> None:
@@ -78,7 +78,7 @@ def servers_list(
 def servers_add(
     run: RunFolder,
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A running server to attach to.")] = None,
-    start: Annotated[bool, typer.Option("--start", help="Start one more, of the kind and with the options that the run has.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Start one more server, with the kind and options of the run.")] = False,
     timeout_s: RequestTimeout = 600.0,
     debug: Debug = False,
 ) -> None:
@@ -87,7 +87,7 @@ def servers_add(
     from agentrl.fleet.control import ControlRequest, ask
 
     if start == (url is not None):
-        raise UserError("name the URL of a running server, or use --start; one of the two")
+        raise UserError("give either the URL of a running server or --start")
     typer.echo(
         ask(run, ControlRequest(verb="attach", server=url) if url is not None else ControlRequest(verb="start"), timeout_s=timeout_s)
     )

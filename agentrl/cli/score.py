@@ -31,27 +31,29 @@ MAX_PASS_COLUMNS = 3
 
 
 def score(
-    path: Annotated[Path, typer.Argument(metavar="IN.parquet", help="Rows with a column of responses, a list of texts each.")],
-    out: Annotated[Path, typer.Option(metavar="OUT.parquet", help="The same rows with a column of scores; it may be IN itself.")],
+    path: Annotated[Path, typer.Argument(metavar="IN.parquet", help="Rows with a column of responses, a list of texts per row.")],
+    out: Annotated[
+        Path, typer.Option(metavar="OUT.parquet", help="File to write: the same rows with a column of scores; may be IN itself.")
+    ],
     function: Annotated[
         str | None,
         typer.Option(
             metavar="FILE.py:NAME", help="Your compute_score(data_source, solution_str, ground_truth, extra_info); default: by data_source."
         ),
     ] = None,
-    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Further keyword arguments of the function.")] = "{}",
+    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Additional keyword arguments of the function, as JSON.")] = "{}",
     config: Annotated[
         str | None,
         typer.Option(metavar="CONFIG.yaml", help="Take rewards (`reward`), plugins and column names (`data`) from this config."),
     ] = None,
     response_key: Annotated[str, typer.Option(help="Column of the responses.")] = "responses",
-    scores_key: Annotated[str, typer.Option(help="Column that is written.")] = "scores",
+    scores_key: Annotated[str, typer.Option(help="Column to write.")] = "scores",
     prompt_key: Annotated[str | None, typer.Option(help="Column of the chat messages.")] = None,
     data_source_key: Annotated[str | None, typer.Option(help="Column that chooses the reward.")] = None,
     reward_model_key: Annotated[str | None, typer.Option(help="Column of {ground_truth}.")] = None,
-    extra_info_key: Annotated[str | None, typer.Option(help="Column of what the function gets as extra_info.")] = None,
+    extra_info_key: Annotated[str | None, typer.Option(help="Column passed to the function as extra_info.")] = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.1, help="Seconds for one response; default: reward.timeout_s.")
+        float | None, typer.Option("--timeout", min=0.1, help="Deadline of one response, in seconds; default: reward.timeout_s.")
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Processes for functions and heavy rewards; default: one per CPU.")] = None,
     debug: Debug = False,
@@ -85,7 +87,7 @@ def score(
                 watch=watch,
             )
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; {out} is as it was", err=True)
+        typer.echo(f"interrupted; {out} is unchanged", err=True)
         raise typer.Exit(130) from None
     _show(scored)
     typer.echo(f"wrote {out}")
@@ -101,11 +103,11 @@ def _settings(config: str | None, keys: dict[str, str], function: str | None, kw
     if function is not None:
         reference = Reference.parse(function)
         if reference is None:
-            raise UserError(f"--function {function!r} names no function; write FILE.py:NAME, as in my_reward.py:compute_score")
+            raise UserError(f"--function {function!r} names no function; write FILE.py:NAME, such as my_reward.py:compute_score")
         named = {"path": reference.source, "name": reference.attribute, "kwargs": _json_object(kwargs)}
         changes["custom_function"] = loaded.reward.custom_function.model_copy(update=named)
     elif _json_object(kwargs):
-        raise UserError("--kwargs are for the function of --function; name one")
+        raise UserError("--kwargs needs --function")
     return loaded.model_copy(update={"data": loaded.data.model_copy(update=keys), "reward": loaded.reward.model_copy(update=changes)})
 
 
@@ -113,9 +115,9 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"--kwargs {text!r} is no JSON: {error}") from error
+        raise UserError(f"--kwargs {text!r} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise UserError(f"--kwargs {text!r} must be a JSON object, as in '{{\"strict\": true}}'")
+        raise UserError(f"--kwargs {text!r} must be a JSON object, such as '{{\"strict\": true}}'")
     return value
 
 

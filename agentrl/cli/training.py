@@ -56,10 +56,12 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
 def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, or its folder of step_000001.parquet, ...")],
     overrides: Overrides = None,
-    config: Annotated[Path | None, typer.Option(metavar="CONFIG.yaml", help="Instead of the config.yaml of the run.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="CONFIG.yaml", help="Config to use instead of the run's config.yaml.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the replay; default: `replay` in DIR.")] = None,
-    last_step: Annotated[int | None, typer.Option(min=1, help="Stop after this step; the same command without it goes on.")] = None,
-    report: Annotated[bool, typer.Option("--report", help="Compare corrections on every step (docs/replay.md).")] = False,
+    last_step: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this step; the same command without this option continues.")
+    ] = None,
+    report: Annotated[bool, typer.Option("--report", help="Compare corrections at every step (docs/replay.md).")] = False,
     debug: Debug = False,
 ) -> None:
     """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
@@ -76,5 +78,5 @@ def _resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("interrupted; the run folder keeps everything saved so far, the same command resumes", err=True)
+        typer.echo("interrupted; everything saved so far is kept, and the same command resumes", err=True)
         raise

@@ -57,7 +57,9 @@ def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
     numbers = np.concatenate([np.empty(0), *columns])
     bad = int((~np.isfinite(numbers)).sum())
     if bad:
-        raise LearnerError(f"{what}: {bad} of {len(numbers)} numbers are not finite; resume from an earlier checkpoint with a smaller lr")
+        raise LearnerError(
+            f"{what}: {bad} of {len(numbers)} numbers are not finite; resume from an earlier checkpoint with a lower learning rate"
+        )
 
 
 def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> list[dict[str, float]]:

@@ -30,7 +30,7 @@ def check_baselines(baselines: Mapping[str, str], *, policy: Path) -> None:
 
 
 def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
-    cure = "name the folder of a model, or empty the list: tracking.baselines={}"
+    cure = "use the folder of a model, or remove all baselines with tracking.baselines={}"
     if not folder.is_dir():
         raise ConfigError(f"{key} does not exist{nearest(folder)}; {cure}")
     if not (folder / "config.json").is_file():
@@ -39,11 +39,11 @@ def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
     if not found:
         raise ConfigError(f"{key} has no weights: there is no *.safetensors in it; {cure}")
     shared = sorted(found.keys() & wanted.keys())
-    other = next((f"{name} is {found[name]}, there {wanted[name]}" for name in shared if found[name] != wanted[name]), None)
+    other = next((f"{name} is {found[name]} instead of {wanted[name]}" for name in shared if found[name] != wanted[name]), None)
     if other is None and wanted and not shared:
         other = "they have no tensor in common"
     if other is not None:
-        raise ConfigError(f"{key} cannot take the place of model.path={str(policy)!r} in its servers: {other}")
+        raise ConfigError(f"{key} cannot replace model.path={str(policy)!r} in the servers: {other}")
 
 
 def tensor_shapes(folder: Path) -> Mapping[str, list[int]]:
@@ -60,5 +60,5 @@ def tensor_shapes(folder: Path) -> Mapping[str, list[int]]:
                 header = orjson.loads(file.read(min(size, path.stat().st_size)))
                 shapes |= {name: list(facts["shape"]) for name, facts in header.items() if name != METADATA}
             except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-                raise ConfigError(f"{path} is no safetensors file: its header cannot be read ({error})") from error
+                raise ConfigError(f"{path} is not a safetensors file: its header cannot be read ({error})") from error
     return shapes

@@ -64,7 +64,7 @@ class Batches:
                 unscored += 1
                 if unscored == MAX_UNSCORED_BATCHES:
                     raise
-                self._observer.say(f"a batch of {len(groups)} groups could not be scored and is replaced: {error}")
+                self._observer.say(f"a batch of {len(groups)} groups could not be scored and will be replaced: {error}")
                 self._record_unscored(groups, error, step=step - 1, version=version)
                 self._buffer.run(ReplayBuffer.reject, step, Outcome.REWARD_ERROR.value)
 
@@ -116,7 +116,7 @@ def check_variance(num_dropped: int, buffer: BufferConfig) -> None:
     """
     if num_dropped >= buffer.max_constant_batches * buffer.groups_per_step:
         raise InfrastructureError(
-            f"{num_dropped} groups without variance were dropped while one batch was waited for "
-            f"(buffer.max_constant_batches={buffer.max_constant_batches}): "
-            "the tasks are too easy or too hard for the policy; choose others, or buffer.drop_constant_groups=false"
+            f"{num_dropped} groups without variance were dropped while waiting for one batch "
+            f"(buffer.max_constant_batches={buffer.max_constant_batches}): the tasks are too easy "
+            "or too hard for the policy; choose other tasks, or buffer.drop_constant_groups=false"
         )

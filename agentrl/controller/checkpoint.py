@@ -118,7 +118,7 @@ def unwritten(partial: Path, error: Exception) -> CheckpointError:
     """Remove the partial folder and return the error to raise."""
     shutil.rmtree(partial, ignore_errors=True)
     name = partial.name.removeprefix(_PARTIAL)
-    return CheckpointError(f"checkpoint {name} could not be written to {partial.parent}: {error}; earlier ones are untouched")
+    return CheckpointError(f"checkpoint {name} could not be written to {partial.parent}: {error}; earlier checkpoints are unchanged")
 
 
 def tidy(parent: Path) -> None:
@@ -152,7 +152,7 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
         other.folder.rename(aside / other.folder.name)
     _sync(parent)
     begin_with = "nothing" if checkpoint is None else str(checkpoint.folder)
-    return f"{len(others)} checkpoint(s), up to {others[-1].folder.name}, were moved to {aside}: this run begins with {begin_with}"
+    return f"{len(others)} checkpoint(s), up to {others[-1].folder.name}, were moved to {aside}: this run starts with {begin_with}"
 
 
 def prune(parent: Path, trainer: TrainerConfig) -> None:
@@ -186,7 +186,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: the checkpoint is damaged.
     """
     if not (folder / "manifest.json").is_file():
-        raise ConfigError(f"{str(folder)!r} is not a checkpoint: it has no manifest.json; they are named checkpoints/step_000020")
+        raise ConfigError(
+            f"{str(folder)!r} is not a checkpoint: it has no manifest.json; checkpoints are folders such as checkpoints/step_000020"
+        )
     checkpoint = _read(folder)
     _verify(checkpoint, older=[])
     return checkpoint
@@ -209,7 +211,7 @@ def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:
     else:
         folder = Path(trainer.resume_mode)
         if not (folder / "manifest.json").is_file():
-            raise ConfigError(f"trainer.resume_mode={trainer.resume_mode!r} is neither auto nor disable nor a checkpoint's folder")
+            raise ConfigError(f"trainer.resume_mode={trainer.resume_mode!r} is wrong; use auto, disable, or the folder of a checkpoint")
         checkpoint = _read(folder)
     _verify(checkpoint, older=[c for c in _complete(parent) if c.step < checkpoint.step])
     return checkpoint

@@ -109,7 +109,7 @@ def _with_returns(
     algorithm: AlgorithmConfig,
 ) -> list[Sample]:
     if found.returns_A is None:
-        raise ConfigError(f"algorithm.advantage={algorithm.advantage} gives no returns for the critic to learn; use critic.enabled=false")
+        raise ConfigError(f"algorithm.advantage={algorithm.advantage} returns no value targets for the critic; use critic.enabled=false")
     returns = lay_on_tokens(trajectories, found.returns_A.numpy())
     return [replace(s, values=v, returns=r) for s, v, r in zip(samples, values, returns, strict=True)]
 
@@ -134,7 +134,7 @@ def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float
         values_T[positions] = values_A[start : start + len(positions)]
         start += len(positions)
         laid.append(values_T)
-    assert start == len(values_A), "the values are not of these trajectories"
+    assert start == len(values_A), "the values do not belong to these trajectories"
     return laid
 
 
@@ -233,6 +233,6 @@ def _anchors(trajectories: Sequence[Trajectory]) -> torch.Tensor | None:
 def _rewards(trajectory: Trajectory) -> NDArray[np.float64]:
     rewards_T = np.zeros(trajectory.num_tokens)
     for event in trajectory.rewards:
-        assert trajectory.action_mask[event.position], f"reward {event.name!r} lies on a context token"
+        assert trajectory.action_mask[event.position], f"reward {event.name!r} is placed on a context token"
         rewards_T[event.position] += event.value
     return rewards_T

@@ -123,11 +123,11 @@ class Publishing:
         self._has_published |= self._baseline is None
         self._observer.count_published(report.num_bytes, report.times)
         for url, why in report.repaired.items():
-            say(f"server {url} took version {version} at the second attempt: {why}")
+            say(f"server {url} loaded version {version} only at the second attempt: {why}")
         given = [url for url in joining if url not in report.failed]
         failed = {**report.failed, **self._servers.talk(given, partial(find_unfit, version=version), adapter=self._adapter)}
         for url, why in failed.items():
-            say(f"server {url} did not take version {version}: {why}; it is restarted")
+            say(f"server {url} did not load version {version}: {why}; restarting it")
             self._servers.restart(url)
         # The actors learn of the servers last: no traffic reaches one without the current weights.
         self._servers.mark_ready([url for url in urls if url not in failed])
@@ -164,6 +164,6 @@ async def find_unfit(servers: Sequence[SGLangClient], *, version: int) -> dict[s
     async def sample(server: SGLangClient) -> None:
         sampled = await server.generate([0], SamplingParams(1), rid=f"join-{uuid.uuid4().hex}")
         if (got := sampled.versions.tolist()) != [version]:
-            raise ServerError(f"it was given version {version} and sampled a token of {got}")
+            raise ServerError(f"it received version {version} but sampled a token of version {got}")
 
-    return await for_each(servers, sample, timeout_s=FIRST_TOKEN_TIMEOUT_S, limit="the time of a first token")
+    return await for_each(servers, sample, timeout_s=FIRST_TOKEN_TIMEOUT_S, limit="the time limit for a first token")

@@ -49,7 +49,7 @@ class Ranks:
             except RankLost as lost:
                 if not self.roles.is_lost:
                     raise
-                say(f"{lost}; all ranks start again ({self.count_restart(lost)})")
+                say(f"{lost}; restarting all ranks ({self.count_restart(lost)})")
                 start_up.remove(*ranks)
                 self.stop()
                 self.start_again()
@@ -119,5 +119,5 @@ class Ranks:
         which = self.count_restart(cause)
         checkpoint = checkpoints.give_up()
         begin = "the initial weights" if checkpoint is None else checkpoint.folder.name
-        say(f"{cause}; all ranks start again from {begin} ({which})")
+        say(f"{cause}; restarting all ranks from {begin} ({which})")
         return checkpoint

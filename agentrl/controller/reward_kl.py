@@ -58,5 +58,5 @@ class RewardKL:
             self.coefficient = float(json.loads((folder / FILE).read_text())["coefficient"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{folder / FILE} could not be read: {error}; the checkpoint is of a run without KL in the reward"
+                f"{folder / FILE} could not be read: {error}; the checkpoint belongs to a run without KL in the reward"
             ) from error

@@ -308,8 +308,9 @@ class Run:
     def say_complete(self) -> None:
         """Report that the resumed run is already complete, so there is nothing to train."""
         self.observer.say(
-            f"this run is complete ({self.step} of {self.total_steps} steps); for more, raise trainer.steps; "
-            "for a new run, choose another trainer.experiment_name or trainer.resume_mode=disable"
+            f"this run is complete ({self.step} of {self.total_steps} steps); to continue, raise "
+            "trainer.steps; for a new run, choose another trainer.experiment_name or "
+            "trainer.resume_mode=disable"
         )
 
     def finish(self) -> RunResult:

@@ -113,6 +113,6 @@ def metric_of(validation: Mapping[str, float] | None, trainer: TrainerConfig) ->
         return None
     if trainer.keep_best > 0 and trainer.best_metric not in validation:
         raise ConfigError(
-            f"trainer.best_metric={trainer.best_metric!r} is no metric of validation; there are: {', '.join(sorted(validation))}"
+            f"trainer.best_metric={trainer.best_metric!r} is not a validation metric; available: {', '.join(sorted(validation))}"
         )
     return validation.get(trainer.best_metric)

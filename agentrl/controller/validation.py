@@ -92,9 +92,9 @@ class Validation:
         for result, share in shares.items():
             played = host.rollouts.collect(result) if result in in_time else None
             if played is None:
-                why = "died" if result in in_time else f"was silent at the end of eval.timeout_s={self._config.timeout_s:g}"
+                why = "died" if result in in_time else f"had not responded at the end of eval.timeout_s={self._config.timeout_s:g}"
                 played = lost(share, Failure(f"the rollout actor that played it {why}"))
-                host.observer.say(f"{len(played)} attempts of the validation are lost: {played[0].failure}")
+                host.observer.say(f"validation lost {len(played)} attempts: {played[0].failure}")
             trajectories += played
         return trajectories
 
@@ -110,7 +110,7 @@ def of_version(trajectory: Trajectory, version: int) -> Trajectory:
     others = set(trajectory.versions[trajectory.action_mask].tolist()) - {version}
     if not others:
         return trajectory
-    failure = f"version {version} is validated, and these versions sampled tokens, too: {', '.join(map(str, sorted(others)))}"
+    failure = f"validation of version {version} contains tokens sampled by other versions: {', '.join(map(str, sorted(others)))}"
     return trajectory.replace(outcome=Outcome.ABORTED, failure=Failure(failure), rewards=())
 
 

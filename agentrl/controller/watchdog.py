@@ -118,7 +118,7 @@ def find(parts: Parts, asker: Asker) -> Findings:
     facts = [controller, *_of_buffer(said["counts"], said["stats"], said["leases"]), "servers:"]
     facts += [f"  {line}" for line in _of_servers(parts.servers, asker)]
     learner = [line for workers in parts.ranks() for line in workers.unanswered()]
-    facts += ["learner:", *(f"  {line}" for line in learner or ["no call is under way"])]
+    facts += ["learner:", *(f"  {line}" for line in learner or ["no call in progress"])]
     found = {title: said[title] for title in playing}
     return Findings(facts, {title: scopes.why if isinstance(scopes, NoAnswer) else scopes for title, scopes in found.items()})
 
@@ -129,19 +129,19 @@ def _of_buffer(
     if isinstance(counts, NoAnswer):
         yield f"{BUFFER} does not answer"
     else:
-        since = "" if isinstance(stats, NoAnswer) else f"; the last trajectory came {stats['since_last_add_s']:.0f} s ago"
+        since = "" if isinstance(stats, NoAnswer) else f"; last trajectory {stats['since_last_add_s']:.0f} s ago"
         yield f"replay buffer: {counts}{since}"
     if not isinstance(leases, NoAnswer):
         for lease in leases[:SHOWN_LEASES]:
-            yield f"  group {lease.group_id} is leased to {lease.owner} for {lease.age_s:.0f} s; {lease.num_members} members are there"
+            yield f"  group {lease.group_id} leased to {lease.owner} for {lease.age_s:.0f} s; {lease.num_members} members finished"
         if len(leases) > SHOWN_LEASES:
-            yield f"  and {len(leases) - SHOWN_LEASES} more leases, none of them older"
+            yield f"  and {len(leases) - SHOWN_LEASES} more leases, all newer"
 
 
 def _of_controller(parts: Parts) -> str:
     phase, since = parts.phases.current
     doing = "between two phases" if phase is None else f"in phase {phase!r}"
-    return f"controller: {doing} for {time.monotonic() - since:.0f} s, in {' < '.join(stack_of(parts.driver)) or 'no thread any more'}"
+    return f"controller: {doing} for {time.monotonic() - since:.0f} s, in {' < '.join(stack_of(parts.driver)) or 'no thread'}"
 
 
 def _of_servers(servers: ServerFleet, asker: Asker) -> list[str]:

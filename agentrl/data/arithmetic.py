@@ -152,7 +152,7 @@ def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: Arithme
     for position, form in enumerate(forms):
         share = len(range(position, count, len(forms)))
         if split == "val" and share > len(form):
-            raise DataError(f"the validation split has {len(form)} expressions of kind {kind!r}, {share} were asked for; lower num_val")
+            raise DataError(f"the validation split has {len(form)} expressions of kind {kind!r}, but {share} are needed; lower num_val")
         drawn.append(rng.sample(form, share) if split == "val" else rng.choices(form, k=share))
     return [drawn[i % len(forms)][i // len(forms)] for i in range(count)]
 

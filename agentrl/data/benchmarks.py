@@ -58,8 +58,10 @@ class Benchmark:
         try:
             files = open_originals(OriginalSource(self.hub_name, subset=self.subset, split=self.split))
         except DataError as error:
-            looked = f"{str(place)!r} does not hold it" if place else f"{FOLDER_VARIABLE} is not set"
-            raise DataError(f"benchmark {self.name}: put its file at {self.paths[0]} of a folder ({looked}); {error}") from error
+            looked = f"{str(place)!r} does not contain it" if place else f"{FOLDER_VARIABLE} is not set"
+            raise DataError(
+                f"benchmark {self.name}: put its file at {self.paths[0]} in the folder $AGENTRL_DATA ({looked}); {error}"
+            ) from error
         # A benchmark is held out, whatever the hub calls its split
         return [DataFile(file.path, "test") for file in files]
 
@@ -91,7 +93,7 @@ def find(name: str, folder: Path | None = None) -> list[Problem]:
     """
     benchmark = BENCHMARKS.get(name)
     if benchmark is None:
-        raise DataError(f"no benchmark {name!r}; known: {', '.join(BENCHMARKS)}, or name a Parquet file of rows")
+        raise DataError(f"no benchmark {name!r}; known: {', '.join(BENCHMARKS)}, or a Parquet file of rows")
     return [benchmark.read(original) for original in read_originals(benchmark.files(folder))]
 
 

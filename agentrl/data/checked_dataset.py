@@ -134,7 +134,7 @@ class Playable:
             own = self._plugins.tools.own_name(name)
             if kwargs and own != name:
                 raise PluginError(
-                    f"extra_info.tools_kwargs: {name!r} calls itself {own!r}, and gets its arguments by that name: write {own}"
+                    f"extra_info.tools_kwargs: {name!r} has the name {own!r} and gets its arguments under that name: write {own}"
                 )
 
     def _check_partner(self, interaction_kwargs: JsonObject) -> None:

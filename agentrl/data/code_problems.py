@@ -22,7 +22,7 @@ def read_code(original: Original) -> Problem:
     raw = original.raw
     question = first(raw, "prompt", "question", "problem", "text", "description")
     if not isinstance(question, str):
-        raise wrong(original, "needs the task as a text: `prompt`, `question`, `problem`, `text` or `description`")
+        raise wrong(original, "needs the task as text: `prompt`, `question`, `problem`, `text` or `description`")
     cases = _cases(original)
     name = first(raw, "task_id", "problem_id", "id")
     difficulty = first(raw, "difficulty", "level")
@@ -53,7 +53,7 @@ def _case_object(original: Original, name: str) -> Mapping[str, Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise original.place.error(name, f"is no JSON: {error}") from error
+            raise original.place.error(name, f"is not valid JSON: {error}") from error
     if isinstance(value, list):
         if all(isinstance(case, Mapping) and {"input", "output"} <= case.keys() for case in value):
             value = {"inputs": [case["input"] for case in value], "outputs": [case["output"] for case in value]}
@@ -71,5 +71,5 @@ def _case_object(original: Original, name: str) -> Mapping[str, Any]:
 
 def _some(original: Original, name: str, cases: Any) -> Sequence[str]:
     if not isinstance(cases, list) or not cases or not all(isinstance(case, str) and case.strip() for case in cases):
-        raise original.place.error(name, f"must be a list of Python texts, is {str(cases)[:80]!r}")
+        raise original.place.error(name, f"must be a list of Python code strings, is {str(cases)[:80]!r}")
     return cases

@@ -67,7 +67,7 @@ def default_source(kind: Kind) -> str | Path:
     if folder is not None and folder.is_dir():
         return folder
     if not DATA_SETS[kind].hub_name:
-        raise DataError(f"name the original files of {kind} by --in: a file, a folder, or a data set of the hub (owner/name)")
+        raise DataError(f"give the original files of {kind} with --in: a file, a folder, or a dataset of the hub (owner/name)")
     return DATA_SETS[kind].hub_name
 
 
@@ -125,7 +125,7 @@ def choose_styles(
     """
     plugins = plugins or load_plugins()
     if kind == "gsm8k" and agent == MIXED and (tools or interaction):
-        raise DataError(f"agent {MIXED!r} is three agents with tools and a partner of their own: leave --tools and --interaction out")
+        raise DataError(f"agent {MIXED!r} uses three agents with fixed tools and interaction: remove --tools and --interaction")
     if kind == "gsm8k" and (agent == MIXED or not (agent or tools or interaction)):
         agents = ("single_turn_agent", "tool_agent", "interaction_agent")
         return [choose_styles(kind, agent=name, system=system, template=template, plugins=plugins)[0] for name in agents]
@@ -141,7 +141,7 @@ def choose_styles(
     if interaction is not None:
         plugins.interactions.resolve(interaction)
     if tools and not plugins.agents.get(name).uses_tools:
-        raise DataError(f"agent {name!r} uses no tools: leave --tools out, or choose another by --agent")
+        raise DataError(f"agent {name!r} uses no tools: remove --tools, or choose another agent with --agent")
     instruction = with_tools(DATA_SETS[kind].instruction, tools) if kind is not None else ""
     return [RowStyle(name, tuple(tools), interaction, instruction if system is None else system, template)]
 
@@ -231,7 +231,7 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
         try:
             table = pa.Table.from_pylist([dict(candidate.row) for candidate in kept])
         except pa.ArrowInvalid as error:
-            raise DataError(f"{file}: its rows do not fit into columns of one type each: {error}") from error
+            raise DataError(f"{file}: a column has values of different types: {error}") from error
     with appearing_whole(out) as partial:
         pq.write_table(table, partial, compression="zstd")
     return Written({out.stem: len(kept)}, tuple(notes))

@@ -196,12 +196,12 @@ def check_source_weights(weights: Mapping[str, float], sources: Iterable[str]) -
     unknown = [name for name in weights if name not in present]
     if unknown:
         raise DataError(
-            f"data.curriculum.source_weights names {', '.join(unknown)}, of which no training row that is kept is; "
-            f"the data has {', '.join(present)}"
+            f"data.curriculum.source_weights names {', '.join(unknown)}, but no training row that "
+            f"is kept has this source; the data has {', '.join(present)}"
         )
     unweighed = [name for name in present if name not in weights]
     if unweighed:
         raise DataError(
-            f"data.curriculum.source_weights has no weight for {', '.join(unweighed)}; give every source of data.train_files one, "
-            "or leave its files out"
+            f"data.curriculum.source_weights has no weight for {', '.join(unweighed)}; give every "
+            "source of data.train_files a weight, or remove its files"
         )

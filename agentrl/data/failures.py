@@ -95,7 +95,7 @@ def _read(file: Path) -> pa.Table:
     try:
         return pq.read_table(file).cast(SCHEMA)
     except (pa.ArrowException, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged ({str(error).splitlines()[0]}); move it away to go on without its rows") from error
+        raise CheckpointError(f"{file} is damaged ({str(error).splitlines()[0]}); move it away to continue without its rows") from error
 
 
 class FailureBook:
@@ -126,7 +126,7 @@ class FailureBook:
     def lines(self) -> list[str]:
         """Return the most frequent failures in words, and the path of the file; [] if nothing failed."""
         lines = self.tally.lines()
-        return [*lines, f"all of them: {self._file}"] if lines else []
+        return [*lines, f"all failures: {self._file}"] if lines else []
 
 
 def failure_lines(file: Path) -> list[str]:
@@ -135,7 +135,7 @@ def failure_lines(file: Path) -> list[str]:
     if file.exists():
         tally.restore(FailureTable(file, keeps_earlier=True).earlier())
     lines = tally.lines()
-    return [*lines, f"all of them: {file}"] if lines else []
+    return [*lines, f"all failures: {file}"] if lines else []
 
 
 def _redacted(failed: FailedAttempt) -> FailedAttempt:

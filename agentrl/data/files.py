@@ -50,7 +50,7 @@ def open_rows(path: str) -> RowFile:
         return ParquetRows(path)
     if file.suffix in (".jsonl", ".json"):
         return JsonRows(path)
-    raise DataError(f"dataset file {path!r}: unknown kind {file.suffix!r}; use .parquet or .jsonl, or convert it")
+    raise DataError(f"dataset file {path!r}: unknown suffix {file.suffix!r}; use .parquet or .jsonl")
 
 
 class ParquetRows:
@@ -125,7 +125,7 @@ class JsonRows:
         try:
             row = orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{self.path}: line {self.line(index)}: no JSON: {error}") from error
+            raise DataError(f"{self.path}: line {self.line(index)}: not valid JSON: {error}") from error
         if not isinstance(row, dict):
             kind = "a JSON array" if isinstance(row, list) else type(row).__name__
             raise DataError(f"{self.path}: line {self.line(index)}: must be one JSON object per line, is {kind}")

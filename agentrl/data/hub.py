@@ -40,7 +40,7 @@ def fetch_dataset(name: str, *, subset: str | None = None, revision: str | None 
             cache does not have the files.
     """
     if not _HUB_ID.fullmatch(name):
-        raise DataError(f"{name!r}: there is no such file or folder, and it is no name of the hub either (owner/name)")
+        raise DataError(f"{name!r}: no such file or folder, and not a hub id either (owner/name)")
     if revision is not None:
         return _download(name, revision, list(_DATA))
     try:
@@ -59,13 +59,13 @@ def _download(name: str, revision: str, patterns: list[str]) -> Path:
     except GatedRepoError:
         why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
     except RevisionNotFoundError:
-        raise _NoRevision(f"data set {name!r}: the hub has no revision {revision!r} of it") from None
+        raise _NoRevision(f"dataset {name!r}: the hub does not have revision {revision!r}") from None
     except RepositoryNotFoundError:
-        why = "there is no such folder, and the hub knows no such data set (or it is private: set HF_TOKEN)"
+        why = "no such folder, and no such dataset on the hub (or it is private: set HF_TOKEN)"
     except LocalEntryNotFoundError:
-        why = "there is no such folder, and the hub cannot be reached for it (it is not in the hub's cache either)"
+        why = "no such folder, and the hub cannot be reached (the dataset is not in the hub's cache either)"
     except HFValidationError as error:
-        why = f"the hub takes no such name: {str(error).splitlines()[0]}"
+        why = f"not a valid hub id: {str(error).splitlines()[0]}"
     except (HfHubHTTPError, OSError) as error:
         why = f"the download from the hub failed: {str(error).splitlines()[0]}"
-    raise DataError(f"data set {name!r}: {why}")
+    raise DataError(f"dataset {name!r}: {why}")

@@ -29,8 +29,8 @@ def check_prepared(config: Config | SFTConfig | RMConfig, *, splits: Sequence[Sp
     commands = config.trainer.prepared_by
     missing = [f"{key}={path!r}" for key, path in _inputs(config, splits) if not Path(path).exists()]
     if commands and missing:
-        made_by = "this command makes" if len(commands) == 1 else "these commands make"
-        raise ConfigError("\n  ".join([f"{missing[0]} does not exist yet; {made_by} what is missing:", *commands]))
+        made_by = "this command creates" if len(commands) == 1 else "these commands create"
+        raise ConfigError("\n  ".join([f"{missing[0]} does not exist yet; {made_by} the missing files:", *commands]))
 
 
 def _inputs(config: Config | SFTConfig | RMConfig, splits: Sequence[Split]) -> Iterator[tuple[str, str]]:

@@ -60,7 +60,7 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
     if with_weights and not (folder / "config.json").is_file():
         raise ConfigError(f"model.path={model.path!r} is not the folder of a model: it has no config.json")
     if with_weights and model.path != str(folder) and not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"model.path={model.path!r}: the hub has no safetensors weights of it here; convert the model, or choose another")
+        raise ConfigError(f"model.path={model.path!r}: the hub has no safetensors weights of this model; convert it, or choose another")
     return folder
 
 
@@ -77,20 +77,20 @@ def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
 def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
     """Download the files of a hub id; return the folder, which is named after the commit."""
     if not _HUB_ID.fullmatch(model.path):
-        raise ConfigError(f"{key}={model.path!r} cannot be loaded: there is no such folder, and it is no hub id either (owner/name)")
+        raise ConfigError(f"{key}={model.path!r} cannot be loaded: no such folder, and not a hub id either (owner/name)")
     patterns = [*_DESCRIPTION, *(_WEIGHTS if with_weights else ()), *(_CODE if model.trust_remote_code else ())]
     try:
         return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns, ignore_patterns=list(_OTHER_COPIES)))
     except GatedRepoError:
         why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
     except RevisionNotFoundError:
-        why = f"the hub has no revision {model.revision!r} of it"
+        why = f"the hub does not have revision {model.revision!r}"
     except RepositoryNotFoundError:
-        why = "there is no such folder, and the hub knows no such model (or it is private: set HF_TOKEN)"
+        why = "no such folder, and no such model on the hub (or it is private: set HF_TOKEN)"
     except LocalEntryNotFoundError:
-        why = "there is no such folder, and the hub cannot be reached for it (it is not in the hub's cache either)"
+        why = "no such folder, and the hub cannot be reached (the model is not in the hub's cache either)"
     except HFValidationError:
-        why = "there is no such folder, and it is no hub id either (owner/name)"
+        why = "no such folder, and not a hub id either (owner/name)"
     except (HfHubHTTPError, OSError) as error:
         why = f"the download from the hub failed: {str(error).splitlines()[0]}"
     raise ConfigError(f"{key}={model.path!r} cannot be loaded: {why}")

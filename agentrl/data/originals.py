@@ -62,7 +62,7 @@ def open_originals(source: OriginalSource) -> list[DataFile]:
     name, path = str(source.name), Path(source.name)
     root = path if path.exists() else _fetched(source)
     if source.subset is not None and not (root / source.subset).is_dir():
-        raise DataError(f"{name!r} has no subset {source.subset!r}, a folder of that name")
+        raise DataError(f"{name!r} has no subset (folder) {source.subset!r}")
     root = root / (source.subset or "")
     files = [DataFile(root, split_of(root))] if root.is_file() else _files_in(root)
     if not files:

@@ -43,7 +43,7 @@ def write_pairs(
     originals = read_originals(open_originals(source))
     candidates, num_equal = pair_candidates(originals, data_source=data_source, prompt=prompt, chosen=chosen, rejected=rejected)
     written = write_candidates(out, candidates, selection, PAIR_SCHEMA)
-    note = (f"{num_equal:,} pair{'' if num_equal == 1 else 's'} of two equal answers left out",) if num_equal else ()
+    note = (f"{num_equal:,} pair{'' if num_equal == 1 else 's'} with equal answers left out",) if num_equal else ()
     return Written(written.rows, (*note, *written.notes))
 
 
@@ -88,12 +88,12 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> tuple[Mes
 def _behind(prompt: tuple[Message, ...], answer: tuple[Message, ...], original: Original, column: str) -> tuple[Message, ...]:
     rest = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
     if not prompt:
-        raise original.place.error(column, "has no prompt: the row has no column for it, and the two answers do not begin alike")
+        raise original.place.error(column, "has no prompt: the row has no prompt column, and the two answers have no common beginning")
     if not rest or rest[-1].role != "assistant":
         raise original.place.error(column, "must end with a message of the assistant")
     if any(message.tool_calls for message in (*prompt, *rest)):
         raise DataError(
-            f"{original.place}: field {column!r}: tool calls are not kept by this command; give such a file to `agentrl rm` as it is"
+            f"{original.place}: field {column!r}: this command does not keep tool calls; use the file with `agentrl rm` directly"
         )
     return rest
 

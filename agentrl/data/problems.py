@@ -149,7 +149,7 @@ def _question(original: Original, column: str) -> str:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) and value[0].get("role") == "user":
         value = value[0].get("content")
     if not isinstance(value, str):
-        raise original.place.error(column, f"must be a text, or chat messages of which the user's is the only one, is {str(value)[:80]!r}")
+        raise original.place.error(column, f"must be text, or chat messages with exactly one user message, is {str(value)[:80]!r}")
     return value
 
 

@@ -78,7 +78,7 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
     """
     for column in MULTIMODAL_COLUMNS:
         if row.get(column):
-            raise place.error(column, "images and video are not supported; leave such rows out")
+            raise place.error(column, "images and video are not supported; remove such rows")
     messages = read_messages(row.get(config.prompt_key), place, config.prompt_key)
     reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
     extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
@@ -146,7 +146,7 @@ def read_messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...
     if not isinstance(value, list):
         raise place.error(field, f"must be a list of {{role, content}}, is {_short(value)}")
     if not value:
-        raise place.error(field, "must hold at least one message, is empty")
+        raise place.error(field, "must contain at least one message, is empty")
     return tuple(_message(item, place, f"{field}[{index}]") for index, item in enumerate(value))
 
 
@@ -197,7 +197,7 @@ def _tool_call(value: Any, index: int, place: RowPlace, field: str) -> ToolCall:
         try:
             arguments = json.loads(arguments)
         except json.JSONDecodeError as error:
-            raise place.error(f"{field}.arguments", f"is no JSON: {error}") from error
+            raise place.error(f"{field}.arguments", f"is not valid JSON: {error}") from error
     return ToolCall(
         id=_text(value.get("id"), place, f"{field}.id") or f"call_{index}",
         name=function["name"],

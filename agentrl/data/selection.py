@@ -51,7 +51,7 @@ class Band:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
-            raise DataError(f"pass rates from {self.low:g} to {self.high:g}: both must be from 0 to 1, the smaller first")
+            raise DataError(f"pass rates from {self.low:g} to {self.high:g}: both must be from 0 to 1, in ascending order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +141,11 @@ def hold_out(candidates: Sequence[Candidate], share: float, *, seed: int) -> lis
     """
     splits = list(dict.fromkeys(candidate.split for candidate in candidates))
     if len(splits) > 1:
-        raise DataError(f"--test-share divides one split, the data has {', '.join(splits)}: choose one by --split")
+        raise DataError(f"--test-share divides one split, but the data has {', '.join(splits)}: choose one with --split")
     questions = list(dict.fromkeys(candidate.question for candidate in candidates))
     num_test = max(1, round(share * len(questions)))
     if not 0.0 < share < 1.0 or num_test >= len(questions):
-        raise DataError(f"--test-share={share:g} of {len(questions)} questions leaves none to train on; name a share between 0 and 1")
+        raise DataError(f"--test-share={share:g} of {len(questions)} questions leaves none to train on; use a smaller share")
     test = set(random.Random(seed).sample(questions, num_test))
     return [candidate.moved("test" if candidate.question in test else "train") for candidate in candidates]
 

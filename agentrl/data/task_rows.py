@@ -38,7 +38,7 @@ class RowStyle:
 
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.template:
-            raise DataError(f"the template {self.template[:80]!r} must say {PLACEHOLDER} where the question belongs")
+            raise DataError(f"the template {self.template[:80]!r} must contain {PLACEHOLDER} in the place of the question")
 
     def prompt(self, question: str) -> list[dict[str, str]]:
         """Return the chat messages that ask a question."""

@@ -297,4 +297,4 @@ def _texts(value: Any, file: str, row: int, prompt_key: str) -> list[str]:
         return [value]
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         return [message["content"] for message in value if isinstance(message.get("content"), str)]
-    raise DataError(f"{file}: row {row}: field {prompt_key!r}: must be a text or a list of messages, is {type(value).__name__}")
+    raise DataError(f"{file}: row {row}: field {prompt_key!r}: must be text or a list of messages, is {type(value).__name__}")

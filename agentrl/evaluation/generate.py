@@ -53,7 +53,7 @@ def _read(source: str, response_key: str) -> pa.Table:
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"--in {source!r} cannot be read as Parquet: {error}") from error
     if response_key in table.column_names:
-        raise ConfigError(f"--in {source!r} has a column {response_key!r} already; choose another by --response-key")
+        raise ConfigError(f"--in {source!r} already has a column {response_key!r}; choose another with --response-key")
     return table
 
 

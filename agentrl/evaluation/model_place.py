@@ -62,16 +62,18 @@ def read_place(model: str | None, config: ModelConfig, *, urls: Sequence[str]) -
         own = {} if model is None else {"path": model, "revision": None}
         return ModelPlace("folder"), config.model_copy(update=own)
     if model is not None and len(urls) < len(model.split(",")):
-        raise ConfigError(f"--model {model!r}: name one folder, or URLs alone")
+        raise ConfigError(f"--model {model!r}: give one folder, or only URLs")
     for url in urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(
-                f"--model {url!r} is no URL of a server; write http://HOST:PORT, or http://HOST:PORT/v1 for OpenAI's protocol"
+                f"--model {url!r} is not the URL of a server; write http://HOST:PORT, or http://HOST:PORT/v1 for OpenAI's protocol"
             )
     kinds = {urlsplit(url).path.endswith(OPENAI_PATH) for url in urls}
     if len(kinds) > 1:
-        raise ConfigError(f"--model {model!r}: URLs of one protocol only: all end in {OPENAI_PATH} (OpenAI's), or none (SGLang's)")
+        raise ConfigError(
+            f"--model {model!r}: all URLs must have the same protocol: either all end in {OPENAI_PATH} (OpenAI's), or none (SGLang's)"
+        )
     return ModelPlace("openai" if kinds.pop() else "sglang", urls), config
 
 
@@ -118,7 +120,7 @@ class StartedServers:
         statuses = self.statuses()
         failed = [status.message for status in statuses if status.state == "failed"]
         if failed:
-            raise ServerError(f"a server failed for good: {failed[0]}")
+            raise ServerError(f"a server failed permanently: {failed[0]}")
         return [status.url for status in statuses if status.state in ("needs_weights", "ready")]
 
     def statuses(self) -> Sequence[ServerStatus]:
@@ -189,7 +191,8 @@ def _with_tokenizer(model: ModelConfig, info: ModelInfo) -> ModelConfig:
     if not model.path and not model.tokenizer_path:
         if not Path(info.model_path).is_dir():
             raise ConfigError(
-                f"the server serves {info.model_path!r}, which is no folder here; name its tokenizer: model.tokenizer_path=FOLDER_OR_HUB_ID"
+                f"the server serves {info.model_path!r}, which is not a local folder; set its "
+                "tokenizer: model.tokenizer_path=FOLDER_OR_HUB_ID"
             )
         model = model.model_copy(update={"path": info.model_path})
     return resolve_model(model, with_weights=False)
@@ -202,7 +205,7 @@ async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | N
     if wanted is not None and wanted not in common:
         raise ConfigError(f"--served-model {wanted!r} is not served; {urls[0]} has {', '.join(listed[0]) or 'no models'}")
     if wanted is None and len(common) != 1:
-        raise ConfigError(f"{', '.join(urls)}: name the model by --served-model; common to all: {', '.join(common) or 'none'}")
+        raise ConfigError(f"{', '.join(urls)}: choose the model with --served-model; served by all: {', '.join(common) or 'none'}")
     return wanted or common[0]
 
 

@@ -191,5 +191,6 @@ class _EvaluationLog:
         if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
             raise InfrastructureError(
                 f"{MAX_FAILURES_IN_A_ROW} attempts failed one after the other, the last ({trajectory.outcome.value}): "
-                f"{trajectory.failure}; what was finished is kept, and the same command goes on from there"
+                f"{trajectory.failure}; finished attempts are kept, and the same command "
+                "continues from there"
             )

@@ -108,7 +108,10 @@ def _results(summary: EvalSummary) -> str:
         for source in _all(summary)
     )
     header = ["source", "problems", "n", "accuracy (mean@n)", "right format", "truncated", "failed"]
-    return _table(header, rows) + "\n\nIn brackets: 95 % intervals, by problem. A failed attempt has no score and is no wrong answer."
+    return (
+        _table(header, rows) + "\n\nIn brackets: 95 % intervals, by problem. A failed attempt has no score; it does not count "
+        "as a wrong answer."
+    )
 
 
 def _warnings(summary: EvalSummary) -> str:
@@ -134,7 +137,7 @@ def _at(at: EstimateAt | None) -> str:
 
 def _readings_table(readings: Mapping[str, TwoReadings]) -> str:
     rows = [[source, percent(both.strict), percent(both.flexible)] for source, both in readings.items()]
-    note = "Strict counts answers in the form that was asked for, flexible those in any form: the difference is format, not ability."
+    note = "Strict counts answers in the form that was asked for, flexible those in any form: the difference measures format, not ability."
     return f"{_table(['source', 'accuracy, strict', 'accuracy, flexible'], rows)}\n\n{note}" if rows else ""
 
 
@@ -169,10 +172,10 @@ def _contamination(note: ContaminationNote | None) -> str:
     if note is None:
         return ""
     compared = (
-        f"Compared with {note.num_rows} rows of {', '.join(f'`{PurePath(file).name}`' for file in note.files)}, by 13 words in a row."
+        f"Compared with {note.num_rows} rows of {', '.join(f'`{PurePath(file).name}`' for file in note.files)}, by sequences of 13 words."
     )
     rows = [[s.source, str(s.num_questions), str(s.num_overlapping), str(s.num_nearly_whole)] for s in note.sources]
-    table = _table(["source", "questions", "that share words with a training row", "of which nearly whole"], rows)
+    table = _table(["source", "questions", "that share words with a training row", "nearly whole"], rows)
     worst = [[o.problem, f"{100 * o.share:.0f} %", f"{PurePath(o.file).name}, row {o.row}", o.excerpt] for o in note.worst]
     return "\n\n".join(part for part in (compared, table, _table(["problem", "share", "training row", "question"], worst)) if part)
 

@@ -111,7 +111,7 @@ class ResponseFile:
             raise DataError(f"{self.path}: there is no column {name!r}; {hint}")
         kind = self.schema.field(name).type
         if not fits(kind.value_type if pa.types.is_dictionary(kind) else kind):
-            raise DataError(f"{self.path}: column {name!r} must hold {wanted}, is {kind}")
+            raise DataError(f"{self.path}: column {name!r} must contain {wanted}, is {kind}")
 
     def _stored_row(self, row: Mapping[str, Any], place: RowPlace) -> StoredRow:
         keys = self._keys

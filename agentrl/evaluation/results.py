@@ -88,7 +88,7 @@ def _servers(prepared: Prepared) -> str:
         count = max(prepared.config.rollout.num_started, 1)
         return f"{count} {prepared.config.rollout.backend} server{'s' if count > 1 else ''}"
     speaks = "OpenAI's chat completions" if prepared.place.kind == "openai" else "SGLang's protocol"
-    return f"running servers, asked by {speaks}: {', '.join(prepared.place.urls)}"
+    return f"running servers, protocol {speaks}: {', '.join(prepared.place.urls)}"
 
 
 def with_batch_rewards(prepared: Prepared) -> Iterable[Trajectory]:

@@ -113,7 +113,7 @@ class Prepared:
         """Yield the attempts by problem and member, with the numbers and task ids of this evaluation."""
         owners = ((problem, member) for problem in self.problems for member in range(len(problem.keys)))
         for (problem, member), trajectory in zip(owners, self.store.read(self.keys), strict=True):
-            assert trajectory is not None, "everything was played"
+            assert trajectory is not None, "all attempts were played"
             yield trajectory.replace(group_id=problem.number, member=member, task_id=problem.task.task_id)
 
 
@@ -161,7 +161,7 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     for data_set in prepared.data_sets:
         filtered = f", {data_set.report.filtered} left out: longer than data.max_prompt_tokens" if data_set.report.filtered else ""
         say(f"{data_set.name}: {len(data_set.dataset)} problems, template {data_set.template_name}{filtered}")
-    resumed = f", {num_finished} of them finished already" if num_finished else ""
+    resumed = f", {num_finished} of them already finished" if num_finished else ""
     say(f"{len(keys)} attempts, {prepared.config.eval.n} per problem{resumed}")
     if num_finished == len(keys):
         return Counts()
@@ -176,7 +176,7 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
             gaps = LoopGaps()
             counts = in_trio(_play, prepared, servers, concurrency, progress, gaps, instruments=[gaps])
         except KeyboardInterrupt:
-            say("interrupted: what was finished is kept, and the same command goes on from there")
+            say("interrupted: finished attempts are kept, and the same command continues from there")
             raise
     for reason, num in sorted(concurrency.reasons.items()):
         say(f"attempts at once were halved {num} times: {reason}")
@@ -276,4 +276,4 @@ def _sources(problems: Sequence[EvaluationProblem]) -> set[str]:
 def _refuse_reward_model(asking: Sequence[str]) -> None:
     """Refuse rewards that need the ranks of a training run. `asking`: their config keys."""
     if asking:
-        raise ConfigError(f"{asking[0]} asks the reward model, which only a training run has; evaluate by another reward")
+        raise ConfigError(f"{asking[0]} uses the reward model, which only a training run has; evaluate with another reward")

@@ -113,7 +113,7 @@ def score_file(
     """
     file = ResponseFile(path, columns, response_key)
     if scores_key in file.schema.names:
-        raise DataError(f"{path}: there is a column {scores_key!r} already; name another by --scores-key")
+        raise DataError(f"{path}: a column {scores_key!r} already exists; choose another with --scores-key")
     table = RewardTable(in_processes(reward), open_plugins(agent))
     total = _check_rows(file, table)
     return in_trio(_score_file, file, out, table, scores_key, num_processes, _Progress(watch, total))

@@ -63,5 +63,5 @@ class WatchedEvaluation:
         for server in statuses:
             state = f"{server.url or 'no address yet'} {server.state}, {server.restarts} restarts"
             load = f"; {loads[server.url]}" if server.url in loads else ""
-            facts.append(f"  {state}: {asked[server.url]} turns asked for{load}")
+            facts.append(f"  {state}: {asked[server.url]} turns requested{load}")
         return Findings(facts, {"attempts": self._loop.look(self._attempts.scopes, limit=KEPT_SCOPES, places=places)})

@@ -77,7 +77,7 @@ def find_template(name: str) -> Template | None:
         return TEMPLATES[name]
     versions = [template for template in TEMPLATES.values() if template.name == name]
     if not versions:
-        raise ConfigError(f"prompt template {name!r} does not exist; there are {NONE}, {', '.join(TEMPLATES)}")
+        raise ConfigError(f"prompt template {name!r} does not exist; available: {NONE}, {', '.join(TEMPLATES)}")
     return max(versions, key=lambda template: template.version)
 
 

@@ -92,19 +92,19 @@ def read_attempts(path: Path) -> list[EvaluatedAttempt]:
             trajectories, or an attempt occurs twice.
     """
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder of attempts")
+        raise DataError(f"{path}: no such file or folder")
     files = [path]
     if path.is_dir():
         files = [path / ATTEMPTS] if (path / ATTEMPTS).exists() else sorted(path.rglob("*.parquet"))
     if not files:
-        raise DataError(f"{path}: no *.parquet in this folder; name the results of an evaluation, or one of their files")
+        raise DataError(f"{path}: no *.parquet in this folder; give the folder of an evaluation, or one of its files")
     attempts = [attempt for file in files for batch in _batches(file) for attempt in attempts_of(batch)]
     seen: set[tuple[str, str, int]] = set()
     for attempt in attempts:
         key = (attempt.source, attempt.problem, attempt.member)
         if key in seen:
             raise DataError(
-                f"{path}: attempt {attempt.member} at problem {attempt.problem!r} is there twice; name the file of one evaluation"
+                f"{path}: attempt {attempt.member} at problem {attempt.problem!r} occurs twice; give the file of one evaluation"
             )
         seen.add(key)
     return attempts
@@ -125,7 +125,7 @@ def _failure(trajectory: Trajectory) -> str | None:
     if trajectory.outcome not in SCORED_OUTCOMES:
         return trajectory.outcome.value if trajectory.failure is None else str(trajectory.failure)
     is_scored = bool(trajectory.rewards) or any(name == "accuracy" or name.startswith("reward/") for name in trajectory.metrics)
-    return None if is_scored else "no reward has seen it"
+    return None if is_scored else "not scored by any reward"
 
 
 def _own_reward(trajectory: Trajectory) -> str | None:

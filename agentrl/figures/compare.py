@@ -107,13 +107,16 @@ def compare(a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, onl
     if not pairs:
         raise DataError(f"none of the {len(common)} problems in both evaluations has a score in both")
     if len(pairs) < len(common):
-        notes = (*notes, f"{len(common) - len(pairs)} of {len(common)} problems have no score in one of the two and are left out")
+        notes = (
+            *notes,
+            f"{len(common) - len(pairs)} of {len(common)} problems have no score in one of the two evaluations and are left out",
+        )
     by_source: defaultdict[str, list[ProblemPair]] = defaultdict(list)
     for pair in pairs:
         by_source[pair.source].append(pair)
     overall = _difference(OVERALL, pairs)
     if (num_changed := overall.num_won + overall.num_lost) < MIN_CHANGED:
-        notes = (*notes, f"only {num_changed} problems were won or lost: with fewer than {MIN_CHANGED} no p-value can be below 0.05")
+        notes = (*notes, f"only {num_changed} problems were won or lost: with fewer than {MIN_CHANGED}, the p-value cannot be below 0.05")
     ranked = sorted(pairs, key=lambda pair: (-abs(pair.difference), pair.source, pair.problem))
     return Comparison(
         sources=tuple(_difference(name, members) for name, members in sorted(by_source.items())),
@@ -131,14 +134,14 @@ def _check_problems(
     only_a, only_b = len(a) - num_common, len(b) - num_common
     if not only_a and not only_b:
         return ()
-    found = f"{num_common} problems are in both evaluations, {only_a} only in the first and {only_b} only in the second"
+    found = f"{num_common} problems are in both evaluations, {only_a} only in the first, {only_b} only in the second"
     if not num_common:
         raise DataError(
-            f"no problem is in both evaluations: the first has {len(a)}, the second {len(b)}; were they made from the same files?"
+            f"the evaluations have no problem in common: the first has {len(a)}, the second {len(b)}; check that both used the same files"
         )
     if not only_common:
-        raise DataError(f"{found}; --common compares those in both")
-    return (f"{found}: those in both are compared",)
+        raise DataError(f"{found}; use --common to compare the problems in both")
+    return (f"{found}: only the problems in both are compared",)
 
 
 def _pair(key: Key, a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt]) -> ProblemPair | None:

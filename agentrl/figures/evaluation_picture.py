@@ -89,7 +89,7 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, Estimate | None, str]]) -> None:
 
 def _draw_pass_at(axes: Axes, summary: EvalSummary) -> None:
     """Draw pass@k of each source with its interval as a band, and maj@k as a dashed line."""
-    axes.set_title("pass@k, and maj@k dashed")
+    axes.set_title("pass@k (solid) and maj@k (dashed)")
     for place, source in enumerate(summary.sources):
         _curve(axes, source.pass_at, _color(place), label=_short(source.name))
         if source.majority_at:

@@ -72,7 +72,7 @@ def draw_tool_use(axes: Axes, series: Series) -> None:
 
 
 def draw_wall_clock(axes: Axes, series: Series) -> None:
-    axes.set_title("Over running time")
+    axes.set_title("Over elapsed time")
     _noisy(axes, series.train("rollout/reward_mean", over_minutes=True), BLUE, "training reward")
     minutes, values = series.validation("val/accuracy", over_minutes=True)
     if len(values):
@@ -81,7 +81,7 @@ def draw_wall_clock(axes: Axes, series: Series) -> None:
 
 
 def draw_lag(axes: Axes, series: Series, max_staleness: int | None) -> None:
-    axes.set_title("Lag of the tokens trained on")
+    axes.set_title("Lag of trained tokens")
     steps, largest = series.train("rollout/lag/max")
     axes.plot(steps, largest, color=ORANGE, linewidth=1.2, drawstyle="steps-mid", label="largest")
     steps, mean = series.train("rollout/lag/mean")
@@ -146,7 +146,7 @@ def _finish_strip(axes: Axes, label: str, color: str, *, is_last: bool) -> None:
 
 
 def draw_outcomes(axes: Axes, series: Series) -> None:
-    axes.set_title("How all attempts ended")
+    axes.set_title("Outcomes of all attempts")
     names = [name for name in OUTCOME_COLORS if name in series.names("train", "attempts/")]
     steps, counts = series.stacked([f"attempts/{name}" for name in names])
     if names and len(steps):

@@ -54,10 +54,10 @@ def draw_report(run_dir: Path, *, max_staleness: int | None = None, title: str |
     """
     source = run_dir / "metrics.jsonl"
     if not source.is_file():
-        raise CheckpointError(f"{source} does not exist; a report needs the metrics of a run")
+        raise CheckpointError(f"{source} does not exist; a report needs a run's metrics")
     series = Series(read_metrics(source))
     if not series.num_records:
-        raise CheckpointError(f"{source} has no record; a report needs at least one step or validation")
+        raise CheckpointError(f"{source} is empty; a report needs at least one step or validation")
     with matplotlib.rc_context(STYLE):
         figure = draw_figure(series, title or run_dir.resolve().name, max_staleness)
         path = run_dir / "report.png"

@@ -91,7 +91,7 @@ class ReportRefresher:
         try:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors)
         except OSError as error:
-            self._say(f"the report is not refreshed: {error}")
+            self._say(f"the report cannot be refreshed: {error}")
 
     def close(self) -> None:
         """Kill a running refresh. The run writes its report at the end anyway."""

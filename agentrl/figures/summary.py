@@ -184,11 +184,14 @@ def _difficulties(problems: Sequence[Problem]) -> tuple[SourceSummary, ...]:
 def _warnings(summary: SourceSummary, scored: Sequence[Problem]) -> Iterable[str]:
     if summary.num_solved < FEW:
         solved = f"{summary.num_solved} of {summary.num_scored_problems} problems solved"
-        yield f"{solved}, fewer than {FEW}: the figures rest on very little"
+        yield f"{solved}, fewer than {FEW}: the figures are unreliable"
     if silent := summary.num_problems - summary.num_scored_problems:
-        yield f"{silent} of {summary.num_problems} problems have no score at all and are left out"
+        yield f"{silent} of {summary.num_problems} problems have no score and are left out"
     if short := sum(len(problem) < summary.n for problem in scored):
-        yield f"{short} of {summary.num_problems} problems have fewer than {summary.n} scored attempts: figures of k are about those with k"
+        yield (
+            f"{short} of {summary.num_problems} problems have fewer than {summary.n} scored attempts: "
+            "figures for k cover only problems with at least k"
+        )
 
 
 def _passes(problems: Sequence[Problem]) -> list[Floats]:

@@ -81,7 +81,7 @@ def refuse_unknown(thresholds: Sequence[Threshold], sources: Sequence[str], *, n
         _resolve(threshold.source, sources)
         if threshold.k is not None and threshold.k > n:
             raise ConfigError(
-                f"--fail-below {threshold.source}.{threshold.figure}: there are n={n} attempts per problem; use --n {threshold.k}"
+                f"--fail-below {threshold.source}.{threshold.figure} needs more attempts than n={n} per problem; use --n {threshold.k}"
             )
 
 
@@ -96,9 +96,11 @@ def failed_thresholds(thresholds: Sequence[Threshold], summary: EvalSummary) -> 
         name = _resolve(threshold.source, list(by_name))
         estimate = _estimate(threshold, summary.overall if name == OVERALL else by_name[name])
         if estimate is None:
-            lines.append(f"{name}: {threshold.figure} could not be measured; wanted at least {threshold.wanted:g}")
+            lines.append(f"{name}: {threshold.figure} could not be measured; required: at least {threshold.wanted:g}")
         elif estimate.value < threshold.wanted:
-            lines.append(f"{name}: {threshold.figure} is {estimate.value:.4f}{_interval(estimate)}; wanted at least {threshold.wanted:g}")
+            lines.append(
+                f"{name}: {threshold.figure} is {estimate.value:.4f}{_interval(estimate)}; required: at least {threshold.wanted:g}"
+            )
     return lines
 
 
@@ -110,9 +112,9 @@ def _resolve(written: str, sources: Sequence[str]) -> str:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise ConfigError(f"--fail-below {written}: several sources are so called; write one of {', '.join(sorted(meant))}")
+        raise ConfigError(f"--fail-below {written}: several sources have this name; use one of {', '.join(sorted(meant))}")
     known = ", ".join([*sorted(sources), OVERALL])
-    raise ConfigError(f"--fail-below {written}: no such source; there are {known} (and of each, the figures {FIGURES})")
+    raise ConfigError(f"--fail-below {written}: no such source; available: {known} (each with the figures {FIGURES})")
 
 
 def _estimate(threshold: Threshold, source: SourceSummary) -> Estimate | None:

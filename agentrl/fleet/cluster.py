@@ -58,7 +58,9 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
                 _start(config, runtime_env)
         except Exception as error:  # boundary: Ray raises any type, a bare Exception if its processes start slowly
             where = (
-                f"no Ray cluster answers at cluster.address={config.address!r}" if config.address else "Ray does not start on this machine"
+                f"no Ray cluster answers at cluster.address={config.address!r}"
+                if config.address
+                else "Ray could not be started on this machine"
             )
             raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
     try:

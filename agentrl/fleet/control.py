@@ -112,7 +112,7 @@ class ControlDesk:
         try:
             return Answer(is_done=True, message=act(ControlRequest.model_validate_json(text)))
         except ValidationError as error:
-            return Answer(is_done=False, message=f"this is no request: {error.errors()[0]['msg']}")
+            return Answer(is_done=False, message=f"invalid request: {error.errors()[0]['msg']}")
         except UserError as error:
             return Answer(is_done=False, message=str(error))
 
@@ -147,7 +147,7 @@ def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:
         if time.monotonic() > deadline:
             asked.unlink(missing_ok=True)
             raise InfrastructureError(
-                f"the run did not answer within {timeout_s:g} s (it does between steps, and while it waits for a batch)"
+                f"the run did not answer within {timeout_s:g} s (a run answers between steps and while it waits for a batch)"
             )
         refuse_idle(run_dir)
         time.sleep(POLL_S)
@@ -177,7 +177,7 @@ def format_servers(table: ServerTable) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     notes = [f"{server.url or server.name}: {server.message.splitlines()[0]}" for server in table.servers if server.message]
     seen = datetime.datetime.fromtimestamp(table.time).astimezone()
-    return "\n".join([*lines, *notes, f"as the run saw it at {seen:%Y-%m-%d %H:%M:%S}"])
+    return "\n".join([*lines, *notes, f"as last seen by the run at {seen:%Y-%m-%d %H:%M:%S}"])
 
 
 def _cells(server: ShownServer, version: int) -> tuple[str, ...]:
@@ -195,13 +195,13 @@ def refuse_idle(run_dir: Path) -> None:
     """Raise ConfigError if no run is active in `run_dir`. An active run holds the lock of its folder."""
     lock = run_dir / ".lock"
     if not lock.exists():
-        raise ConfigError(f"{str(run_dir)!r} is no folder of a run")
+        raise ConfigError(f"{str(run_dir)!r} is not the folder of a run")
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return
-    raise ConfigError(f"no run goes on in {str(run_dir)!r}")
+    raise ConfigError(f"no run is active in {str(run_dir)!r}")
 
 
 def _read(file: Path, kind: type[M]) -> M:

@@ -64,7 +64,7 @@ class ElasticServers:
             return self._drain(request.server, version)
         joining = self._servers.attach(request.server) if request.verb == "attach" else self._servers.start_another()
         self._say(f"server {joining} joins")
-        return f"{joining} joins: once it generates it gets the weights, is checked, and serves"
+        return f"{joining} joins: when it generates, it receives the weights, is checked and then serves"
 
     def _drain(self, server: str, version: int) -> str:
         """Drain a server: its requests return partial output, and the router continues them elsewhere."""
@@ -74,7 +74,7 @@ class ElasticServers:
         self._tell(leaving, SGLangClient.resume)  # others may use it, too
         self._servers.remove(leaving)
         self._say(f"server {leaving} left")
-        return f"{leaving} left: its trajectories go on elsewhere"
+        return f"{leaving} left: its trajectories continue on other servers"
 
     def _tell(self, url: str, verb: Callable[[SGLangClient], Awaitable[None]]) -> None:
         """Call a verb of a leaving server, which leaves even if it does not obey."""
@@ -103,7 +103,7 @@ async def why_no_adapter(servers: Sequence[SGLangClient], *, model: ModelConfig)
             with trio.fail_after(ASK_TIMEOUT_S):
                 why = await _objection(server, model)
         except trio.TooSlowError:
-            raise ServerError(f"{server.url} did not say within {ASK_TIMEOUT_S:g} s whether it loads LoRA adapters") from None
+            raise ServerError(f"{server.url} did not report within {ASK_TIMEOUT_S:g} s whether it loads LoRA adapters") from None
         if why is not None:
             return why
     return None
@@ -113,8 +113,8 @@ async def _objection(server: SGLangClient, model: ModelConfig) -> str | None:
     rank, support = model.lora.rank, await server.adapter_support()
     if support.max_rank < rank:
         able = f"adapters up to rank {support.max_rank}" if support.max_rank else "no LoRA adapters"
-        return f"{server.url} loads {able}, and model.lora.rank is {rank}"
+        return f"{server.url} loads {able}, but model.lora.rank is {rank}"
     served = (await server.model_info()).model_path
     if served != model.path and Path(served).resolve() != Path(model.path).resolve():
-        return f"{server.url} serves {served!r}, and the adapter is of model.path={model.path!r}"
+        return f"{server.url} serves {served!r}, but the adapter belongs to model.path={model.path!r}"
     return None

@@ -33,7 +33,10 @@ def watching_ray() -> Iterator[None]:
         while not leaving.wait(POLL_S):
             for name, process in processes.items():
                 if not _is_alive(process) and not leaving.is_set():
-                    _end(f"{name} of Ray ({NEEDED[name]}, process {process.pid}) died: the run cannot go on; the same command resumes it")
+                    _end(
+                        f"{name} of Ray ({NEEDED[name]}, process {process.pid}) died and the run "
+                        "cannot continue; the same command resumes it"
+                    )
                     return
 
     if processes:

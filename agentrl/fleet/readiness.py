@@ -106,4 +106,4 @@ class StartUp:
                     self._say(f"starting: {self.line()}")
                     interval_s = min(2 * interval_s, MAX_SAY_INTERVAL_S)
         except Exception:  # boundary: an error in the report must not end the start-up
-            log.warning("the start-up is not followed any more", exc_info=True)
+            log.warning("the progress of the start-up is no longer reported", exc_info=True)

@@ -160,7 +160,7 @@ class RolloutFleet:
             return True
         except RayError as error:
             raise translate(error, who=f"rollout actor {member.owner}", timeout_s=CALL_TIMEOUT_S) from error
-        raise InfrastructureError(f"rollout actor {member.owner} stopped by itself")
+        raise InfrastructureError(f"rollout actor {member.owner} exited unexpectedly")
 
     def _replace(self, index: int, say: Callable[[str], None]) -> None:
         old = self._members[index]
@@ -176,7 +176,7 @@ class RolloutFleet:
         if self._is_running:
             new.running = new.actor.begin(RolloutWorker.run)
         self._members[index] = new
-        say(f"rollout actor {old.owner} died; {released} groups are leased again, {new.owner} takes over")
+        say(f"rollout actor {old.owner} died; {released} groups are leased again and {new.owner} takes over")
 
     def start_play(self, leases: Sequence[Lease]) -> dict[ObjectRef, list[Lease]]:
         """Start playing `leases` for validation, spread over the actors.

@@ -55,7 +55,7 @@ def check_nsight(config: NsightConfig) -> None:
     """
     if config.roles and shutil.which("nsys") is None:
         raise ConfigError(
-            "profiler.nsight needs the program nsys of NVIDIA Nsight Systems on PATH; install it, or leave profiler.nsight.roles=[]"
+            "profiler.nsight needs the program nsys (NVIDIA Nsight Systems) on PATH; install it, or use profiler.nsight.roles=[]"
         )
 
 

@@ -120,7 +120,7 @@ class StartedServer:
         if not self.readiness.is_ready:
             if time.monotonic() > self._deadline:
                 who = self._last.url or self.name
-                raise InfrastructureError(f"server {who} did not start: nothing is free for it, or its machine hangs")
+                raise InfrastructureError(f"server {who} did not start: no free resources, or its machine hangs")
             return self._last
         self._start = None
         try:

@@ -210,10 +210,10 @@ class ServerFleet:
             except InfrastructureError as error:
                 if not member.is_guest:
                     raise
-                self._say(f"{error}; the run goes on without it")
+                self._say(f"{error}; the run continues without this server")
                 self._end(member)
                 if not self._members:
-                    raise InfrastructureError(f"no server of this run is left; the last one: {error}") from error
+                    raise InfrastructureError(f"no server of this run is left; the last error: {error}") from error
 
     def _ask(self, member: _Member) -> None:
         before = member.status
@@ -223,7 +223,7 @@ class ServerFleet:
             self._replace(member, error)
             return
         if status.state == "failed":
-            raise InfrastructureError(f"server {member.label} is lost for good: {status.message}")
+            raise InfrastructureError(f"server {member.label} is lost permanently: {status.message}")
         if status.restarts > before.restarts:
             limit = self._rollout.max_server_restarts
             self._say(f"server {before.url}: {status.message.partition(chr(10))[0]}; restart {status.restarts} of {limit}")
@@ -243,7 +243,7 @@ class ServerFleet:
         self._members.remove(lost)
         lost.handle.stop()  # an unreachable supervisor may still be alive
         new = self._start(lost.seat, is_guest=True)
-        self._say(f"server {lost.label} is lost ({why}); {new.label} is started in its place")
+        self._say(f"server {lost.label} is lost ({why}); starting {new.label} to replace it")
 
     def mark_ready(self, urls: Sequence[str]) -> None:
         """Record that `urls` have the current weights."""
@@ -274,7 +274,7 @@ class ServerFleet:
         if why := refuse_url(url, has_key=self._api_key is not None):
             raise ConfigError(why)
         if self._with([url.rstrip("/")]):
-            raise ConfigError(f"{url} serves this run already")
+            raise ConfigError(f"{url} already serves this run")
         return self._attach(url, is_guest=True).label
 
     def start_another(self) -> str:
@@ -287,7 +287,9 @@ class ServerFleet:
         if self._free_seats:
             seat = self._free_seats.pop()
         elif gpus and ray.available_resources().get("GPU", 0.0) < gpus:
-            raise ConfigError(f"no {gpus:g} GPU of this Ray is free for another server; drain one, or attach to one that runs elsewhere")
+            raise ConfigError(
+                f"no {gpus:g} GPU of this Ray is free for another server; drain one, or attach to a server that runs elsewhere"
+            )
         else:
             seat = Seat(gpus)
         return self._start(seat, is_guest=True).label
@@ -305,9 +307,9 @@ class ServerFleet:
         """
         member = next((m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.handle.name)), None)
         if member is None:
-            raise ConfigError(f"{url_or_name} is no server of this run; there are: {', '.join(self.states)}")
+            raise ConfigError(f"{url_or_name} is not a server of this run; its servers: {', '.join(self.states)}")
         if not [url for url in self.urls if url != member.status.url]:
-            raise ConfigError(f"{url_or_name} cannot leave: no other server is ready; add one first")
+            raise ConfigError(f"{url_or_name} cannot be removed: no other server is ready; add one first")
         return member.label
 
     def remove(self, label: str) -> None:

@@ -56,12 +56,13 @@ def check_value_head(model: ModelConfig) -> None:
         return
     if classifier.endswith(_TOKEN_CLASSIFIER):
         raise ConfigError(
-            f"model.path={model.path!r} is a {classifier}, whose head has a bias that would be lost; use a ...ForSequenceClassification, "
-            "such as `agentrl rm` trains, or a causal model"
+            f"model.path={model.path!r} is a {classifier}, whose head has a bias, which is not "
+            "supported; use a ...ForSequenceClassification, such as `agentrl rm` trains, or a "
+            "causal model"
         )
     num_labels = len(_description(model).get("id2label") or _UNNAMED_LABELS)
     if num_labels > 1:
-        raise ConfigError(f"model.path={model.path!r} has {num_labels} labels; a score or a value is one")
+        raise ConfigError(f"model.path={model.path!r} has {num_labels} labels; a score or value needs exactly one")
 
 
 def check_dtype(model: ModelConfig) -> None:
@@ -71,7 +72,7 @@ def check_dtype(model: ModelConfig) -> None:
         ConfigError: it is float16.
     """
     if model.dtype == "float16":
-        raise ConfigError("model.dtype=float16 cannot be trained: small gradients become 0 in it; use bfloat16, or float32")
+        raise ConfigError("model.dtype=float16 cannot be trained: small gradients underflow to 0; use bfloat16 or float32")
 
 
 def _description(model: ModelConfig) -> Mapping[str, Any]:

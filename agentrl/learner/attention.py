@@ -73,11 +73,11 @@ def _check_flash(device: str, dtype: str, *, is_installed: bool) -> None:
     if not is_installed:
         raise ConfigError("model.attention=flash_attention_2 needs the package flash-attn; install it or use model.attention=auto")
     if device == "cpu":
-        raise ConfigError("model.attention=flash_attention_2 runs on GPUs, and the ranks compute on CPUs; use model.attention=auto")
+        raise ConfigError("model.attention=flash_attention_2 runs on GPUs, but the ranks compute on CPUs; use model.attention=auto")
     if dtype == "float32":
         raise ConfigError(
-            "model.attention=flash_attention_2 computes in bfloat16 or float16, and model.dtype=float32; use model.dtype=bfloat16, "
-            "or model.attention=auto"
+            "model.attention=flash_attention_2 computes in bfloat16 or float16, but "
+            "model.dtype=float32; use model.dtype=bfloat16, or model.attention=auto"
         )
 
 

@@ -25,13 +25,14 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
     check_tensor_parallel(config, learner.tensor_parallel)
     if learner.sequence_parallel > 1 and model.attention not in ("auto", SEGMENT_SDPA):
         raise ConfigError(
-            f"learner.sequence_parallel={learner.sequence_parallel} has an attention of its own, and model.attention={model.attention} "
-            "computes whole microbatches; use model.attention=auto"
+            f"learner.sequence_parallel={learner.sequence_parallel} has its own attention, and "
+            f"model.attention={model.attention} needs whole microbatches; use model.attention=auto"
         )
     if learner.tensor_parallel > 1 and model.lora.rank > 0:
         raise ConfigError(
-            f"learner.tensor_parallel={learner.tensor_parallel} cuts whole matrices, and model.lora.rank={model.lora.rank} puts adapters "
-            "beside them; leave one of the two out"
+            f"learner.tensor_parallel={learner.tensor_parallel} splits whole matrices and cannot "
+            f"be combined with adapters (model.lora.rank={model.lora.rank}); leave one of the two "
+            "out"
         )
 
 

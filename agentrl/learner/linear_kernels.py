@@ -46,7 +46,7 @@ def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
     if requested != "onednn":
         return
     if device != "cpu":
-        raise ConfigError(f"learner.linear_kernels=onednn multiplies on a CPU, and the ranks compute on a {device}; use auto")
+        raise ConfigError(f"learner.linear_kernels=onednn works only on CPUs, but the ranks compute on a {device}; use auto")
     if not _has_onednn():
         raise ConfigError("learner.linear_kernels=onednn needs a torch that was built with oneDNN; use auto")
 

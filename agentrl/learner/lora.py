@@ -77,7 +77,9 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
         raise ConfigError(f"model.lora.target_modules={list(config.target_modules)} does not fit the model: {error}") from error
     strange = [name for name, layer in _layers(module) if not layer.lora_A]
     if strange:
-        raise ConfigError(f"model.lora.target_modules names {strange[0]!r}, which is no linear layer; adapters stand beside those alone")
+        raise ConfigError(
+            f"model.lora.target_modules names {strange[0]!r}, which is not a linear layer; only linear layers can have adapters"
+        )
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)

@@ -164,7 +164,9 @@ def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: 
     tensors, adapters = _tensors(module), low_ranks(module)
     missing = sorted(set(adapters) - set(tensors))
     if missing:
-        raise ConfigError(f"model.lora.target_modules names the layer of {missing[0]!r}, whose weight is tied to another; leave it out")
+        raise ConfigError(
+            f"model.lora.target_modules names the layer of {missing[0]!r}, whose weight is tied to another layer's; remove it"
+        )
     return Policy(module, class_name, attention, device, published_dtype, tensors, adapters)
 
 
@@ -207,7 +209,7 @@ def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_s
         raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {called}: {error}") from error
     missing = sorted(name for name in info["missing_keys"] if not (is_new_head and name.startswith(f"{SCORE_HEAD}.")))
     if missing:  # transformers would silently initialize it at random
-        raise ConfigError(f"model.path={model.path!r} lacks the weight {missing[0]!r}; name the folder of a whole model")
+        raise ConfigError(f"model.path={model.path!r} lacks the weight {missing[0]!r}; use the folder of a complete model")
     return module
 
 

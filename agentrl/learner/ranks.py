@@ -149,7 +149,9 @@ def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, gro
 
 def _device(requested: str, rank: int) -> torch.device:
     if requested == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("the rank's pool has GPUs, but torch sees none here; give the role a pool with gpus_per_node=0 (placement.pools)")
+        raise ConfigError(
+            "the rank's pool has GPUs, but torch finds none on this machine; give the role a pool with gpus_per_node=0 (placement.pools)"
+        )
     if requested == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     # Ray makes only the rank's own GPU visible, as number 0. Ranks started by hand share all GPUs of the

@@ -105,7 +105,7 @@ def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
         raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         # transformers would initialize it at random, and random scores look like scores.
-        raise ConfigError(f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; was the model saved with its head?")
+        raise ConfigError(f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; check that the model was saved with its head")
     answer_with_scores(module)
     return module
 
@@ -133,8 +133,9 @@ def find_classifier(model: ModelConfig) -> Any:
     kind = next((kind for suffix, kind in classifiers.items() for name in architectures if name.endswith(suffix)), None)
     if kind is None:
         raise ConfigError(
-            f"{_named(model)} is no reward model: its config names {', '.join(architectures) or 'no architecture'}; "
-            "train one of it by `agentrl rm`, or name a ...ForSequenceClassification or ...ForTokenClassification"
+            f"{_named(model)} is not a reward model: its config names "
+            f"{', '.join(architectures) or 'no architecture'}; train one with `agentrl rm`, or "
+            "use a ...ForSequenceClassification or ...ForTokenClassification"
         )
     if config.num_labels != 1:
         raise ConfigError(f"{_named(model)} has {config.num_labels} labels; a reward model has one, the score")

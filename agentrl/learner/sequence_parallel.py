@@ -106,10 +106,10 @@ def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
     if heads % size:
         raise ConfigError(f"{name} does not divide the {heads} attention heads of the model; use a divisor of {heads}")
     if kv_heads % size and size % kv_heads:
-        raise ConfigError(f"{name} does not go with the {kv_heads} key-value heads of the model; use a divisor or a multiple of {kv_heads}")
+        raise ConfigError(f"{name} does not fit the {kv_heads} key-value heads of the model; use a divisor or a multiple of {kv_heads}")
     mixers = sorted(set(getattr(config, "layer_types", None) or ()) - _PER_TOKEN_LAYERS)
     if mixers:
-        raise ConfigError(f"{name} knows layers of attention alone, but the model has {mixers[0]!r}; use learner.sequence_parallel=1")
+        raise ConfigError(f"{name} supports only attention layers, but the model has {mixers[0]!r}; use learner.sequence_parallel=1")
     ropes = sorted(_LENGTH_BOUND_ROPES & _rope_types(getattr(config, "rope_parameters", None) or {}))
     if ropes:
         raise ConfigError(

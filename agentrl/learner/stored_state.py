@@ -65,7 +65,7 @@ class _MetadataUnpickler(pickle._Unpickler):
             found = getattr(torch, name, None)
             found = found if isinstance(found, torch.dtype) else None
         if found is None:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no part of a checkpoint")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong in a checkpoint")
         return found
 
     def persistent_load(self, pid: Any) -> Any:
@@ -105,7 +105,7 @@ def read_metadata(folder: Path) -> Metadata:
 def _problem(found: object) -> str | None:
     """Return what is wrong with the metadata, or None."""
     if not isinstance(found, Metadata):
-        return f"it holds a {type(found).__name__} in place of metadata"
+        return f"it contains a {type(found).__name__} instead of metadata"
     if not isinstance(found.state_dict_metadata, dict) or not isinstance(found.storage_data, dict):
         return "its tables are missing"
     for entry in found.state_dict_metadata.values():
@@ -115,7 +115,7 @@ def _problem(found: object) -> str | None:
         if not isinstance(index, MetadataIndex) or not isinstance(place, filesystem._StorageInfo):
             return "its table of places is of other types"
         if not isinstance(place.relative_path, str) or os.path.basename(place.relative_path) != place.relative_path:
-            return f"{index.fqn} is said to be in {place.relative_path!r}, which is no file of its folder"
+            return f"{index.fqn} should be in {place.relative_path!r}, which is not a file of the folder"
     return None
 
 
@@ -152,4 +152,4 @@ class PlainPlanner(DefaultLoadPlanner):
         try:
             set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
         except pickle.UnpicklingError as error:
-            raise CheckpointError(f"{read_item.dest_index.fqn} is damaged: it is more than numbers, text and tensors") from error
+            raise CheckpointError(f"{read_item.dest_index.fqn} is damaged: it contains more than numbers, text and tensors") from error

@@ -38,8 +38,8 @@ class RunAudit:
             f"dropped: {_listed(found.dropped())}",
             f"came back: {_listed(found.came_back())}",
             f"attempts discarded: {_listed(dict(found.discarded))}",
-            f"taken into batches: {found.num_taken} groups, of which {counts['consumed']} count; lag at most {found.max_lag} (bound "
-            f"{self.max_staleness})",
+            f"taken into batches: {found.num_taken} groups, of which {counts['consumed']} count; "
+            f"maximum lag {found.max_lag} (bound {self.max_staleness})",
             *self.notes,
         ]
         lines += [f"PROBLEM: {problem}" for problem in found.problems]
@@ -93,7 +93,7 @@ def audit_run(folder: Path) -> RunAudit:
     """
     path = folder / FILE
     if not path.is_file():
-        raise ConfigError(f"{str(folder)!r} holds no {FILE}; name the folder of a training run")
+        raise ConfigError(f"{str(folder)!r} contains no {FILE}; give the folder of a training run")
     with Records.open(path) as records:
         facts, tasks = records.facts(), records.tasks()
         bound = int(facts.get("max_staleness", 0))
@@ -129,7 +129,7 @@ def _check_attempts(records: Records, damages: list[str]) -> str:
             records.attempts()
         except CheckpointError as error:
             damages.append(str(error))
-    return f"stored attempts: {num_whole} of {len(stored)} are whole"
+    return f"stored attempts: {num_whole} of {len(stored)} are intact"
 
 
 def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
@@ -153,7 +153,7 @@ def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
         versions = np.unique(np.concatenate([t.versions[t.action_mask] for group in batch.groups for t in group.attempts]))
         newest = int(versions.max(initial=NO_VERSION))
         if newest > batch.learned_by:
-            found.complain(f"step {step}: a token of version {newest} was learned from by version {batch.learned_by}")
+            found.complain(f"step {step}: a token of version {newest} was trained on by version {batch.learned_by}")
         lag = int(batch.lineage.lags(versions).max(initial=0))
         if lag > bound:
             found.complain(f"step {step}: a token is {lag} versions old; the bound is {bound}")
@@ -169,8 +169,8 @@ def _compare_versions(found: Audit, folder: Path) -> str | None:
     if len(versions) != len(set(versions)):
         found.complain("versions.jsonl: a version was published twice")
     if found.lineage.version != NO_VERSION and found.lineage.version not in versions:
-        found.complain(f"version {found.lineage.version} of the journal is not in versions.jsonl")
-    return f"versions: {len(versions)}, none twice"
+        found.complain(f"version {found.lineage.version} in the journal is not in versions.jsonl")
+    return f"versions: {len(versions)}, no duplicates"
 
 
 def _compare_result(found: Audit, folder: Path) -> str | None:

@@ -35,7 +35,7 @@ def export_checkpoint(
         InfrastructureError: `out` cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{str(out)!r} exists and is not empty; name a folder that does not exist")
+        raise ConfigError(f"{str(out)!r} exists and is not empty; choose a folder that does not exist")
     found = read_checkpoint(checkpoint)
     model = read_model_config(found.learner)
     if not trusts_code:
@@ -50,7 +50,7 @@ def export_checkpoint(
     policy = read_policy(model, found.learner)
     if adapter_only and hasattr(policy.module, SCORE_HEAD):
         raise ConfigError(
-            f"{str(checkpoint)!r} is of a reward model, whose head is trained beside the adapter; export it without --adapter"
+            f"{str(checkpoint)!r} belongs to a reward model, whose head is trained together with the adapter; export it without --adapter"
         )
     # Config and tokenizer come from the checkpoint: those at the run's model.path may have changed since.
     description = str(found.learner / DESCRIPTION)

@@ -62,7 +62,7 @@ class StoredSteps:
             if found:
                 break
         else:
-            raise DataError(f"{str(folder)!r} holds no trajectories; name a run's folder, or a folder of step_000001.parquet, ...")
+            raise DataError(f"{str(folder)!r} contains no trajectories; give a run's folder, or a folder of step_000001.parquet, ...")
         publishes = _read_publishes(place.parent / "versions.jsonl")
         last = min(max(found), publishes[-1][1]) if publishes else max(found)
         missing = [step for step in range(1, last + 1) if step not in found]

@@ -80,7 +80,7 @@ class ExampleRenderer:
             schema: JsonObject = without_nulls(tool)
             return schema
         if not isinstance(tool, str):
-            raise place.error(self._tools_key, f"must hold names of tools or schemas {{type, function}}, holds {tool!r}")
+            raise place.error(self._tools_key, f"must contain names of tools or schemas {{type, function}}, contains {tool!r}")
         if tool not in self._schemas:
             try:
                 self._schemas[tool] = self._plugins.tools.get(tool)().schema()
@@ -109,7 +109,7 @@ def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, 
         prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key)
         response = _column(row, config.response_key)
         if not isinstance(response, str):
-            raise place.error(config.response_key, f"must be a text, is {_short(response)}")
+            raise place.error(config.response_key, f"must be text, is {_short(response)}")
         replay = renderer.render(row, place, [*prompt, Message("assistant", response)])
         return Replay(replay.token_ids, _last_turn(replay.mask), replay.segment_starts)
 
@@ -186,11 +186,11 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
     """
     if isinstance(value, str):
         if not prompt:
-            raise place.error(field, "is a text without a prompt; name the column of the prompt by data.prompt_key, or give messages")
+            raise place.error(field, "is text without a prompt; set data.prompt_key to the column of the prompt, or use messages")
         return [*prompt, Message("assistant", value)]
     messages = read_messages(value, place, field)
     if messages[-1].role != "assistant":
-        raise place.error(field, f"must end with a message of the assistant, ends with one of {messages[-1].role}")
+        raise place.error(field, f"must end with a message of the assistant, ends with a message of {messages[-1].role}")
     return list(messages) if messages[: len(prompt)] == tuple(prompt) else [*prompt, *messages]
 
 
@@ -228,7 +228,7 @@ def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, RowPlace]]:
 def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: int) -> Examples:
     if not examples.samples:
         long = f"all {examples.num_dropped} exceed data.max_tokens={max_tokens}"
-        raise DataError(f"no {what} to learn from: {long if examples.num_dropped else f'{list(files)} hold no rows'}")
+        raise DataError(f"no {what} to train on: {long if examples.num_dropped else f'{list(files)} hold no rows'}")
     return examples
 
 
@@ -244,7 +244,7 @@ def _column(row: RawRow, key: str) -> Any:
 
 def _prompt(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
     if value is None:
-        raise place.error(field, "must be a text or messages, is missing")
+        raise place.error(field, "must be text or messages, is missing")
     return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)
 
 

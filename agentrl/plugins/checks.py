@@ -57,7 +57,7 @@ def check_class(kind: str, cls: type[Any]) -> None:
         raise PluginError(f"{label} does not define {', '.join(f'`{_signature(kind, method)}`' for method in missing)}")
     if not _takes(cls, {}):
         raise PluginError(
-            f"{label}: it is made as {cls.__name__}(config): write `def __init__(self, config=None)`, and read settings there"
+            f"{label}: it is constructed as {cls.__name__}(config): write `def __init__(self, config=None)`, and read the settings there"
         )
     for method in METHODS[kind]:
         _check_method(kind, cls, method)
@@ -136,7 +136,7 @@ def check_awaited(function: Callable[..., Any], label: str, name: str, *, is_asy
     if is_async and not inspect.iscoroutinefunction(function) and not _may_be_awaited(function):
         raise PluginError(f"{label}: `{name}` is not async: write `async def {name}`")
     if not is_async and inspect.iscoroutinefunction(function):
-        raise PluginError(f"{label}: `{name}` is async, and nobody awaits it: write `def {name}`")
+        raise PluginError(f"{label}: `{name}` is async but never awaited: write `def {name}`")
 
 
 def _may_be_awaited(function: Callable[..., Any]) -> bool:
@@ -148,7 +148,7 @@ def _may_be_awaited(function: Callable[..., Any]) -> bool:
 def _check_tool(label: str, tool: Any) -> None:
     description, parameters = getattr(tool, "description", None), getattr(tool, "parameters", None)
     if not isinstance(description, str) or not description.strip():
-        raise PluginError(f'{label} has no `description`: write `description = "..."` in the class; the model chooses the tool by it')
+        raise PluginError(f'{label} has no `description`: write `description = "..."` in the class; the model reads it to choose the tool')
     if not isinstance(parameters, Mapping):
         found = "no `parameters`" if parameters is None else f"parameters = {parameters!r}"
         raise PluginError(
@@ -172,10 +172,10 @@ def _check_reward(label: str, reward: Any) -> None:
     _check_choice(label, "scope", reward.scope, get_args(Scope))
     is_async = reward.runs_in in ASYNC_PLACES
     if inspect.iscoroutinefunction(reward.score) and not is_async:
-        raise PluginError(f'{label}: `score` is async, and runs_in = {reward.runs_in!r} does not await it: write `runs_in = "asyncio"`')
+        raise PluginError(f'{label}: `score` is async, but runs_in = {reward.runs_in!r} does not await it: write `runs_in = "asyncio"`')
     is_plain = inspect.ismethod(reward.score) and not inspect.iscoroutinefunction(reward.score)
     if is_async and is_plain and not _may_be_awaited(reward.score.__func__):
-        raise PluginError(f"{label}: `score` is not async, and runs_in = {reward.runs_in!r} awaits it: write `async def score`")
+        raise PluginError(f"{label}: `score` is not async, but runs_in = {reward.runs_in!r} awaits it: write `async def score`")
     if reward.max_concurrent is not None and not (isinstance(reward.max_concurrent, int) and reward.max_concurrent >= 1):
         raise PluginError(f"{label}: max_concurrent={reward.max_concurrent!r} must be None or at least 1")
 

@@ -74,4 +74,4 @@ def _is_of_signal(error: KeyboardInterrupt) -> bool:
 def _described(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else error.code})"
-    return f"it raised {type(error).__name__}{f': {error}' if str(error) else ''}, which is no Exception"
+    return f"it raised {type(error).__name__}{f': {error}' if str(error) else ''}, which is not an Exception"

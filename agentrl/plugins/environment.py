@@ -26,5 +26,5 @@ def clean_environment(names: Iterable[str], *, key: str) -> dict[str, str]:
     wanted = tuple(names)
     missing = [name for name in wanted if name not in os.environ]
     if missing:
-        raise ConfigError(f"{key}: the environment variable {missing[0]!r} is not set; set it, or leave it out")
+        raise ConfigError(f"{key}: the environment variable {missing[0]!r} is not set; set it, or remove it from the config")
     return {name: os.environ[name] for name in (*PASSED, *wanted) if name in os.environ}

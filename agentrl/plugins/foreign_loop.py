@@ -29,4 +29,4 @@ def foreign_loop(error: BaseException, runtime: Literal["asyncio", "trio"]) -> s
     if not (is_refused or (is_raised_there and isinstance(error, RuntimeError | AttributeError | TypeError))):
         return None
     at = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"awaits {other} code{at}, and runs under {runtime}"
+    return f"awaits {other} code{at}, but runs under {runtime}"

@@ -64,7 +64,7 @@ def tool_of(value: object) -> type[Tool] | None:
     """
     made = vars(value).get(MARK) if inspect.isfunction(value) else None
     if made is not None and made.function is not value:  # functools.wraps copies the mark to the wrapper
-        raise PluginError(f"tool function {made.name!r} has a decorator above @tool: it would be left out; put @tool first")
+        raise PluginError(f"tool function {made.name!r} has a decorator above @tool, which would be ignored; put @tool first")
     return made
 
 
@@ -91,7 +91,7 @@ def function_tool(
             schema; or there is no description.
     """
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
-        raise PluginError(f"{function!r} is no Python function; a tool function is written with `def` or `async def`")
+        raise PluginError(f"{function!r} is not a Python function; a tool function is written with `def` or `async def`")
     if (made := tool_of(function)) is not None:
         return made
     name = name or function.__name__
@@ -153,7 +153,7 @@ class FunctionTool(Tool):
         try:
             return to_json(value, fallback=_plain).decode()
         except (PydanticSerializationError, TypeError) as error:
-            raise ToolError(f"tool {self.name!r} returned {type(value).__name__}, which is no JSON: {error}") from error
+            raise ToolError(f"tool {self.name!r} returned {type(value).__name__}, which is not JSON: {error}") from error
 
 
 class AsyncFunctionTool(FunctionTool):
@@ -216,9 +216,9 @@ def _arguments(function: Callable[..., Any], label: str) -> type[BaseModel]:
 
 def _check_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any], label: str) -> None:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-        raise PluginError(f"{label}: parameter `{parameter}` has no name to call it by; write plain or keyword-only parameters")
+        raise PluginError(f"{label}: parameter `{parameter}` cannot be passed by name; write plain or keyword-only parameters")
     if parameter.name not in hints:
-        raise PluginError(f"{label}: parameter {parameter.name!r} has no annotation; write `{parameter.name}: str`, or what it takes")
+        raise PluginError(f"{label}: parameter {parameter.name!r} has no annotation; write `{parameter.name}: str`, or its type")
     if isinstance(parameter.default, FieldInfo):
         raise PluginError(f"{label}: parameter {parameter.name!r}: write Annotated[..., Field(...)] and a plain default")
 
@@ -233,5 +233,5 @@ def _plain(value: object) -> Any:
     """Convert numpy scalars and arrays to Python values."""
     convert = getattr(value, "tolist", None)
     if not callable(convert):
-        raise TypeError(f"{type(value).__name__} has no JSON form")
+        raise TypeError(f"{type(value).__name__} cannot be converted to JSON")
     return convert()

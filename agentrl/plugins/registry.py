@@ -132,7 +132,7 @@ class Registry(Generic[P]):
         except Exception as error:  # the user's code: whatever its constructor raises
             problem = f"{type(error).__name__}: {error}"
             shown = "without a config" if config is None else f"with its config {dict(config)}"
-            raise PluginError(f"{self.kind} {cls.name!r} ({place(cls)}) cannot be made {shown}: {problem}") from error
+            raise PluginError(f"{self.kind} {cls.name!r} ({place(cls)}) cannot be constructed {shown}: {problem}") from error
         if cls not in self._made:
             check_instance(self.kind, plugin)
             self._made.add(cls)
@@ -173,10 +173,10 @@ class Registry(Generic[P]):
         it.
         """
         if inspect.isclass(value):
-            why = f"class {value.__name__} ({place(value)}) is no subclass of agentrl.plugins.{self._base.__name__}"
+            why = f"class {value.__name__} ({place(value)}) is not a subclass of agentrl.plugins.{self._base.__name__}"
             self._strays |= {name: why for name in (value.__name__, getattr(value, "name", None)) if isinstance(name, str)}
         elif self._from_function is not None:
-            self._strays[value.__name__] = f"function {value.__name__} ({place(value)}) is no tool until it stands under @tool"
+            self._strays[value.__name__] = f"function {value.__name__} ({place(value)}) is not a tool without the decorator @tool"
 
     def is_from(self, module: ModuleType) -> bool:
         """Return whether an added plugin is defined in `module`."""
@@ -198,9 +198,7 @@ class Registry(Generic[P]):
             return self._from_function(plugin)
         article = "an" if self.kind[0] in "aeiou" else "a"
         if isinstance(plugin, self._base):
-            raise PluginError(
-                f"{shown} is an instance; name its class, {type(plugin).__name__}: each trajectory gets an instance of its own"
-            )
+            raise PluginError(f"{shown} is an instance; use its class, {type(plugin).__name__}: each trajectory gets its own instance")
         or_function = " or a typed function" if self._from_function else ""
         raise PluginError(
             f"{shown} is not {article} {self.kind}: it must be a subclass of agentrl.plugins.{self._base.__name__}{or_function}"
@@ -231,8 +229,8 @@ class Plugins:
         for name in agent.required_tools:
             if name not in names:
                 raise PluginError(
-                    f"agent {agent.name!r} needs the tool {name!r}, and {task.task_id} is offered {', '.join(names) or 'none'}: "
-                    f"write agent.tools=[{', '.join((*configured, name))}]"
+                    f"agent {agent.name!r} needs the tool {name!r}, but {task.task_id} is offered "
+                    f"{', '.join(names) or 'none'}: write agent.tools=[{', '.join((*configured, name))}]"
                 )
         return names
 
@@ -286,8 +284,10 @@ def load_plugins(sources: Iterable[str] = ()) -> Plugins:
         if not plugins.may_come_from(module):
             classes = ", ".join(value.__name__ for value in vars(module).values() if inspect.isclass(value))
             raise PluginError(
-                f"{source!r} defines no plugin{f' ({classes})' if classes else ''}: a plugin is a subclass of agentrl.plugins.Tool, "
-                "Interaction, AgentLoop or Reward, or a function under @tool; what a module imports is named by the module that defines it"
+                f"{source!r} defines no plugin{f' ({classes})' if classes else ''}: a plugin is a "
+                "subclass of agentrl.plugins.Tool, Interaction, AgentLoop or Reward, or a "
+                "function decorated with @tool; name the module that defines it, not one that "
+                "imports it"
             )
     return plugins
 

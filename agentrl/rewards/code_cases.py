@@ -63,13 +63,13 @@ def read_cases(ground_truth: Any) -> Cases:
         try:
             ground_truth = json.loads(ground_truth)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"it is no JSON ({error}): {ground_truth[:80]!r}") from error
+            raise ValueError(f"it is not valid JSON ({error}): {ground_truth[:80]!r}") from error
     if not isinstance(ground_truth, Mapping):
         raise ValueError(f"it must be a mapping with `inputs` and `outputs`, `assert_case` or `test` (got {str(ground_truth)[:80]!r})")
     asserts = ground_truth.get("assert_case") or ground_truth.get("test") or ()
     asserts = [asserts] if isinstance(asserts, str) else list(asserts)
     if not all(isinstance(text, str) for text in asserts):
-        raise ValueError("`assert_case` must be a list of Python texts")
+        raise ValueError("`assert_case` must be a list of Python code strings")
     if asserts:
         entry = ground_truth.get("entry_point")  # then the text defines check(candidate)
         return Cases(asserts=tuple(f"{text}\n\ncheck({entry})" if entry else text for text in asserts))
@@ -81,7 +81,7 @@ def _read_pairs(ground_truth: Mapping[str, Any]) -> Cases:
     if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str) or isinstance(outputs, str):
         raise ValueError("it must have `inputs` and `outputs` (lists), `assert_case` or `test`")
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"it has {len(inputs)} inputs and {len(outputs)} outputs; give at least one of each, and as many")
+        raise ValueError(f"it has {len(inputs)} inputs and {len(outputs)} outputs; give at least one of each, in equal number")
     if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1):
         raise ValueError(f"`tolerance` must be a number from 0 up to 1 (got {tolerance!r})")
     if function:

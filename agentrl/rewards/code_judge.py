@@ -216,7 +216,7 @@ def _question(call: FunctionCall) -> bytes:
 
 
 def _no_object(value: Any) -> Any:
-    raise TypeError(f"{value!r} is no plain data")
+    raise TypeError(f"{value!r} is not plain data")
 
 
 def _says(line: bytes, word: str) -> bool:

@@ -134,7 +134,7 @@ def _parse(text: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"a test is no Python ({error}): {text[:80]!r}") from error
+        raise ValueError(f"a test is not valid Python ({error}): {text[:80]!r}") from error
 
 
 class _MarkAsserts(ast.NodeTransformer):
@@ -196,7 +196,7 @@ def _uncalled(tree: ast.Module, text: str) -> tuple[tuple[str, ...], tuple[str, 
     if len(free) < len(functions):
         raise ValueError(f"function {next(node.name for node in functions if node not in free)} of a test needs pytest: {text[:80]!r}")
     if not functions and not classes:
-        raise ValueError(f"a test runs nothing: it defines names and calls none (`entry_point` calls `check`): {text[:80]!r}")
+        raise ValueError(f"a test runs nothing: it only defines names and calls nothing (`entry_point` calls `check`): {text[:80]!r}")
     return tuple(node.name for node in functions), tuple(classes)
 
 

@@ -87,10 +87,10 @@ def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, r
     """
     function = Reference(path, name).load()
     if not callable(function) or inspect.isclass(function):
-        what = f"a class ({place(function)}); name it in reward.sources" if inspect.isclass(function) else f"{function!r}, no function"
+        what = f"a class ({place(function)}); name it in reward.sources" if inspect.isclass(function) else f"{function!r}, not a function"
         raise PluginError(f"{path}:{name} is {what}")
     if inspect.iscoroutinefunction(function) and runs_in != "thread":
-        raise ConfigError(f"runs_in={runs_in}: {name!r} is async and runs in asyncio; leave the key out")
+        raise ConfigError(f"runs_in={runs_in}: {name!r} is async and runs in asyncio; remove the key")
     check_awaited(function, f"function {name!r} ({place(function)})", name, is_async=inspect.iscoroutinefunction(function))
     kind = CustomBatchFunction if scope == "batch" else CustomFunction
     _check_takes(function, kind, kwargs)

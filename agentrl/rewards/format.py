@@ -66,7 +66,7 @@ class FormatOptions(Options):
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"pattern {self.pattern!r} is not a regular expression: {error}") from error
         return self
 
 

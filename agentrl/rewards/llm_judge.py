@@ -66,10 +66,10 @@ class JudgeOptions(Options):
                 raise ValueError(f"pattern {self.pattern!r} has no group around the score")
             Template(self.prompt).substitute(dict.fromkeys((*PLACEHOLDERS, "min_score", "max_score"), ""))
         except re.error as error:
-            raise ValueError(f"pattern {self.pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"pattern {self.pattern!r} is not a regular expression: {error}") from error
         except KeyError as error:
             known = ", ".join(f"${name}" for name in PLACEHOLDERS)
-            raise ValueError(f"prompt: unknown placeholder ${error.args[0]}; there are {known}") from error
+            raise ValueError(f"prompt: unknown placeholder ${error.args[0]}; available: {known}") from error
         return self
 
 
@@ -173,7 +173,7 @@ def _text(reply: Any) -> str:
     try:
         text = reply["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        raise RewardError(f"the judge's server answered {str(reply)[:120]!r}; that is no chat completion") from None
+        raise RewardError(f"the judge's server answered {str(reply)[:120]!r}, which is not a chat completion") from None
     return text if isinstance(text, str) else ""
 
 

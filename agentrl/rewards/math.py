@@ -83,7 +83,7 @@ class Math(Reward):
         """
         truth = _truth(task.ground_truth)
         if not truth:
-            raise RewardError(f"the ground truth {str(task.ground_truth)[:80]!r} is no mathematical expression")
+            raise RewardError(f"the ground truth {str(task.ground_truth)[:80]!r} is not a mathematical expression")
         expressions.rehearse(truth)
 
     def failed(self, attempt: Attempted) -> RewardResult:

@@ -155,7 +155,7 @@ class _Worker:
         status = None
         with trio.move_on_after(1.0):  # the pipe closes slightly before the exit status is available
             status = await self._process.wait()
-        how = "closed its output" if status is None else f"ended by itself with status {status}"
+        how = "closed its output" if status is None else f"exited with status {status}"
         ended_by = -status if status is not None and status < 0 else None
         return DeathError(f"the reward's process {how}" + (f" ({signal.strsignal(ended_by)})" if ended_by else ""), ended_by)
 

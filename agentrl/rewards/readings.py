@@ -35,7 +35,8 @@ def relative_tolerance(task: Task) -> float:
         return RELATIVE_TOLERANCE
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1:
         raise DataError(
-            f"task {task.task_id}: extra_info.tolerance={tolerance!r} is no relative tolerance; give a number from 0 to below 1"
+            f"task {task.task_id}: extra_info.tolerance={tolerance!r} is not a relative "
+            "tolerance; use a number from 0 up to, but not including, 1"
         )
     return float(tolerance)
 

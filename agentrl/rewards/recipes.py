@@ -41,7 +41,8 @@ def recipe_of_class(cls: type[AnyReward], *arguments: Any) -> Recipe:
     """
     if "<locals>" in cls.__qualname__:
         raise PluginError(
-            f"reward {cls.name!r}: its class stands in a function; put it at the top of a file, so that other processes find it"
+            f"reward {cls.name!r}: its class is defined in a function; define it at the top level "
+            "of a file, where other processes can import it"
         )
     module = cls.__module__
     if module.startswith("agentrl_user_") or module == "__main__":  # a file of the user's cannot be imported by name

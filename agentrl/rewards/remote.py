@@ -50,7 +50,7 @@ class Remote(Reward):
         """
         reply = await self._poster.post(_body(attempt))
         if not isinstance(reply, dict) or "score" not in reply:
-            raise RewardError(f"the service answered {str(reply)[:120]!r}; it must answer a JSON object with `score`")
+            raise RewardError(f"the service answered {str(reply)[:120]!r}; it must answer with a JSON object that has `score`")
         return result_of(reply)
 
 

@@ -38,5 +38,5 @@ class RewardModel(BatchReward):
 
     def score(self, attempts: Sequence[Attempted]) -> Sequence[RewardResult | None]:
         if self._ask is None:
-            raise RewardError("no reward model runs here; it belongs to `agentrl train`")
+            raise RewardError("no reward model is running; only `agentrl train` has one")
         return self._ask(attempts)

@@ -45,7 +45,7 @@ class RewardTable:
             with concerning(f"reward.reward_config.{name}"):
                 own = plugins.rewards.own_name(name)
                 if own != name:
-                    raise PluginError(f"settings stand under the name that the reward gives itself: write reward.reward_config.{own}")
+                    raise PluginError(f"settings must be under the reward's own name: write reward.reward_config.{own}")
         self._custom = self._custom_term() if config.custom_function.path else None
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
@@ -110,7 +110,7 @@ class RewardTable:
         for term in self.terms(task):
             if term is not own and term.name == own.name:
                 raise ConfigError(
-                    f"reward.terms.{term.name}: the data source {task.data_source!r} has this reward already; rename the term"
+                    f"reward.terms.{term.name}: the data source {task.data_source!r} already has this reward; rename the term"
                 )
             try:
                 term.reward.check(task)
@@ -137,7 +137,7 @@ class RewardTable:
 
     def _named_term(self, name: str) -> Term:
         if name in RESERVED or "/" in name:
-            raise ConfigError(f"a term's name has no `/` and is none of {', '.join(sorted(RESERVED))}")
+            raise ConfigError(f"a term's name must not contain `/` or be one of {', '.join(sorted(RESERVED))}")
         config = self._config.terms[name]
         return self._term(
             name,

@@ -86,7 +86,7 @@ class ConversationLine:
             self.conversation.truncate_prompt(limit, "middle")
         num_tokens = self.conversation.num_pending_tokens()
         if num_tokens > limit:
-            raise DataError(f"the prompt has {num_tokens} tokens, data.max_prompt_tokens is {limit}")
+            raise DataError(f"the prompt has {num_tokens} tokens, but data.max_prompt_tokens is {limit}")
         self.max_tokens = num_tokens + max_response_tokens
 
     def room(self) -> int:

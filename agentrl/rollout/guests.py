@@ -134,7 +134,7 @@ async def awaitable(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     returned = function(*args)
     if not inspect.isawaitable(returned):
         name = getattr(function, "__name__", "it")
-        raise ToolError(f"`{name}` returned {type(returned).__name__} at once, and is awaited: write `async def {name}`")
+        raise ToolError(f"`{name}` returned {type(returned).__name__} without being async, but is awaited: write `async def {name}`")
     return await returned
 
 

@@ -144,7 +144,7 @@ async def served_models(url: str, *, api_key: str | None) -> list[str]:
     try:
         return [str(model["id"]) for model in reply["data"]]
     except (KeyError, TypeError) as error:
-        raise ServerError(f"{url}/models is no list of models: {str(reply)[:120]!r}") from error
+        raise ServerError(f"{url}/models is not a list of models: {str(reply)[:120]!r}") from error
 
 
 def read_completion(reply: Any, *, turn: int) -> MessageReply:
@@ -165,7 +165,7 @@ def read_completion(reply: Any, *, turn: int) -> MessageReply:
             reasoning=str(said.get("reasoning_content") or said.get("reasoning") or ""),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ServerError(f"no chat completion with its `usage`: {type(error).__name__}: {error} in {str(reply)[:200]!r}") from error
+        raise ServerError(f"not a chat completion with `usage`: {type(error).__name__}: {error} in {str(reply)[:200]!r}") from error
     return MessageReply(message, "length" if reason == "length" else "stop", prompt, sampled)
 
 
@@ -176,7 +176,7 @@ def _call(call: Any, turn: int, index: int) -> ToolCall:
     try:
         arguments = text if isinstance(text, dict) else json.loads(text)
     except ValueError as error:
-        return ToolCall(own_id, name, None, f"the arguments are no JSON: {error}")
+        return ToolCall(own_id, name, None, f"the arguments are not valid JSON: {error}")
     if not isinstance(arguments, dict):
         return ToolCall(own_id, name, None, f"the arguments must be a JSON object, are {type(arguments).__name__}")
     return ToolCall(own_id, name, arguments)

@@ -134,7 +134,7 @@ class MessageSession(AttemptSession):
         return turn
 
     def serve_openai(self) -> NoReturn:
-        raise PluginError("this agent's program plays through an endpoint of ours, which needs tokens: name servers of SGLang's protocol")
+        raise PluginError("this agent's program uses agentrl's endpoint, which needs token ids: use servers with SGLang's protocol")
 
     def _room(self) -> int:
         """Return the token budget of the next turn, from the server's counts and an estimate for messages not

@@ -21,9 +21,10 @@ def allow_trajectories(num_trajectories: int) -> None:
     limit = raise_open_files(2 * num_trajectories + OTHER_FILES)
     if limit < num_trajectories + OTHER_FILES:
         raise ConfigError(
-            f"rollout.max_concurrent_trajectories={num_trajectories} needs {num_trajectories + OTHER_FILES} open files in a rollout actor, "
-            f"and a process on this machine may have {limit} (the hard limit, `ulimit -Hn`): raise it, or play at most "
-            f"{max(0, limit - OTHER_FILES)} per actor, in more actors (rollout.num_actors)"
+            f"rollout.max_concurrent_trajectories={num_trajectories} needs "
+            f"{num_trajectories + OTHER_FILES} open files in a rollout actor, but a process on "
+            f"this machine may have {limit} (hard limit, `ulimit -Hn`): raise the limit, or play "
+            f"at most {max(0, limit - OTHER_FILES)} per actor in more actors (rollout.num_actors)"
         )
 
 

@@ -157,7 +157,7 @@ class Router:
                 failures += 1
                 self.num_server_failures += 1
                 if failures == MAX_SERVER_FAILURES:
-                    raise ServerError(f"servers failed {failures} times in turn, the last: {error}", status=error.status) from error
+                    raise ServerError(f"{failures} consecutive server failures, the last: {error}", status=error.status) from error
                 await trio.sleep(failures * FAILURE_PAUSE_S)
             else:
                 if piece is not None:
@@ -184,7 +184,7 @@ class Router:
         if not len(input_ids) or not is_known:
             raise RequestRefused(f"a prompt needs ids{'' if self._vocab_size is None else f' in 0..{self._vocab_size - 1}'}", status=400)
         if params.max_new_tokens < 1:
-            raise RequestRefused(f"max_new_tokens={params.max_new_tokens}: at least 1 token must be asked for", status=400)
+            raise RequestRefused(f"max_new_tokens={params.max_new_tokens}: must be at least 1", status=400)
         total = len(input_ids) + params.max_new_tokens
         if self.context_tokens is not None and total > self.context_tokens:
             raise RequestRefused(f"prompt and answer of {total} tokens exceed the context of {self.context_tokens}", status=400)

@@ -152,7 +152,7 @@ class LiveScopes:
         if self.rest:
             yield f"and {sum(self.rest.values())} more: {', '.join(f'{count} {name}' for name, count in self.rest.items())}"
         if not self.oldest:
-            yield "no attempt is under way"
+            yield "no attempt in progress"
         for task in self.tasks:
             yield f"{'  ' * task.depth}{'' if task.count == 1 else f'{task.count} x '}task {task.name}"
 
@@ -173,7 +173,7 @@ def look(root: Scope, *, limit: int, places: Mapping[str, str], now: float | Non
 def _seen(scope: Scope, places: Mapping[str, str], now: float, key: str) -> LiveScope:
     name = scope.name
     if name == GENERATE:
-        name = f"{GENERATE} at {places[key]}" if key in places else f"{GENERATE}: no server has it"
+        name = f"{GENERATE} at {places[key]}" if key in places else f"{GENERATE}: not sent to a server"
     inner = tuple(_seen(one, places, now, one.key or key) for one in scope.inner)
     return LiveScope(name, max(0.0, now - scope.since), scope.doing, inner)
 

@@ -115,7 +115,7 @@ class Scorer:
         terms = self._table.terms(task)
         if trajectory.rewards or any(term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms):
             return trajectory
-        raise RewardError(f"no reward applies to this attempt; asked: {', '.join(term.name for term in terms)}")
+        raise RewardError(f"no reward applies to this attempt; rewards: {', '.join(term.name for term in terms)}")
 
 
 class _Note:

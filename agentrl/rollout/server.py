@@ -59,7 +59,7 @@ class Server:
         self._last_sign = 0.0
         self._last_load: ServerLoad | None = None
         self._paused_since: float | None = None
-        self.why_down = "it has not been asked yet"  # result of the last probe; meaningless while the server is up
+        self.why_down = "it has not been polled yet"  # result of the last probe; meaningless while the server is up
 
     @property
     def running(self) -> list[str]:

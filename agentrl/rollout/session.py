@@ -160,7 +160,7 @@ class AttemptSession(ABC):
         if self._partner is None:
             raise PluginError(f"task {self._attempt.task.task_id}: the agent interacts, but the row has no interaction_kwargs")
         if not self._recorder.num_turns:
-            raise PluginError("the agent interacts before its first `generate`: there is nothing to answer")
+            raise PluginError("the agent interacts before its first `generate`, so there is nothing to answer")
         with self._tally.timed("interaction_s"), self._attempt.scope.open(f"interaction {self._partner.name}"):
             reply = await self._partner.respond(self.messages)
         if reply.reward is not None:

@@ -127,7 +127,7 @@ class SharedTool:
         """
         ticket = self.breaker.begin(trio.current_time())
         if ticket is None:
-            raise ToolUnavailable(f"tool {self.name!r} is not available: it broke again and again")
+            raise ToolUnavailable(f"tool {self.name!r} is not available: it failed repeatedly")
         tell = self.breaker.abandoned
         try:
             yield
@@ -166,4 +166,4 @@ def validator(tool: Tool | type[Tool]) -> jsonschema_rs.Validator:
         return jsonschema_rs.validator_for(dict(tool.parameters))
     except ValueError as error:
         message = getattr(error, "message", str(error))
-        raise PluginError(f"tool {tool.name!r}: `parameters` is no JSON schema: {message[:MAX_PROBLEM_CHARS]}") from error
+        raise PluginError(f"tool {tool.name!r}: `parameters` is not a JSON schema: {message[:MAX_PROBLEM_CHARS]}") from error

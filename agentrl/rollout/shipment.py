@@ -57,7 +57,7 @@ async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySin
         # Members of a group that is dropped in the same batch need not be shipped.
         kept = [item for item in waiting if item.group_id not in dropped]
         finished = [item for item in kept if isinstance(item, Trajectory)]
-        with scopes.open(f"ship {len(waiting)} trajectories, or word of what will not come"):
+        with scopes.open(f"ship {len(waiting)} trajectories, or report members without one"):
             if finished:
                 await sink.add(finished)
             for item in kept:

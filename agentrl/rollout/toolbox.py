@@ -175,7 +175,7 @@ class Toolbox:
             opened = self._opened[shared.name] = shared.open(row_kwargs.get("create_kwargs", {}))
             opened[0].trajectory_key, opened[0].row_kwargs = self._key, row_kwargs
         tool, guest = self._opened[shared.name]
-        with self._scope.open(f"tool {shared.name}", doing="queueing for one of its slots") as scope:
+        with self._scope.open(f"tool {shared.name}", doing="waiting for a free slot") as scope:
             async with shared.slots:
                 scope.doing = ""
                 with shared.attempt():

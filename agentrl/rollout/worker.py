@@ -133,7 +133,7 @@ class RolloutWorker:
 
     def run(self) -> None:
         """Play the groups that the buffer leases. Returns after `stop`."""
-        assert self._buffer is not None, "an actor without a buffer only plays what it is given"
+        assert self._buffer is not None, "an actor without a buffer cannot lease groups"
         self._call(self._manager.run, self._buffer, self._buffer)
 
     def play(self, leases: Sequence[Lease]) -> bytes:

@@ -76,10 +76,10 @@ def read_options(config: Mapping[str, Any], *, key: str, others: Iterable[str] =
     names = {field.name for field in dataclasses.fields(Limits)}
     known = [*sorted(names), "allow_unprotected", "packages", "max_concurrent"]
     if unknown := set(config) - set(known) - set(others):
-        raise ConfigError(f"{key}: unknown {', '.join(sorted(unknown))}; there are {', '.join([*known, *others])}")
+        raise ConfigError(f"{key}: unknown {', '.join(sorted(unknown))}; available: {', '.join([*known, *others])}")
     allowed = config.get("allow_unprotected", ())
     if isinstance(allowed, str) or not set(allowed) <= set(WALLS):
-        raise ConfigError(f"{key}.allow_unprotected={allowed!r}: a list of {', '.join(WALLS)}")
+        raise ConfigError(f"{key}.allow_unprotected={allowed!r}: must be a list of {', '.join(WALLS)}")
     if not isinstance(packages := config.get("packages", True), bool):
         raise ConfigError(f"{key}.packages={packages!r}: true or false")
     concurrent = config.get("max_concurrent")

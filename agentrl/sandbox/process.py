@@ -124,7 +124,7 @@ class LauncherProcess:
                     else:
                         selector.unregister(key.fd)
                     if len(outputs[key.fd]) > MAX_REPLY_BYTES:
-                        raise SandboxError("the sandbox's launcher replied with too much")
+                        raise SandboxError("the sandbox's launcher sent a reply that is too long")
         process.wait(max(0.1, deadline - time.monotonic()))
         output, errors = outputs.values()
         return bytes(output), bytes(errors)

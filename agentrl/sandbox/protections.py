@@ -87,8 +87,9 @@ def refuse(protections: Protections, allowed: Sequence[Wall]) -> None:
     if refused:
         gaps = "; ".join(f"{wall} ({why})" for wall, why in refused.items())
         raise ConfigError(
-            f"this machine does not protect itself from programs of the model: {gaps}. Allow user namespaces or give the container "
-            f"CAP_SYS_ADMIN (docs/sandbox.md), or accept the risk by allow_unprotected: [{', '.join(protections.missing)}] in "
+            f"this machine is not protected from the model's programs: {gaps}. Allow user "
+            "namespaces or give the container CAP_SYS_ADMIN (docs/sandbox.md), or accept the "
+            f"risk with allow_unprotected: [{', '.join(protections.missing)}] in "
             "agent.tool_config.python and in reward.reward_config.code"
         )
 

@@ -214,7 +214,7 @@ def _packages() -> list[str]:
 
 def _result(reply: Mapping[str, Any]) -> SandboxResult:
     if reply["error"]:
-        raise SandboxError(f"the sandbox broke at {reply['error']}")
+        raise SandboxError(f"the sandbox failed at {reply['error']}")
     status, why = reply["status"], reply["why"]
     ended_by: Ending = why or "exited"
     code = os.waitstatus_to_exitcode(status) if ended_by == "exited" else None

@@ -88,7 +88,7 @@ class AttachedServer:
         with self._lock:
             if self._status.url != url or self._status.state not in ("ready", "needs_weights"):
                 return
-            self._status = replace(self._status, state="starting", message="it did not do what it was told")
+            self._status = replace(self._status, state="starting", message="it did not carry out a request")
         self._failure.set()
 
     def begin_stop(self) -> None:
@@ -118,7 +118,7 @@ class AttachedServer:
                 return
             restarts = self.status().restarts
             if restarts >= self._max_restarts:
-                self._set(state="failed", message=f"{why or self.status().message}, after {restarts} failures before")
+                self._set(state="failed", message=f"{why or self.status().message}, after {restarts} earlier failures")
                 return
             self._set(state="starting", restarts=restarts + 1, **({} if why is None else {"message": why}))
             self._failure.clear()

@@ -105,7 +105,7 @@ class ServerWatchdog:
             self._well_at = now
         if now - self._well_at < self._timeout_s:
             return None
-        return f"the server hung: nothing came from it for rollout.server_hang_timeout_s={self._timeout_s:g}"
+        return f"the server hung: it sent nothing for rollout.server_hang_timeout_s={self._timeout_s:g}"
 
     async def _is_well(self) -> bool:
         client = SGLangClient(self._url, api_key=self._api_key)

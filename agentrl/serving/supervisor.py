@@ -80,7 +80,7 @@ class Supervisor:
         Raises:
             ServerError: it exited or did not generate in time; the message ends with the tail of its log.
         """
-        assert self._watcher is None, "a supervisor starts once"
+        assert self._watcher is None, "a supervisor can only be started once"
         self._model = (model_path, weight_version)
         try:
             self._launch()

@@ -136,7 +136,7 @@ def parse_generation(
     if not ids and reason != "abort":
         raise ServerError(f"{server} sent a generation that is finished ({reason}) without a token")
     if max_tokens is not None and len(ids) > max_tokens:
-        raise ServerError(f"{server} sent {len(ids)} tokens, and {max_tokens} were asked for")
+        raise ServerError(f"{server} sent {len(ids)} tokens, but {max_tokens} were requested")
     # Training would index the embedding with such an id, and crash.
     if ids and not (min(ids) >= 0 and max(ids) < (num_ids or _MAX_INT32)):
         raise ServerError(f"{server} sent a token id outside of 0..{(num_ids or _MAX_INT32) - 1}")
@@ -188,7 +188,7 @@ def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
 def parse_server_info(reply: Any, *, server: str) -> Mapping[str, Any]:
     """Return the settings of /server_info by name; raise ServerError if it is not a JSON object."""
     if not isinstance(reply, Mapping):
-        raise ServerError(f"{server} sent a server info that is no JSON object but {type(reply).__name__}")
+        raise ServerError(f"{server} sent a server info that must be a JSON object but is {type(reply).__name__}")
     return reply
 
 
@@ -197,7 +197,7 @@ def parse_setting(info: Mapping[str, Any], name: str, *, default: int, server: s
     try:
         return int(info.get(name) or default)
     except _UNREADABLE as error:
-        raise ServerError(f"{server} sent a server info whose {name} is no whole number: {type(error).__name__}: {error}") from error
+        raise ServerError(f"{server} sent a server info whose {name} is not a whole number: {type(error).__name__}: {error}") from error
 
 
 def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
@@ -210,8 +210,9 @@ def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
     num_copies = parse_setting(info, "dp_size", default=1, server=server)
     if num_copies > 1 and info.get("enable_dp_attention") is not True:
         raise ServerError(
-            f"{server} has dp_size={num_copies}, and SGLang lets one copy of a model alone join a weights group; "
-            "start a server for each copy, or use rollout.weights.transport=disk"
+            f"{server} has dp_size={num_copies}, but with SGLang only one copy of a model can "
+            "join a weights group; start a server for each copy, or use "
+            "rollout.weights.transport=disk"
         )
     return parse_setting(info, "tp_size", default=1, server=server) * parse_setting(info, "pp_size", default=1, server=server)
 

@@ -82,7 +82,7 @@ class SGLangRouterClient(SGLangClient):
         """Return the info of the server with the oldest weights; unpublished weights count as oldest."""
         infos = [await server.model_info() for server in self._servers()]
         if not infos:
-            raise ServerError(f"{self.url} has no server of this run behind it")
+            raise ServerError(f"{self.url} has none of this run's servers as workers")
         return min(infos, key=lambda info: -1 if info.version is None else info.version)
 
     def _servers(self) -> list[SGLangClient]:
@@ -115,7 +115,7 @@ class SGLangRouter:
             with trio.fail_after(REGISTER_TIMEOUT_S):
                 await self._talk(lambda http: self._set_servers(http, {url.rstrip("/"): key for url, key in keys.items()}))
         except trio.TooSlowError:
-            raise ServerError(f"{self.url} did not call {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
+            raise ServerError(f"{self.url} did not report {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
 
     async def remove_servers(self) -> None:
         """Remove this run's servers from the router; raise ServerError if it does not answer."""
@@ -132,7 +132,9 @@ class SGLangRouter:
         workers = await self._workers(http)
         foreign = [worker["url"] for worker in workers if worker["url"] not in {*urls, *self._own}]
         if foreign:
-            raise ConfigError(f"rollout.front_url={self.url} has {foreign[0]} behind it, which is no server of this run; remove it there")
+            raise ConfigError(
+                f"rollout.front_url={self.url} has the worker {foreign[0]}, which is not a server of this run; remove it from the router"
+            )
         for worker in workers:
             if worker["url"] not in urls:
                 await self._ask(http, "DELETE", f"/workers/{worker['id']}")

@@ -46,7 +46,7 @@ def write_plugin(kind: PluginKind, name: str, folder: Path) -> WrittenPlugin:
     written = WrittenPlugin(folder / f"{name}.py", folder / f"test_{name}.py", "")
     for path in (written.file, written.test):
         if path.exists():
-            raise PluginError(f"{path} exists already; choose another name, or another --out")
+            raise PluginError(f"{path} already exists; choose another name, or another --out")
     class_name = "".join(part.capitalize() for part in name.split("_"))
     values = {"name": name, "Class": class_name, "class_name": class_name, "file": str(written.file)}
     folder.mkdir(parents=True, exist_ok=True)

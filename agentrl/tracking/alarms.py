@@ -264,13 +264,15 @@ def _at_least(name: str, bound: float | None, concerns: Concern, *metrics: str, 
 
 
 _ADVICE: Mapping[str, str] = {
-    "entropy_collapse": "the policy stopped exploring: raise algorithm.clip_high or entropy_coefficient, or lower learner.optimizer.lr",
-    "ess_low": "few tokens carry the update: lower buffer.max_staleness or learner.optimizer.lr, or reject what is far off-policy",
+    "entropy_collapse": "the policy no longer explores: raise algorithm.clip_high or entropy_coefficient, or lower learner.optimizer.lr",
+    "ess_low": "few tokens dominate the update: lower buffer.max_staleness or learner.optimizer.lr, or "
+    "reject tokens that are far off-policy",
     "ratio_tail": "the policy moved far within one step: lower learner.optimizer.lr or learner.epochs_per_step",
-    "length_growth": "answers grew: look for repetition in the groups kept, or add the reward term length_penalty",
-    "length_collapse": "answers shrank: look in the groups kept for a reward that short answers get for nothing",
-    "logprob_gap": "old tokens, or server and learner disagree: check buffer.max_staleness, model.dtype and rollout.weights.verify=true",
-    "clip_share": "most of the update is clipped away: lower learner.optimizer.lr, learner.epochs_per_step or buffer.max_staleness",
-    "failed_share": "what fails selects what is learned from: failures.parquet has the texts and lines",
-    "constant_groups": "equal rewards teach nothing: mix in easier or harder tasks, or raise rollout.group_size",
+    "length_growth": "answers became longer: look for repetition in the saved groups, or add the reward term length_penalty",
+    "length_collapse": "answers became shorter: look in the saved groups for a reward that short answers exploit",
+    "logprob_gap": "tokens are old, or server and learner disagree: check buffer.max_staleness, model.dtype and "
+    "rollout.weights.verify=true",
+    "clip_share": "too much of the update is clipped: lower learner.optimizer.lr, learner.epochs_per_step or buffer.max_staleness",
+    "failed_share": "failures bias the training data: see failures.parquet for messages and code lines",
+    "constant_groups": "equal rewards give no training signal: mix in easier or harder tasks, or raise rollout.group_size",
 }

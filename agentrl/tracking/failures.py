@@ -90,7 +90,7 @@ class FailureTally:
             is_new = count.next_at == 1
             count.next_at = max(FIRST_INTERVAL, GROWTH * count.num_here)
             if not is_new:
-                self._say(f"{count.total} failures like this by now ({count.words()}): {count.text}")
+                self._say(f"{count.total} failures like this so far ({count.words()}): {count.text}")
             elif self._num_said < MAX_SAID:
                 self._num_said += 1
                 self._say("\n".join(self._first_lines(failed, count)))
@@ -98,7 +98,7 @@ class FailureTally:
                 count.next_at = 2**63
                 if self._num_said == MAX_SAID:
                     self._num_said += 1
-                    self._say(f"attempts fail in more than {MAX_SAID} ways; further ones are only kept: {self._where}")
+                    self._say(f"attempts fail in more than {MAX_SAID} ways; further ones are only recorded in {self._where}")
 
     def lines(self) -> list[str]:
         """Return the most common kinds, most frequent first, one line each."""
@@ -124,7 +124,7 @@ class FailureTally:
         place = f" at {failed.failure.place}" if failed.failure.place else ""
         what = f"attempt failed ({failed.outcome.value}, {failed.became.replace('_', ' ')})"
         if failed.became == "went_on":
-            what = "a call failed, and the attempt went on"
+            what = "a call failed and the attempt continued"
         lines = [
             f"{what}: {failed.failure.text}{place}",
             f"  first seen in group {failed.group_id}, member {failed.member}, task {failed.task_id}{before}; all: {self._where}",

@@ -68,7 +68,7 @@ def read_metrics(path: Path) -> list[StepRecord]:
         try:
             records.append(StepRecord.from_line(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}, line {number}: not a metrics record ({error}); move the file away to go on") from error
+            raise CheckpointError(f"{path}, line {number}: not a metrics record ({error}); move the file away to continue") from error
     return records
 
 

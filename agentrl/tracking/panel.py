@@ -31,7 +31,7 @@ PHASE_WORDS: Mapping[str, str] = {
     "publish": "publishing weights",
     "validate": "validating",
     "save": "saving a checkpoint",
-    "recover": "starting the learner again",
+    "recover": "restarting the learner",
 }
 
 
@@ -121,7 +121,7 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
         rows += _validation(state.validations)
     if state.servers:
         rows.append(("servers", _servers(state.servers)))
-    return rows or [("", Text("the first step is on its way", style="dim"))]
+    return rows or [("", Text("waiting for the first step", style="dim"))]
 
 
 def phase_seconds(values: Mapping[str, float]) -> dict[str, float]:

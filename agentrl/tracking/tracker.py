@@ -115,7 +115,7 @@ class Trackers:
             verb(*arguments)
         except Exception as error:  # noqa: BLE001 - boundary: a third party's client may raise anything
             self._guests.pop(name, None)
-            self.console.say(f"tracker {name} failed and is left out from here on ({_one_line(error)}); metrics.jsonl has everything")
+            self.console.say(f"tracker {name} failed and is disabled ({_one_line(error)}); metrics.jsonl has everything")
 
 
 def open_trackers(
@@ -167,7 +167,7 @@ def _open_guests(openers: Mapping[str, Callable[[], Tracker]], console: Console)
         try:
             guests[name] = opener()
         except (OSError, RuntimeError, TimeoutError) as error:
-            console.say(f"tracker {name} does not start and is left out ({_one_line(error)}); metrics.jsonl has everything")
+            console.say(f"tracker {name} could not start and is disabled ({_one_line(error)}); metrics.jsonl has everything")
     return guests
 
 

@@ -88,7 +88,7 @@ class UnwrittenFiles:
         self._num_failed += 1
         if what not in self._failing:
             self._failing.add(what)
-            self._say(f"{what}: {reason(error)}; the run goes on, and tries again at its next step")
+            self._say(f"{what}: {reason(error)}; the run continues and retries at its next step")
 
     def take_count(self) -> int:
         """Return how many writes failed since the last call."""

@@ -111,7 +111,7 @@ class Watchdog:
                 self._look()
             except Exception:  # boundary: an error of the watchdog must not affect the run
                 if not self._has_failed:  # the next poll would fail the same way
-                    log.warning("the watchdog could not look (%s)", self._watched.key, exc_info=True)
+                    log.warning("the watchdog could not poll (%s)", self._watched.key, exc_info=True)
                 self._has_failed = True
 
     def _look(self) -> None:
@@ -140,4 +140,4 @@ class Watchdog:
             file.write_text(text, encoding="utf-8")
         except OSError as error:  # a full disk may be what the run waits for
             return f"this report could not be written to {self._folder}: {error.strerror}"
-        return f"all of it: {file}"
+        return f"full report: {file}"

@@ -39,7 +39,7 @@ def read_entries(path: str, key: str, *, option: str) -> list[dict[str, Any]]:
         raise PluginError(f"agent.{option}={path!r}: {' '.join(str(error).split())}") from error
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
-        raise PluginError(f"agent.{option}={path!r}: a list under the key {key!r} is missing")
+        raise PluginError(f"agent.{option}={path!r}: the key {key!r} with a list is missing")
     for index, entry in enumerate(entries):
         if not (isinstance(entry, dict) and isinstance(entry.get("class_name"), str)):
             raise PluginError(f"agent.{option}={path!r}: {key}[{index}] has no class_name")

@@ -48,7 +48,7 @@ def verl_function_tools(path: str) -> list[type[Tool]]:
     except Exception as error:  # boundary: any error of the user's file is a broken plugin
         raise PluginError(f"{where}: {loading.reason(error)}") from error
     if not functions:
-        raise PluginError(f"{where}: the file has no function under @function_tool")
+        raise PluginError(f"{where}: the file has no function decorated with @function_tool")
     normalize = staticmethod(loader.normalize_function_tool_return)
     return [_class(VerlFunctionTool, _dumped(entry.tool_schema), where, implementation=entry, normalize=normalize) for entry in functions]
 
@@ -114,7 +114,7 @@ def _text(response: Any, name: str) -> str:
     if isinstance(response, str):
         return response
     if not hasattr(response, "is_text_only"):
-        raise ToolError(f"tool {name!r} answered with {type(response).__name__}; text or verl's ToolResponse would be right")
+        raise ToolError(f"tool {name!r} answered with {type(response).__name__}; text or verl's ToolResponse is expected")
     omitted = [f"[{kind} omitted]" for kind in ("image", "video") for _ in getattr(response, kind, None) or ()]
     return "\n".join([*([response.text] if response.text else []), *omitted])
 

@@ -147,7 +147,7 @@ class GroupTransport(Transport):
         async def ask(server: SGLangClient) -> None:
             num_ranks[server.url] = parse_num_ranks(await server.server_info(), server=server.url)
 
-        failed = await for_each(servers, ask, timeout_s=PING_S, limit="the time of a question")
+        failed = await for_each(servers, ask, timeout_s=PING_S, limit="the time limit of a request")
         return num_ranks, failed
 
     @property
@@ -169,5 +169,5 @@ class GroupTransport(Transport):
             with suppress(ServerError):  # a restarted server is not in the group
                 await server.destroy_weights_group(self._group_name)
 
-        await for_each([s for s in servers if s.url in self._group], leave, timeout_s=PING_S, limit="the time of a question")
+        await for_each([s for s in servers if s.url in self._group], leave, timeout_s=PING_S, limit="the time limit of a request")
         self._group = ()

@@ -113,7 +113,7 @@ class Publisher:
         async def ask(server: SGLangClient) -> None:
             await server.model_info()
 
-        return await for_each(servers, ask, timeout_s=min(PING_S, self._config.timeout_s), limit="the time of a question")
+        return await for_each(servers, ask, timeout_s=min(PING_S, self._config.timeout_s), limit="the time limit of a request")
 
     @asynccontextmanager
     async def _held(self, server: SGLangClient, *, version: int, verifier: Verifier | None) -> AsyncIterator[bool]:

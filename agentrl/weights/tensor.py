@@ -38,7 +38,10 @@ class TensorTransport(Transport):
 
         async def load(server: SGLangClient) -> None:
             if not is_local(urlsplit(server.url).hostname or ""):
-                raise ServerError(f"{server.url} is on another machine, and the transport `tensor` sends pickles; use disk or distributed")
+                raise ServerError(
+                    f"{server.url} is on another machine, but the transport `tensor` sends pickles "
+                    "and works only locally; use disk or distributed"
+                )
             num_ranks = parse_setting(await server.server_info(), "tp_size", default=1, server=server.url)
             async with hold(server) as may_flush:
                 with suppress(RequestRefused):  # refused unless an aborted attempt left a session open

@@ -89,15 +89,18 @@ class Verifier:
         params = SamplingParams(NUM_SAMPLED, temperature=self.temperature)
         sampled = await server.generate(PROMPT, params, rid=f"verify-{version}")
         if not len(sampled.token_ids) or set(sampled.versions.tolist()) != {version}:
-            raise ServerError(f"{server.url} sampled no tokens of version {version} to check it by, but {sampled.versions.tolist()}")
+            raise ServerError(
+                f"{server.url} sampled no tokens of version {version} for the check, but tokens of {sampled.versions.tolist()}"
+            )
         own = await self.learner.call(partial(policy_logprobs, self.learner.learner, PROMPT, sampled.token_ids.tolist()))
         difference = float(np.abs(own - sampled.logprobs).mean())
         dtype = served_dtype(await server.server_info())
         tolerance = TOLERANCES.get(dtype or "", ROUNDED_TOLERANCE)
         if not difference <= tolerance:
             raise ServerError(
-                f"{server.url} gives its own tokens log-probabilities that are {difference:.2g} off the learner's on average, "
-                f"more than {tolerance:g}: it does not have the weights of version {version}"
+                f"{server.url} reports log-probabilities that differ from the learner's by "
+                f"{difference:.2g} on average, more than {tolerance:g}: it does not have the "
+                f"weights of version {version}"
             )
 
     async def _expect(self, dtype: str | None, *, is_fused: bool) -> Mapping[str, str]:
@@ -159,14 +162,12 @@ def check_known(specs: Sequence[TensorSpec], folder: Path) -> None:
         shape = known.get(spec.name) or known.get(spec.name.partition(".")[2])
         if shape is None:
             near = get_close_matches(spec.name, known, n=1, cutoff=0) or ["nothing"]
-            problem = f"which its files do not have (nearest: {near[0]}): servers would skip it and keep the old weights"
+            problem = f"which its files do not contain (nearest: {near[0]}), so servers would skip it and keep the old weights"
         elif shape != spec.shape:
-            problem = f"which has the shape {list(shape)} in its files: servers could not take it"
+            problem = f"which has the shape {list(shape)} in its files, so servers could not load it"
         else:
             continue
-        raise ConfigError(
-            f"{folder}: the learner would publish {spec.name} {list(spec.shape)}, {problem}; this model cannot be trained here"
-        )
+        raise ConfigError(f"{folder}: the learner would publish {spec.name} {list(spec.shape)}, {problem}; this model cannot be trained")
 
 
 def read_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:

@@ -208,5 +208,5 @@ def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:
             return cause
         inner = cause if isinstance(cause, BaseException) else inner.__cause__
     if "creation task" in str(error):  # Ray keeps only the text of a foreign error
-        return InfrastructureError(f"{who} could not be made: {str(error).strip().splitlines()[-1].strip()}")
+        return InfrastructureError(f"{who} could not be created: {str(error).strip().splitlines()[-1].strip()}")
     return None

@@ -104,7 +104,7 @@ def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
     """
     size, rest = divmod(len(items), num_parts)
     if rest:
-        raise ValueError(f"{what}: {len(items)} items do not split into equal parts for {num_parts} data-parallel ranks")
+        raise ValueError(f"{what}: {len(items)} items cannot be split into equal parts for {num_parts} data-parallel ranks")
     return [list(items[start : start + size]) for start in range(0, size * num_parts, size)] if size else [[] for _ in range(num_parts)]
 
 
@@ -126,13 +126,15 @@ def join_results(results: Sequence[Any], join: Join) -> Any:
 
 def _check(split: str, join: str) -> None:
     if split not in get_args(Split):
-        raise TypeError(f"@dispatch: unknown split {split!r}; there are: {', '.join(get_args(Split))}")
+        raise TypeError(f"@dispatch: unknown split {split!r}; available: {', '.join(get_args(Split))}")
     if join not in get_args(Join):
-        raise TypeError(f"@dispatch: unknown join {join!r}; there are: {', '.join(get_args(Join))}")
+        raise TypeError(f"@dispatch: unknown join {join!r}; available: {', '.join(get_args(Join))}")
     if split == "rank0" and join != "first":
-        raise TypeError(f"@dispatch('rank0', join={join!r}): there is one result only; use join='first'")
+        raise TypeError(f"@dispatch('rank0', join={join!r}): there is only one result; use join='first'")
     if join == "remote" and split != "dp":
-        raise TypeError(f"@dispatch({split!r}, join='remote'): only what was split by data stays with its ranks; use split='dp'")
+        raise TypeError(
+            f"@dispatch({split!r}, join='remote'): results can stay on their ranks only if the input was split by data; use split='dp'"
+        )
 
 
 def _positional(method: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -84,7 +84,7 @@ class WorkerGroup(Workers[W]):
     """
 
     def __init__(self, hosts: Sequence[ActorHandle], *, name: str, deadlines: CallDeadlines, num_replicas: int = 1) -> None:
-        assert len(hosts) % num_replicas == 0, f"{len(hosts)} ranks are no multiple of {num_replicas} replicas"
+        assert len(hosts) % num_replicas == 0, f"{len(hosts)} ranks are not a multiple of {num_replicas} replicas"
         self.dp_size = len(hosts) // num_replicas
         self._hosts = tuple(hosts)
         self._num_replicas = num_replicas
@@ -160,7 +160,7 @@ class WorkerGroup(Workers[W]):
         # A copy, because another thread may begin a call meanwhile.
         calls = [(call, call.ranks_under_way()) for call in list(self._last_calls.values())]
         return [
-            f"{self._name} rank {', '.join(map(str, ranks))} of {len(self._hosts)} has not ended {call.what!r} for {call.age_s:.0f} s"
+            f"{self._name} rank {', '.join(map(str, ranks))} of {len(self._hosts)} has been running {call.what!r} for {call.age_s:.0f} s"
             for call, ranks in calls
             if ranks
         ]
@@ -240,7 +240,9 @@ class WorkerGroup(Workers[W]):
     def _cut(self, argument: Any, what: str) -> tuple[list[Any], int]:
         """Return each data-parallel rank's part of one argument, and the number of items in a part."""
         if isinstance(argument, RemoteResults):
-            assert len(argument.parts) == self.dp_size, f"{what}: kept by {len(argument.parts)} ranks, and here are {self.dp_size}"
+            assert len(argument.parts) == self.dp_size, (
+                f"{what}: the argument is kept by {len(argument.parts)} ranks, but this group has {self.dp_size}"
+            )
             return list(argument.parts), max(argument.sizes)
         if isinstance(argument, list):
             parts = cut(argument, self.dp_size, what=what)

@@ -65,7 +65,7 @@ def reserve(pools: Mapping[str, Reservation], *, timeout_s: float) -> Iterator[d
         for name, groups in found.items():
             if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups):
                 raise InfrastructureError(
-                    f"placement.pools.{name} waited {timeout_s:g} s for {_words(pools[name])}: others hold them; {_cluster()}"
+                    f"placement.pools.{name} waited {timeout_s:g} s for {_words(pools[name])}: other jobs use them; {_cluster()}"
                 )
         yield found
 
@@ -91,7 +91,7 @@ def _refuse_impossible(name: str, pool: Reservation) -> None:
 def _refuse_too_many(pools: Mapping[str, Reservation]) -> None:
     wanted = sum(bundle.get("GPU", 0.0) for pool in pools.values() for group in pool.groups for bundle in group)
     if wanted > sum(_held("GPU")):
-        raise ConfigError(f"placement.pools {', '.join(pools)} need {wanted:g} GPUs together; {_cluster()}")
+        raise ConfigError(f"placement.pools {', '.join(pools)} need {wanted:g} GPUs in total; {_cluster()}")
 
 
 def _held(resource: str) -> list[float]:

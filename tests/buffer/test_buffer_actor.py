@@ -271,5 +271,5 @@ def test_planned_steps(steps, epochs, planned):
 
 
 def test_too_few_tasks_for_one_batch():
-    with pytest.raises(DataError, match=r"3 tasks times trainer\.total_epochs=1 fill no batch of buffer\.groups_per_step=4"):
+    with pytest.raises(DataError, match=r"3 tasks times trainer\.total_epochs=1 do not fill one batch of buffer\.groups_per_step=4"):
         planned_steps(TrainerConfig(), num_tasks=3, groups_per_step=4)

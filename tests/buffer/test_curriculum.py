@@ -243,7 +243,7 @@ def test_weights_may_change_on_resume_and_nothing_is_made_up_for():
 
 def test_other_tasks_or_pools_are_refused():
     state = curriculum(["a"] * 4, by_pass_rate=True).state()
-    with pytest.raises(CheckpointError, match=r"is of 4 tasks in one pool, this run's of 5 tasks in one pool; resume with the same data"):
+    with pytest.raises(CheckpointError, match=r"is for 4 tasks in one pool, this run's of 5 tasks in one pool; resume with the same data"):
         curriculum(["a"] * 5, by_pass_rate=True).restore(state)
     with pytest.raises(CheckpointError, match=r"this run's of 4 tasks in sources a, b"):
         curriculum(["a", "b"] * 2, source_weights={"a": 1, "b": 1}).restore(state)
@@ -286,7 +286,7 @@ def test_shares_are_of_the_last_step_and_chances_of_all_pools():
 
 
 def test_every_source_has_a_weight_and_every_weight_a_source():
-    with pytest.raises(DataError, match=r"names aime, of which no training row that is kept is; the data has gsm8k, math"):
+    with pytest.raises(DataError, match=r"names aime, but no training row that is kept has this source; the data has gsm8k, math"):
         curriculum(["math", "gsm8k"], source_weights={"gsm8k": 1, "aime": 2, "math": 1})
     with pytest.raises(DataError, match="has no weight for math; give every source"):
         curriculum(["math", "gsm8k"], source_weights={"gsm8k": 1})

@@ -183,10 +183,10 @@ def test_what_was_under_way_is_queued_and_its_result_counts_once():
 def test_a_curriculum_is_neither_added_to_a_checkpoint_nor_taken_away():
     plain, weighed = buffer(has_curriculum=False), buffer()
     with pytest.raises(
-        CheckpointError, match=r"written without data\.curriculum; switch it off, or begin a run from the checkpoint's policy"
+        CheckpointError, match=r"written without data\.curriculum; switch it off, or start a new run from the checkpoint's policy"
     ):
         buffer().restore(plain.state())
-    with pytest.raises(CheckpointError, match=r"written with data\.curriculum; give it again"):
+    with pytest.raises(CheckpointError, match=r"written with data\.curriculum; set it again"):
         buffer(has_curriculum=False).restore(weighed.state())
 
 
@@ -273,7 +273,7 @@ def test_the_sources_of_rows_with_and_without_looking_at_each(tmp_path: Path):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"x": 1, "y": 1, "aime": 2}, "names aime, of which no training row that is kept is; the data has x, y"),
+        ({"x": 1, "y": 1, "aime": 2}, "names aime, but no training row that is kept has this source; the data has x, y"),
         ({"x": 1}, "has no weight for y"),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_step_that_is_settled_is_not_undone(tmp_path):
     with pytest.raises(CheckpointError, match="settled"):
         first.roll_back(0)
     second = opened(tmp_path)
-    with pytest.raises(CheckpointError, match="nothing is known"):
+    with pytest.raises(CheckpointError, match="is unknown"):
         second.resume(0, None)
     second.resume(0, state)  # what a checkpoint says counts then
     assert second.counts().consumed == 2
@@ -271,7 +271,7 @@ UNDONE = [Event(EventKind.ROLLED_BACK, step=0), Event(EventKind.RETURNED, 0, ste
         ([*LIFE[:3], LIFE[1]], None),
         ([*LIFE, LIFE[1]], "is consumed and cannot be leased"),
         ([*LIFE[:2], Event(EventKind.RELEASED, owner="a"), Event(EventKind.QUEUED, 0, "a", reason="owner_lost"), LIFE[1]], "which is dead"),
-        ([*LIFE, LIFE[4]], "version 1 was published after 1"),
+        ([*LIFE, LIFE[4]], "version 1 was published after version 1"),
         ([*LIFE[:3], Event(EventKind.CONSUMED, 0, step=5)], "for step 5 after step 0"),
         ([LIFE[0], Event(EventKind.PUBLISHED, version=4, step=0), *LIFE[1:4]], "4 versions old"),
         ([Event(EventKind.DROPPED, 7, reason="stale")], "is queued and cannot be dropped"),

@@ -167,7 +167,7 @@ def cut_log(folder: Path) -> None:
 
 
 CHANGES = {
-    "an event is another": (set_row("UPDATE events SET group_id = 7 WHERE seq = 12"), r"event 12 of \d+ .*events 1 to 11 are whole"),
+    "an event is another": (set_row("UPDATE events SET group_id = 7 WHERE seq = 12"), r"event 12 of \d+ .*events 1 to 11 are intact"),
     "the time of an event": (set_row("UPDATE events SET time = time + 1 WHERE seq = 12"), "event 12 of"),
     "an event is gone": (set_row("DELETE FROM events WHERE seq = 12"), "event 12 of"),
     "the last event is gone": (set_row("DELETE FROM events WHERE seq = (SELECT max(seq) FROM events)"), "should end with event"),
@@ -181,7 +181,7 @@ CHANGES = {
     ),
     "an attempt is text": (set_row("UPDATE attempts SET owner = x'00' WHERE group_id = 5 AND member = 1"), "group 5, member 1"),
     "an attempt is shorter": (set_row("UPDATE attempts SET data = x'00' WHERE group_id = 5 AND member = 1"), "group 5, member 1"),
-    "an attempt is gone": (set_row("DELETE FROM attempts WHERE group_id = 5 AND member = 1"), "an attempt is missing"),
+    "an attempt is gone": (set_row("DELETE FROM attempts WHERE group_id = 5 AND member = 1"), "one is missing, or one was not deleted"),
     "a forgotten one is there": (
         set_row("INSERT INTO attempts SELECT 999, group_id + 500, owner, member, checksum, data FROM attempts LIMIT 1"), "group 5"
     ),
@@ -208,14 +208,14 @@ def test_each_kind_of_damage_names_its_record_and_what_can_be_saved(written, tmp
     change(folder)
     with pytest.raises(CheckpointError, match=words) as caught:
         read_all(folder)
-    assert f"Move {folder / FILE}* away to go on from the newest checkpoint" in str(caught.value)
+    assert f"Move {folder / FILE}* away to continue from the newest checkpoint" in str(caught.value)
     assert is_found_by_audit(folder)
 
 
 def test_a_whole_journal_is_balanced_and_its_attempts_are_counted(written, tmp_path):
     found = audit_run(written.copied(tmp_path / "whole"))
     assert not [problem for problem in found.audit.problems if "damaged" in problem]
-    assert "stored attempts: 40 of 40 are whole" in found.lines()
+    assert "stored attempts: 40 of 40 are intact" in found.lines()
 
 
 def test_a_change_of_one_attempt_is_one_problem_of_the_audit(written, tmp_path):
@@ -223,7 +223,7 @@ def test_a_change_of_one_attempt_is_one_problem_of_the_audit(written, tmp_path):
     CHANGES["an attempt is another"][0](folder)
     found = audit_run(folder)
     assert found.audit.num_problems == 1
-    assert "stored attempts: 39 of 40 are whole" in found.lines()
+    assert "stored attempts: 39 of 40 are intact" in found.lines()
 
 
 def test_writes_that_a_power_loss_took_are_no_damage(written, tmp_path):
@@ -301,7 +301,7 @@ def test_a_write_that_failed_left_the_journal_whole(tmp_path):
     before = Content.of(journal)
     pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
     journal._database.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(JournalError, match=f"the disk is full: the journal .* cannot be written; free space in {tmp_path}, and it goes on"):
+    with pytest.raises(JournalError, match=f"the disk is full: the journal .* cannot be written; free space in {tmp_path} to continue"):
         write(journal, groups=range(5, 50))
     journal.close()
     again = Journal(tmp_path / FILE)

@@ -577,7 +577,7 @@ def test_misuse_is_answered():
         ledger.add_member("a", ledger.lease("a"), 2, 3)
     with pytest.raises(ValueError, match="group 0 is not ready"):
         ledger.drop_ready(0, "no_variance")
-    with pytest.raises(ValueError, match="holds 1 to groups_per_step=2"):
+    with pytest.raises(ValueError, match="contains 1 to groups_per_step=2"):
         ledger.take(3)
     with pytest.raises(CheckpointError, match="format 99, expected 2"):
         ledger.restore({"format": 99})

@@ -105,18 +105,18 @@ def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pyte
     assert run("docs") == (0, (ROOT / "docs/README.md").read_text() + "\n")
     assert run("docs", "docs/quickstart.md") == (0, (ROOT / "docs/quickstart.md").read_text() + "\n")
     done = CliRunner().invoke(app, ["docs", "quickstrat"])
-    assert "no page 'quickstrat' in the documentation; there is: quickstart" in str(done.exception)
+    assert "no page 'quickstrat' in the documentation; available: quickstart" in str(done.exception)
 
 
 def test_a_packaged_config_says_which_commands_make_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["train", "quickstart"])
     first, *commands = str(done.exception).splitlines()
-    assert first == "model.path='runs/quickstart/warm_start' does not exist yet; these commands make what is missing:"
+    assert first == "model.path='runs/quickstart/warm_start' does not exist yet; these commands create the missing files:"
     assert commands == ["  agentrl data arithmetic runs/quickstart/data", "  agentrl sft quickstart_sft"]
     assert all(list(problems_of(line, project())) == [] for line in commands)
     assert not any(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=rf"this command makes what is missing:\n{commands[0]}$"):
+    with pytest.raises(ConfigError, match=rf"this command creates the missing files:\n{commands[0]}$"):
         check_prepared(load_sft_config("quickstart_sft"))
 
 

@@ -157,7 +157,7 @@ def test_pairs_in_all_their_forms_are_the_same_rows(tmp_path):
         {"prompt": "Hi", "chosen": "Go.", "rejected": "Go."},
     ]
     said = data("preference", tmp_path / "out", "--in", lines(tmp_path / "train.jsonl", *forms))
-    assert "1 pair of two equal answers left out\n3 rows repeat another one: kept; --deduplicate leaves them out" in said
+    assert "1 pair with equal answers left out\n3 rows repeat another one: kept; --deduplicate leaves them out" in said
     rows = pq.read_table(tmp_path / "out/train.parquet").to_pylist()
     assert [(row["prompt"], row["chosen"], row["rejected"]) for row in rows] == [(turns, [good], [bad])] * 4
     write_tiny_tokenizer(tmp_path)
@@ -222,11 +222,11 @@ def test_a_file_filtered_into_itself_is_whole(tmp_path):
         (["--agent", "tool_agnt"], PluginError, "unknown agent 'tool_agnt'; registered: "),
         (["--tools", "hammer"], PluginError, "unknown tool 'hammer'"),
         (["--interaction", "nobody"], PluginError, "unknown interaction 'nobody'"),
-        (["--agent", "single_turn_agent", "--tools", "python"], DataError, "agent 'single_turn_agent' uses no tools: leave --tools out"),
-        (["--agent", "mixed", "--tools", "python"], DataError, "agent 'mixed' is three agents with tools and a partner of their own"),
-        (["--template", "no place"], DataError, "the template 'no place' must say {question} where the question belongs"),
+        (["--agent", "single_turn_agent", "--tools", "python"], DataError, "agent 'single_turn_agent' uses no tools: remove --tools"),
+        (["--agent", "mixed", "--tools", "python"], DataError, "agent 'mixed' uses three agents with fixed tools and interaction"),
+        (["--template", "no place"], DataError, "the template 'no place' must contain {question} in the place of the question"),
         (["--system", "@/nowhere.txt"], DataError, "--system='@/nowhere.txt' cannot be read"),
-        (["--test-share", "0.2"], DataError, "--test-share divides one split, the data has test, train: choose one by --split"),
+        (["--test-share", "0.2"], DataError, "--test-share divides one split, but the data has test, train: choose one with --split"),
         (["--max-pass-rate", "0.9"], UserError, "--min-pass-rate and --max-pass-rate need --difficulty-from"),
         (["--split", "dev"], DataError, "has no split 'dev'; it has test, train"),
     ],
@@ -252,7 +252,7 @@ def test_a_bad_row_leaves_what_was_there(tmp_path):
 
 def test_a_kind_without_files_says_how_to_name_them(tmp_path, monkeypatch):
     monkeypatch.delenv("AGENTRL_DATA", raising=False)
-    with pytest.raises(DataError, match="name the original files of code by --in: a file, a folder, or a data set of the hub"):
+    with pytest.raises(DataError, match="give the original files of code with --in: a file, a folder, or a dataset of the hub"):
         data("code", tmp_path / "out")
     lines(tmp_path / "code" / "train.jsonl", {"prompt": "Q", "tests": ["assert 1"]})
     monkeypatch.setenv("AGENTRL_DATA", str(tmp_path))

@@ -13,7 +13,7 @@ import trio
 from agentrl.cli import disk
 from agentrl.cli.disk import full_disk
 
-LINE = "disk full: no space is left on the file system{}; make room there, or name another folder"
+LINE = "disk full: no space is left on the file system{}; free space there, or choose another folder"
 
 
 def test_an_error_names_its_file() -> None:

@@ -192,13 +192,13 @@ def test_lists_of_texts_of_every_kind_are_read(kind, tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"responses": "#### 4"}, "column 'responses' must hold lists of texts, is string"),
-        ({"responses": [1, 2]}, "column 'responses' must hold lists of texts, is list<element: int64>"),
+        ({"responses": "#### 4"}, "column 'responses' must contain lists of texts, is string"),
+        ({"responses": [1, 2]}, "column 'responses' must contain lists of texts, is list<element: int64>"),
         ({"data_source": ""}, "row 0: field 'data_source': must name a data source, is empty"),
         ({"reward_model": "4"}, "row 0: field 'reward_model': must be an object, is str"),
         ({"prompt": [{"role": "robot", "content": "?"}]}, r"row 0: field 'prompt\[0\].role': must be one of"),
         ({"reward_model": {"style": "rule"}}, "ground_truth"),
-        ({"scores": [1.0]}, "there is a column 'scores' already; name another by --scores-key"),
+        ({"scores": [1.0]}, "a column 'scores' already exists; choose another with --scores-key"),
     ],
 )
 def test_a_wrong_row_is_named_before_anything_is_scored(change, problem, tmp_path):
@@ -241,7 +241,7 @@ def test_ctrl_c_leaves_everything_as_it_was_and_no_process(tmp_path, function):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, f"interrupted; {out} is as it was\n")
+    assert (process.returncode, errors) == (130, f"interrupted; {out} is unchanged\n")
     assert {file.name for file in tmp_path.iterdir()} - {"__pycache__"} == {"begun", "in.parquet", "my_reward.py", "out.parquet"}
     assert out.read_text() == "earlier"
 

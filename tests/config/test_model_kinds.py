@@ -108,7 +108,7 @@ def test_the_first_publish_compares_before_it_touches_a_server(dense, tmp_path):
             publisher = Publisher(workers, WeightsConfig(), folder=tmp_path / "out", pause_mode="abort", model=model)
             return trio.run(publisher.publish, 1, [])
 
-        with pytest.raises(ConfigError, match=r"publish model\.norm\.weight \[32\], which its files do not have"):
+        with pytest.raises(ConfigError, match=r"publish model\.norm\.weight \[32\], which its files do not contain"):
             publish(folder)
         assert not (tmp_path / "out").exists()
         publish(dense)

@@ -159,7 +159,7 @@ def test_roles_stand_where_their_pools_are(two_nodes):
         assert reward_model == actor[:1]  # the same node, and the same half of a GPU
         assert [(is_big, len(gpus)) for is_big, gpus in servers] == [(False, 2)]
         assert sorted(critic) == [(False, ()), (True, ())]
-        with pytest.raises(InfrastructureError, match=r"pools\.late waited 0\.1 s for 1 node\(s\) with 1 GPUs: others hold"):
+        with pytest.raises(InfrastructureError, match=r"pools\.late waited 0\.1 s for 1 node\(s\) with 1 GPUs: other jobs use"):
             with reserve(placement({"late": {"gpus_per_node": 1}}).layout({"actor": 1}).reservations, timeout_s=0.1):
                 pass
 
@@ -179,7 +179,7 @@ def test_roles_stand_where_their_pools_are(two_nodes):
             {"a": {"nodes": 2, "gpus_per_node": 2}, "b": {"gpus_per_node": 1}},
             {"actor": "a", "servers": "b"},
             {"actor": 4, "servers": 1},
-            r"pools a, b need 5 GPUs together",
+            r"pools a, b need 5 GPUs in total",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_plugin_that_fails_is_named_and_its_groups_are_not_kept(tmp_path):
 
 def test_the_line_says_value_bound_and_what_to_do(tmp_path):
     [(_, alarm)] = alarms(tmp_path).observe(3, QUIET | {"learner/correction/ess": 0.125})
-    assert alarm.line().startswith("alarm ess_low at step 3: learner/correction/ess = 0.125 < 0.3; few tokens carry the update: lower ")
+    assert alarm.line().startswith("alarm ess_low at step 3: learner/correction/ess = 0.125 < 0.3; few tokens dominate the update: lower ")
     assert "\n" not in alarm.line()
 
 

@@ -128,7 +128,7 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CheckpointError, match=r"step_000010.*No space left.*earlier ones are untouched"):
+    with pytest.raises(CheckpointError, match=r"step_000010.*No space left.*earlier checkpoints are unchanged"):
         save(tmp_path, 10, keep_last=1)
     assert names(tmp_path) == ["step_000005"]
 
@@ -236,7 +236,7 @@ def test_checkpoints_of_a_folder_are_put_aside_for_one_of_elsewhere(tmp_path):
 
 
 def test_a_wrong_resume_path_says_what_would_be_right(tmp_path):
-    with pytest.raises(ConfigError, match="neither auto nor disable nor a checkpoint"):
+    with pytest.raises(ConfigError, match="use auto, disable, or the folder of a checkpoint"):
         find_checkpoint(tmp_path, TrainerConfig(resume_mode=str(tmp_path)))
 
 
@@ -287,7 +287,7 @@ def test_none_is_removed_before_the_next_is_whole(tmp_path):
 
 def test_a_metric_that_validation_does_not_have_is_told_with_those_it_has():
     trainer = TrainerConfig(keep_best=1, best_metric="val/acuracy")
-    with pytest.raises(ConfigError, match=r"'val/acuracy' is no metric of validation; there are: val/accuracy, val/reward_mean"):
+    with pytest.raises(ConfigError, match=r"'val/acuracy' is not a validation metric; available: val/accuracy, val/reward_mean"):
         metric_of({"val/reward_mean": 0.0, "val/accuracy": 0.5}, trainer)
     assert metric_of({"val/accuracy": 0.5}, TrainerConfig(keep_best=1, best_metric="val/accuracy")) == 0.5
     assert metric_of(None, trainer) is None

@@ -110,8 +110,8 @@ def validate(fate: str, folder=None) -> tuple[Driver, dict[str, float]]:
     ("fate", "reason"),
     [
         ("dies", "the rollout actor that played it died"),
-        ("hangs", "the rollout actor that played it was silent at the end of eval.timeout_s=5"),
-        ("publishes", "version 7 is validated, and these versions sampled tokens, too: 8"),
+        ("hangs", "the rollout actor that played it had not responded at the end of eval.timeout_s=5"),
+        ("publishes", "validation of version 7 contains tokens sampled by other versions: 8"),
     ],
 )
 def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tmp_path, fate, reason):
@@ -163,7 +163,7 @@ def test_rewards_and_tools_of_validation_are_looked_for_like_those_of_training()
 
 def test_what_is_lost_is_said():
     driver, _ = validate("dies")
-    assert driver.said == ["12 attempts of the validation are lost: the rollout actor that played it died"]
+    assert driver.said == ["validation lost 12 attempts: the rollout actor that played it died"]
 
 
 def test_one_version_is_left_as_it_is():

@@ -120,14 +120,14 @@ def standstill(tmp_path_factory):
 
 def test_a_stuck_tool_is_named_with_its_group_and_member(standstill):
     with standstill.watchdog():
-        report = standstill.wait_for("(stuck_agent)", "tool stuck", "are there")
+        report = standstill.wait_for("(stuck_agent)", "tool stuck", "members finished")
     assert "no progress for" in report
     assert "group 0 member 0 (stuck_agent)" in report
     assert "controller: between two phases for" in report
     owner = next(iter(standstill.rollouts.actors))
-    assert f"group 0 is leased to {owner} for" in report
+    assert f"group 0 leased to {owner} for" in report
     assert "stuck.py:" in report, "a tool that blocks the event loop is found in its file"
-    file = Path(report.rpartition("all of it: ")[2])
+    file = Path(report.rpartition("full report: ")[2])
     assert file.parent == standstill.folder / "watchdog"
     assert "task AgentLoopManager" in file.read_text(), "the file has trio's own tree"
     assert "task AgentLoopManager" not in report

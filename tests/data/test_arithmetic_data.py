@@ -84,7 +84,7 @@ def test_rows_become_tasks_of_three_kinds_in_turn(folder, name):
 def test_validation_expressions_are_different_and_too_many_are_refused(folder, tmp_path):
     expressions = [row["extra_info"]["expression"] for row in rows(folder, "val")]
     assert len(set(expressions)) == len(expressions)
-    with pytest.raises(DataError, match=r"the validation split has \d+ expressions of kind '\w+', 3000 were asked for"):
+    with pytest.raises(DataError, match=r"the validation split has \d+ expressions of kind '\w+', but 3000 are needed"):
         write_arithmetic(tmp_path, seed=0, num_train=3, num_val=9000, num_sft=3)
 
 

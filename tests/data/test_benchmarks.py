@@ -55,7 +55,7 @@ def test_rows_in_a_style(tmp_path):
 
 
 def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"^no benchmark 'gms8k'; known: gsm8k, aime_2024, aime_2025, math_500, or name a Parquet file"):
+    with pytest.raises(DataError, match=r"^no benchmark 'gms8k'; known: gsm8k, aime_2024, aime_2025, math_500, or a Parquet file"):
         find("gms8k")
     with pytest.raises(DataError, match=r"^benchmark math_500: '.*' has none of math_500/test\.jsonl, "):
         find("math_500", tmp_path)
@@ -67,11 +67,11 @@ def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
 
     monkeypatch.setattr("agentrl.data.benchmarks.open_originals", no_network)
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    where = r"^benchmark gsm8k: put its file at gsm8k/test\.jsonl of a folder \(AGENTRL_DATA is not set\); no network$"
+    where = r"^benchmark gsm8k: put its file at gsm8k/test\.jsonl in the folder \$AGENTRL_DATA \(AGENTRL_DATA is not set\); no network$"
     with pytest.raises(DataError, match=where):
         find("gsm8k")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    with pytest.raises(DataError, match=re.escape(f"({str(tmp_path)!r} does not hold it)")):
+    with pytest.raises(DataError, match=re.escape(f"({str(tmp_path)!r} does not contain it)")):
         find("gsm8k")
     assert asked == [OriginalSource("openai/gsm8k", subset="main", split="test")] * 2
 

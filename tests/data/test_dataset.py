@@ -132,7 +132,7 @@ def test_a_missing_or_foreign_file_is_named_with_the_nearest(tmp_path: Path):
     with pytest.raises(DataError, match="nor does its folder"):
         open_rows(str(tmp_path / "nowhere" / "train.parquet"))
     (tmp_path / "a.csv").write_text("x")
-    with pytest.raises(DataError, match=r"unknown kind '\.csv'; use \.parquet or \.jsonl"):
+    with pytest.raises(DataError, match=r"unknown suffix '\.csv'; use \.parquet or \.jsonl"):
         open_rows(str(tmp_path / "a.csv"))
     (tmp_path / "fake.parquet").write_text("not at all")
     with pytest.raises(DataError, match="cannot be read as Parquet"):
@@ -142,7 +142,7 @@ def test_a_missing_or_foreign_file_is_named_with_the_nearest(tmp_path: Path):
 def test_broken_json_lines_name_their_line(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row("ok")) + "\n\n{broken\n")
-    with pytest.raises(DataError, match=r"a\.jsonl: line 3: no JSON"):
+    with pytest.raises(DataError, match=r"a\.jsonl: line 3: not valid JSON"):
         dataset([str(path)]).task(1)
     path.write_text("[\n{}\n]\n")
     with pytest.raises(DataError, match="line 1"):

@@ -128,14 +128,14 @@ def test_the_authors_files_are_read_where_there_are_no_others_or_a_revision_is_n
 def test_what_the_hub_does_not_have_is_told_apart(hub):
     sums = {"name": "team/sums"}
     said = read(hub, {"name": "team/other"}, {**sums, "subset": "none"}, {**sums, "revision": "v2"}, {**sums, "split": "dev"})
-    assert "the hub knows no such data set" in said[0]
-    assert said[1] == "'team/sums' has no subset 'none', a folder of that name"
-    assert said[2] == "data set 'team/sums': the hub has no revision 'v2' of it"
+    assert "no such dataset on the hub" in said[0]
+    assert said[1] == "'team/sums' has no subset (folder) 'none'"
+    assert said[2] == "dataset 'team/sums': the hub does not have revision 'v2'"
     assert said[3] == "'team/sums' has no split 'dev'; it has test, train"
 
 
 @pytest.mark.parametrize("environment", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_no_network_is_one_clear_line(tmp_path, environment):
     said = read({"HF_HUB_CACHE": str(tmp_path), **environment}, {"name": "team/sums"})[0]
-    assert said.startswith("data set 'team/sums': there is no such folder, and the hub cannot be reached for it")
+    assert said.startswith("dataset 'team/sums': no such folder, and the hub cannot be reached")
     assert "\n" not in said

@@ -84,10 +84,10 @@ def test_json_comes_as_lines_as_a_list_and_as_one_object(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (OriginalSource("./nowhere"), "there is no such file or folder, and it is no name of the hub"),
-        (OriginalSource("a/b/c"), "it is no name of the hub either"),
+        (OriginalSource("./nowhere"), "no such file or folder, and not a hub id"),
+        (OriginalSource("a/b/c"), "not a hub id either"),
         (OriginalSource("here"), "'here' has no data: no .parquet, .jsonl, .json file"),
-        (OriginalSource("filled", subset="main"), "'filled' has no subset 'main', a folder of that name"),
+        (OriginalSource("filled", subset="main"), "'filled' has no subset (folder) 'main'"),
         (OriginalSource("filled", split="dev"), "'filled' has no split 'dev'; it has train, test"),
     ],
 )
@@ -173,17 +173,17 @@ def test_columns_of_any_data_set():
         (read_aime, {"problem": "Q", "answer": "1000"}, "needs a `problem` and an `answer` from 0 to 999 (got '1000')"),
         (read_math, {"problem": "Q", "solution": "nothing boxed"}, "needs a `problem` and an `answer`, or a `solution` with one"),
         (read_code, {"prompt": "Q"}, "needs test cases"),
-        (read_code, {"tests": ["x"]}, "needs the task as a text"),
-        (read_code, {"prompt": "Q", "tests": "{"}, "field 'tests': is no JSON"),
+        (read_code, {"tests": ["x"]}, "needs the task as text"),
+        (read_code, {"prompt": "Q", "tests": "{"}, "field 'tests': is not valid JSON"),
         (read_code, {"prompt": "Q", "tests": {"inputs": [1], "outputs": []}}, "field 'tests': must have as many `inputs` as `outputs`"),
-        (read_code, {"prompt": "Q", "tests": [1]}, "field 'tests': must be a list of Python texts"),
+        (read_code, {"prompt": "Q", "tests": [1]}, "field 'tests': must be a list of Python code strings"),
         (Columns("q", "a").read, {"q": "Q", "b": 1}, "field 'a': is missing; the row has q, b"),
         (Columns("q", "a").read, {"q": "Q", "a": None}, "field 'a': is null"),
-        (Columns("q", None).read, {"q": 3}, "field 'q': must be a text, or chat messages of which the user's is the only one, is '3'"),
+        (Columns("q", None).read, {"q": 3}, "field 'q': must be text, or chat messages with exactly one user message, is '3'"),
         (
             Columns("q", None).read,
             {"q": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]},
-            "field 'q': must be a text, or chat messages of which the user's is the only one",
+            "field 'q': must be text, or chat messages with exactly one user message",
         ),
     ],
 )

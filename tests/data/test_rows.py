@@ -107,7 +107,7 @@ def test_columns_are_found_by_their_configured_names():
     [
         ({"prompt": None}, "field 'prompt': must be a list of {role, content}, is missing"),
         ({"prompt": "hi"}, "field 'prompt': must be a list of {role, content}, is 'hi'"),
-        ({"prompt": []}, "field 'prompt': must hold at least one message"),
+        ({"prompt": []}, "field 'prompt': must contain at least one message"),
         ({"prompt": ["hi"]}, r"field 'prompt[0]': must be an object"),
         ({"prompt": [{"role": "bot", "content": ""}]}, "field 'prompt[0].role': must be one of system, user, assistant, tool, is 'bot'"),
         ({"prompt": [{"role": "user", "content": None}]}, "field 'prompt[0].content': must be a string, is missing"),

@@ -71,7 +71,7 @@ def test_another_seed_holds_out_other_questions():
 
 
 def test_a_share_that_cannot_be_held_out():
-    with pytest.raises(DataError, match=r"--test-share divides one split, the data has train, test: choose one by --split"):
+    with pytest.raises(DataError, match=r"--test-share divides one split, but the data has train, test: choose one with --split"):
         select([candidate("a"), candidate("b", split="test")], Selection(test_share=0.5))
     with pytest.raises(DataError, match=r"--test-share=0\.5 of 1 questions leaves none to train on"):
         select([candidate("a")], Selection(test_share=0.5))
@@ -122,14 +122,14 @@ def test_nothing_left_says_why(tmp_path):
 
 
 def test_attempts_that_say_nothing(tmp_path):
-    with pytest.raises(DataError, match="no Parquet file of attempts there"):
+    with pytest.raises(DataError, match="no Parquet file of attempts; give one"):
         read_pass_rates(tmp_path)
-    with pytest.raises(DataError, match="no Parquet file of attempts there"):
+    with pytest.raises(DataError, match="no Parquet file of attempts; give one"):
         read_pass_rates(tmp_path / "nowhere.parquet")
     (tmp_path / "a.parquet").write_text("no Parquet")
     with pytest.raises(DataError, match=r"a\.parquet: not a Parquet file of attempts"):
         read_pass_rates(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="no attempt in it has a score"):
         read_pass_rates(attempts(tmp_path / "b.parquet", attempt("a", 1.0, outcome=Outcome.ABORTED)))
-    with pytest.raises(DataError, match=r"pass rates from 0\.9 to 0\.1: both must be from 0 to 1, the smaller first"):
+    with pytest.raises(DataError, match=r"pass rates from 0\.9 to 0\.1: both must be from 0 to 1, in ascending order"):
         Band(lambda _: None, 0.9, 0.1)

@@ -111,7 +111,7 @@ def test_what_cannot_be_compared_is_told(tmp_path, compare):
     with pytest.raises(DataError, match="does not exist"):
         compare([str(tmp_path / "no.parquet")])
     pq.write_table(pa.table({"prompt": [1, 2]}), tmp_path / "numbers.parquet")
-    with pytest.raises(DataError, match=r"row 0: field 'prompt': must be a text or a list of messages, is int"):
+    with pytest.raises(DataError, match=r"row 0: field 'prompt': must be text or a list of messages, is int"):
         compare([str(tmp_path / "numbers.parquet")])
 
 

@@ -57,7 +57,7 @@ def test_templates_are_chosen_by_data_set() -> None:
     assert template_of("gsm8k", templates) == TEMPLATES["gsm8k@1"]
     assert template_of("aime_2024", templates) == TEMPLATES["boxed@1"]
     assert template_of("gsm8k", {}) is None
-    with pytest.raises(ConfigError, match="'boxed@9' does not exist; there are none, gsm8k@1"):
+    with pytest.raises(ConfigError, match="'boxed@9' does not exist; available: none, gsm8k@1"):
         find_template("boxed@9")
 
 
@@ -131,7 +131,7 @@ def test_a_fingerprint_sees_weights_and_templates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("on", "problem"),
-    [([], "name what to evaluate on"), (["gsm9k"], "'gsm9k' is no data set"), (["a/x.parquet", "b/x.parquet"], "names 'x' twice")],
+    [([], "choose what to evaluate on"), (["gsm9k"], "'gsm9k' is not a dataset"), (["a/x.parquet", "b/x.parquet"], "contains 'x' twice")],
 )
 def test_what_is_no_data_set(tmp_path: Path, on: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -145,9 +145,9 @@ def test_where_the_model_is() -> None:
     assert (place.kind, place.urls) == ("sglang", ("http://a:1", "http://b:2"))
     assert read_place("https://api.host/v1", config, urls=())[0].kind == "openai"
     for wrong, problem in {
-        "http://a/v1,http://b": "one protocol only",
-        "http://a,folder": "name one folder, or URLs alone",
-        "ftp://a": "is no URL of a server",
+        "http://a/v1,http://b": "all URLs must have the same protocol",
+        "http://a,folder": "give one folder, or only URLs",
+        "ftp://a": "is not the URL of a server",
     }.items():
         with pytest.raises(ConfigError, match=problem):
             read_place(wrong, config, urls=())

@@ -90,7 +90,7 @@ class NoRouter:
 
 class LostServers:
     def urls(self) -> Sequence[str]:
-        raise ServerError("a server failed for good")
+        raise ServerError("a server failed permanently")
 
 
 def problems(num: int, n: int) -> list[EvaluationProblem]:
@@ -225,4 +225,4 @@ def test_servers_that_are_lost_for_good_end_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path, always(Outcome.COMPLETED))
     with pytest.raises(BaseExceptionGroup) as caught:
         scene.play(LostServers())
-    assert caught.group_contains(ServerError, match="for good")
+    assert caught.group_contains(ServerError, match="permanently")

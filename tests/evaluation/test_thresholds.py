@@ -64,10 +64,10 @@ def test_what_could_never_be_checked_is_refused_before_anything_runs():
     sources = ["openai/gsm8k", "a/math", "b/math"]
     refuse_unknown([parse_threshold(t) for t in ("gsm8k=0.5", "openai/gsm8k.pass@4=0.5", "b/math=0", "all=0.1")], sources, n=4)
     for text, why in [
-        ("gsm9k=0.5", r"no such source; there are a/math, b/math, openai/gsm8k, all"),
+        ("gsm9k=0.5", r"no such source; available: a/math, b/math, openai/gsm8k, all"),
         ("gsm8k.pas@4=0.5", r"gsm8k.pas@4: no such source.* figures accuracy"),
-        ("math=0.5", r"several sources are so called; write one of a/math, b/math"),
-        ("gsm8k.maj@8=0.5", r"gsm8k.maj@8: there are n=4 attempts per problem; use --n 8"),
+        ("math=0.5", r"several sources have this name; use one of a/math, b/math"),
+        ("gsm8k.maj@8=0.5", r"gsm8k.maj@8 needs more attempts than n=4 per problem; use --n 8"),
     ]:
         with pytest.raises(ConfigError, match=why):
             refuse_unknown([parse_threshold(text)], sources, n=4)
@@ -80,11 +80,11 @@ def test_each_figure_is_compared_and_each_failure_is_one_line():
     assert failed_thresholds([parse_threshold(text) for text in reached], summary) == []
     (line,) = failed_thresholds([parse_threshold("gsm8k=0.51")], summary)
     estimate = summary.sources[1].accuracy
-    assert line == (f"openai/gsm8k: accuracy is 0.5000 (95 % interval {estimate.low:.4f} to {estimate.high:.4f}); wanted at least 0.51")
+    assert line == (f"openai/gsm8k: accuracy is 0.5000 (95 % interval {estimate.low:.4f} to {estimate.high:.4f}); required: at least 0.51")
     two = failed_thresholds([parse_threshold("gsm8k.pass@4=0.67"), parse_threshold("all=0.44")], summary)
     assert [line.partition(" is ")[0] for line in two] == ["openai/gsm8k: pass@4", "all: accuracy"]
 
 
 def test_what_was_not_measured_is_not_reached():
     summary = summarise(attempts("gsm8k", {"a": 4}, n=2))
-    assert failed_thresholds([parse_threshold("gsm8k.pass@8=0")], summary) == ["gsm8k: pass@8 could not be measured; wanted at least 0"]
+    assert failed_thresholds([parse_threshold("gsm8k.pass@8=0")], summary) == ["gsm8k: pass@8 could not be measured; required: at least 0"]

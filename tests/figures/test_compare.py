@@ -109,7 +109,7 @@ def test_too_few_changes_to_tell_are_noted(num_changed, is_noted):
     a = evaluation({f"p{i}": [0] for i in range(20)})
     found = compare(a, evaluation({f"p{i}": [float(i < num_changed)] for i in range(20)}))
     assert (found.overall.p_value < 0.05) is not is_noted
-    assert any("no p-value can be below 0.05" in note for note in found.notes) is is_noted
+    assert any("the p-value cannot be below 0.05" in note for note in found.notes) is is_noted
 
 
 def test_sources_are_compared_apart_and_together():
@@ -122,12 +122,12 @@ def test_sources_are_compared_apart_and_together():
 
 def test_problems_must_match_unless_the_common_ones_are_asked_for():
     a, b = evaluation({"p": [0], "q": [0], "r": [1]}), evaluation({"p": [1], "s": [1]})
-    with pytest.raises(DataError, match=r"^1 problems are in both evaluations, 2 only in the first and 1 only in the second; --common"):
+    with pytest.raises(DataError, match=r"^1 problems are in both evaluations, 2 only in the first, 1 only in the second; use --common"):
         compare(a, b)
     found = compare(a, b, only_common=True)
     assert found.overall.num_problems == 1
     assert found.notes[0].startswith("1 problems are in both")
-    with pytest.raises(DataError, match=r"no problem is in both evaluations: the first has 3, the second 1"):
+    with pytest.raises(DataError, match=r"the evaluations have no problem in common: the first has 3, the second 1"):
         compare(a, evaluation({"z": [1]}), only_common=True)
 
 
@@ -135,7 +135,7 @@ def test_attempts_without_a_score_are_no_wrong_answers():
     a, b = evaluation({"p": [1, None], "q": [1, 1]}), evaluation({"p": [1, 1], "q": [None, None]})
     found = compare(a, b)
     assert (found.overall.num_problems, found.overall.num_tied) == (1, 1)
-    assert found.notes[0] == "1 of 2 problems have no score in one of the two and are left out"
+    assert found.notes[0] == "1 of 2 problems have no score in one of the two evaluations and are left out"
     with pytest.raises(DataError, match=r"none of the 2 problems"):
         compare(a, evaluation({"p": [None], "q": [None]}))
 

@@ -116,7 +116,7 @@ def test_curves_are_those_of_the_metrics():
 
 def test_validations_are_points_over_steps_and_minutes():
     panels = panels_of(WHOLE)
-    [by_agent], [over_time] = panels["Validation: accuracy by agent"], panels["Over running time"]
+    [by_agent], [over_time] = panels["Validation: accuracy by agent"], panels["Over elapsed time"]
     assert curve(by_agent, "all rows") == ([0, 40], [0, 0.8])
     assert curve(by_agent, "tool_agent") == ([0, 40], [0.5, 0.5])
     assert curve(over_time, "validation accuracy") == ([0, 2], [0, 0.8])
@@ -125,7 +125,7 @@ def test_validations_are_points_over_steps_and_minutes():
 
 @pytest.mark.parametrize("bound", [None, 0, 3])
 def test_the_lag_is_drawn_with_its_bound(bound):
-    [lag] = panels_of(WHOLE, bound)["Lag of the tokens trained on"]
+    [lag] = panels_of(WHOLE, bound)["Lag of trained tokens"]
     assert curve(lag, "largest") == (STEPS.tolist(), [1.0] * 39)
     assert curve(lag, "mean") == (STEPS.tolist(), [0.5] * 39)
     bounds = [(line.get_label(), *line.get_data()[1]) for line in lag.lines if str(line.get_label()).startswith("bound")]
@@ -148,7 +148,7 @@ def test_what_is_undefined_is_left_out():
 
 
 def test_ends_of_attempts_are_shares_that_fill_the_panel():
-    [outcomes] = panels_of(WHOLE)["How all attempts ended"]
+    [outcomes] = panels_of(WHOLE)["Outcomes of all attempts"]
     share = 3 / (9 * 39 + 3)
     failed = np.where(STEPS == 2, 3 / 12, 0)
     assert heights(outcomes, f"reward_error {share:.1%}") == pytest.approx(failed.tolist())
@@ -172,7 +172,7 @@ def test_the_title_says_how_far_the_run_came():
 def test_without_metrics_there_is_no_report(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
         draw_report(tmp_path)
-    with pytest.raises(CheckpointError, match="no record"):
+    with pytest.raises(CheckpointError, match="is empty"):
         draw_report(run_of(tmp_path))
 
 

@@ -56,7 +56,7 @@ def test_what_is_no_run_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is not the folder of a training run: it has no metrics\.jsonl"):
         report_run(tmp_path)
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(CheckpointError, match="no record"):
+    with pytest.raises(CheckpointError, match="is empty"):
         report_run(tmp_path)
 
 

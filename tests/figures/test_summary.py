@@ -107,7 +107,7 @@ def test_a_failure_is_no_wrong_answer():
 
 def test_what_no_reward_has_seen_has_no_score():
     generated = attempt_of(trajectory(value=None, extra_info={}))
-    assert (generated.accuracy, generated.difficulty, generated.failure) == (None, None, "no reward has seen it")
+    assert (generated.accuracy, generated.difficulty, generated.failure) == (None, None, "not scored by any reward")
 
 
 @pytest.mark.parametrize(("answer", "text"), [(42, "42"), ("1/2", "1/2"), (None, None), ([1, 2], "[1, 2]")])
@@ -134,7 +134,7 @@ def test_large_files_are_read_some_rows_at_a_time(tmp_path):
 
 
 def test_what_is_no_evaluation_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"there is no such file"):
+    with pytest.raises(DataError, match=r"no such file"):
         read_attempts(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"no \*.parquet in this folder"):
         read_attempts(tmp_path)
@@ -147,7 +147,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     (tmp_path / "text.parquet").unlink()
     write_parquet(tmp_path / "step_1.parquet", encode([trajectory()]))
     write_parquet(tmp_path / "step_2.parquet", encode([trajectory()]))
-    with pytest.raises(DataError, match=r"attempt 2 at problem 'test/7' is there twice"):
+    with pytest.raises(DataError, match=r"attempt 2 at problem 'test/7' occurs twice"):
         read_attempts(tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_attempts_without_a_score_are_left_out_and_counted():
     assert (found.num_problems, found.num_scored_problems, found.num_scored) == (4, 3, 5)
     assert [(at.k, at.num_problems) for at in found.pass_at] == [(1, 3), (2, 2)]
     assert found.failure_rate.value == pytest.approx(3 / 8)
-    assert "1 of 4 problems have no score at all and are left out" in found.warnings
+    assert "1 of 4 problems have no score and are left out" in found.warnings
     assert any("1 of 4 problems have fewer than 2 scored attempts" in warning for warning in found.warnings)
 
 

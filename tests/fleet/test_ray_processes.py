@@ -40,7 +40,7 @@ def test_the_death_of_a_process_of_ray_ends_the_run_in_one_line(name):
     ours = [line for line in said.splitlines() if line.startswith("error")]
     assert len(ours) == 1, said
     assert ours[0].startswith(f"error (infrastructure): {name} of Ray (")
-    assert ours[0].endswith("died: the run cannot go on; the same command resumes it")
+    assert ours[0].endswith("died and the run cannot continue; the same command resumes it")
     assert "Traceback" not in said
     left = [process for pid in pids if psutil.pid_exists(pid) for process in [psutil.Process(pid)]]
     _, alive = psutil.wait_procs(left, timeout=QUICKLY_S)

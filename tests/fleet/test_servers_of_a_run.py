@@ -97,13 +97,13 @@ def test_a_request_is_answered_once_and_leaves_nothing(run_dir):
     def act(request):
         seen.append(request)
         if request.verb == "drain":
-            raise ConfigError(f"{request.server} is no server of this run")
+            raise ConfigError(f"{request.server} is not a server of this run")
         return "it joins"
 
     assert ask_while_it_is_served(run_dir, desk, act, ControlRequest(verb="start")) == "it joins"
     refused = ask_while_it_is_served(run_dir, desk, act, ControlRequest(verb="drain", server="http://x"))
     assert isinstance(refused, ConfigError)
-    assert str(refused) == "http://x is no server of this run"
+    assert str(refused) == "http://x is not a server of this run"
     assert seen == [ControlRequest(verb="start"), ControlRequest(verb="drain", server="http://x")]
     assert [p for p in (run_dir / "control").rglob("*") if p.is_file()] == []
 
@@ -125,12 +125,12 @@ def test_a_run_that_does_not_answer_is_asked_no_more(run_dir):
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, run_dir):
-    for folder, why in ((tmp_path / "nowhere", "no folder of a run"), (run_dir, "still starting")):
+    for folder, why in ((tmp_path / "nowhere", "not the folder of a run"), (run_dir, "still starting")):
         with pytest.raises(ConfigError, match=why):
             read_servers(folder)
     (tmp_path / "over").mkdir()
     (tmp_path / "over/.lock").touch()
-    with pytest.raises(ConfigError, match="no run goes on"):
+    with pytest.raises(ConfigError, match="no run is active"):
         ask(tmp_path / "over", ControlRequest(verb="start"), timeout_s=1)
 
 
@@ -158,4 +158,4 @@ def test_the_table_shows_every_server_with_its_state_and_what_it_says(run_dir):
     shown = CliRunner().invoke(app, ["servers", "list", str(run_dir), "--json"])
     assert json.loads(shown.output)["version"] == 12
     wrong = CliRunner().invoke(app, ["servers", "add", str(run_dir)])
-    assert "or use --start" in str(wrong.exception)
+    assert "or --start" in str(wrong.exception)

@@ -146,10 +146,10 @@ def tell(**changes: int):
     ("tamper", "words"),
     [
         (sample_by(0), "step 4: a token is 3 versions old; the bound is 1"),
-        (sample_by(9), "step 4: a token of version 9 was learned from by version 6"),
+        (sample_by(9), "step 4: a token of version 9 was trained on by version 6"),
         (exchange_group, "its trajectories are of 2 groups, 1 of which the journal does not have in it, which has 1 others"),
         (publish_again, "versions.jsonl: a version was published twice"),
-        (lose_the_last_publish, "version 7 of the journal is not in versions.jsonl"),
+        (lose_the_last_publish, "version 7 in the journal is not in versions.jsonl"),
         (tell(consumed=9), "result.json tells 9 consumed groups, the journal 8"),
         (tell(drawn=99), "result.json tells 99 drawn groups"),
     ],

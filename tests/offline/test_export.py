@@ -275,7 +275,7 @@ def test_a_reward_model_is_exported_with_its_head(base, tmp_path, rank):
     described, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "policy"))
     assert described == theirs
     if rank:
-        with pytest.raises(ConfigError, match="whose head is trained beside the adapter; export it without --adapter"):
+        with pytest.raises(ConfigError, match="whose head is trained together with the adapter; export it without --adapter"):
             export_checkpoint(checkpoint, tmp_path / "adapter", adapter_only=True)
 
 

@@ -185,9 +185,9 @@ def test_alarms_watch_what_a_step_measures(whole):
 
 
 def test_what_is_missing_is_named(run, tmp_path):
-    with pytest.raises(ConfigError, match=r"holds a config.yaml; name one by --config"):
+    with pytest.raises(ConfigError, match=r"contains a config.yaml; give one with --config"):
         load_replay_config(tmp_path / "nothing")
-    with pytest.raises(DataError, match="holds no trajectories"):
+    with pytest.raises(DataError, match="contains no trajectories"):
         StoredSteps.find(tmp_path)
     shutil.copytree(run / "trajectories", tmp_path / "trajectories")
     (tmp_path / "trajectories" / "step_000002.parquet").unlink()
@@ -345,7 +345,7 @@ def test_a_report_is_resumed_and_never_begun_in_the_middle(run, reported, tmp_pa
     again = play(run, tmp_path / "replay", report=True)
     assert report_of(again.run_dir) == report_of(reported.run_dir)
     play(run, tmp_path / "other", last_step=1)
-    with pytest.raises(ConfigError, match="holds a replay up to step 1 without comparisons"):
+    with pytest.raises(ConfigError, match="contains a replay up to step 1 without comparisons"):
         play(run, tmp_path / "other", report=True)
 
 

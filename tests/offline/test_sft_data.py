@@ -172,10 +172,10 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
         ({"messages": [{"role": "bot", "content": ""}]}, {}, DataError, "field 'messages[0].role': must be one of system, user"),
         ({"messages": [user("?")]}, {}, DataError, "row 0 (line 1): the conversation has no assistant message"),
         ({"messages": [said("!")], "tools": ["hammer"]}, {}, PluginError, "row 0 (line 1): field 'tools': unknown tool 'hammer'"),
-        ({"messages": [said("!")], "tools": [3]}, {}, DataError, "field 'tools': must hold names of tools or schemas"),
+        ({"messages": [said("!")], "tools": [3]}, {}, DataError, "field 'tools': must contain names of tools or schemas"),
         ({"messages": [said("!")], "tools": "[hammer"}, {}, DataError, "field 'tools': must be a list of tools, or one as JSON text"),
-        ({"p": "?", "r": 3}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'r': must be a text, is 3"),
-        ({"r": "!"}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'p': must be a text or messages, is missing"),
+        ({"p": "?", "r": 3}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'r': must be text, is 3"),
+        ({"r": "!"}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'p': must be text or messages, is missing"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path, chat, row, config, kind, words):
@@ -187,7 +187,7 @@ def test_a_malformed_row_is_named(tmp_path, chat, row, config, kind, words):
 
 
 def test_no_rows_are_no_data(tmp_path, chat):
-    with pytest.raises(DataError, match=r"no conversation to learn from: .* hold no rows"):
+    with pytest.raises(DataError, match=r"no conversation to train on: .* hold no rows"):
         conversations(tmp_path, chat)
 
 
@@ -254,7 +254,7 @@ def test_a_long_pair_is_left_out_or_loses_its_beginning(tmp_path, chat):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"chosen": "a", "rejected": "b"}, "field 'chosen': is a text without a prompt"),
+        ({"chosen": "a", "rejected": "b"}, "field 'chosen': is text without a prompt"),
         ({"prompt": "?", "chosen": "a"}, "field 'rejected': must be a list of {role, content}, is missing"),
         ({"prompt": "?", "chosen": [said("a"), user("b")], "rejected": "b"}, "field 'chosen': must end with a message of the assistant"),
     ],

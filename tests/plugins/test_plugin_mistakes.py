@@ -247,7 +247,7 @@ def test_a_custom_function_that_cannot_be_called(function, words):
         ({"tools_kwargs": {"shout": {"create_kwargs": {}}}}, USE_TOOL, "extra_info.tools_kwargs.shout.create_kwargs passes nothing"),
         ({}, USE_TOOL, "tool 'shout' (mine.py:10): `start(*, volume)` lacks a required argument: 'volume'; the row's extra_info.tools_kwa"),
         ({"tools_kwargs": {"mine.py:Shout": {"create_kwargs": {"volume": 3}}}}, ("agent.default=tool_agent",), "lacks a required argument"),
-        ({"tools_kwargs": {"mine.py:Quiet": {"create_kwargs": {"volume": 3}}}}, USE_FILE, "'mine.py:Quiet' calls itself 'quiet', and gets"),
+        ({"tools_kwargs": {"mine.py:Quiet": {"create_kwargs": {"volume": 3}}}}, USE_FILE, "'mine.py:Quiet' has the name 'quiet' and gets"),
         ({"interaction_kwargs": {"name": "customer", "wihs": "cheese"}}, USE_FILE, "interaction 'customer' (mine.py:28): `start(wish)`"),
         ({"interaction_kwargs": {"name": "customer"}}, USE_FILE, "lacks a required argument: 'wish'; the row's extra_info.interaction_kwa"),
         ({"interaction_kwargs": {"name": "custumer"}}, USE_FILE, "unknown interaction 'custumer'"),
@@ -307,7 +307,7 @@ def test_each_file_is_checked_up_to_a_bound():
 
 
 def test_too_few_rows_for_a_batch():
-    assert "1 tasks times trainer.total_epochs=1 fill no batch of buffer.groups_per_step=64" in refused(
+    assert "1 tasks times trainer.total_epochs=1 do not fill one batch of buffer.groups_per_step=64" in refused(
         "trainer.steps=null", "trainer.total_epochs=1", "buffer.groups_per_step=64"
     )
 
@@ -315,12 +315,12 @@ def test_too_few_rows_for_a_batch():
 @pytest.mark.parametrize(
     ("baselines", "words"),
     [
-        ("{warm: nowhere}", "tracking.baselines.warm='nowhere' does not exist; name the folder of a model, or empty the list"),
+        ("{warm: nowhere}", "tracking.baselines.warm='nowhere' does not exist; use the folder of a model, or remove all baselines"),
         ("{warm: modle}", "did you mean 'model'?"),
         ("{warm: .}", "is not the folder of a model: it has no config.json"),
         ("{warm: empty}", "has no weights: there is no *.safetensors in it"),
-        ("{warm: broken}", "model.safetensors is no safetensors file"),
-        ("{ok: model, warm: wide}", "tracking.baselines.warm='wide' cannot take the place of model.path="),
+        ("{warm: broken}", "model.safetensors is not a safetensors file"),
+        ("{ok: model, warm: wide}", "tracking.baselines.warm='wide' cannot replace model.path="),
     ],
 )
 def test_a_baseline_that_no_server_could_load(baselines, words):

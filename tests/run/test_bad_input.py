@@ -42,7 +42,7 @@ def test_mistakes_in_the_config(world):
     no_model = refuse(world, "train", str(world.config), "model.path=/nowhere", code=2)
     assert "/nowhere" in no_model
     source = refuse(world, "train", str(world.config), "data.curriculum.source_weights={aime: 1}", code=2)
-    assert "source_weights names aime, of which no training row that is kept is; the data has " in source
+    assert "source_weights names aime, but no training row that is kept has this source; the data has " in source
 
 
 @pytest.mark.parametrize(

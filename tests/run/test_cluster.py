@@ -119,7 +119,7 @@ def test_a_run_goes_on_without_a_node_and_takes_it_back(world, nodes):
     assert lost["server"] == 1
     nodes.lose_second()
     run.wait_until(lambda: run.output().count("takes over") == lost["rollout"], PATIENCE_S)
-    run.wait_until(lambda: "server_2 is started in its place" in run.output(), PATIENCE_S)
+    run.wait_until(lambda: "starting server_2 to replace it" in run.output(), PATIENCE_S)
     steps = world.num_steps(run_dir)
     run.wait_until(lambda: world.num_steps(run_dir) > steps + 2, PATIENCE_S)
     nodes.add_second()
@@ -149,7 +149,7 @@ def test_a_run_that_lost_a_node_with_a_learner_rank_goes_on_from_its_checkpoint_
     run.wait_until(lambda: any((run_dir / "checkpoints").glob("step_*")), PATIENCE_S)
     assert nodes.roles()[1]["rank"] == 1
     nodes.lose_second()
-    run.wait_until(lambda: "all ranks start again from step_" in run.output(), PATIENCE_S)
+    run.wait_until(lambda: "restarting all ranks from step_" in run.output(), PATIENCE_S)
     assert re.search(r"learner rank \d was lost", run.output())  # either may stand there
     nodes.add_second()
     steps = world.num_steps(run_dir)

@@ -77,7 +77,7 @@ def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None
     assert results["run"]["sampling"]["temperature"] == 1.0
     assert results["summary"]["overall"]["num_attempts"] == 2 * NUM_ROWS
     assert results["contamination"]["num_rows"] == 240, "the config's training file was looked through"
-    assert "18 of them finished already" in run("eval", world.config, "--model", server, *options)
+    assert "18 of them already finished" in run("eval", world.config, "--model", server, *options)
     assert len(stored_keys(out / "attempts.sqlite")) == 2 * NUM_ROWS, "a second time nothing is played"
     run("eval", world.config, "--model", server, *options[:2], "--n", 3, *options[4:])
     assert len(stored_keys(out / "attempts.sqlite")) == 3 * NUM_ROWS, "and a third attempt adds one per problem"
@@ -104,7 +104,7 @@ def check_that_a_killed_one_goes_on(world, out, *options) -> None:
     assert 10 <= len(kept) < n * NUM_ROWS
     assert not (out / "results.json").exists()
     said = run(*arguments)
-    assert f"{len(kept)} of them finished already" in said
+    assert f"{len(kept)} of them already finished" in said
     keys = stored_keys(out / "attempts.sqlite")
     assert keys[: len(kept)] == kept
     assert len(keys) == len(set(keys)) == n * NUM_ROWS
@@ -197,9 +197,9 @@ def test_an_evaluation_that_stands_still_says_what_it_waits_for(world, server, t
         f"agent.plugins=[{tmp_path}/sleepy.py]", "--tools", "sleeper", "agent.tool_timeout_s=400", "eval.watchdog_s=0.5",
     )  # fmt: skip
     assert "(eval.watchdog_s=0.5): no try of an attempt that ended" in said
-    assert f"all of it: {report}" in said
+    assert f"full report: {report}" in said
     text = report.read_text()
-    assert f"{server} ready, 0 restarts: 0 turns asked for; 0 running, 0 waiting, " in text
+    assert f"{server} ready, 0 restarts: 0 turns requested; 0 running, 0 waiting, " in text
     assert "problem 1 member 0 (sleepy_agent), " in text
     assert "tool sleeper, " in text
     assert "task GroupPlayer._play_member" in text, "the file has trio's own tree"
@@ -210,10 +210,10 @@ def test_an_evaluation_that_stands_still_says_what_it_waits_for(world, server, t
 def test_what_is_wrong_is_said_before_anything_is_played(world, server, tmp_path) -> None:
     base = ["eval", str(world.config), "--model", server, "--out", str(tmp_path)]
     for options, problem in {
-        ("--on", "gsm9k"): "is no data set",
+        ("--on", "gsm9k"): "is not a dataset",
         ("--on", str(world.folder / "data/val.parquet"), "--template", "absent"): "does not exist",
         ("--on", str(world.folder / "data/val.parquet"), "--fail-below", "gsm8k=0.5"): "no such source",
-        (): "name what to evaluate on",
+        (): "choose what to evaluate on",
     }.items():
         result = CliRunner().invoke(app, [*base, *options])
         assert problem in str(result.exception), result.output
@@ -318,5 +318,5 @@ def test_an_openai_compatible_url_that_does_not_answer_is_named(world, openai, t
     options = ("--on", world.folder / "data/val.parquet", "--rows", 2, "--out", tmp_path, "--agent", "single_turn_agent")
     run("eval", world.config, "--model", url, *options, "rollout.api_key_env=STAND_IN_KEY", "eval.watchdog_s=0.5")
     text = openai.answers_after.read_text()
-    assert f"{url} ready, 0 restarts: 2 turns asked for\n" in text
+    assert f"{url} ready, 0 restarts: 2 turns requested\n" in text
     assert f"generate at {url}, " in text

@@ -37,7 +37,7 @@ def test_kill_9_in_the_middle_and_on_without_repeating(world, url, tmp_path) -> 
     assert 8 <= len(kept) < n * NUM_ROWS
     second = world.start(*arguments)
     assert second.wait(300) == 0, second.output()
-    assert f"{len(kept)} of them finished already" in second.output()
+    assert f"{len(kept)} of them already finished" in second.output()
     keys = stored_keys(out / "attempts.sqlite")
     assert keys[: len(kept)] == kept
     assert len(keys) == len(set(keys)) == n * NUM_ROWS

@@ -81,8 +81,8 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
         run.wait_until(lambda number=num_lost: f"(restart {number} of 3)" in run.output(), LIMIT_S)
         run.wait_until(lambda pid=killed: len(ranks(run)) == 2 and pid not in ranks(run), LIMIT_S)
     assert run.wait(LIMIT_S) == 0, run.output()
-    assert "all ranks start again from the initial weights (restart 1 of 3)" in run.output()
-    assert run.output().count("all ranks start again from step_0000") == 2
+    assert "restarting all ranks from the initial weights (restart 1 of 3)" in run.output()
+    assert run.output().count("restarting all ranks from step_0000") == 2
     assert "Traceback" not in run.output()
     assert run.left_behind() == []
 
@@ -104,7 +104,7 @@ def test_a_rank_that_is_killed_before_the_first_publish_ends_nothing(world):
     run.wait_until((run_dir / "readiness.txt").exists, LIMIT_S)
     os.kill(ranks(run)[-1], signal.SIGKILL)
     assert run.wait(LIMIT_S) == 0, run.output()
-    assert "all ranks start again from the initial weights (restart 1 of 3)" in run.output()
+    assert "restarting all ranks from the initial weights (restart 1 of 3)" in run.output()
     assert "Traceback" not in run.output()
     assert [r["step"] for r in world.records(run_dir).train] == [1, 2, 3]
     assert is_reproduced(run_dir)
@@ -118,7 +118,7 @@ def test_ranks_that_are_killed_while_they_start_are_started_again(world):
         run = world.start("train", *more)
         kill_rank_in(run, "WorkerHost.start")
         assert run.wait(LIMIT_S) == 0, run.output()
-        assert "all ranks start again (restart 1 of 3)" in run.output()
+        assert "restarting all ranks (restart 1 of 3)" in run.output()
         assert all(words in run.output() for words in begun)
         assert "Traceback" not in run.output()
         assert run.left_behind() == []
@@ -133,7 +133,7 @@ def test_a_lost_rank_of_the_critic_brings_back_all_roles(world, call):
     kill_rank_in(run, call)
     assert run.wait(LIMIT_S) == 0, run.output()
     assert "critic rank 0 was lost" in run.output()
-    assert "all ranks start again from step_0000" in run.output()
+    assert "restarting all ranks from step_0000" in run.output()
     assert "Traceback" not in run.output()
     assert [r["step"] for r in world.records(run_dir).train] == list(range(1, 9))
     assert is_reproduced(run_dir)

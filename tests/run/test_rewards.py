@@ -87,6 +87,6 @@ def test_rewards_of_every_scope_reach_the_learner(world, capsys):
     (record, _) = world.records(run_dir).train
     assert record["rollout/reward/custom"] == record["rollout/source/arithmetic/reward/custom"] == sum(range(8)) / 64
     said = capsys.readouterr().out
-    assert "could not be scored and is replaced: reward 'custom' raised OSError: the grader is away" in said
+    assert "could not be scored and will be replaced: reward 'custom' raised OSError: the grader is away" in said
     assert said.count("[ground truth]") == 1
     assert "[reward] custom: 0 on token" in said

@@ -64,7 +64,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
     assert whole.metrics("validation", "val/perplexity")[6] == pytest.approx(np.exp(whole.metrics("validation", "val/loss")[6]))
     kept = sorted(folder.name for folder in (world.folder / "whole_run/checkpoints").iterdir())
     assert kept == ["step_000002", "step_000004", "step_000006"]
-    with pytest.raises(ConfigError, match=r"was made with other training rows, batch size or seed"):
+    with pytest.raises(ConfigError, match=r"was written with other training rows, batch size or seed"):
         supervised(world, "whole", *options, "trainer.seed=1")
     supervised(world, "whole", *options, "trainer.seed=1", "trainer.resume_mode=disable", "trainer.steps=1")
     assert {path.parent.name for path in (world.folder / "whole_run/checkpoints").rglob("step_*")} == {"checkpoints", "before_000"}

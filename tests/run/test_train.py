@@ -87,7 +87,7 @@ def test_stop_and_resume(world):
     first.wait_until(lambda: (run_dir / "checkpoints/step_000002/manifest.json").exists())
     first.interrupt()
     assert first.wait() == 130, first.output()
-    assert "interrupted; the run folder keeps everything saved so far, the same command resumes" in first.output()
+    assert "interrupted; everything saved so far is kept, and the same command resumes" in first.output()
     assert "Traceback" not in first.output()
     assert first.left_behind() == [], "something was left running"
     saved = max(int(p.name.removeprefix("step_")) for p in (run_dir / "checkpoints").glob("step_*"))

@@ -149,7 +149,7 @@ def test_a_broken_sandbox_is_an_error_and_never_a_zero(monkeypatch) -> None:
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
         ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "must be a list of arguments"),
-        ({"assert_case": [1]}, "list of Python texts"),
+        ({"assert_case": [1]}, "list of Python code strings"),
     ],
 )
 def test_a_task_without_cases_is_refused_before_any_rollout(truth, message: str) -> None:

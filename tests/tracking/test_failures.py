@@ -58,7 +58,7 @@ def test_later_ones_are_told_of_at_growing_intervals_and_with_the_true_count(bat
     told = tally(said)
     for size in batches:
         told.add([failed()] * size)
-    counts = [int(found[1]) for text in said[1:] if (found := re.match(r"(\d+) failures like this by now", text))]
+    counts = [int(found[1]) for text in said[1:] if (found := re.match(r"(\d+) failures like this so far", text))]
     assert len(counts) == max(0, len(said) - 1)
     assert all(later >= 3 * earlier for earlier, later in itertools.pairwise(counts))
     if batches:
@@ -79,7 +79,7 @@ def test_a_plugin_that_fails_in_hundreds_of_places_does_not_hide_the_steps():
     for line in range(200):
         told.add([failed(Failure("x", REWARD, "KeyError", f"mine.py:{line}"))] * (2 if line == 7 else 1))
     assert len(said) == MAX_SAID + 1
-    assert "only kept" in said[-1]
+    assert "only recorded" in said[-1]
     lines = told.lines()
     assert len(lines) == MAX_LISTED + 1
     assert lines[0].startswith("2 x ")
@@ -90,7 +90,7 @@ def test_a_call_after_which_the_attempt_went_on_is_told_and_ends_nothing():
     said: list[str] = []
     told = tally(said)
     told.add([failed(became="went_on")] * 5)
-    assert said[0].startswith("a call failed, and the attempt went on: reward 'custom'")
+    assert said[0].startswith("a call failed and the attempt continued: reward 'custom'")
     assert told.lines() == [f"5 x reward_error (5 went on): {BOOM}"]
     assert told.most_common() == ""
 
@@ -314,6 +314,6 @@ def test_servers_and_what_may_be_away_are_not_counted(outcome, rollout):
 @pytest.mark.parametrize("content", [b"", b"PAR1 but not for long", b"\x00" * 400])
 def test_a_damaged_file_is_one_line_and_is_left_as_it_is(tmp_path: Path, content: bytes):
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{FILE} is damaged \(.+\); move it away to go on without its rows"):
+    with pytest.raises(CheckpointError, match=rf"{FILE} is damaged \(.+\); move it away to continue without its rows"):
         failure_lines(tmp_path / FILE)
     assert (tmp_path / FILE).read_bytes() == content

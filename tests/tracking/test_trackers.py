@@ -60,9 +60,7 @@ def test_a_tracker_that_fails_is_reported_once_and_left_out(tmp_path):
     assert sound.is_closed
     assert not broken.is_closed
     complaints = [line for line in stream.getvalue().splitlines() if "broken" in line]
-    assert complaints == [
-        "tracker broken failed and is left out from here on (ConnectionError: no route to host); metrics.jsonl has everything"
-    ]
+    assert complaints == ["tracker broken failed and is disabled (ConnectionError: no route to host); metrics.jsonl has everything"]
 
 
 def test_running_time_leaves_out_the_time_between_stop_and_resume(tmp_path):
@@ -122,7 +120,7 @@ def test_a_tracker_that_cannot_open_does_not_end_the_run(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
     with open_in(tmp_path, "console", "tensorboard") as trackers:
         assert trackers.names == ()
-    assert "tracker tensorboard does not start and is left out" in capsys.readouterr().out
+    assert "tracker tensorboard could not start and is disabled" in capsys.readouterr().out
 
 
 def test_redact_knows_secrets_from_keys_that_only_sound_like_them():

@@ -459,7 +459,7 @@ def test_what_would_not_run_comes_first_and_nothing_is_written(tmp_path, overrid
     assert first == "will not run as it is: 1"
     assert second.startswith(f"  {override.lstrip('+').replace('=', ' = ')}: ")
     assert why in second
-    assert account.endswith("nothing was written; --force writes what can be taken over\n")
+    assert account.endswith("nothing was written; --force writes the keys that can be translated\n")
     code, _, account = invoke(*words, "--force")
     assert code == 0
     assert account.startswith("will not run as it is: 1\n")

@@ -412,7 +412,7 @@ def test_attached_servers_are_asked(folder, server):
     assert confirm(server.url, folder / "base", "auto") == "alone"
     assert confirm(server.narrow, folder / "base", "auto") == "merged"
     assert confirm(server.url, folder / "else", "auto") == "merged"
-    with pytest.raises(ConfigError, match=r"loads adapters up to rank 2, and model\.lora\.rank is 3; use auto or merged"):
+    with pytest.raises(ConfigError, match=r"loads adapters up to rank 2, but model\.lora\.rank is 3; use auto or merged"):
         confirm(server.narrow, folder / "base", "alone")
     with pytest.raises(ConfigError, match="serves"):
         confirm(server.url, folder / "else", "alone")

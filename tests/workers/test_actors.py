@@ -112,7 +112,7 @@ def test_errors_keep_their_type_and_foreign_ones_name_the_actor(tmp_path):
 def test_what_a_constructor_raised_is_told(tmp_path):
     with pytest.raises(ConfigError, match="no shelf for you"):
         KIND.launch({}, Shelf, tmp_path, refuses=True).run(Shelf.pid)
-    with pytest.raises(InfrastructureError, match=r"the shelf could not be made: .*nothing is so called"):
+    with pytest.raises(InfrastructureError, match=r"the shelf could not be created: .*nothing is so called"):
         KIND.launch({}, Unmakable).run(Unmakable.wait)
 
 

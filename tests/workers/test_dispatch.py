@@ -11,10 +11,10 @@ from agentrl.workers.workers import LocalWorker
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("sp",), r"unknown split 'sp'; there are: dp, all, rank0"),
-        (("all", "median"), r"unknown join 'median'; there are: first, concat, sum, mean, max, remote"),
-        (("rank0", "sum"), r"rank0.*one result only; use join='first'"),
-        (("all", "remote"), r"only what was split by data stays with its ranks.*use split='dp'"),
+        (("sp",), r"unknown split 'sp'; available: dp, all, rank0"),
+        (("all", "median"), r"unknown join 'median'; available: first, concat, sum, mean, max, remote"),
+        (("rank0", "sum"), r"rank0.*only one result; use join='first'"),
+        (("all", "remote"), r"only if the input was split by data.*use split='dp'"),
     ],
 )
 def test_what_does_not_go_together_is_refused_where_it_is_written(arguments, message):
@@ -54,7 +54,7 @@ def test_a_marked_method_is_what_it_was():
 @given(st.lists(st.integers()), st.integers(1, 5))
 def test_parts_are_equal_and_in_order_or_refused(items, num_parts):
     if len(items) % num_parts:
-        with pytest.raises(ValueError, match=f"score: {len(items)} items do not split into equal parts for {num_parts}"):
+        with pytest.raises(ValueError, match=f"score: {len(items)} items cannot be split into equal parts for {num_parts}"):
             cut(items, num_parts, what="score")
         return
     parts = cut(items, num_parts, what="score")

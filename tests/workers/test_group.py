@@ -167,7 +167,7 @@ def test_a_handle_waits_while_other_methods_run_beside_it(replicated):
 
 
 def test_a_wrong_call_is_refused_before_any_rank_is_called(replicated):
-    with pytest.raises(ValueError, match="total: 3 items do not split into equal parts for 2 data-parallel ranks"):
+    with pytest.raises(ValueError, match="total: 3 items cannot be split into equal parts for 2 data-parallel ranks"):
         replicated.run(Counter.total, [1, 2, 3])
     with pytest.raises(TypeError, match="total: there is no list among the positional arguments"):
         replicated.run(Counter.total, 3)
@@ -258,7 +258,7 @@ def test_ranks_that_have_not_answered_are_named():
     try:
         assert group.unanswered() == []
         group.begin(Counter.hang_on, 1)
-        wanted = "critic rank 1 of 2 has not ended 'hang_on' for "
+        wanted = "critic rank 1 of 2 has been running 'hang_on' for "
         deadline = time.monotonic() + 60
         while not (said := group.unanswered()) or not said[0].startswith(wanted):  # rank 0 ends at once, but not before it was asked
             assert time.monotonic() < deadline, said

@@ -114,7 +114,7 @@ def call_with(name: str, arguments: Any) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall("", name, None, f"the arguments must be a JSON object, not {type(arguments).__name__}")
     if not is_portable(arguments):
-        return ToolCall("", name, None, "the arguments hold half of a UTF-16 surrogate pair, or a number out of range")
+        return ToolCall("", name, None, "the arguments contain half of a UTF-16 surrogate pair, or a number out of range")
     return ToolCall("", name, arguments)
 
 

@@ -153,7 +153,7 @@ class _Reader:
         word = self._match(_NAME, "a literal")
         if word[0] not in _WORDS:
             self.position = word.start()
-            self._fail(f"{word[0][:40]!r} is no literal")
+            self._fail(f"{word[0][:40]!r} is not a literal")
         return _WORDS[word[0]]
 
     def _dictionary(self, depth: int) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class _Reader:
             match = _STRING.match(self.text, self.position)
             if match is None:
                 if self._is_final:
-                    raise NotPython("a string has no end", self.position, self._name)
+                    raise NotPython("a string is not closed", self.position, self._name)
                 raise MoreText
             self.position = match.end()
             parts.append(_unquoted(match[0]))

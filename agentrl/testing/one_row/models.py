@@ -85,7 +85,7 @@ def read_typed(lines: Sequence[str]) -> Says:
         try:
             arguments = json.loads(found[2] or "{}")
         except json.JSONDecodeError as error:
-            raise ConfigError(f"/call {found[1]}: the arguments are no JSON: {error}; type the turn again") from error
+            raise ConfigError(f"/call {found[1]}: the arguments are not valid JSON: {error}; type the turn again") from error
         if not isinstance(arguments, dict):
             raise ConfigError(f"/call {found[1]}: the arguments must be a JSON object, are {found[2]}; type the turn again")
         calls.append(Call(found[1], arguments))

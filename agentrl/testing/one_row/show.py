@@ -64,7 +64,7 @@ def coloured_tokens(played: PlayedRow) -> Text:
     forks = set(trajectory.segment_starts[1:])
     for start, end in stretches(trajectory):
         if start in forks:
-            text.append("[fork: a training row begins]", style=FORK_STYLE)
+            text.append("[fork: a segment begins]", style=FORK_STYLE)
         style = ACTION_STYLE if trajectory.action_mask[start] else CONTEXT_STYLE
         text.append(played.chat.decode(trajectory.token_ids[start:end].tolist()), style=style)
         for event in trajectory.rewards:

@@ -36,13 +36,15 @@ def source_of(launch: Launch) -> WrittenConfig:
         file = find_config(name, launch)
         if file is None:
             where = f" in {launch.config_path}" if launch.config_path else ""
-            missing.append(f"{name}.yaml{where} was not found; its keys are missing: run this in the checkout, or give --config-path")
+            missing.append(
+                f"{name}.yaml{where} was not found, so its keys are missing; run this command in the checkout, or give --config-path"
+            )
         else:
             tree, more = read_with_defaults(file, _searched(launch))
             unread += more
     main = launch.module.rpartition(".")[2]
     if launch.module and main not in OWN_TRAINERS and not main.startswith(("main_generation", "main_eval")):
-        unread.append(f"{launch.module} is a program of its own; what it does beyond verl's trainer is not known here")
+        unread.append(f"{launch.module} is a separate program; what it does in addition to verl's trainer is unknown")
     with_overrides(tree, [*launch.ranks, *launch.overrides] if launch.is_supervised else launch.overrides)
     is_supervised = launch.is_supervised or _is_supervised(tree)
     defaults = supervised_defaults(tree, launch.module) if is_supervised else None
@@ -130,7 +132,7 @@ def read_with_defaults(file: Path, searched: Sequence[Path], depth: int = 0) -> 
             merge(tree, inner)
             unread += more
         else:
-            unread.append(f"defaults: {entry}: give what it sets as overrides")
+            unread.append(f"defaults: {entry}: give its settings as overrides")
     if not is_merged:
         merge(tree, own)
     return tree, unread

@@ -10,26 +10,26 @@ from agentrl.config.model_kind import find_obstacles
 from agentrl.verl.importing.rules_model import pool_of_servers
 from agentrl.verl.importing.source import WrittenConfig
 
-SHARDED = "the learner shards by FSDP2 over all of its ranks and has nothing like it"
+SHARDED = "the learner shards with FSDP2 over all its ranks and has no equivalent"
 PARALLEL: Mapping[str, tuple[str, str]] = {
     # suffix of a key of the learner's engine -> its name, and the alternative here
     "tensor_model_parallel_size": ("tensor parallelism of Megatron", f"{SHARDED}; learner.tensor_parallel splits Llama and Qwen"),
     "pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
     "virtual_pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
     "context_parallel_size": ("context parallelism", f"{SHARDED}; learner.sequence_parallel splits long sequences"),
-    "expert_model_parallel_size": ("expert parallelism", "mixtures of experts are refused"),
-    "expert_tensor_parallel_size": ("expert parallelism", "mixtures of experts are refused"),
-    "expert_parallel_size": ("expert parallelism", "mixtures of experts are refused"),
+    "expert_model_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
+    "expert_tensor_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
+    "expert_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
 }
 ENGINES = re.compile(r"(actor_rollout_ref\.(actor|model)|critic|engine|model_engine)(\.|$)")
 SWITCHES: Mapping[str, str] = {
     # switch -> the missing feature
     "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
     "distillation.enabled": "there is no teacher model",
-    "actor_rollout_ref.model.mtp.enable": "heads for several tokens are neither trained nor used",
+    "actor_rollout_ref.model.mtp.enable": "multi-token prediction heads are neither trained nor used",
     "actor_rollout_ref.actor.qat.enable": "weights are not trained for quantized serving",
     "actor_rollout_ref.actor.fsdp_config.qat.enable": "weights are not trained for quantized serving",
-    "model.mtp.enable": "heads for several tokens are neither trained nor used",
+    "model.mtp.enable": "multi-token prediction heads are neither trained nor used",
 }
 MEDIA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key": "audios"}
 """Keys for columns other than text, with verl's defaults."""
@@ -56,7 +56,7 @@ def find_all(source: WrittenConfig) -> Iterator[Obstacle]:
     yield from _low_precision(source)
     yield from (Obstacle(_shown(source, key), why) for key, why in SWITCHES.items() if source.get(key))
     if source.get("actor_rollout_ref.actor.use_kl_loss") and source.get("algorithm.use_kl_in_reward"):
-        yield Obstacle("use_kl_loss and use_kl_in_reward", "there is one KL here, in the loss or in the reward")
+        yield Obstacle("use_kl_loss and use_kl_in_reward", "agentrl has one KL, in the loss or in the reward")
 
 
 def _shown(source: WrittenConfig, key: str) -> str:
@@ -74,7 +74,7 @@ def _media(source: WrittenConfig) -> Iterator[Obstacle]:
     written = [key for key in MEDIA if source.has(key)]
     if len(written) > 1 and all(source.get(key) == MEDIA[key] for key in written):
         return  # a complete config of verl, which always names the media columns that rows may have
-    yield from (Obstacle(_shown(source, key), "rows with images, video or sound are refused") for key in written)
+    yield from (Obstacle(_shown(source, key), "rows with images, video or sound are not supported") for key in written)
 
 
 def _parallel(source: WrittenConfig) -> Iterator[Obstacle]:
@@ -92,10 +92,10 @@ def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
     is_apart = pool_of_servers(source) is not None
     for key in (tensor, pipeline):
         if not is_apart and _above_one(source.get(key)):
-            why = "servers on the learner's GPUs have one GPU each, so the model must fit on one"
+            why = "servers on the learner's GPUs have one GPU each, so the model must fit on one GPU"
             yield Obstacle(_shown(source, key), f"{why}; larger servers need a pool of their own (placement.roles.servers)")
     if _above_one(source.get(experts)):
-        yield Obstacle(_shown(source, experts), "no expert parallelism: mixtures of experts are refused")
+        yield Obstacle(_shown(source, experts), "no expert parallelism: mixtures of experts are not supported")
 
 
 def _low_precision(source: WrittenConfig) -> Iterator[Obstacle]:

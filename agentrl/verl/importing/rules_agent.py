@@ -31,15 +31,15 @@ def agents(source: WrittenConfig) -> Iterator[Finding]:
     if source.has(loop) and source.get(loop) in AGENTS:
         yield Setting("agent.default", source.get(loop), (loop,))
     elif source.has(loop):
-        why = f"{source.get(loop)} is a class of yours; write it as a plugin (`agentrl new agent NAME`), name it in agent.default"
+        why = f"{source.get(loop)} is your own class; write it as a plugin (`agentrl new agent NAME`) and set agent.default to it"
         yield Dropped(loop, why, is_decisive=True)
     elif source.get(enable) and source.has(f"{TURNS}.tool_config_path"):
-        yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name goes before it")
+        yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name takes precedence")
     bounds = [key for key in (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_turns") if source.has(key)]
     yield from (Setting("agent.max_turns", source.get(key), (key,)) for key in bounds)
     if source.get(enable) or any(map(source.has, OFFERS)):
         if not bounds:
-            yield Dropped(f"{TURNS}.max_assistant_turns", "any number of turns there; the default of agent.max_turns stands")
+            yield Dropped(f"{TURNS}.max_assistant_turns", "unlimited in verl; the default of agent.max_turns applies")
         calls, length = f"{TURNS}.max_parallel_calls", f"{TURNS}.max_tool_response_length"
         if not source.has(calls):
             yield Setting("agent.max_tool_calls_per_turn", 1, (calls,))
@@ -89,7 +89,7 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
     elif name in ("naive", "dapo", "prime", "batch"):
         yield Dropped(key, "nothing to set: each reward is called for its row as soon as the attempt ends (docs/rewards.md)")
     else:
-        why = f"{name} is a class of yours; a reward says itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
+        why = f"{name} is your own class; a reward declares itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
         yield Dropped(key, why, is_decisive=True)
 
 
@@ -104,9 +104,9 @@ def _scores(source: WrittenConfig) -> Iterator[Finding]:
             options["strict"] = source.get(method) == "strict"
         if options:
             old = tuple(key for key in (form, method) if source.has(key))
-            yield Setting("reward.reward_config.gsm8k", options, old, "of rows of gsm8k")
+            yield Setting("reward.reward_config.gsm8k", options, old, "for rows of gsm8k")
         if source.has(form):
-            yield Setting("reward.reward_config.math", {"format_score": source.get(form)}, (form,), "of rows of math")
+            yield Setting("reward.reward_config.math", {"format_score": source.get(form)}, (form,), "for rows of math")
         if source.has(score) and source.get(score) != 1:
             yield Dropped(score, "a right answer earns 1; scale it by reward.weight", is_decisive=True)
         elif source.has(score):
@@ -138,8 +138,8 @@ def _reward_model(source: WrittenConfig) -> Iterator[Finding]:
     ):
         if source.get(enable) and source.has(path):
             yield Setting("reward_model.model.path", source.get(path), (path, enable))
-            yield Setting("reward.terms.reward_model", {"weight": 1.0}, (enable,), "the term that asks it")
-            yield Setting("reward.weight", 0.0, (enable,), "the row's own reward is reported, and not learned from")
+            yield Setting("reward.terms.reward_model", {"weight": 1.0}, (enable,), "the term that uses it")
+            yield Setting("reward.weight", 0.0, (enable,), "the row's own reward is only reported")
         elif source.has(path):
             yield Dropped(path, "without effect in verl: no reward model is enabled")
 

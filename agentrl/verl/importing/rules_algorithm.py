@@ -65,39 +65,39 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
     if name == "grpo" and not source.get(by_std):
         yield Setting("algorithm.advantage", "dr_grpo", (key, by_std))
     elif name in ADVANTAGES:
-        note = "of whole attempts; verl takes rewards-to-go, another number where turns earn rewards" if name == "remax" else ""
+        note = "of whole attempts; verl uses rewards-to-go, which differ if turns earn rewards" if name == "remax" else ""
         yield Setting("algorithm.advantage", name, (key,), note)
     else:
-        why = f"there is no {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
+        why = f"unknown estimator {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
         yield Dropped(key, why, is_decisive=True)
     # An unknown estimator is replaced by the default, which compares attempts too
     compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES
     if compares and source.get(ROLLOUT_N) == 1:
-        yield Setting("algorithm.singleton", "raw", (key, ROLLOUT_N), "verl learns from the reward of a group of one as it is")
+        yield Setting("algorithm.singleton", "raw", (key, ROLLOUT_N), "verl uses the raw reward of a group of one")
     if name == "gae":
-        yield Setting("algorithm.whiten", True, (key,), "verl whitens the advantages of gae in any case")
+        yield Setting("algorithm.whiten", True, (key,), "verl always whitens the advantages of gae")
 
 
 def losses(source: WrittenConfig) -> Iterator[Finding]:
     """Translate the policy loss and the aggregation of token losses."""
     aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
     if _is_bypass(source) and source.has(LOSS_MODE):
-        yield Dropped(LOSS_MODE, "in bypass mode verl computes rollout_correction.loss_type instead, ppo_clip where that is not set")
+        yield Dropped(LOSS_MODE, "in bypass mode verl computes rollout_correction.loss_type instead, or ppo_clip if it is not set")
     if loss in POLICY_LOSSES:
         note = "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
         yield Setting("algorithm.policy_loss", loss, keys, note)
     else:
-        why = f"there is no {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own"
+        why = f"unknown policy loss {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own"
         yield Dropped(keys[0], why, is_decisive=True)
     how = AGGREGATIONS.get(source.get(aggregation))
     if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
         note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode says"
         yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, *keys), note)
     elif how is not None:
-        note = "verl up to 0.7 leaves out the number of sequences: there the learning rate grows with it" if how == "constant" else ""
+        note = "verl up to 0.7 does not divide by the number of sequences, so its learning rate grows with it" if how == "constant" else ""
         yield Setting("algorithm.aggregation", how, (aggregation,), note)
     else:
-        yield Dropped(aggregation, f"{source.get(aggregation)} is unknown; there is: {', '.join(AGGREGATIONS)}")
+        yield Dropped(aggregation, f"{source.get(aggregation)} is unknown; available: {', '.join(AGGREGATIONS)}")
 
 
 def _is_bypass(source: WrittenConfig) -> bool:
@@ -137,7 +137,7 @@ def clips(source: WrittenConfig) -> Iterator[Finding]:
         if side in targets:
             yield _bound_of_side(targets[side], value, used)
         elif source.has(used):
-            yield Dropped(used, f"{loss} bounds no ratio by it")
+            yield Dropped(used, f"{loss} does not bound the ratio with it")
     if source.has(both) and not is_used:
         yield Dropped(both, "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2 unless set; write algorithm.clip_low")
     if "dual" in targets:
@@ -171,10 +171,10 @@ def divergences(source: WrittenConfig) -> Iterator[Finding]:
     of_reward = ("algorithm.kl_penalty", *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")))
     if source.get(in_loss):
         is_weighed = source.has(f"{CORRECTION}.rollout_is") and not _is_bypass(source)
-        note = "it has the importance weights of the policy term, which verl gives to that alone" if is_weighed else ""
+        note = "it has the importance weights of the policy term; verl uses them only there" if is_weighed else ""
         yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss), note)
-        yield from _estimator(source, of_loss[1], LOSS_KL, why="its gradient has the expectation zero")
-        unused, why = (in_reward, *of_reward), "there is one KL here, and the one of the loss was taken"
+        yield from _estimator(source, of_loss[1], LOSS_KL, why="its expected gradient is zero")
+        unused, why = (in_reward, *of_reward), "agentrl has one KL, and that of the loss was used"
     elif source.get(in_reward):
         yield Setting("algorithm.kl.coefficient", source.get("algorithm.kl_ctrl.kl_coef"), ("algorithm.kl_ctrl.kl_coef", in_reward))
         yield Setting("algorithm.kl.place", "reward", (in_reward,))
@@ -197,7 +197,7 @@ def _estimator(source: WrittenConfig, key: str, known: dict[str, str], *, why: s
     if name in known:
         yield Setting("algorithm.kl.estimator", known[name], (key,))
     else:
-        yield Dropped(key, f"{name} is not taken over: {why}; there is: {', '.join(known)}")
+        yield Dropped(key, f"{name} is not translated: {why}; available: {', '.join(known)}")
 
 
 def corrections(source: WrittenConfig) -> Iterator[Finding]:
@@ -220,7 +220,7 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
         return
     else:
         if source.has(mode):
-            yield Dropped(mode, "false: algorithm.mode is chosen by what else is set")
+            yield Dropped(mode, "false: algorithm.mode follows from the other keys")
         yield from _weights(source, section)
         if source.get(normalize):
             note = "over the accepted tokens or sequences of an update; verl: all of the step"
@@ -239,7 +239,7 @@ def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
         if name is True:  # verl up to 0.6
             name = source.get(level) or "token"
             keys += [level] if source.has(level) else []
-        note = "verl takes the geometric mean of bounded weights" if _loss(source)[0] == "gmpo" and name == "token" else ""
+        note = "verl uses the geometric mean of bounded weights" if _loss(source)[0] == "gmpo" and name == "token" else ""
         yield Setting("algorithm.correction.weight", "geometric" if note else name, tuple(keys), note)
         yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.correction")
         yield Setting("algorithm.mode", "decoupled", (weight,))
@@ -248,7 +248,9 @@ def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
         yield Setting("algorithm.correction.cap", source.get(OLD_CAP), (OLD_CAP,))
         yield Setting("algorithm.mode", "decoupled", (OLD_CAP,))
     else:
-        yield Setting("algorithm.correction.weight", "none", (weight,), "as verl; token is our default, and corrects for stale data")
+        yield Setting(
+            "algorithm.correction.weight", "none", (weight,), "as in verl; agentrl's default is token, which corrects for stale data"
+        )
         if source.has(threshold):
             yield Dropped(threshold, "without rollout_is verl applies no weight")
 
@@ -286,7 +288,7 @@ def _bounds(key: str, text: str) -> list[float]:
     except ValueError:
         bounds = []
     if not 1 <= len(bounds) <= 2 or min(bounds) <= 0:
-        raise ConfigError(f"{key}={text}: must be a number above 0, or a lower and an upper one as in 0.5_2.0")
+        raise ConfigError(f"{key}={text}: must be a number above 0, or a lower and an upper bound such as 0.5_2.0")
     return bounds
 
 
@@ -295,7 +297,7 @@ def _stages(source: WrittenConfig, key: str) -> Iterator[Finding]:
     names = [name.strip() for name in str(source.get(key)).split(",")]
     texts = [text.strip() for text in str(source.get(bounds)).split(",")]
     if len(texts) not in (1, len(names)):
-        raise ConfigError(f"{bounds}={source.get(bounds)}: must be one for all of {key}={source.get(key)}, or one for each")
+        raise ConfigError(f"{bounds}={source.get(bounds)}: must be one value for all of {key}={source.get(key)}, or one for each")
     for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
         stage = _stage(name, _bounds(bounds, text), source.get(floor))
         if stage is None:

@@ -46,13 +46,13 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("buffer.groups_per_step", groups_per_step(source), (MINI, *sizes), note)
         yield Setting("learner.minibatches_per_step", minibatches_per_step(source), (*sizes, MINI))
         threshold = source.get("async_training.staleness_threshold")
-        note = f"{threshold:g} batches there; a whole number of versions, and a hard bound, here"
+        note = f"{threshold:g} batches in verl; in agentrl a whole number of versions, and a hard bound"
         yield Setting("buffer.max_staleness", math.ceil(threshold), ("async_training.staleness_threshold",), note)
         if source.has("data.train_batch_size"):
             yield Dropped("data.train_batch_size", "the asynchronous trainer counts in ppo_mini_batch_size")
         if source.has("rollout.total_rollout_steps"):
             steps = max(1, source.get("rollout.total_rollout_steps") // groups_per_step(source))
-            yield Setting("trainer.steps", steps, ("rollout.total_rollout_steps",), "prompts there, batches here")
+            yield Setting("trainer.steps", steps, ("rollout.total_rollout_steps",), "prompts in verl, batches in agentrl")
         return
     yield Setting("buffer.groups_per_step", groups_per_step(source), ("data.train_batch_size",), "prompts")
     rest = source.get("data.train_batch_size") % source.get(MINI)
@@ -115,7 +115,7 @@ def warmups(source: WrittenConfig) -> Iterator[Finding]:
                 f"{ours}.warmup_updates", round(source.get(ratio) * total) * updates, (ratio, "trainer.total_training_steps"), note
             )
         elif source.has(ratio) and source.get(ratio) > 0:
-            yield Dropped(ratio, f"a share of steps that nobody knows before the data are read; set {ours}.warmup_updates")
+            yield Dropped(ratio, f"a share of the number of steps, which is unknown before the data is read; set {ours}.warmup_updates")
         else:
             yield from (Setting(f"{ours}.warmup_updates", 0, (key,)) for key in (steps, ratio) if source.has(key))
 
@@ -128,7 +128,7 @@ def overlong_prompts(source: WrittenConfig) -> Iterator[Finding]:
     if choice is not None:
         yield Setting("data.overlong_prompts", choice, keys)
     else:
-        yield Dropped(keys[1], f"{source.get(keys[1])} is unknown; there is: {', '.join(cuts)}")
+        yield Dropped(keys[1], f"{source.get(keys[1])} is unknown; available: {', '.join(cuts)}")
 
 
 def resume(source: WrittenConfig) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ def dtypes(source: WrittenConfig) -> Iterator[Finding]:
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
     own = f"{ACTOR}.fsdp_config.dtype"
     key = own if source.has(own) else f"{ROLLOUT}.dtype"
-    yield Setting("model.dtype", names.get(source.get(key), source.get(key)), (key,), "of computing and serving")
+    yield Setting("model.dtype", names.get(source.get(key), source.get(key)), (key,), "for computing and serving")
 
 
 def adapters(source: WrittenConfig) -> Iterator[Finding]:
@@ -71,9 +71,11 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
     name = f"{ROLLOUT}.name"
     backend = BACKENDS.get(source.get(name) or "sglang")
     if backend is None:
-        yield Dropped(name, f"{source.get(name)} is no engine here; there is: sglang, and embedded for machines without it")
+        yield Dropped(name, f"{source.get(name)} is not supported; available: sglang, and embedded for machines without it")
     else:
-        yield Setting("rollout.backend", backend, (name,), "" if source.get(name) == backend else f"{source.get(name) or 'default'} there")
+        yield Setting(
+            "rollout.backend", backend, (name,), "" if source.get(name) == backend else f"{source.get(name) or 'default'} in verl"
+        )
     for key, argument in SERVER_ARGUMENTS.items():
         old = f"{ROLLOUT}.{key}"
         if source.has(old) and backend == "embedded":
@@ -87,7 +89,7 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
         if source.has(old) and source.get(old) is needed and backend != "embedded":
             yield Setting(f"rollout.sglang.args.{argument}", True, (old,))
         elif source.has(old):
-            yield Dropped(old, f"{str(source.get(old)).lower()} is what servers do by themselves")
+            yield Dropped(old, f"{str(source.get(old)).lower()} is the servers' default")
     for argument, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
         if value is not None:
             yield Setting(f"rollout.sglang.args.{argument}", value, (f"{ROLLOUT}.engine_kwargs.sglang.{argument}",))
@@ -122,7 +124,7 @@ def pool_of_servers(source: WrittenConfig) -> str | None:
 def _shared(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
     yield Setting("placement.pools", {"main": pool}, sizes)
     yield Setting("rollout.num_servers", pool["nodes"] * pool["gpus_per_node"], sizes, "one per GPU")
-    yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), "servers stand on the learner's GPUs, as in verl")
+    yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), "servers share the learner's GPUs, as in verl")
     width = f"{ROLLOUT}.tensor_model_parallel_size"
     if source.has(width) and source.get(width) > 1:
         why = "servers on the learner's GPUs have one GPU each; larger ones need a pool of their own (placement.roles.servers)"

@@ -67,12 +67,16 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
 def overlong(source: WrittenConfig) -> Iterator[Finding]:
     """Translate the treatment of overlong conversations: verl raises an error, or truncates them."""
     key = "data.truncation"
-    choices = {"error": ("drop", "left out and counted; verl would end"), "right": ("truncate", "")}
+    choices = {"error": ("drop", "left out and counted; verl would stop"), "right": ("truncate", "")}
     if source.get(key) in choices:
         choice, note = choices[source.get(key)]
         yield Setting("data.overlong", choice, (key,), note)
     else:
-        yield Dropped(key, f"{source.get(key)} would cut the beginning; too long ones are left out (data.overlong)", is_decisive=True)
+        yield Dropped(
+            key,
+            f"{source.get(key)} would cut the beginning; conversations that are too long are left out (data.overlong)",
+            is_decisive=True,
+        )
 
 
 def optimizer(source: WrittenConfig) -> Iterator[Finding]:
@@ -87,7 +91,7 @@ def optimizer(source: WrittenConfig) -> Iterator[Finding]:
     if source.get(schedule) in SCHEDULES:
         yield Setting("learner.optimizer.schedule", SCHEDULES[source.get(schedule)], (schedule,), "decays to 0")
     else:
-        yield Dropped(schedule, f"there is no schedule {source.get(schedule)}; there is: {', '.join(SCHEDULES)}")
+        yield Dropped(schedule, f"unknown schedule {source.get(schedule)}; available: {', '.join(SCHEDULES)}")
     yield from _warmup(source)
 
 
@@ -99,7 +103,7 @@ def _warmup(source: WrittenConfig) -> Iterator[Finding]:
     elif ratio and source.get(ratio) and total:
         yield Setting("learner.optimizer.warmup_updates", round(source.get(ratio) * total), (ratio, "trainer.total_training_steps"))
     elif ratio and source.get(ratio):
-        why = f"{source.get(ratio):g} of steps that nobody knows before the data are read; set learner.optimizer.warmup_updates"
+        why = f"{source.get(ratio):g} of the steps, whose number is unknown before the data is read; set learner.optimizer.warmup_updates"
         yield Dropped(ratio, why)
     else:
         yield from (Setting("learner.optimizer.warmup_updates", 0, (key,)) for key in (steps, *WARMUP_RATIOS) if source.has(key))
@@ -166,7 +170,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
     folder = "trainer.default_local_dir"
     if source.has(folder):
         yield Setting(
-            "trainer.output", source.get(folder), (folder,), "the trained model; checkpoints are in this name with _run behind it"
+            "trainer.output", source.get(folder), (folder,), "the trained model; checkpoints are in the folder with the suffix _run"
         )
         yield from (Dropped(key, "a run is named by its folder (trainer.run_dir)") for key in NAMES if source.has(key))
     else:
@@ -179,7 +183,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("trainer.keep_last", source.get("trainer.max_ckpt_to_keep"), ("trainer.max_ckpt_to_keep",))
     for key in ("trainer.test_freq", "trainer.save_freq"):
         if isinstance(source.get(key), str):
-            yield Dropped(key, f"{source.get(key)} is no number of updates, which nobody knows before the data are read")
+            yield Dropped(key, f"{source.get(key)} is not a number of updates, which is unknown before the data is read")
 
 
 RULES = (columns, batches, overlong, optimizer, model, places, run, resume)
@@ -190,10 +194,10 @@ MEANINGLESS: Mapping[str, str] = {
     "data.prompt_dict_keys": "null; the column itself is the prompt",
     "data.response_dict_keys": "null; the column itself is the response",
     "data.val_files": "null; nothing is held out",
-    "trainer.max_ckpt_to_keep": "null; the default of trainer.keep_last stands",
+    "trainer.max_ckpt_to_keep": "null; the default of trainer.keep_last applies",
     "trainer.total_training_steps": "null; trainer.total_epochs counts",
     "data.balance_dp_token": "batches are always balanced over the ranks by tokens",
-    "data.chat_template": "put it into a file, and name that in model.chat_template",
+    "data.chat_template": "put it into a file, and set model.chat_template to the file",
     "data.custom_cls": "rows are read by columns; write another form as a column of messages",
     "data.pad_mode": "sequences are always packed without padding",
     "data.ignore_input_ids_mismatch": "a conversation is encoded once, as it will be sampled",
@@ -214,16 +218,16 @@ MEANINGLESS: Mapping[str, str] = {
     "model.fsdp_config": "FSDP2 shards every layer; see the section learner.fsdp, and learner.offload",
     "model.override_config": "the model's own config.json counts",
     "model.tokenizer_path": "set model.tokenizer_path",
-    "model.mtp": "heads for several tokens are not trained",
-    "model.freeze_vision_tower": "conversations are text alone",
+    "model.mtp": "multi-token prediction heads are not trained",
+    "model.freeze_vision_tower": "only text conversations are supported",
     "model.speculator": "there is no draft model",
     "model": "see the section model",
     "speculator": "there is no draft model",
     "optim": "see the section learner.optimizer",
     "engine": "the learner is always FSDP2",
     "profiler": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
-    "checkpoint": "a checkpoint always holds all that a resume needs",
-    "trainer.checkpoint": "a checkpoint always holds all that a resume needs",
+    "checkpoint": "a checkpoint always contains everything that a resume needs",
+    "trainer.checkpoint": "a checkpoint always contains everything that a resume needs",
     "trainer.balance_batch": "batches are always balanced over the ranks by tokens",
     "trainer.profile_interval": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
     "use_remove_padding": "sequences are always packed without padding",

@@ -71,14 +71,14 @@ def read_launch(file: str, arguments: Sequence[str]) -> Launch:
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{file}: its commands are nested too deep to be followed") from None
+        raise ConfigError(f"{file}: its commands are nested too deeply") from None
     launches = [launch for _, words in shell.started if (launch := launch_of(words)) is not None]
     if not launches:
-        raise ConfigError(f"{file} starts no training that is known here: no command like `python3 -m verl.trainer.main_ppo key=value ...`")
+        raise ConfigError(f"{file} contains no known training command, such as `python3 -m verl.trainer.main_ppo key=value ...`")
     first, *others = launches
     notes = [*first.notes, *shell.notes]
     if others:
-        notes.append(f"{len(others)} more commands that start a training; the first one was read")
+        notes.append(f"{len(others)} more training commands were ignored; only the first was read")
     given = [word for word in arguments if "=" in word or word.startswith("~")]
     names = {word.partition("=")[0].lstrip("+~") for word in given}
     notes = [note for note in notes if note.partition("=")[0].lstrip("+") not in names]
@@ -139,12 +139,12 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[st
             continue
         elif UNKNOWN in word:
             why = ", ".join(dict.fromkeys(word.split(UNKNOWN)[1::2]))
-            cause = f"{why} is not set" if why.startswith("$") and "(" not in why else f"only {why} could tell"
+            cause = f"{why} is not set" if why.startswith("$") and "(" not in why else f"only known when {why} runs"
             notes.append(f"{shown(word)}: {cause}; give it as {name.lstrip('+')}=...")
         elif has_value or word.startswith("~"):
             overrides.append(_plain(word))
         else:
-            notes.append(f"{word}: no override")
+            notes.append(f"{word}: not an override")
     return options, overrides, notes
 
 

@@ -93,7 +93,7 @@ class Shell:
     def _command(self, command: Command) -> bool:
         self.budget[0] -= 1
         if self.budget[0] < 0:  # a loop that watches something forever, for instance
-            self.notes.append(f"the script was followed for {MAX_COMMANDS} commands, not to its end")
+            self.notes.append(f"the script has more than {MAX_COMMANDS} commands and was not read to its end")
             raise _Left("exit")
         match command:
             case Simple():
@@ -241,7 +241,7 @@ class Shell:
     def _source(self, arguments: list[str], line: int) -> None:
         file = self._find(arguments[0]) if arguments else None
         if file is None:
-            self.notes.append(f"line {line}: source {shown(' '.join(arguments))}: there is no such file here")
+            self.notes.append(f"line {line}: source {shown(' '.join(arguments))}: no such file")
             return
         inner, self.depth = self.depth, self.depth + 1
         if self.depth > MAX_DEPTH:
@@ -251,7 +251,9 @@ class Shell:
 
     def _start(self, words: list[str], line: int) -> None:
         if re.match(r"[+~]*[\w@]+\.[\w.@]+=", words[0]):
-            self.notes.append(f"line {line}: {shown(words[0])} is no part of the command above it: a comment or a blank line ends that")
+            self.notes.append(
+                f"line {line}: {shown(words[0])} does not belong to the command above it, which ends at a comment or blank line"
+            )
             return
         shells = [index for index, word in enumerate(words) if os.path.basename(word) in ("bash", "sh", "zsh")]
         for index in shells:

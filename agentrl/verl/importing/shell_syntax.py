@@ -131,7 +131,7 @@ def parse(text: str) -> Chain:
     reader = _Reader(text)
     chain = reader.chain(())
     if reader.at < len(text):
-        raise reader.error(f"{text[reader.at]!r} stands where no command can begin")
+        raise reader.error(f"{text[reader.at]!r} is where no command can begin")
     return chain
 
 
@@ -332,7 +332,7 @@ class _Reader:
                 break
             words.append(word)
         if not words and not assignments:
-            raise self.error(f"{self.text[self.at : self.at + 10]!r} stands where no command can begin")
+            raise self.error(f"{self.text[self.at : self.at + 10]!r} is where no command can begin")
         return Simple(tuple(assignments), tuple(words), line)
 
     def _assignment(self) -> Assignment | None:

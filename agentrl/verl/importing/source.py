@@ -187,14 +187,14 @@ def read_file(file: str) -> dict[str, Any]:
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: invalid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: a config of verl is a mapping of sections")
+        raise ConfigError(f"{file}: a config of verl must be a mapping of sections")
     return {str(key): value for key, value in tree.items()}
 
 
 def _unread_defaults(entries: Sequence[Any]) -> Iterator[str]:
     for entry in entries:
         if entry not in OF_VERL:
-            yield f"defaults: {entry}: give what it sets as overrides"
+            yield f"defaults: {entry}: give its settings as overrides"
 
 
 def _parse(text: str) -> Override:
@@ -203,7 +203,7 @@ def _parse(text: str) -> Override:
     except OverrideParseException as error:
         raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0]}") from None
     if override.is_sweep_override():
-        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote a text that has a comma")
+        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a comma")
     return override
 
 

@@ -125,12 +125,10 @@ def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
     known = [key for key in source.written if _is_of_verl(key, target)]
     strange = len(source.written) - len(known)
     if source.written and strange > len(known) and len(own) >= strange:
-        raise ConfigError(f"{own[0]} is a key of this project: this is no config of verl, and needs no import")
+        raise ConfigError(f"{own[0]} is a key of agentrl: this is not a config of verl and needs no import")
     if source.written and (not known or strange > len(known)) and not any(key.startswith("actor_rollout_ref.") for key in known):
         names = ", ".join(list(source.written)[:3])
-        raise ConfigError(
-            f"this is no config of a trainer of verl: {strange} of its {len(source.written)} keys are not known there ({names})"
-        )
+        raise ConfigError(f"this is not a config of a verl trainer: {strange} of its {len(source.written)} keys are unknown ({names})")
 
 
 def _is_of_verl(key: str, target: Target) -> bool:
@@ -168,13 +166,13 @@ def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
     if not target:
         return None
     if value is None:
-        return Dropped(key, f"null; the default of {target} stands")
+        return Dropped(key, f"null; the default of {target} applies")
     try:
         return Setting(target, VALUES.get(key, lambda same: same)(value), (key,), of.renamed.get(key, "").partition("; ")[2])
     except NotTaken as why:
         return Dropped(key, str(why))
     except (TypeError, ValueError):
-        return Dropped(key, f"{_short(value)} is of another kind than verl takes there")
+        return Dropped(key, f"{_short(value)} has a type that verl does not accept")
 
 
 def _target(key: str, of: Target) -> str:

@@ -23,7 +23,7 @@ def one_of(table: Mapping[str, str]) -> Callable[[Any], str]:
 
     def look_up(value: Any) -> str:
         if value not in table:
-            raise NotTaken(f"{value} has no counterpart; there is: {', '.join(sorted(set(table.values())))}")
+            raise NotTaken(f"{value} has no counterpart; available: {', '.join(sorted(set(table.values())))}")
         return table[value]
 
     return look_up
@@ -47,7 +47,7 @@ def loggers(value: Any) -> list[str]:
     """
     known = [name for name in as_list(value) if name in ("console", "wandb", "tensorboard")]
     if not known:
-        raise NotTaken(f"none of {', '.join(as_list(value))} is a tracker here; there is: console, tensorboard, wandb")
+        raise NotTaken(f"none of {', '.join(as_list(value))} is a tracker of agentrl; available: console, tensorboard, wandb")
     return known
 
 
@@ -58,7 +58,7 @@ def positive(value: Any) -> Any:
         NotTaken: verl uses the value for "none".
     """
     if value is None or value <= 0:
-        raise NotTaken(f"{value} stands for none there; here it is a number above 0")
+        raise NotTaken(f"{value} means none in verl; in agentrl it is a number above 0")
     return value
 
 
@@ -67,7 +67,7 @@ def whole(off: float) -> Callable[[Any], Any]:
 
     def check(value: Any) -> Any:
         if value != off:
-            raise NotTaken(f"{value} would cut the distribution that the learner computes with; training samples from all of it")
+            raise NotTaken(f"{value} would truncate the distribution; training must sample from the full distribution")
         return off
 
     return check
@@ -108,19 +108,19 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 
 NOT_TAKEN: Mapping[str, str] = {
     # key with a counterpart, but with values of another meaning in verl -> what to do
-    "data.custom_cls.path": "a Dataset class there; here data.reader is `file.py:function`, from a row to a Task",
-    "data.custom_cls.name": "a Dataset class there; here data.reader is `file.py:function`, from a row to a Task",
-    "data.gen_batch_size": "tasks are drawn one by one, there is no batch of generation",
+    "data.custom_cls.path": "a Dataset class in verl; in agentrl, data.reader is `file.py:function`, from a row to a Task",
+    "data.custom_cls.name": "a Dataset class in verl; in agentrl, data.reader is `file.py:function`, from a row to a Task",
+    "data.gen_batch_size": "tasks are drawn one by one, without a generation batch",
     "actor_rollout_ref.actor.entropy_from_logits_with_chunking": "logits are always computed in chunks (learner.logprob_chunk_tokens)",
-    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "classes that handle tokens there; write the loop as a plugin "
-    "(`agentrl new agent NAME`) and name its file in agent.plugins",
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": "classes that handle tokens in verl; "
+    "write the loop as a plugin (`agentrl new agent NAME`) and name its file in agent.plugins",
     "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "it is set per tool: agent.tool_limits.<tool>.keep is head, tail "
     "or ends",
     "async_training.partial_rollout": "an interrupted turn is always continued",
     "rollout.total_epochs": "trainer.total_epochs counts",
-    "reward_model.n_gpus_per_node": "set reward_model.world_size to its ranks in all",
+    "reward_model.n_gpus_per_node": "set reward_model.world_size to its total number of ranks",
     "reward_model.model.fsdp_config.fsdp_size": "set reward_model.fsdp.shard_size beside reward_model.world_size, which it divides",
-    "reward_model.micro_batch_size": "sequences there; reward_model.microbatch_tokens is a budget of tokens",
-    "reward_model.micro_batch_size_per_gpu": "sequences there; reward_model.microbatch_tokens is a budget of tokens",
-    "reward_model.nnodes": "set reward_model.world_size to its ranks in all",
+    "reward_model.micro_batch_size": "sequences in verl; reward_model.microbatch_tokens is a budget of tokens",
+    "reward_model.micro_batch_size_per_gpu": "sequences in verl; reward_model.microbatch_tokens is a budget of tokens",
+    "reward_model.nnodes": "set reward_model.world_size to its total number of ranks",
 }
