@@ -140,9 +140,9 @@ def test_discovery_within_a_running_event_loop(url):
     ("config", "error", "message"),
     [
         ({"command": ("no-such-program",)}, PluginError, "agent.mcp_servers.s.command: the program 'no-such-program' does not exist"),
-        ({"command": (sys.executable, "-c", "import sys; sys.exit('no key')")}, ToolError, "did not come up.*it wrote: no key"),
-        ({"command": (sys.executable, "-c", "input(); input()"), "start_timeout_s": 0.5}, ToolError, "did not come up within 0.5 s"),
-        ({"url": "http://127.0.0.1:9/mcp"}, ToolError, r"MCP server 's' \(http://127.0.0.1:9/mcp\) did not come up: .*connection"),
+        ({"command": (sys.executable, "-c", "import sys; sys.exit('no key')")}, ToolError, "did not start.*it wrote: no key"),
+        ({"command": (sys.executable, "-c", "input(); input()"), "start_timeout_s": 0.5}, ToolError, "did not start within 0.5 s"),
+        ({"url": "http://127.0.0.1:9/mcp"}, ToolError, r"MCP server 's' \(http://127.0.0.1:9/mcp\) did not start: .*connection"),
         ({**STDIO, "tools": ("calc",)}, PluginError, "agent.mcp_servers.s.tools: the server has no tool 'calc'; it has: calculator, "),
         (
             {"url": "http://127.0.0.1:9/mcp", "headers_env": {"Authorization": "NO_SUCH_KEY"}},
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_said_in_one_line(config, error, message):
 
 def test_two_tools_of_one_name_are_refused(url):
     config = MCPServerConfig(url=url, prefix="x_")
-    with pytest.raises(PluginError, match=r"agent.mcp_servers: there already is a tool 'x_calculator' of another"):
+    with pytest.raises(PluginError, match=r"agent.mcp_servers: another server or file already has a tool 'x_calculator'"):
         open_plugins(AgentConfig(mcp_servers={"a": config, "b": config}))
 
 
@@ -247,7 +247,7 @@ def test_a_lost_http_server_is_found_again(per_trajectory):
             process.kill()
             process.wait()
             for _ in range(2):
-                with pytest.raises(ToolError, match=r"was lost|did not come up"):
+                with pytest.raises(ToolError, match=r"was lost|did not start"):
                     await tools.call("s_calculator", expression="1+1")
             with http_server(int(url.split(":")[2].split("/")[0])):
                 if per_trajectory:
@@ -347,7 +347,7 @@ def test_a_command_gets_none_of_the_keys_of_the_run(tmp_path, monkeypatch):
     config = {"command": (sys.executable, "-c", program), "env": {"LEVEL": "2"}}
 
     async def opened(config) -> dict[str, str]:
-        with pytest.raises(ToolError, match="did not come up"):  # it writes down what it sees, and ends
+        with pytest.raises(ToolError, match="did not start"):  # it writes down what it sees, and ends
             await MCPSession("s", MCPServerConfig(**config)).open()
         return json.loads((tmp_path / "seen").read_text())
 

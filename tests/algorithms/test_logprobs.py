@@ -319,5 +319,5 @@ def test_kernels_are_chosen_by_device_and_by_what_is_installed(monkeypatch):
         choose_kernels("compiled", device="cuda")
     monkeypatch.setattr(kernels_module, "_has_triton", lambda: True)
     assert choose_kernels("compiled", device="cuda") is compiled()
-    with pytest.raises(ConfigError, match="makes kernels for a GPU, and the ranks compute on a cpu; use eager"):
+    with pytest.raises(ConfigError, match="needs a GPU, but the ranks compute on a cpu; use eager"):
         choose_kernels("compiled", device="cpu")

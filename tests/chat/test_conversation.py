@@ -420,5 +420,5 @@ def test_truncation_drops_no_more_than_needed_and_says_when_the_frame_is_too_lon
     frame = conversation.num_pending_tokens() - 10
     assert conversation.truncate_prompt(frame + 4, "middle")
     assert conversation.messages[0].content == "0189"
-    with pytest.raises(DataError, match="without its questions"):
+    with pytest.raises(DataError, match="even without its user messages"):
         conversation.truncate_prompt(frame - 1, "left")

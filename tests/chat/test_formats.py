@@ -194,7 +194,7 @@ BROKEN = [
     ("deepseek_v3", "<｜tool▁call▁begin｜>f(1)<｜tool▁call▁end｜>", "", "must be written as name<｜tool▁sep｜>{...}"),
     ("gpt_oss", "<|channel|>commentary to=functions.f<|message|>{a: 1}<|call|>", "f", "not valid JSON"),
     ("gpt_oss", "<|channel|>commentary to=functions.f<|message|>{} then<|call|>", "f", "text between"),
-    ("pythonic", "[f(a=g(1))]", "f", "'g' is no literal"),
+    ("pythonic", "[f(a=g(1))]", "f", "'g' is not a literal"),
     ("pythonic", "[f('x')]", "f", "arguments must be written as name=value"),
     ("pythonic", "[f(a=1]", "f", "expected )"),
     ("pythonic", "<|tool_call_start|>[f(a=" + "[" * 100 + "<|tool_call_end|>", "f", "nested too deeply"),

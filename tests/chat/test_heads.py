@@ -58,7 +58,7 @@ def test_a_token_that_begins_the_assistants_turn_too_ends_none():
     source = "{% for m in messages %}<|im_start|>{{ m.content }};{% endfor %}"
     template = ChatTemplate({"default": source + "{% if add_generation_prompt %}<|im_start|>{% endif %}"}, {})
     assert find_turn_ends(tokenizer(), template, [7]) == (7,)
-    with pytest.raises(ConfigError, match=r"ends an assistant turn with .* names no eos_token_id"):
+    with pytest.raises(ConfigError, match=r"ends an assistant turn with .* has no eos_token_id"):
         find_turn_ends(tokenizer(), template, [])
 
 

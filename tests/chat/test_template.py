@@ -121,7 +121,7 @@ def test_the_tokens_that_end_a_turn_are_those_of_template_and_generation_config(
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
     assert Chat.load(str(tmp_path)).eos_token_ids == (text_end,)
     configure(tmp_path, eos_token=None)
-    with pytest.raises(ConfigError, match="ends an assistant turn with ';', which holds no special token"):
+    with pytest.raises(ConfigError, match="ends an assistant turn with ';', which contains no special token"):
         Chat.load(str(tmp_path))
 
 

@@ -65,7 +65,7 @@ SERVER = types.SimpleNamespace(name="notes", prefix="notes_")
     ],
 )
 def test_an_mcp_tool_with_control_characters_is_refused(what, changes):
-    with pytest.raises(PluginError, match=f"MCP server 'notes': the {what} of tool .* holds control characters") as caught:
+    with pytest.raises(PluginError, match=f"MCP server 'notes': the {what} of tool .* contains control characters") as caught:
         tool_class(SERVER, listed(**changes))
     assert not CONTROL.search(str(caught.value))
 

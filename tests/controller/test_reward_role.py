@@ -239,7 +239,7 @@ def test_a_term_asks_the_model_that_the_run_connects(folders):
         folders["qwen2"], helpful={"reward": "reward_model", "weight": 0.5}, polite={"reward": "reward_model", "weight": 0}
     )
     assert rewards.is_any
-    with pytest.raises(RewardError, match=r"no reward model runs here"):
+    with pytest.raises(RewardError, match=r"no reward model is running"):
         rewards._table._terms[0].reward.score(SOME)
     with role(folders["qwen2"]) as judge:
         rewards.connect(judge.score)
@@ -321,7 +321,7 @@ def test_a_model_that_cannot_score_is_refused(folders, tmp_path):
     described = json.loads((headless / "config.json").read_text())
     (headless / "config.json").write_text(json.dumps(described | {"architectures": ["Qwen2ForSequenceClassification"], "num_labels": 1}))
     for folder, words in (
-        (causal, "is no reward model: its config names Qwen2ForCausalLM; train one of it by `agentrl rm`"),
+        (causal, "is not a reward model: its config names Qwen2ForCausalLM; train one with `agentrl rm`"),
         (two, "has 2 labels; a reward model has one"),
         (bert, "BertForSequenceClassification has no scalar head 'score'"),
         (headless, "lacks the weight 'score.weight'"),

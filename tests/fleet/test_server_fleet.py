@@ -92,18 +92,21 @@ def test_a_lost_supervisor_is_replaced_by_a_guest_in_its_seat_until_the_budget_i
     for lost in (1, 3):  # two started servers with a restart each, of which one is left
         fleet.handles[lost].lost = SupervisorLost("gone")
     fleet.poll()
-    assert "server http://127.0.0.1:4 is lost (gone), and rollout.max_server_restarts is used up; the run goes on without it" in fleet.said
+    assert (
+        "server http://127.0.0.1:4 is lost (gone), and rollout.max_server_restarts is used up; the run continues without this server"
+        in fleet.said
+    )
 
 
 def test_the_run_ends_with_a_server_of_its_own_and_goes_on_without_a_guest(fleet):
     fleet.attach("http://127.0.0.1:7/")
-    with pytest.raises(ConfigError, match="serves this run already"):
+    with pytest.raises(ConfigError, match="already serves this run"):
         fleet.attach("http://127.0.0.1:7")
     fleet.handles[3].now = replace(fleet.handles[3].now, state="failed", message="it hung")
     fleet.poll()
     assert [line.name for line in fleet.lines] == ["server_0", "server_1", FAR]
     fleet.handles[2].now = replace(fleet.handles[2].now, state="failed", message="it hung")
-    with pytest.raises(InfrastructureError, match=f"server {FAR} is lost for good: it hung"):
+    with pytest.raises(InfrastructureError, match=f"server {FAR} is lost permanently: it hung"):
         fleet.poll()
 
 

@@ -355,7 +355,7 @@ def test_what_does_not_go_together_is_refused(options, message):
     ("options", "message"),
     [
         ({"critic": {"model": {"path": "nowhere/at/all/here"}}}, r"critic: model.path='nowhere/at/all/here'"),
-        ({"critic": {"model": {"path": "two"}}}, r"critic: model.path='.*two' has 2 labels; a score or a value is one"),
+        ({"critic": {"model": {"path": "two"}}}, r"critic: model.path='.*two' has 2 labels; a score or value needs exactly one"),
         (
             {"critic": {"model": {"path": "tokens"}}},
             r"critic: model.path='.*tokens' is a Qwen2ForTokenClassification, whose head has a bias",
@@ -363,7 +363,7 @@ def test_what_does_not_go_together_is_refused(options, message):
         ({"learner": {"world_size": 3, "sequence_parallel": 3}}, r"critic: learner.sequence_parallel=3 does not divide"),
         (
             {"critic": {"model": {"lora": {"rank": 2}}}, "learner": {"world_size": 2, "tensor_parallel": 2}},
-            r"critic: learner.tensor_parallel=2 cuts whole matrices",
+            r"critic: learner.tensor_parallel=2 splits whole matrices",
         ),
     ],
 )
@@ -383,12 +383,12 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
 @pytest.mark.parametrize(
     ("kind", "options", "has_score_head", "message"),
     [
-        (AutoModelForSequenceClassification, {"num_labels": 2}, True, "has 2 labels; a score or a value is one"),
+        (AutoModelForSequenceClassification, {"num_labels": 2}, True, "has 2 labels; a score or value needs exactly one"),
         (
             AutoModelForTokenClassification,
             {"num_labels": 1},
             True,
-            "is a Qwen2ForTokenClassification, whose head has a bias that would be lost",
+            "is a Qwen2ForTokenClassification, whose head has a bias, which is not supported",
         ),
         (
             AutoModelForSequenceClassification,
@@ -397,7 +397,7 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
             "is a Qwen2ForSequenceClassification, which has no head over the vocab",
         ),
         (AutoModelForTokenClassification, {}, False, "is a Qwen2ForTokenClassification, which has no head over the vocabulary"),
-        (AutoModel, {"tie_word_embeddings": False}, False, "lacks the weight 'lm_head.weight'; name the folder of a whole model"),
+        (AutoModel, {"tie_word_embeddings": False}, False, "lacks the weight 'lm_head.weight'; use the folder of a complete model"),
     ],
 )
 def test_a_head_that_would_be_filled_with_random_numbers_is_refused(tmp_path, kind, options, has_score_head, message):
@@ -425,7 +425,7 @@ def test_float16_is_not_trained_but_loaded(tmp_path):
     """As `agentrl export` and servers do; gradients would need the scaling that bfloat16 has no need of."""
     AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path)
     model = ModelConfig(path=str(tmp_path), dtype="float16")
-    with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: .*; use bfloat16, or float32$"), critic(model=model):
+    with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: .*; use bfloat16 or float32$"), critic(model=model):
         pass
     assert load_module(model, "sdpa", torch.float16, from_scratch=None).dtype == torch.float16
 

@@ -42,9 +42,9 @@ def test_flash_attention_is_taken_and_refused_by_device_and_dtype(monkeypatch):
     assert choose_attention("auto", device="cuda", dtype="bfloat16") == "flash_attention_2"
     assert choose_attention("auto", device="cuda", dtype="float32") == "flex_attention"
     assert choose_attention("auto", device="cpu", dtype="bfloat16") == "segment_sdpa"
-    with pytest.raises(ConfigError, match="computes in bfloat16 or float16, and model"):
+    with pytest.raises(ConfigError, match="computes in bfloat16 or float16, but model"):
         choose_attention("flash_attention_2", device="cuda", dtype="float32")
-    with pytest.raises(ConfigError, match="runs on GPUs, and the ranks compute on CPUs"):
+    with pytest.raises(ConfigError, match="runs on GPUs, but the ranks compute on CPUs"):
         choose_attention("flash_attention_2", device="cpu", dtype="bfloat16")
 
 

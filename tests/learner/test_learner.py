@@ -709,7 +709,7 @@ def test_a_missing_checkpoint_is_named(tmp_path):
         ({"model": ModelConfig(path="/no/such/model")}, "model.path='/no/such/model'"),
         ({"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hiden_size": 3})}, "unknown key 'hiden_size'"),
         ({"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hidden_size": 32})}, "tokenizer.json does not exist"),
-        ({"device": "cuda"}, "has GPUs, but torch sees none"),
+        ({"device": "cuda"}, "has GPUs, but torch finds none"),
     ],
 )
 def test_what_cannot_be_built_is_a_config_error(options, message, monkeypatch):

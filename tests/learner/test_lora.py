@@ -221,7 +221,7 @@ def test_names_of_no_layer_are_refused():
             pass
 
 
-@pytest.mark.parametrize(("name", "why"), [("embed_tokens", "no linear layer"), ("lm_head", "tied")])
+@pytest.mark.parametrize(("name", "why"), [("embed_tokens", "not a linear layer"), ("lm_head", "tied")])
 def test_layers_that_cannot_be_merged_are_refused(name, why):
     with pytest.raises(ConfigError, match=why):
         with learner(lora=LoRAConfig(rank=2, target_modules=(name,))):

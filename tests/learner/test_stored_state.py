@@ -115,7 +115,7 @@ def test_metadata_that_run_a_command_are_refused_in_one_line(base, checkpoint, t
             learner.load(str(checkpoint / "learner"))
         said = str(caught.value)
     assert len(said.splitlines()) == 1
-    assert "it asks for posix.mkdir, which is no part of a checkpoint" in said
+    assert "it refers to posix.mkdir, which does not belong in a checkpoint" in said
     assert not opened.exists()
 
 

@@ -42,7 +42,7 @@ def test_only_agents_that_use_tools_are_offered_some():
 
 def test_a_tool_without_a_schema_is_named():
     broken = type("Broken", (PLUGINS.tools.get("calculator"),), {"name": "broken", "parameters": {"type": "objekt"}})
-    with pytest.raises(PluginError, match="tool 'broken': `parameters` is no JSON schema") as caught:
+    with pytest.raises(PluginError, match="tool 'broken': `parameters` is not a JSON schema") as caught:
         validator(broken)
     assert isinstance(caught.value.__cause__, jsonschema_rs.ValidationError)
 

@@ -216,7 +216,7 @@ def test_a_server_that_is_not_there_is_a_tool_error() -> None:
     ("config", "problem"),
     [
         ({}, "url: Field required"),
-        ({"url": "localhost:30000"}, "is no address"),
+        ({"url": "localhost:30000"}, "is not a URL"),
         ({"url": "http://x", "api_key_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
         ({"url": "http://x", "tokens": 5}, "tokens: Extra inputs are not permitted; the keys are url, model"),
     ],

@@ -271,7 +271,7 @@ def test_what_is_no_json_is_a_broken_tool():
         """Give."""
         return object()
 
-    with pytest.raises(ToolError, match="tool 'give' returned object, which is no JSON"):
+    with pytest.raises(ToolError, match="tool 'give' returned object, which is not JSON"):
         run(function_tool(give))
 
 
@@ -387,9 +387,9 @@ def generator(a: int):
     ("function", "options", "message"),
     [
         (untyped, {}, "parameter 'a' has no annotation; write `a: str`"),
-        (variadic, {}, r"parameter `\*rest: '?int'?` has no name to call it by"),
-        (keywords, {}, r"parameter `\*\*rest: '?int'?` has no name to call it by"),
-        (positional, {}, "parameter `a: '?int'?` has no name to call it by"),
+        (variadic, {}, r"parameter `\*rest: '?int'?` cannot be passed by name"),
+        (keywords, {}, r"parameter `\*\*rest: '?int'?` cannot be passed by name"),
+        (positional, {}, "parameter `a: '?int'?` cannot be passed by name"),
         (unknown_name, {}, "an annotation cannot be read: name 'NoSuchType' is not defined"),
         (no_schema, {}, "tool function 'no_schema'"),
         (callback, {}, "tool function 'callback'"),
@@ -398,8 +398,8 @@ def generator(a: int):
         (generator, {}, "is a generator"),
         (google, {"runtime": "trio"}, "a plain function runs in a thread"),
         (google, {"name": "two words"}, "1 to 64 letters"),
-        (print, {}, "is no Python function"),
-        (Point, {}, "is no Python function"),
+        (print, {}, "is not a Python function"),
+        (Point, {}, "is not a Python function"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused_in_one_line(function, options, message):

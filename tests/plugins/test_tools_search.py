@@ -109,7 +109,7 @@ def test_a_file_is_indexed_once_until_it_changes(corpus) -> None:
 def test_wrong_corpora(tmp_path) -> None:
     with pytest.raises(ConfigError, match="tool 'search': corpus: Field required"):
         Search({})
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         Search({"corpus": str(tmp_path / "absent.parquet")})
     (tmp_path / "text.parquet").write_text("hello")
     with pytest.raises(DataError, match="cannot be read as Parquet"):

@@ -336,7 +336,7 @@ def test_a_remote_service_may_say_that_it_does_not_apply():
         ([(503, {}), (503, {}), (503, b"busy")], 3, r"503.*busy.*tried 3 times"),
         ([(400, b"no such task")], 1, r"400.*no such task"),
         ([(200, b"fine")] * 3, 3, "not JSON"),
-        ([(200, {"points": 1})], 1, "must answer a JSON object with `score`"),
+        ([(200, {"points": 1})], 1, "must answer with a JSON object that has `score`"),
         ([(200, {"score": "good"})], 1, "finite number"),
     ],
 )
@@ -406,7 +406,7 @@ def test_a_judge_without_a_score_is_an_error_not_a_zero():
         with pytest.raises(RewardError, match=r"no score from 0 to 10.*Score: -1"):
             trio.run(judge.score, attempt("72"))
     assert len(service.requests) == 3
-    with serving(lambda body: (200, {"error": "no"})) as service, pytest.raises(RewardError, match="no chat completion"):
+    with serving(lambda body: (200, {"error": "no"})) as service, pytest.raises(RewardError, match="not a chat completion"):
         trio.run(LLMJudge({"url": service.url, "model": "judge"}).score, attempt("72"))
 
 
@@ -426,7 +426,7 @@ def test_the_judges_memory_is_bounded():
     [
         ({"prompt": "$answr"}, r"unknown placeholder \$answr"),
         ({"pattern": "score"}, "no group"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a regular expression"),
         ({"min_score": 5, "max_score": 1}, "not below"),
         ({"modle": "x"}, "modle"),
     ],
@@ -468,7 +468,7 @@ def test_every_term_checks_every_row_before_any_rollout():
     table.check(task(data_source="gsm8k"))
     with pytest.raises(DataError, match="reward 'aime' needs an integer"):
         table.check(task(data_source="gsm8k", ground_truth="7,200"))
-    with pytest.raises(ConfigError, match=r"reward.terms.gsm8k: .* has this reward already"):
+    with pytest.raises(ConfigError, match=r"reward.terms.gsm8k: .* already has this reward"):
         RewardTable(RewardConfig(terms={"gsm8k": {}}), plugins).check(task(data_source="gsm8k"))
     for name in ("tool", "a/b"):
         with pytest.raises(ConfigError, match="a term's name"):

@@ -130,5 +130,5 @@ def test_a_process_that_an_answer_ends_is_a_wrong_answer_and_one_that_ends_witho
 def test_math_asks_again_when_its_ground_truth_is_no_expression():
     """What fails without regard to the answer is a failure, whatever the answer is."""
     for text in ("\\boxed{2}", FROM_OUTSIDE[0]):
-        with pytest.raises(RewardError, match="no mathematical expression"):
+        with pytest.raises(RewardError, match="not a mathematical expression"):
             Math().score(attempt(text, ""))

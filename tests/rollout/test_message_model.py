@@ -160,13 +160,13 @@ def test_what_is_read_of_an_answer() -> None:
     first, second, third = reply.message.tool_calls
     assert (first.arguments, second.arguments, third.arguments) == ({"x": 1}, None, None)
     assert first.id
-    assert "no JSON" in (second.error or "")
+    assert "not valid JSON" in (second.error or "")
     assert (reply.num_prompt_tokens, reply.num_tokens) == (5, 2)
 
 
 @pytest.mark.parametrize("wrong", [{}, [], {"choices": []}, completion() | {"usage": None}, "text"])
 def test_what_is_no_answer(wrong: Any) -> None:
-    with pytest.raises(ServerError, match="no chat completion with its `usage`"):
+    with pytest.raises(ServerError, match="not a chat completion with `usage`"):
         read_completion(wrong, turn=0)
 
 
@@ -189,7 +189,7 @@ def test_the_names_of_models() -> None:
     async def main(model: MessageModel, pressure: Pressure) -> None:
         url = f"http://{model._clients[0].origin}/v1"
         assert await served_models(url, api_key=None) == ["a", "b"]
-        with pytest.raises(ServerError, match="no list of models"):
+        with pytest.raises(ServerError, match="not a list of models"):
             await served_models(url, api_key=None)
 
     talk([lambda body: (200, next(replies))], main)

@@ -180,7 +180,7 @@ def test_a_request_under_which_servers_fail_again_and_again_is_given_up():
     server = Server(errors=[ServerError(f"crash {i}", status=500) for i in range(9)])
 
     async def main(router):
-        with pytest.raises(ServerError, match=f"failed {MAX_SERVER_FAILURES} times in turn, the last: crash 2"):
+        with pytest.raises(ServerError, match=f"{MAX_SERVER_FAILURES} consecutive server failures, the last: crash 2"):
             await router.generate([7], params(), trajectory_key="t")
 
     run(main, {"a": server})

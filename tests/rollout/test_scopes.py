@@ -93,8 +93,8 @@ def test_an_attempt_is_named_with_what_it_waits_for():
                 "group 7 member 1 (tool_agent), 5.0 s",
                 "  generate at http://here, 3.0 s",
             ]
-            assert "generate: no server has it" in "\n".join(look(root, limit=1, places={}).lines())
-    assert list(look(root, limit=1, places={}).lines()) == ["no attempt is under way"]
+            assert "generate: not sent to a server" in "\n".join(look(root, limit=1, places={}).lines())
+    assert list(look(root, limit=1, places={}).lines()) == ["no attempt in progress"]
 
 
 def test_tasks_of_one_name_are_counted_together():
@@ -173,4 +173,4 @@ def test_a_manager_names_group_member_and_tool(stage):
     named = [line.partition(",")[0] for line in seen]
     assert sorted(named[::2]) == [f"validation row 0 member {member} (tool_agent)" for member in range(2)]
     assert named[1::2] == ["  tool stuck"] * 2
-    assert after == ["no attempt is under way"]
+    assert after == ["no attempt in progress"]

@@ -488,9 +488,9 @@ class Wrapped(OfTheOtherLoop):
     ("tool", "words"),
     [
         (OfTheOtherLoop, "awaits asyncio code (test_session.py:"),
-        (OfTheOtherLoop, 'and runs under trio: write `runtime = "asyncio"` in its class'),
-        (OfTrio, 'and runs under asyncio: write `runtime = "trio"` in its class'),
-        (Wrapped, "`call` returned ToolResult at once, and is awaited: write `async def call`"),
+        (OfTheOtherLoop, 'but runs under trio: write `runtime = "asyncio"` in its class'),
+        (OfTrio, 'but runs under asyncio: write `runtime = "trio"` in its class'),
+        (Wrapped, "`call` returned ToolResult without being async, but is awaited: write `async def call`"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the coroutine that no loop took

@@ -118,5 +118,5 @@ def test_a_router_with_somebody_elses_server_is_refused(world, front, foreign):
     assert front.workers() == {foreign}
     run = start(world, world.folder / "foreign", front, "trainer.steps=1")
     assert run.wait(300) == 2, run.output()
-    assert f"has {foreign} behind it, which is no server of this run" in run.output()
+    assert f"has the worker {foreign}, which is not a server of this run" in run.output()
     assert front.workers() == {foreign}

@@ -85,7 +85,7 @@ def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
     run.wait_until(lambda: "was restarted and gets version" in run.output(), timeout_s=300)
     # The watchdog finds it, or the publish that it was stopped in.
     found = (
-        r"the server hung: nothing came from it for rollout\.server_hang_timeout_s=15; restart 1 of 3"
+        r"the server hung: it sent nothing for rollout\.server_hang_timeout_s=15; restart 1 of 3"
         r"|did not load version \d+: .* restarting it"
     )
     assert re.search(found, run.output()), run.output()

@@ -144,7 +144,7 @@ def test_a_broken_sandbox_is_an_error_and_never_a_zero(monkeypatch) -> None:
     ("truth", "message"),
     [
         ("3", "must be a mapping"),
-        ("{", "is no JSON"),
+        ("{", "is not valid JSON"),
         ({}, "must have `inputs` and `outputs`"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
         ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),

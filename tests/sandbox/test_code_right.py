@@ -873,7 +873,7 @@ def test_f(x):
     assert f(x)"""),
             "function test_f of a test needs pytest",
         ),
-        (asserts("assert f(:"), "a test is no Python"),
+        (asserts("assert f(:"), "a test is not valid Python"),
         ({"inputs": ["1"], "outputs": ["1"], "tolerance": "x"}, "`tolerance` must be a number from 0 up to 1"),
         ({"fn_name": "f", "inputs": ["x"], "outputs": ["1"]}, "a text among `inputs` must have JSON on each line"),
     ],

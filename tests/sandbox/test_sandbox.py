@@ -284,7 +284,7 @@ def test_refusal_names_every_gap() -> None:
     with pytest.raises(ConfigError, match=r"network \(a server was reached\); disk \(not limited\)") as refused:
         refuse(protections, ())
     assert "allow_unprotected: [network, disk]" in str(refused.value)
-    with pytest.raises(ConfigError, match=r"protect itself from programs of the model: disk"):
+    with pytest.raises(ConfigError, match=r"is not protected from the model's programs: disk"):
         refuse(protections, ("network",))
     refuse(protections, ("network", "disk"))
 

@@ -194,7 +194,7 @@ def test_a_paused_server_is_no_hanging_one(running):
     try:
         clock[0] += 10.0
         assert dog.probe() is None, "not before the time is over"
-        assert look() == "the server hung: nothing came from it for rollout.server_hang_timeout_s=20"
+        assert look() == "the server hung: it sent nothing for rollout.server_hang_timeout_s=20"
     finally:
         os.kill(running.status().pid, signal.SIGCONT)
 

@@ -71,7 +71,7 @@ def test_a_person_plays_the_model() -> None:
 def test_a_person_who_mistypes_is_asked_again() -> None:
     said: list[str] = []
     trajectory = play(typed="/call calculator {\n\n#### 1\n\n", said=said, row=a_row_of("tool_agent")).trajectory
-    assert "no JSON" in said[2]
+    assert "not valid JSON" in said[2]
     assert trajectory.outcome is Outcome.COMPLETED
 
 

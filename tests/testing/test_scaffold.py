@@ -69,7 +69,7 @@ def test_names_that_python_would_refuse(name: str, tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "test_bird.py").write_text("mine")
-    with pytest.raises(PluginError, match="exists already"):
+    with pytest.raises(PluginError, match="already exists"):
         write_plugin("tool", "bird", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["test_bird.py"]
 

@@ -453,7 +453,7 @@ MORE_OF_VERL = r"it needs more of verl: install verl, or put its folder verl/too
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("verl_tool_config", "tools: {}", "a list under the key 'tools' is missing"),
+        ("verl_tool_config", "tools: {}", "the key 'tools' with a list is missing"),
         ("verl_tool_config", "tools: [{config: {}}]", r"tools\[0\] has no class_name"),
         ("verl_tool_config", "tools: [", "verl_tool_config.yaml"),
         ("verl_tool_config", "tools: [{class_name: no.such.Tool}]", "class_name 'no.such.Tool': ModuleNotFoundError: No module named 'no'"),
@@ -474,7 +474,7 @@ MORE_OF_VERL = r"it needs more of verl: install verl, or put its folder verl/too
         ),
         ("verl_tool_config", "tools: [{class_name: verl.tools.base_tool.BaseTool}]", "BaseTool has no tool schema"),
         ("verl_tool_config", "tools: [{class_name: a.B, tool_schema: {type: function}}]", "tool_schema of a.B: .*function Field required"),
-        ("verl_function_tools", "x = 1", "the file has no function under @function_tool"),
+        ("verl_function_tools", "x = 1", "the file has no function decorated with @function_tool"),
         ("verl_function_tools", "raise OSError('no disk')", "OSError: no disk"),
         ("verl_interaction_config", "interaction: [{class_name: verl.interactions.base.Nope}]", "AttributeError.*'Nope'"),
         (

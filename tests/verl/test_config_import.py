@@ -231,14 +231,17 @@ def test_single_keys(override, key, value):
     [
         ("actor_rollout_ref.actor.clip_ratio=0.1", "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2"),
         ("algorithm.rollout_correction.rollout_is_threshold=3.0", "without rollout_is verl applies no weight"),
-        ("algorithm.adv_estimator=gdpo", "there is no gdpo; choose algorithm.advantage among grpo"),
-        ("actor_rollout_ref.rollout.top_p=0.9", "0.9 would cut the distribution that the learner computes with"),
+        ("algorithm.adv_estimator=gdpo", "unknown estimator gdpo; choose algorithm.advantage among grpo"),
+        ("actor_rollout_ref.rollout.top_p=0.9", "0.9 would truncate the distribution"),
         ("actor_rollout_ref.actor.entropy_coeff=-1", "algorithm.entropy_coefficient must be at least 0, is -1"),
-        ("reward_model.micro_batch_size=16", "sequences there"),
-        ("trainer.logger=[swanlab]", "none of swanlab is a tracker here"),
-        ("actor_rollout_ref.rollout.agent.default_agent_loop=mine", "mine is a class of yours"),
-        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "null; the default of agent.max_turns stands"),
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1", "a share of steps that nobody knows before the data are read"),
+        ("reward_model.micro_batch_size=16", "sequences in verl"),
+        ("trainer.logger=[swanlab]", "none of swanlab is a tracker of agentrl"),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop=mine", "mine is your own class"),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "null; the default of agent.max_turns applies"),
+        (
+            "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1",
+            "a share of the number of steps, which is unknown before the data is read",
+        ),
     ],
 )
 def test_what_cannot_be_taken_over_says_why(override, reason):
@@ -280,7 +283,7 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
         ),
         (
             ["+algorithm.rollout_correction.rollout_rs=token_k1", "algorithm.rollout_correction.rollout_rs_threshold='1,2'"],
-            "one for all of",
+            "one value for all of",
         ),
         (["data.train_batch_size=1,2"], "has several values"),
         (["trainer.n_gpus_per_node=3", "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"], "does not divide world_size=3"),

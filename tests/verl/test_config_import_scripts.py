@@ -235,25 +235,25 @@ def test_a_comment_ends_the_command_as_it_does_for_a_shell(tmp_path):
     text = "python3 -m verl.trainer.main_ppo data.train_batch_size=4 \\\n  # data.a=1 \\\n  trainer.nnodes=2 \\\n  trainer.seed=3\n"
     source = written(tmp_path, text)
     assert source.written == {"data.train_batch_size": 4}
-    assert source.unread == ("line 3: trainer.nnodes=2 is no part of the command above it: a comment or a blank line ends that",)
+    assert source.unread == ("line 3: trainer.nnodes=2 does not belong to the command above it, which ends at a comment or blank line",)
 
 
 def test_several_trainings_and_programs_of_a_recipe_are_told(tmp_path):
     text = "python -m verl.model_merger merge --a b\nfor n in 1 2 3; do python -m recipe.own.main_own trainer.nnodes=$n; done\n"
     source = written(tmp_path, text)
     assert source.written == {"trainer.nnodes": 1}
-    assert "2 more commands that start a training; the first one was read" in source.unread
-    assert any(text.startswith("recipe.own.main_own is a program of its own") for text in source.unread)
+    assert "2 more training commands were ignored; only the first was read" in source.unread
+    assert any(text.startswith("recipe.own.main_own is a separate program") for text in source.unread)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("echo hello\n", "starts no training that is known here"),
+        ("echo hello\n", "contains no known training command"),
         ("python3 -m verl.trainer.main_ppo 'data.x=1\n", "line 1: the quote ' is not closed"),
         ("if true; then\npython3 -m x a.b=1\n", "the script ends before elif or else or fi"),
         ("f() { f; }\nf\n", "nested"),
-        ("while true; do while true; do while true; do x=1; y=2; z=3; done; done; done\n", "starts no training that is known here"),
+        ("while true; do while true; do while true; do x=1; y=2; z=3; done; done; done\n", "contains no known training command"),
         ("x=${a\n", r"\{ is not closed"),
     ],
 )
@@ -377,7 +377,7 @@ def test_a_config_path_of_a_script_may_be_a_folder_of_the_checkout(checkout):
     )
     source = written(checkout, text)
     assert source.written == {"actor_rollout_ref.rollout.name": "sglang", "data.seed": 1}
-    assert source.unread == ("defaults: {'optim@o': 'adam'}: give what it sets as overrides",)
+    assert source.unread == ("defaults: {'optim@o': 'adam'}: give its settings as overrides",)
 
 
 def test_options_in_place_of_the_command_find_the_config_too(checkout):
@@ -402,12 +402,12 @@ def test_a_config_that_is_not_found_stops_the_import(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("tools: [{class_name: a.B, config: {}}]", "this is no config of a trainer of verl: 1 of its 1 keys"),
-        ("services: {web: {image: nginx, ports: [80]}}", "this is no config of a trainer of verl: 2 of its 2 keys"),
-        ("model_name_or_path: m\nlearning_rate: 1e-5\nlogging_steps: 1", "this is no config of a trainer of verl"),
-        ("trainer: {max_steps: 3, devices: 8}\nmodel: {hidden: 8}\ndata: {train_files: [a]}", "3 of its 4 keys are not known there"),
-        ("learner: {world_size: 2}\nbuffer: {groups_per_step: 4}", "learner.world_size is a key of this project"),
-        ("- a\n- b", "a config of verl is a mapping of sections"),
+        ("tools: [{class_name: a.B, config: {}}]", "this is not a config of a verl trainer: 1 of its 1 keys"),
+        ("services: {web: {image: nginx, ports: [80]}}", "this is not a config of a verl trainer: 2 of its 2 keys"),
+        ("model_name_or_path: m\nlearning_rate: 1e-5\nlogging_steps: 1", "this is not a config of a verl trainer"),
+        ("trainer: {max_steps: 3, devices: 8}\nmodel: {hidden: 8}\ndata: {train_files: [a]}", "3 of its 4 keys are unknown"),
+        ("learner: {world_size: 2}\nbuffer: {groups_per_step: 4}", "learner.world_size is a key of agentrl"),
+        ("- a\n- b", "a config of verl must be a mapping of sections"),
     ],
 )
 def test_a_file_that_is_no_trainer_config_is_refused(tmp_path, text, problem):
@@ -442,10 +442,10 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"+{ACTOR}.megatron.override_transformer_config.fp8=hybrid", "never quantized"),
         (f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8", "never quantized"),
         (f"{ACTOR}.qat.enable=True", "not trained for quantized serving"),
-        ("algorithm.adv_estimator=unheard_of", "there is no unheard_of"),
-        (f"{ACTOR}.policy_loss.loss_mode=unheard_of", "there is no unheard_of"),
-        (f"{ROLLOUT}.agent.default_agent_loop=mine", "a class of yours"),
-        ("reward_model.reward_manager=mine", "a class of yours"),
+        ("algorithm.adv_estimator=unheard_of", "unknown estimator unheard_of"),
+        (f"{ACTOR}.policy_loss.loss_mode=unheard_of", "unknown policy loss unheard_of"),
+        (f"{ROLLOUT}.agent.default_agent_loop=mine", "your own class"),
+        ("reward_model.reward_manager=mine", "your own class"),
         ("distillation.enabled=True", "no teacher"),
         ("algorithm.use_pf_ppo=True", "not reweighted"),
     ],
@@ -553,4 +553,4 @@ def test_a_file_of_supervised_training_is_known_by_its_keys(tmp_path, text):
 def test_a_loop_that_watches_for_ever_hides_no_training(tmp_path):
     text = "watch() { while true; do while true; do x=1; y=2; z=3; done; done; }\npython3 -m verl.trainer.main_ppo data.seed=1\nwatch &\n"
     source = written(tmp_path, text)
-    assert (source.written, source.unread) == ({"data.seed": 1}, ("the script was followed for 20000 commands, not to its end",))
+    assert (source.written, source.unread) == ({"data.seed": 1}, ("the script has more than 20000 commands and was not read to its end",))

@@ -303,7 +303,7 @@ def other_kind(tensors, config):
         (no_config, "adapter_config.json cannot be read"),
         (half_a_config, "KeyError"),
         (wrong_shape, "shapes"),
-        (unknown_module, "no linear layer"),
+        (unknown_module, "not a linear layer"),
         (half_a_pair, "lora_B alone"),
         (not_finite, "finite"),
         (foreign_name, "no tensor of a LoRA adapter"),

@@ -88,7 +88,7 @@ class AdapterSlot:
     def _pair(self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float) -> LowRankPair:
         layer = layers.get(name)
         if layer is None or layer is self._model.get_output_embeddings():
-            raise WeightsRefused(f"{shown(name)} is no linear layer of this model that can have an adapter")
+            raise WeightsRefused(f"{shown(name)} is not a linear layer of this model that can have an adapter")
         if set(halves) != {"A", "B"}:
             raise WeightsRefused(f"the adapter of {name!r} has lora_{min(halves)} alone; it takes lora_A and lora_B")
         if any(tensor.ndim != 2 or not tensor.is_floating_point() for tensor in halves.values()):
