@@ -86,7 +86,7 @@ def test_a_lost_supervisor_is_replaced_by_a_guest_in_its_seat_until_the_budget_i
     fleet.poll()
     assert fleet.handles[0].calls[-1] == "stop"
     assert [handle.name for handle in fleet.handles] == ["server_0", "server_1", FAR, "server_2"]
-    assert fleet.said == ["server http://127.0.0.1:1 is lost (a server's supervisor died); server_2 is started in its place"]
+    assert fleet.said == ["server http://127.0.0.1:1 is lost (a server's supervisor died); starting server_2 to replace it"]
     fleet.poll()
     assert fleet.guests_needing_weights == ["http://127.0.0.1:4"]
     for lost in (1, 3):  # two started servers with a restart each, of which one is left

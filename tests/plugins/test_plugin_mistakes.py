@@ -132,7 +132,7 @@ def command(*arguments: str) -> Result:
         (USE_TOOL, TOOL, "self, arguments", "self, text, times", "`call(self, text, times)` is called with arguments: write `async def ca"),
         (USE_TOOL, TOOL, "    async", "    runtime = 'thread'\n    async", "runtime = 'thread' must be one of asyncio, trio"),
         (USE_TOOL, TOOL, "    async", "    def __init__(self, config, url): ...\n    async", "it is constructed as Shout(config): write"),
-        (USE_TOOL, TOOL, "    async", "    def __init__(self, config): config['url']\n    async", "tool 'shout' (mine.py:4) cannot be mad"),
+        (USE_TOOL, TOOL, "    async", "    def __init__(self, config): config['url']\n    async", "tool 'shout' (mine.py:4) cannot be"),
         (USE_TOOL, TOOL, "(Tool)", "", "agent.tools: mine.py:Shout is not a tool: it must be a subclass of agentrl.plugins.Tool"),
         (USE_TOOL, TOOL, "import Tool, ", "import Reward as Tool, ", "agent.tools: mine.py:Shout is not a tool"),
         (USE_TOOL, TOOL + "Shout = Shout()\n", "", "", "agent.tools: mine.py:Shout is an instance; use its class, Shout"),
@@ -148,7 +148,7 @@ def command(*arguments: str) -> Result:
         (USE_AGENT, AGENT, "task, session", "session", "`run(self, session)` is called with task, session: write `async def run(self, tas"),
         (USE_AGENT, AGENT, "    async", "    required_tools = 'calculator'\n    async", "required_tools='calculator' must be a tuple of n"),
         (USE_AGENT, AGENT, "    async", "    required_tools = ('x',)\n    uses_tools = False\n    async", "it requires x, but has uses_to"),
-        (USE_AGENT, AGENT, "    async", "    required_tools = ('calculator',)\n    async", "needs the tool 'calculator', and rows:0 is of"),
+        (USE_AGENT, AGENT, "    async", "    required_tools = ('calculator',)\n    async", "needs the tool 'calculator', but rows:0 is of"),
         (USE_AGENT, AGENT, "    async", "    needs_interaction = True\n    async", "agent loop needs extra_info.interaction_kwargs with a"),
         (USE_AGENT, AGENT, "    async", "    async def prompt(self, task, tools): ...\n    async", "`prompt` is async but never awaited"),
         (USE_AGENT, AGENT, "    async", "    def prompt(self, task, tools): return task.extra_info['q']\n    async", "raised in `prom"),
@@ -267,7 +267,7 @@ def test_what_a_row_passes_is_what_start_takes(extra_info, overrides, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("class compute_score: ...\n", "is a class (mine.py:1); name it in reward.sources"), ("compute_score = 7\n", "is 7, no function")],
+    [("class compute_score: ...\n", "is a class (mine.py:1); name it in reward.sources"), ("compute_score = 7\n", "is 7, not a function")],
 )
 def test_what_is_no_function(text, words):
     Path("mine.py").write_text(text)

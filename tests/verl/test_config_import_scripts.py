@@ -224,7 +224,8 @@ def test_what_only_a_program_could_tell_is_said_and_left_out(tmp_path):
     source = written(tmp_path, text + '  trainer.project_name="$UNHEARD_OF" actor_rollout_ref.actor.ppo_mini_batch_size=$((4 / 2))')
     assert source.written == {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 2}
     assert source.unread == (
-        "trainer.experiment_name=a-$(git rev-parse HEAD): only $(git rev-parse HEAD) could tell; give it as trainer.experiment_name=...",
+        "trainer.experiment_name=a-$(git rev-parse HEAD): "
+        "only known when $(git rev-parse HEAD) runs; give it as trainer.experiment_name=...",
         "trainer.project_name=$UNHEARD_OF: $UNHEARD_OF is not set; give it as trainer.project_name=...",
     )
     given = written(tmp_path, text, "trainer.experiment_name=mine")
@@ -437,7 +438,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{MODEL}=Qwen/Qwen3-30B-A3B", "a mixture of experts"),
         (f"{MODEL}=Qwen/Qwen2.5-VL-7B-Instruct", "a model for images"),
         (f"{MODEL}=Qwen/Qwen3-8B-FP8", "quantized"),
-        ("data.image_key=images", "are refused"),
+        ("data.image_key=images", "are not supported"),
         (f"{ROLLOUT}.quantization=fp8", "never quantized"),
         (f"+{ACTOR}.megatron.override_transformer_config.fp8=hybrid", "never quantized"),
         (f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8", "never quantized"),

@@ -103,7 +103,7 @@ def _warmup(source: WrittenConfig) -> Iterator[Finding]:
     elif ratio and source.get(ratio) and total:
         yield Setting("learner.optimizer.warmup_updates", round(source.get(ratio) * total), (ratio, "trainer.total_training_steps"))
     elif ratio and source.get(ratio):
-        why = f"{source.get(ratio):g} of the steps, whose number is unknown before the data is read; set learner.optimizer.warmup_updates"
+        why = f"{source.get(ratio):g} of the steps, whose number is not known before the data is read; set learner.optimizer.warmup_updates"
         yield Dropped(ratio, why)
     else:
         yield from (Setting("learner.optimizer.warmup_updates", 0, (key,)) for key in (steps, *WARMUP_RATIOS) if source.has(key))
@@ -183,7 +183,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("trainer.keep_last", source.get("trainer.max_ckpt_to_keep"), ("trainer.max_ckpt_to_keep",))
     for key in ("trainer.test_freq", "trainer.save_freq"):
         if isinstance(source.get(key), str):
-            yield Dropped(key, f"{source.get(key)} is not a number of updates, which is unknown before the data is read")
+            yield Dropped(key, f"{source.get(key)} is not a number of updates, which is not known before the data is read")
 
 
 RULES = (columns, batches, overlong, optimizer, model, places, run, resume)
