@@ -196,7 +196,9 @@ class _Scoring:
 def _open_scoring(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat) -> _Scoring:
     rewards = _batch_rewards(config, plugins)
     if rewards.is_any and config.needs_early_rewards:
-        raise ConfigError(f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward of scope batch scores later")
+        raise ConfigError(
+            f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward with scope=batch is computed later"
+        )
     conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
     own = config.of_validation
     validation_rewards = rewards if own is config else _batch_rewards(own, plugins)

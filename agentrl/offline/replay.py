@@ -66,7 +66,7 @@ def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Pat
     found = [place / "config.yaml" for place in (folder, folder.parent) if (place / "config.yaml").is_file()]
     source = file or (found[0] if found else None)
     if source is None:
-        raise ConfigError(f"neither {str(folder)!r} nor the folder above holds a config.yaml; name one by --config")
+        raise ConfigError(f"neither {str(folder)!r} nor its parent contains a config.yaml; give one with --config")
     own = {
         "trainer.run_dir": json.dumps(str(out or folder / "replay")),
         "trainer.resume_mode": "auto",  # of the replay; the run's own resume_mode does not apply
@@ -181,8 +181,9 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
             run.report = CorrectionsReport(config.algorithm_in_use, config.rollout, config.learner, run_dir.root, resumed_at=run.step)
             if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
                 raise ConfigError(
-                    f"{run_dir.root} holds a replay up to step {run.step} without comparisons; for them, name another folder by --out, "
-                    "or begin again by trainer.resume_mode=disable"
+                    f"{run_dir.root} contains a replay up to step {run.step} without comparisons; "
+                    "choose another folder with --out, or start over with "
+                    "trainer.resume_mode=disable"
                 )
         if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
             observer.say(aside)

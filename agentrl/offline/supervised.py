@@ -72,4 +72,4 @@ def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:
         ids = chat.encode(text) if text else []
         if len(ids) == 1 and ids[0] not in ends:
             return ids[0]
-    raise ConfigError(f"the tokenizer of {folder} has no token to pad with but the one that ends a turn; set pad_token in its config")
+    raise ConfigError(f"the tokenizer of {folder} has no padding token other than the one that ends a turn; set pad_token in its config")

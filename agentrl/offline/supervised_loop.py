@@ -150,8 +150,9 @@ class SupervisedProgress:
         progress = cls(**json.loads(checkpoint.buffer_state()))
         if progress.data != data:
             raise ConfigError(
-                f"checkpoint {checkpoint.folder} was made with other training rows, batch size or seed, so its run cannot go on; "
-                "set trainer.resume_mode=disable to begin anew, or another trainer.run_dir"
+                f"checkpoint {checkpoint.folder} was written with other training rows, batch size "
+                "or seed and cannot be resumed; set trainer.resume_mode=disable to start over, "
+                "or choose another trainer.run_dir"
             )
         return progress
 
@@ -231,9 +232,7 @@ class Loop:
         values[f"{self._job.name}/epoch"] = num_seen / self._order.num_samples
         self._trackers.write("train", step=step, version=step, values=values)
         if metrics["is_skipped"]:
-            self._trackers.console.say(
-                f"update {step} changed no weight: its loss or gradient is not finite; the batch is kept in non_finite/"
-            )
+            self._trackers.console.say(f"update {step} was skipped: its loss or gradient is not finite; the batch is saved in non_finite/")
 
     def _validate(self, step: int) -> None:
         if self._held_out is None:

@@ -132,7 +132,7 @@ def command(*arguments: str) -> Result:
         (USE_TOOL, TOOL, "self, arguments", "self, text, times", "`call(self, text, times)` is called with arguments: write `async def ca"),
         (USE_TOOL, TOOL, "    async", "    runtime = 'thread'\n    async", "runtime = 'thread' must be one of asyncio, trio"),
         (USE_TOOL, TOOL, "    async", "    def __init__(self, config, url): ...\n    async", "it is constructed as Shout(config): write"),
-        (USE_TOOL, TOOL, "    async", "    def __init__(self, config): config['url']\n    async", "tool 'shout' (mine.py:4) cannot be"),
+        (USE_TOOL, TOOL, "    async", "    def __init__(self, config): config['url']\n    async", "tool 'shout' (mine.py:4) cannot be con"),
         (USE_TOOL, TOOL, "(Tool)", "", "agent.tools: mine.py:Shout is not a tool: it must be a subclass of agentrl.plugins.Tool"),
         (USE_TOOL, TOOL, "import Tool, ", "import Reward as Tool, ", "agent.tools: mine.py:Shout is not a tool"),
         (USE_TOOL, TOOL + "Shout = Shout()\n", "", "", "agent.tools: mine.py:Shout is an instance; use its class, Shout"),
