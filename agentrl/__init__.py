@@ -19,7 +19,10 @@ __version__ = "0.1.0"
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file with Hydra overrides (`trainer.steps=20`) into a checked config. Raises ConfigError."""
+    """Read a YAML file with Hydra overrides (`trainer.steps=20`) into a checked config.
+
+    Raises ConfigError.
+    """
     from agentrl.config.compose import load_config
 
     return load_config(path, overrides)

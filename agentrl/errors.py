@@ -1,12 +1,14 @@
 """The error tree. Each class names the boundary that failed.
 
 AgentRLError
-├── UserError                 exit code 2: the input is wrong; the message says what is wrong, the value, and the cure
+├── UserError                 exit code 2: the input is wrong; the message says what is wrong, the value, and
+the cure
 │   ├── ConfigError           a key, a value or a file of the config
 │   ├── DataError             a dataset file, row or field
 │   └── PluginError           an unknown or malformed agent, tool, interaction or reward
-└── InfrastructureError       exit code 1: something outside the policy failed; never a wrong answer of the policy
-    ├── ServerError           an inference server failed; `status` is its HTTP status, None if there was no reply
+└── InfrastructureError       exit code 1: something outside the policy failed; never a wrong answer of the
+    policy ├── ServerError           an inference server failed; `status` is its HTTP status, None if there
+    was no reply
     │   └── RequestRefused    the server rejected the request (4xx): a retry would fail too
     ├── ToolError             a tool or an interaction broke (not: the model called it wrongly)
     ├── RewardError           a reward raised or timed out
@@ -64,7 +66,9 @@ class ServerError(InfrastructureError):
         super().__init__(message)
         self.status = status
 
-    def __reduce__(self) -> tuple[object, ...]:  # keyword-only arguments do not survive Ray's pickling by default
+    def __reduce__(
+        self,
+    ) -> tuple[object, ...]:  # keyword-only arguments do not survive Ray's pickling by default
         return (_rebuild_server_error, (type(self), str(self), self.status))
 
 

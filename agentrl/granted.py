@@ -61,16 +61,33 @@ def granted(
     """
     total_cpus = machine_cpus or os.cpu_count() or 1
     allowed = affinity or len(os.sched_getaffinity(0))
-    cpus = [Bound(total_cpus, "machine"), Bound(allowed, "affinity"), *cgroup_bounds("cpu", root), *slurm_bounds("cpu", environ, allowed)]
+    cpus = [
+        Bound(total_cpus, "machine"),
+        Bound(allowed, "affinity"),
+        *cgroup_bounds("cpu", root),
+        *slurm_bounds("cpu", environ, allowed),
+    ]
     total_memory = _machine_memory(root)
-    memory = [Bound(total_memory, "machine"), *cgroup_bounds("memory", root), *slurm_bounds("memory", environ, allowed)]
-    least_cpus, least_memory = min(cpus, key=lambda bound: bound.amount), min(memory, key=lambda bound: bound.amount)
+    memory = [
+        Bound(total_memory, "machine"),
+        *cgroup_bounds("memory", root),
+        *slurm_bounds("memory", environ, allowed),
+    ]
+    least_cpus, least_memory = (
+        min(cpus, key=lambda bound: bound.amount),
+        min(memory, key=lambda bound: bound.amount),
+    )
     return Granted(
-        max(1, int(least_cpus.amount)), least_cpus.source, total_cpus, int(least_memory.amount), least_memory.source, total_memory
+        max(1, int(least_cpus.amount)),
+        least_cpus.source,
+        total_cpus,
+        int(least_memory.amount),
+        least_memory.source,
+        total_memory,
     )
 
 
-# -------------------------------------------------------------------------------------------------------- control groups
+# --------------------------------------------------------------------------------------------- control groups
 
 
 def cgroup_bounds(resource: Resource, root: Path) -> Iterator[Bound]:
@@ -122,7 +139,9 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         left, separator, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
         if separator and len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
-            yield _Mount(_plain(fields[3]), _plain(fields[4]), kind[0] == "cgroup2", frozenset(kind[2].split(",")))
+            yield _Mount(
+                _plain(fields[3]), _plain(fields[4]), kind[0] == "cgroup2", frozenset(kind[2].split(","))
+            )
 
 
 def _own_groups(root: Path) -> dict[str, str]:
@@ -151,7 +170,7 @@ def _chain(root: Path, mount: _Mount, path: str) -> Iterator[Path]:
         yield point / level
 
 
-# ----------------------------------------------------------------------------------------------------------------- SLURM
+# ------------------------------------------------------------------------------------------------------ SLURM
 
 
 def slurm_bounds(resource: Resource, environ: Mapping[str, str], num_cpus: float) -> Iterator[Bound]:
@@ -163,13 +182,15 @@ def slurm_bounds(resource: Resource, environ: Mapping[str, str], num_cpus: float
         names = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
         amounts = [_positive(environ.get(name, "")) for name in names]
     else:
-        per_node, per_cpu = (_positive(environ.get(name, "")) for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
+        per_node, per_cpu = (
+            _positive(environ.get(name, "")) for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU")
+        )
         on_node = _positive(environ.get("SLURM_CPUS_ON_NODE", "")) or num_cpus
         amounts = [per_node and per_node * MIB, per_cpu and per_cpu * MIB * on_node]
     yield from (Bound(amount, "SLURM") for amount in amounts if amount)
 
 
-# ---------------------------------------------------------------------------------------------------------------- reading
+# ---------------------------------------------------------------------------------------------------- reading
 
 
 def _machine_memory(root: Path) -> int:

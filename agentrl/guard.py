@@ -30,7 +30,9 @@ _HIDDEN = b"(the API key)"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m agentrl.guard", description="Run a command that must not outlive its starter.")
+    parser = argparse.ArgumentParser(
+        prog="python -m agentrl.guard", description="Run a command that must not outlive its starter."
+    )
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--api-key-stdin", action="store_true")
     parser.add_argument("command", nargs="+")
@@ -38,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = list(options.command)
     if options.api_key_stdin and "--config" in command:
         sys.stderr.write(
-            "error: a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args\n"
+            "error: a server takes one --config, and that with its API key is written here; put what yours "
+            "holds into rollout.sglang.args\n"
         )
         return _MISUSE_STATUS
     # The signal reaches the whole group; the guard only waits until the command has handled it.
@@ -48,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.api_key_stdin:
             key = sys.stdin.readline().rstrip("\n")
             command += ["--config", stack.enter_context(_key_file(key))]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
             stack.enter_context(_copied(process, key.encode()))
         else:
             process = subprocess.Popen(command)

@@ -215,7 +215,10 @@ class Trajectory:
     anchors: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        lengths = {len(a) for a in (self.token_ids, self.action_mask, self.behavior_logprobs, self.versions, self.turn_ids)}
+        lengths = {
+            len(a)
+            for a in (self.token_ids, self.action_mask, self.behavior_logprobs, self.versions, self.turn_ids)
+        }
         assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
 
     @property
@@ -234,7 +237,9 @@ class Trajectory:
         """
         if not self.action_mask.any():
             return 0
-        longest = max(end - start for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens)))
+        longest = max(
+            end - start for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens))
+        )
         return longest - int(self.action_mask.argmax())
 
     @property
@@ -340,11 +345,15 @@ class BufferCounts:
     ready: int
     consumed: int
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> groups
-    discarded: Mapping[str, int] = field(default_factory=dict)  # reason -> single trajectories (late, outrun, ...)
+    discarded: Mapping[str, int] = field(
+        default_factory=dict
+    )  # reason -> single trajectories (late, outrun, ...)
 
     @property
     def is_balanced(self) -> bool:
-        return self.drawn == self.queued + self.leased + self.ready + self.consumed + sum(self.dropped.values())
+        return self.drawn == self.queued + self.leased + self.ready + self.consumed + sum(
+            self.dropped.values()
+        )
 
     def __str__(self) -> str:
         """Return the counts in words.
@@ -356,7 +365,10 @@ class BufferCounts:
         parts += [f"{count} {state}" for state, count in waiting.items() if count]
         for what, reasons in (("dropped", self.dropped), ("single attempts discarded", self.discarded)):
             if total := sum(reasons.values()):
-                parts.append(f"{total} {what} ({', '.join(f'{reason} {count}' for reason, count in sorted(reasons.items()) if count)})")
+                parts.append(
+                    f"{total} {what} "
+                    f"({', '.join(f'{reason} {count}' for reason, count in sorted(reasons.items()) if count)})"  # noqa: E501
+                )
         return ", ".join(parts)
 
 
@@ -377,7 +389,7 @@ def member_tuple(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
     return tuple(sorted(trajectories, key=lambda t: t.member))
 
 
-# ------------------------------------------------------------------------------------------------------- placement
+# -------------------------------------------------------------------------------------------------- placement
 
 
 @dataclass(frozen=True, slots=True)

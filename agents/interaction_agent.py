@@ -1,4 +1,6 @@
-"""The interaction agent: alternates turns (with tools, if offered) with replies of the interaction partner."""
+"""The interaction agent: alternates turns (with tools, if offered) with replies of the interaction
+partner.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ class InteractionAgent(ToolAgent):
     async def run(self, task: Task, session: Session) -> None:
         if not session.has_interaction:
             raise PluginError(
-                f"task {task.task_id}: interaction_agent needs interaction_kwargs in the row; use tool_agent without a partner"
+                f"task {task.task_id}: interaction_agent needs interaction_kwargs in the row; use tool_agent "
+                "without a partner"
             )
         await super().run(task, session)

@@ -36,9 +36,13 @@ class MathExpressionOptions(Options):
 class MathExpression(AgentLoop):
     """Lets the model write an expression, evaluates it with the calculator, and asks for the answer."""
 
-    name: ClassVar[str] = "math_expression"  # rows select the agent by this name, in their column `agent_name`
+    name: ClassVar[str] = (
+        "math_expression"  # rows select the agent by this name, in their column `agent_name`
+    )
     template_shows_tools: ClassVar[bool] = False  # the agent calls the calculator, not the model
-    required_tools: ClassVar[tuple[str, ...]] = ("calculator",)  # a run without it in agent.tools does not start
+    required_tools: ClassVar[tuple[str, ...]] = (
+        "calculator",
+    )  # a run without it in agent.tools does not start
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)

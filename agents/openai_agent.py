@@ -62,7 +62,9 @@ class OpenAIAgentOptions(Options):
     @model_validator(mode="after")
     def _has_one_program(self) -> OpenAIAgentOptions:
         if bool(self.target) == bool(self.command):
-            raise ValueError("set either target (file.py:function or module:function) or command (program and arguments)")
+            raise ValueError(
+                "set either target (file.py:function or module:function) or command (program and arguments)"
+            )
         return self
 
 
@@ -101,14 +103,20 @@ def load_target(text: str) -> Callable[..., Any]:
     """
     reference = Reference.parse(text)
     if reference is None:
-        raise PluginError(f"agent.agent_config.openai_agent.target={text!r}: write file.py:function or module:function")
+        raise PluginError(
+            f"agent.agent_config.openai_agent.target={text!r}: write file.py:function or module:function"
+        )
     target = reference.load()
     if not callable(target):
-        raise PluginError(f"agent.agent_config.openai_agent.target={text!r} is a {type(target).__name__}, not a function")
+        raise PluginError(
+            f"agent.agent_config.openai_agent.target={text!r} is a {type(target).__name__}, not a function"
+        )
     return target
 
 
-async def call_target(target: Callable[..., Any], task: dict[str, Any], endpoint: OpenAIEndpoint, session: Session) -> Any:
+async def call_target(
+    target: Callable[..., Any], task: dict[str, Any], endpoint: OpenAIEndpoint, session: Session
+) -> Any:
     """Call the function and return its result.
 
     If the attempt is cancelled, a function in a thread is abandoned; its further requests fail.
@@ -116,11 +124,14 @@ async def call_target(target: Callable[..., Any], task: dict[str, Any], endpoint
     call = partial(target, task, base_url=endpoint.base_url, api_key=endpoint.api_key, model=endpoint.model)
     if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
         return await session.run_asyncio(call)
-    # A separate limiter: hundreds of agents wait concurrently, far more than trio's default number of threads.
+    # A separate limiter: hundreds of agents wait concurrently, far more than trio's default number of
+    # threads.
     return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
 
 
-async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: dict[str, Any], endpoint: OpenAIEndpoint) -> None:
+async def run_command(
+    command: tuple[str, ...], env: Mapping[str, str], task: dict[str, Any], endpoint: OpenAIEndpoint
+) -> None:
     """Run the command to its end, with the variables `env` and those of the endpoint, then kill its process
     group.
 
@@ -144,7 +155,9 @@ async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: di
             start_new_session=True,
         )
     except OSError as error:
-        raise PluginError(f"agent.agent_config.openai_agent.command={command[0]!r} cannot be started: {error}") from error
+        raise PluginError(
+            f"agent.agent_config.openai_agent.command={command[0]!r} cannot be started: {error}"
+        ) from error
     tail = bytearray()
     try:
         async with trio.open_nursery() as nursery:
@@ -156,7 +169,9 @@ async def run_command(command: tuple[str, ...], env: Mapping[str, str], task: di
     finally:
         if process.returncode is None:
             _kill_group(process)
-            with trio.CancelScope(shield=True):  # SIGKILL cannot be ignored, so this is quick; it leaves no zombie
+            with trio.CancelScope(
+                shield=True
+            ):  # SIGKILL cannot be ignored, so this is quick; it leaves no zombie
                 await process.wait()
     if status != 0:
         last_words = " ".join(tail.decode(errors="replace").split())
@@ -186,7 +201,8 @@ def rewards_of(result: Any) -> dict[str, float]:
     for name, value in named.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise PluginError(
-                f"the agent returned {type(value).__name__} {str(value)[:80]!r} as {name!r}; return None, a number or name -> number"
+                f"the agent returned {type(value).__name__} {str(value)[:80]!r} as {name!r}; return None, a "
+                "number or name -> number"
             )
     return {str(name): float(value) for name, value in named.items()}
 
@@ -194,9 +210,13 @@ def rewards_of(result: Any) -> dict[str, float]:
 def _message_view(message: Message) -> dict[str, Any]:
     view: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
-        functions = [{"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)} for call in message.tool_calls]
+        functions = [
+            {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+            for call in message.tool_calls
+        ]
         view["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": function} for call, function in zip(message.tool_calls, functions, strict=True)
+            {"id": call.id, "type": "function", "function": function}
+            for call, function in zip(message.tool_calls, functions, strict=True)
         ]
     if message.tool_call_id is not None:
         view["tool_call_id"] = message.tool_call_id

@@ -32,7 +32,10 @@ Thought: how to find the answer
 Final Answer: the answer"""
 NO_STEP = "there is neither `Action:` with `Action Input:` nor `Final Answer:`"
 
-_LABEL = re.compile(r"^[ \t]*(thought|action input|action|observation|final answer)[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
+_LABEL = re.compile(
+    r"^[ \t]*(thought|action input|action|observation|final answer)[ \t]*:[ \t]*",
+    re.IGNORECASE | re.MULTILINE,
+)
 _FENCE = re.compile(r"```[a-z]*\n?(.*?)\n?```", re.DOTALL)
 
 
@@ -68,7 +71,9 @@ class ReactAgent(AgentLoop):
         """Prepend the description of tools and format: append it to the system message, or add a system
         message.
         """
-        text = INSTRUCTION.format(tools="\n".join(map(describe, tools))) if tools else INSTRUCTION_WITHOUT_TOOLS
+        text = (
+            INSTRUCTION.format(tools="\n".join(map(describe, tools))) if tools else INSTRUCTION_WITHOUT_TOOLS
+        )
         first, *others = task.messages
         if first.role == "system":
             return [dataclasses.replace(first, content=f"{first.content}\n\n{text}"), *others]
@@ -86,7 +91,9 @@ class ReactAgent(AgentLoop):
                     break
                 num_user_turns += 1
             elif turn.is_truncated:  # even an action that parses may be incomplete
-                session.add_user_message("Observation: your message was cut at the token limit; write a shorter one.")
+                session.add_user_message(
+                    "Observation: your message was cut at the token limit; write a shorter one."
+                )
             else:
                 session.add_user_message(f"Observation: {await self._observe(step, turn.index, session)}")
                 if session.is_finished:
@@ -147,7 +154,9 @@ def _action(name: str, text: str, tools: Sequence[JsonObject]) -> Action | Malfo
         text = fenced[1]
     try:
         value = json.loads(text, strict=False)
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # Python also reads NaN, 1e999 and halves of surrogate pairs
+        json.dumps(
+            value, ensure_ascii=False, allow_nan=False
+        ).encode()  # Python also reads NaN, 1e999 and halves of surrogate pairs
     except (ValueError, RecursionError):
         value = text
     if isinstance(value, dict):
@@ -160,7 +169,9 @@ def _action(name: str, text: str, tools: Sequence[JsonObject]) -> Action | Malfo
 
 def _only_parameter(name: str, tools: Sequence[JsonObject]) -> str | None:
     """Return the name of a tool's only parameter if it has exactly one and its type is string; else None."""
-    parameters: list[Mapping[str, Any]] = [t["function"]["parameters"] for t in tools if t["function"]["name"] == name]
+    parameters: list[Mapping[str, Any]] = [
+        t["function"]["parameters"] for t in tools if t["function"]["name"] == name
+    ]
     properties: Mapping[str, Any] = parameters[0].get("properties", {}) if parameters else {}
     if len(properties) != 1:
         return None

@@ -22,7 +22,9 @@ class ToolAgent(AgentLoop):
         for _ in range(session.limits.turns):
             turn = await session.generate()
             if turn.tool_calls:
-                await session.call_tools(turn)  # even in the last turn: a call may be `finish` or give a reward
+                await session.call_tools(
+                    turn
+                )  # even in the last turn: a call may be `finish` or give a reward
                 if session.is_finished:
                     return
                 continue

@@ -34,10 +34,23 @@ from agentrl.algorithms.policy_losses import ClipConfig, PolicyTokens, ppo_clip
 BATCH, COLUMNS, GROUP_SIZE = 64, 8192, 8
 GAMMA, LAM = 0.99, 0.95
 REPEATS = 30
-WANTED = {"gae": ("gae", 20.0), "grpo": ("grpo", 1.0), "grpo_vectorized": ("grpo", 1.0), "ppo_loss": ("ppo_loss", 1.0)}
+WANTED = {
+    "gae": ("gae", 20.0),
+    "grpo": ("grpo", 1.0),
+    "grpo_vectorized": ("grpo", 1.0),
+    "ppo_loss": ("ppo_loss", 1.0),
+}
 """verl's function -> our estimator, and its minimum speedup."""
 
-OPTIONS = AdvantageOptions(gamma=GAMMA, lam=LAM, bootstrap_truncated=False, singleton="zero", passk_k=4, solved_reward=1.0, step_weight=1.0)
+OPTIONS = AdvantageOptions(
+    gamma=GAMMA,
+    lam=LAM,
+    bootstrap_truncated=False,
+    singleton="zero",
+    passk_k=4,
+    solved_reward=1.0,
+    step_weight=1.0,
+)
 
 
 def make_inputs(seed: int) -> dict[str, NDArray[Any]]:
@@ -73,7 +86,9 @@ def compact(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> ActionBatch:
     )
 
 
-def measure_ours(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+def measure_ours(
+    inputs: dict[str, NDArray[Any]], dtype: torch.dtype
+) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
     """Return the best time of each estimator in ms, and the values of those that verl also has."""
     batch = compact(inputs, dtype)
 
@@ -81,11 +96,18 @@ def measure_ours(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> tuple[d
         return Credit(whiten(ESTIMATORS["gae"](batch, OPTIONS).advantages_A))
 
     needless = {"remax", "gigpo"}  # they need inputs that verl's functions do not get
-    sides = {name: functools.partial(ESTIMATORS[name], options=OPTIONS) for name in ESTIMATORS if name not in needless}
+    sides = {
+        name: functools.partial(ESTIMATORS[name], options=OPTIONS)
+        for name in ESTIMATORS
+        if name not in needless
+    }
     times = {name: best_ms(run, batch) for name, run in {**sides, "gae": whitened_gae}.items()}
     loss = ppo_loss(inputs, dtype)
     times["ppo_loss"] = best_ms(lambda batch: loss(), batch)
-    values = {"gae": whitened_gae(batch).advantages_A.numpy(), "grpo": sides["grpo"](batch).advantages_A.numpy()}
+    values = {
+        "gae": whitened_gae(batch).advantages_A.numpy(),
+        "grpo": sides["grpo"](batch).advantages_A.numpy(),
+    }
     return times, values | {"ppo_loss": loss().numpy()}
 
 
@@ -95,7 +117,9 @@ def ppo_loss(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> Callable[[]
     It returns the gradient by the log-probabilities, f[A].
     """
     mask = inputs["mask"] > 0
-    proximal, policy, advantages = (torch.from_numpy(inputs[name][mask]).to(dtype) for name in ("proximal", "policy", "advantages"))
+    proximal, policy, advantages = (
+        torch.from_numpy(inputs[name][mask]).to(dtype) for name in ("proximal", "policy", "advantages")
+    )
     policy.requires_grad_()
     ids = torch.from_numpy(np.repeat(np.arange(BATCH), mask.sum(axis=1)))
     clip = ClipConfig(0.2, 0.2, 3.0)
@@ -121,7 +145,9 @@ def best_ms(run: Callable[[ActionBatch], object], batch: ActionBatch) -> float:
     return min(runs)
 
 
-def measure_verl(inputs: dict[str, NDArray[Any]], python: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | str:
+def measure_verl(
+    inputs: dict[str, NDArray[Any]], python: Path
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]] | str:
     """Return verl's times and values on the same inputs, or why there are none."""
     if not python.exists():
         return "not installed"
@@ -130,7 +156,9 @@ def measure_verl(inputs: dict[str, NDArray[Any]], python: Path) -> tuple[dict[st
         script = Path(__file__).with_name("verl_advantages.py")
         command = [str(python), str(script), folder, "--gamma", str(GAMMA), "--lam", str(LAM)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
         if done.returncode != 0:
             return f"failed: {(done.stderr.strip().splitlines() or [str(done.returncode)])[-1]}"
         report = json.loads(done.stdout.strip().splitlines()[-1])
@@ -140,10 +168,15 @@ def measure_verl(inputs: dict[str, NDArray[Any]], python: Path) -> tuple[dict[st
 def compare(peers: Path) -> dict[str, Any]:
     inputs = make_inputs(0)
     mask = inputs["mask"] > 0
-    ours = {str(dtype).removeprefix("torch."): measure_ours(inputs, dtype) for dtype in (torch.float32, torch.float64)}
+    ours = {
+        str(dtype).removeprefix("torch."): measure_ours(inputs, dtype)
+        for dtype in (torch.float32, torch.float64)
+    }
     print(f"{BATCH} x {COLUMNS}, {int(mask.sum()):,} action tokens, one thread")
     for name in ours["float32"][0]:
-        print(f"  {name:<30}", "  ".join(f"{dtype} {times[name]:7.2f} ms" for dtype, (times, _) in ours.items()))
+        print(
+            f"  {name:<30}", "  ".join(f"{dtype} {times[name]:7.2f} ms" for dtype, (times, _) in ours.items())
+        )
     result: dict[str, Any] = {"ours_ms": {dtype: times for dtype, (times, _) in ours.items()}}
     verl = measure_verl(inputs, peers / "peers_rl_venv" / "bin" / "python")
     if isinstance(verl, str):
@@ -157,15 +190,19 @@ def compare(peers: Path) -> dict[str, Any]:
         difference = float(np.abs(values[name][mask] - own_values[own]).max())
         result["ratios"][name], result["largest_difference"][name] = ratio, difference
         print(
-            f"  {own} against verl {report['version']} {name} ({report['ms'][name]:.1f} ms): {ratio:.1f} times as fast"
-            f" (wanted: at least {wanted:g}), values differ by at most {difference:.1e}"
+            f"  {own} against verl {report['version']} {name} ({report['ms'][name]:.1f} ms): {ratio:.1f} "
+            f"times as fast (wanted: at least {wanted:g}), values differ by at most {difference:.1e}"
         )
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=Path, default=Path(os.environ.get("PEERS_ROOT", "~/.cache/agentrl-peers")).expanduser())
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=Path(os.environ.get("PEERS_ROOT", "~/.cache/agentrl-peers")).expanduser(),
+    )
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)

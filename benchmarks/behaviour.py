@@ -1,8 +1,9 @@
-"""What the program does on fixed seeds, as digests: two commits behave alike if this script writes the same for both.
+"""What the program does on fixed seeds, as digests: two commits behave alike if this script writes the same
+for both.
 
-It makes the quickstart's data and policy, trains on-policy, replays a run (`--replay-of`: one of another commit),
-evaluates greedily, and collects the texts of `--help` and the config reference. Of the training, whose servers
-draw without a seed, it records the names of metrics and columns, and the journal's tables.
+It makes the quickstart's data and policy, trains on-policy, replays a run (`--replay-of`: one of another
+commit), evaluates greedily, and collects the texts of `--help` and the config reference. Of the training,
+whose servers draw without a seed, it records the names of metrics and columns, and the journal's tables.
 
 Usage: python benchmarks/behaviour.py --out docs/results/behaviour.json [--folder runs/bench/behaviour]
        [--replay-of RUN]
@@ -40,10 +41,21 @@ SMALL = [
 def agentrl(*arguments: str) -> str:
     """Run the command in the root of the project and return what it prints."""
     command = [str(Path(sys.executable).with_name("agentrl")), *arguments]
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    environment = {
+        **os.environ,
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+    )
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(
+            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -59,18 +71,25 @@ def weights(folder: Path) -> str:
 
 def metrics(run: Path) -> list[str]:
     """Return the names of all metrics of steps."""
-    return sorted({name for line in (run / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)})
+    return sorted(
+        {name for line in (run / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
+    )
 
 
 def columns(run: Path) -> list[str]:
     """Return the columns of the stored trajectories with their types."""
-    return [f"{field.name}: {field.type}" for field in pq.read_schema(next((run / "trajectories").glob("*.parquet")))]
+    return [
+        f"{field.name}: {field.type}"
+        for field in pq.read_schema(next((run / "trajectories").glob("*.parquet")))
+    ]
 
 
 def journal(run: Path) -> list[str]:
     """Return the statements that made the journal's tables."""
     with sqlite3.connect(f"file:{run / 'ledger.sqlite'}?mode=ro", uri=True) as connection:
-        return sorted(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"))
+        return sorted(
+            sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        )
 
 
 def commands(app: object, *path: str) -> Iterator[tuple[str, ...]]:
@@ -92,7 +111,12 @@ def prepare(folder: Path, updates: int) -> None:
     agentrl("data", "arithmetic", str(folder / "data"))
     outputs = [f"trainer.output={folder / 'policy'}", f"trainer.untrained_output={folder / 'untrained'}"]
     outputs.append(f"trainer.steps={updates}")
-    agentrl("sft", "configs/quickstart_sft.yaml", f"data.train_files=[{folder / 'data' / 'sft.parquet'}]", *outputs)
+    agentrl(
+        "sft",
+        "configs/quickstart_sft.yaml",
+        f"data.train_files=[{folder / 'data' / 'sft.parquet'}]",
+        *outputs,
+    )
 
 
 def train(folder: Path, steps: int) -> dict[str, object]:
@@ -147,10 +171,14 @@ def behave(folder: Path, replay_of: Path, *, updates: int, steps: int) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench" / "behaviour")
-    parser.add_argument("--replay-of", type=Path, help="the run of another commit; default: the one that is trained here")
+    parser.add_argument(
+        "--replay-of", type=Path, help="the run of another commit; default: the one that is trained here"
+    )
     parser.add_argument("--updates", type=int, default=350, help="of the imitation")
     parser.add_argument("--steps", type=int, default=10, help="of the training")
     arguments = parser.parse_args()

@@ -52,7 +52,9 @@ class Cell:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--evaluations", type=int, default=2000)
     parser.add_argument("--problems", default="30,1319", help="numbers of problems, separated by commas")
     parser.add_argument("--seed", type=int, default=0)
@@ -64,7 +66,9 @@ def main() -> int:
         print(*asdict(cell).values(), "" if cell.is_met else "MISSED", sep="\t", flush=True)
     num_missed = sum(not cell.is_met for cell in cells)
     settings = {"evaluations": args.evaluations, "seed": args.seed, "missed": num_missed}
-    head = json.dumps({"what": "python benchmarks/coverage.py", **facts(), **settings}, indent=1).removesuffix("\n}")
+    head = json.dumps(
+        {"what": "python benchmarks/coverage.py", **facts(), **settings}, indent=1
+    ).removesuffix("\n}")
     rows = ",\n".join(f"  {json.dumps(asdict(cell))}" for cell in cells)  # one line each
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(f'{head},\n "cells": [\n{rows}\n ]\n}}\n')
@@ -84,10 +88,20 @@ def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cel
             low, high = share_interval(by_count[num_right])
             covered += int(((low <= rate) & (rate <= high)).sum())
             width += float((high - low).sum())
-        yield Cell(num_problems, n, k, concentration, rate, covered / num_evaluations, round(width / num_evaluations, 5))
+        yield Cell(
+            num_problems,
+            n,
+            k,
+            concentration,
+            rate,
+            covered / num_evaluations,
+            round(width / num_evaluations, 5),
+        )
 
 
-def difficulties(rng: np.random.Generator, rate: float, k: int, concentration: float | None, shape: tuple[int, int]) -> np.ndarray:
+def difficulties(
+    rng: np.random.Generator, rate: float, k: int, concentration: float | None, shape: tuple[int, int]
+) -> np.ndarray:
     """Draw each problem's probability of a correct attempt, f64[shape]; the population's pass@k is `rate`."""
     if concentration is None:
         return np.full(shape, 1 - (1 - rate) ** (1 / k))

@@ -1,7 +1,7 @@
 """Model-flops utilisation of the learner's step: scores and update of one packed batch, in bfloat16 on a GPU.
 
-    python benchmarks/gpu_step.py                                   # 0.5 B parameters, shaped like Qwen2.5-0.5B, where torch sees a GPU
-    python benchmarks/gpu_step.py --compile --microbatch-tokens 32768
+    python benchmarks/gpu_step.py                                   # 0.5 B parameters, shaped like
+    Qwen2.5-0.5B, where torch sees a GPU python benchmarks/gpu_step.py --compile --microbatch-tokens 32768
     python benchmarks/gpu_step.py --peak-tflops 989                 # a GPU that is not in the table
 
 Without a GPU, a model of two small layers runs the same code on the CPU in float32; utilisation is then
@@ -52,8 +52,19 @@ SMALL = QWEN2_HALF_BILLION | {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-PEAK_TFLOPS = {"H200": 989.0, "H100": 989.0, "H800": 989.0, "A100": 312.0, "A800": 312.0, "B200": 2250.0, "L40S": 362.0, "4090": 165.0}
-"""Dense bfloat16 with float32 accumulation, by a part of the device's name, from NVIDIA's data sheets (SXM; a PCIe card has less)."""
+PEAK_TFLOPS = {
+    "H200": 989.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "B200": 2250.0,
+    "L40S": 362.0,
+    "4090": 165.0,
+}
+"""Dense bfloat16 with float32 accumulation, by a part of the device's name, from NVIDIA's data sheets (SXM; a
+PCIe card has less).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,9 @@ def peak_tflops(given: float | None) -> float | None:
     name = torch.cuda.get_device_name()
     known = [peak for part, peak in PEAK_TFLOPS.items() if part in name]
     if not known:
-        raise SystemExit(f"the peak of {name!r} is not in the table; give its dense bfloat16 TFLOP/s as --peak-tflops")
+        raise SystemExit(
+            f"the peak of {name!r} is not in the table; give its dense bfloat16 TFLOP/s as --peak-tflops"
+        )
     return known[0]
 
 
@@ -147,26 +160,46 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         gradient_checkpointing=arguments.gradient_checkpointing,
         logprob_kernels=arguments.logprob_kernels,
     )
-    batch = make_batch(sizes["vocab_size"], num_tokens=num_tokens, mean_length=arguments.mean_length if has_gpu else 64)
+    batch = make_batch(
+        sizes["vocab_size"], num_tokens=num_tokens, mean_length=arguments.mean_length if has_gpu else 64
+    )
     work = count_work(sizes, [sample.num_tokens for sample in batch])
-    learner = open_learner(sizes, options, dtype="bfloat16" if has_gpu else "float32", attention=arguments.attention)
-    [microbatches] = pack(batch, max_tokens=options.microbatch_tokens, world_size=1, parity_tokens=learner.parity_tokens())
+    learner = open_learner(
+        sizes, options, dtype="bfloat16" if has_gpu else "float32", attention=arguments.attention
+    )
+    [microbatches] = pack(
+        batch, max_tokens=options.microbatch_tokens, world_size=1, parity_tokens=learner.parity_tokens()
+    )
     scored = learner.score(microbatches)
     times = {"warmups": arguments.warmups, "repeats": arguments.repeats}
     score_s = seconds_of(lambda: learner.score(microbatches), **times)
     update_s = seconds_of(lambda: learner.update(scored), **times)
     learner.close()
-    result = asdict(work) | {"num_microbatches": len(microbatches), "score_s": score_s, "update_s": update_s, "peak_tflops": peak}
-    result |= {"device": torch.cuda.get_device_name() if has_gpu else "cpu", "sizes": sizes, "learner": options.model_dump(mode="json")}
+    result = asdict(work) | {
+        "num_microbatches": len(microbatches),
+        "score_s": score_s,
+        "update_s": update_s,
+        "peak_tflops": peak,
+    }
+    result |= {
+        "device": torch.cuda.get_device_name() if has_gpu else "cpu",
+        "sizes": sizes,
+        "learner": options.model_dump(mode="json"),
+    }
     result["gpu_bytes_max"] = torch.cuda.max_memory_allocated() if has_gpu else None
-    for name, flops, seconds in (("score", work.forward_flops, score_s), ("update", work.update_flops, update_s)):
+    for name, flops, seconds in (
+        ("score", work.forward_flops, score_s),
+        ("update", work.update_flops, update_s),
+    ):
         result[f"{name}_tflops"] = flops / seconds / 1e12
         result[f"{name}_mfu"] = None if peak is None else flops / seconds / 1e12 / peak
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, help="of the batch; without: 65,536 on a GPU, 1,024 on a CPU")
     parser.add_argument("--mean-length", type=int, default=1024, help="of the sequences on a GPU")
     parser.add_argument("--microbatch-tokens", type=int, default=16_384)
@@ -186,7 +219,8 @@ def main() -> None:
         share = "peak unknown" if mfu is None else f"MFU {mfu:.1%} of {result['peak_tflops']:.0f} TFLOP/s"
         seconds = result[f"{name}_s"]
         print(
-            f"{name:6} {seconds:7.3f} s  {result['num_tokens'] / seconds:9,.0f} tokens/s  {result[f'{name}_tflops']:8.3f} TFLOP/s  {share}"
+            f"{name:6} {seconds:7.3f} s  {result['num_tokens'] / seconds:9,.0f} tokens/s  "
+            f"{result[f'{name}_tflops']:8.3f} TFLOP/s  {share}"
         )
     if result["gpu_bytes_max"] is not None:
         print(f"at most {result['gpu_bytes_max'] / 2**30:.1f} GiB of the GPU")

@@ -1,8 +1,9 @@
 """The functions between a row and its gradient, seen in a real run of one step.
 
-A run of the quickstart's config, on a policy that has learned nothing, is started with the functions of MILESTONES
-wrapped. Each records the functions of agentrl on the stack when it is first called, in whatever process. The union
-of these stacks is what a reader opens to follow one trajectory, plus one border per further process.
+A run of the quickstart's config, on a policy that has learned nothing, is started with the functions of
+MILESTONES wrapped. Each records the functions of agentrl on the stack when it is first called, in whatever
+process. The union of these stacks is what a reader opens to follow one trajectory, plus one border per
+further process.
 
 Usage: python benchmarks/hops.py [--out docs/results/hops.json]
 """
@@ -21,10 +22,14 @@ from typing import Any
 from machine import ROOT, write_result
 
 MILESTONES = {
-    # module: {function at the end of a part of the way: the process whose call counts, by a file on its stack}
+    # module: {function at the end of a part of the way: the process whose call counts, by a file on its
+    # stack}
     "agentrl.data.rows": {"read_row": "agentrl/buffer/"},
     "agentrl.buffer.ledger": {"Ledger.lease": "", "Ledger.add_member": "", "Ledger.take": ""},
-    "agentrl.chat.conversation": {"Conversation.next_prompt": "agents/", "Conversation.add_generation": "agents/"},
+    "agentrl.chat.conversation": {
+        "Conversation.next_prompt": "agents/",
+        "Conversation.add_generation": "agents/",
+    },
     "agentrl.serving.embedded.sampler": {"sample": ""},
     "agentrl.sglang.protocol": {"parse_generation": "agents/"},
     "agentrl.data.trajectories": {"encode": ""},
@@ -81,30 +86,57 @@ sys.meta_path.insert(0, Finder())
 
 def agentrl(*arguments: str, **environment: str) -> None:
     command = [str(Path(sys.executable).with_name("agentrl")), *arguments]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, check=True, timeout=TIMEOUT_S)
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        check=True,
+        timeout=TIMEOUT_S,
+    )
 
 
 def stacks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what each milestone recorded in a run of one step in `folder`: its process and the functions above it."""
+    """Return what each milestone recorded in a run of one step in `folder`: its process and the functions
+    above it.
+    """
     agentrl("data", "arithmetic", str(folder / "data"))
     outputs = [f"trainer.output={folder / 'policy'}", "trainer.untrained_output=null", "trainer.steps=1"]
-    agentrl("sft", "configs/quickstart_sft.yaml", f"data.train_files=[{folder / 'data' / 'sft.parquet'}]", *outputs)
+    agentrl(
+        "sft",
+        "configs/quickstart_sft.yaml",
+        f"data.train_files=[{folder / 'data' / 'sft.parquet'}]",
+        *outputs,
+    )
     found = folder / "stacks"
     found.mkdir()
-    (folder / "sitecustomize.py").write_text(HOOK.format(milestones=MILESTONES, folder=str(found), root=str(ROOT)))
+    (folder / "sitecustomize.py").write_text(
+        HOOK.format(milestones=MILESTONES, folder=str(found), root=str(ROOT))
+    )
     files = [
         f"data.train_files=[{folder / 'data' / 'train.parquet'}]",
         f"model.path={folder / 'policy'}",
         f"trainer.run_dir={folder / 'run'}",
     ]
-    small = ["trainer.steps=1", "buffer.groups_per_step=4", "rollout.group_size=4", "trainer.val_before_train=false"]
-    without = ["data.val_files=[]", "tracking.baselines={}", "tracking.report=false", "buffer.drop_constant_groups=false"]
+    small = [
+        "trainer.steps=1",
+        "buffer.groups_per_step=4",
+        "rollout.group_size=4",
+        "trainer.val_before_train=false",
+    ]
+    without = [
+        "data.val_files=[]",
+        "tracking.baselines={}",
+        "tracking.report=false",
+        "buffer.drop_constant_groups=false",
+    ]
     agentrl("train", "configs/quickstart.yaml", *files, *small, *without, PYTHONPATH=str(folder))
     return {file.name: json.loads(file.read_text()) for file in sorted(found.iterdir())}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

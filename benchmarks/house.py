@@ -1,8 +1,8 @@
 """Size and coupling of the code base, counted from the sources alone, in seconds.
 
-A module is a one-importer if it is no package and exactly one other module of the program imports it. A method forwards if it only
-calls a method of one of its attributes with its own arguments. A circle is a set of modules that import each
-other, imports within functions included.
+A module is a one-importer if it is no package and exactly one other module of the program imports it. A
+method forwards if it only calls a method of one of its attributes with its own arguments. A circle is a set
+of modules that import each other, imports within functions included.
 
 Usage: python benchmarks/house.py [--out docs/results/house.json]
 """
@@ -58,10 +58,21 @@ def count_code(text: str, tree: ast.Module) -> int:
     """Return the number of lines with code, without blank lines, comments and docstrings."""
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
+        if token.type not in (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        ):
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 
@@ -79,7 +90,9 @@ def imports_of(module: Module, modules: Mapping[str, Module]) -> set[str]:
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the sets of two or more modules that reach each other (Tarjan 1972, strongly connected components)."""
+    """Return the sets of two or more modules that reach each other (Tarjan 1972, strongly connected
+    components).
+    """
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
@@ -110,27 +123,44 @@ def classes(module: Module) -> Iterator[ast.ClassDef]:
 
 
 def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (
+        node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def forwards(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a method only calls a method of one of its attributes with its own arguments."""
-    body = [node for node in method.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    body = [
+        node
+        for node in method.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
     if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr) or method.name.startswith("__"):
         return False
     call = body[0].value
     call = call.value if isinstance(call, ast.Await) else call
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Attribute)):
+    if not (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Attribute)
+    ):
         return False
     part = call.func.value.value
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     own = {argument.arg for argument in [*method.args.args, *method.args.kwonlyargs]}
-    return isinstance(part, ast.Name) and part.id == "self" and all(isinstance(value, ast.Name) and value.id in own for value in given)
+    return (
+        isinstance(part, ast.Name)
+        and part.id == "self"
+        and all(isinstance(value, ast.Name) and value.id in own for value in given)
+    )
 
 
 def takes_the_whole(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     arguments = [*function.args.args, *function.args.kwonlyargs]
-    return any(isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Config" for argument in arguments)
+    return any(
+        isinstance(argument.annotation, ast.Name) and argument.annotation.id == "Config"
+        for argument in arguments
+    )
 
 
 def measure(modules: Mapping[str, Module]) -> dict[str, object]:
@@ -144,14 +174,18 @@ def measure(modules: Mapping[str, Module]) -> dict[str, object]:
         for found in classes(module):
             if not found.name.startswith("_"):
                 named[found.name].append(module.name)
-    methods = [(m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, FUNCTIONS)]
+    methods = [
+        (m, c, f) for m in modules.values() for c in classes(m) for f in c.body if isinstance(f, FUNCTIONS)
+    ]
     plugins = tuple(f"agentrl.{name}" for name in (*PLUGINS, "rewards"))
     return {
         "files": len(modules),
         "lines": sum(module.num_lines for module in modules.values()),
         "lines_of_code": sum(module.num_code_lines for module in modules.values()),
         "one_importer_modules": len(alone),
-        "one_importer_modules_below_60_lines": sorted(name for name in alone if modules[name].num_lines < SHORT_LINES),
+        "one_importer_modules_below_60_lines": sorted(
+            name for name in alone if modules[name].num_lines < SHORT_LINES
+        ),
         "forwarding_methods": sorted(f"{m.name}.{c.name}.{f.name}" for m, c, f in methods if forwards(f)),
         "signatures_with_the_whole_config": sorted(
             f"{module.name}.{function.name}"
@@ -161,14 +195,18 @@ def measure(modules: Mapping[str, Module]) -> dict[str, object]:
             if takes_the_whole(function)
         ),
         "public_class_names_twice": {
-            name: places for name, places in sorted(named.items()) if len([p for p in places if not p.startswith(plugins)]) > 1
+            name: places
+            for name, places in sorted(named.items())
+            if len([p for p in places if not p.startswith(plugins)]) > 1
         },
         "import_circles": circles(graph),
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     result = measure(read_modules())

@@ -98,7 +98,13 @@ class Endless:
         return [Lease(number, self._task(number), GROUP_SIZE, 1) for number in numbers]
 
     def _task(self, number: int) -> Task:
-        return Task(f"bench:{number}", "arithmetic", (Message("user", f"{number}: {self._prompt}"),), "tool_agent", ground_truth="42")
+        return Task(
+            f"bench:{number}",
+            "arithmetic",
+            (Message("user", f"{number}: {self._prompt}"),),
+            "tool_agent",
+            ground_truth="42",
+        )
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
         def ship() -> None:
@@ -132,7 +138,10 @@ class Collections:
             self.collected[info["generation"]] += info["collected"]
 
     def summary(self) -> dict[int, tuple[int, float, float, int]]:
-        return {g: (len(all_s), max(all_s, default=0.0), sum(all_s), self.collected[g]) for g, all_s in self.seconds.items()}
+        return {
+            g: (len(all_s), max(all_s, default=0.0), sum(all_s), self.collected[g])
+            for g, all_s in self.seconds.items()
+        }
 
 
 def config_of(model: Path, in_flight: int, prompt_tokens: int) -> Config:
@@ -173,7 +182,12 @@ def measure(args: argparse.Namespace, prompt_tokens: int) -> Figures:
 
 
 def watch(
-    part: RolloutWorker, buffer: Endless, collections: Collections, workload: Workload, args: argparse.Namespace, prompt_tokens: int
+    part: RolloutWorker,
+    buffer: Endless,
+    collections: Collections,
+    workload: Workload,
+    args: argparse.Namespace,
+    prompt_tokens: int,
 ) -> Figures:
     process = psutil.Process()
     if args.tracemalloc:
@@ -181,7 +195,9 @@ def watch(
     rss_before, started, before = process.memory_info().rss, time.monotonic(), part.stats()
     player = threading.Thread(target=part.run, daemon=True)
     player.start()
-    while (now := part.stats())["in_flight"] < args.in_flight or now["generations_in_flight"] < GENERATING * args.in_flight:
+    while (now := part.stats())["in_flight"] < args.in_flight or now[
+        "generations_in_flight"
+    ] < GENERATING * args.in_flight:
         time.sleep(POLL_S)
     ramp_s, all_up = time.monotonic() - started, part.stats()
     cpu_before = thread_cpu_s(process, buffer.thread_id)
@@ -212,7 +228,8 @@ def watch(
         steps_per_s=sum(count for name, count in steady.items() if name.startswith("loop_gaps/")) / seconds,
         loop_share=cpu / seconds,
         trajectories_per_s=steady.get("finished", 0.0) / seconds,
-        expected_per_s=args.in_flight / (turn_s * (workload.turns + workload.tool_share * (workload.turns - 1))),
+        expected_per_s=args.in_flight
+        / (turn_s * (workload.turns + workload.tool_share * (workload.turns - 1))),
         open_files=files,
         collections=collections.summary(),
         objects_each=len(objects) / args.in_flight,
@@ -236,18 +253,26 @@ def show_memory(in_flight: int) -> None:
     for line in snapshot.statistics("lineno")[:45]:
         frame = line.traceback[0]
         place = "/".join(frame.filename.split("/")[-3:])
-        print(f"{line.size / in_flight:9.0f} bytes {line.count / in_flight:7.1f} blocks  {place}:{frame.lineno}", file=sys.stderr)
+        print(
+            f"{line.size / in_flight:9.0f} bytes {line.count / in_flight:7.1f} blocks  "
+            f"{place}:{frame.lineno}",
+            file=sys.stderr,
+        )
 
 
 def run_child(args: argparse.Namespace, prompt_tokens: int) -> dict[str, Any]:
     """Measure in a child process, so that runs do not share memory."""
     command = [sys.executable, __file__, *sys.argv[1:], "--child", str(prompt_tokens)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--in-flight", type=int, default=10_000)
     parser.add_argument("--servers", type=int, default=2, help="processes that answer")
     parser.add_argument("--seconds", type=float, default=60.0, help="measured once all are in flight")
@@ -265,9 +290,14 @@ def main() -> None:
     for run in runs:
         print(json.dumps(run, indent=1))
     short, long = runs[0], runs[-1]
-    per_token = (long["bytes_each"] - short["bytes_each"]) / max(1.0, long["tokens_each"] - short["tokens_each"])
+    per_token = (long["bytes_each"] - short["bytes_each"]) / max(
+        1.0, long["tokens_each"] - short["tokens_each"]
+    )
     beyond = short["bytes_each"] - per_token * short["tokens_each"]
-    print(f"\na trajectory in flight: {beyond / KIB:.1f} KiB beyond its tokens (wanted: below 32), and {per_token:.0f} bytes per token")
+    print(
+        f"\na trajectory in flight: {beyond / KIB:.1f} KiB beyond its tokens (wanted: below 32), and "
+        f"{per_token:.0f} bytes per token"
+    )
     p999, longest = (1e3 * max(run[f"steady_gap_{name}_s"] for run in runs) for name in ("p999", "max"))
     print(f"CPU time between two checkpoints: p99.9 {p999:.1f} ms (wanted: below 50), max {longest:.0f} ms")
     write_result(args.out, {"runs": runs, "kib_beyond_tokens": beyond / KIB, "bytes_per_token": per_token})

@@ -49,12 +49,21 @@ class InstantServer:
             message = await receive()
             body += message.get("body", b"")
             is_whole = not message.get("more_body", False)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", b"application/json")],
+            }
+        )
         await send({"type": "http.response.body", "body": self._answer(scope["path"], body)})
 
     def _answer(self, path: str, body: bytes) -> bytes:
         if path == "/v1/loads":
-            return b'{"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1}]}'
+            return (
+                b'{"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, '
+                b'"max_total_num_tokens": 1}]}'
+            )
         if path == "/model_info":
             return b'{"model_path": "instant", "weight_version": "0"}'
         request = orjson.loads(body)
@@ -72,7 +81,9 @@ def main() -> None:
     listener.listen(2048)
     print(listener.getsockname()[1], flush=True)
     app = InstantServer(json.loads(sys.stdin.readline())["turns"])
-    uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=60)).run(sockets=[listener])
+    uvicorn.Server(
+        uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_keep_alive=60)
+    ).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,15 @@ from agentrl.learner.packing import pack
 
 SEQUENCE, PROMPT = 256, 16
 LORA_RANK = 8
-WAYS = ("plain", "quarter_microbatches", "checkpointing", "lora", "lora_bfloat16", "lora_checkpointing", "profiled")
+WAYS = (
+    "plain",
+    "quarter_microbatches",
+    "checkpointing",
+    "lora",
+    "lora_bfloat16",
+    "lora_checkpointing",
+    "profiled",
+)
 
 
 def make_learner(way: str, sizes: dict[str, int], tokens: int) -> tuple[Learner, int]:
@@ -85,7 +93,12 @@ def run_way(way: str, sizes: dict[str, int], tokens: int) -> dict[str, float]:
     torch.set_num_threads(1)
     before = psutil.Process().memory_info().rss
     learner, budget = make_learner(way, sizes, tokens)
-    [microbatches] = pack(make_batch(tokens, sizes["vocab_size"]), max_tokens=budget, world_size=1, parity_tokens=learner.parity_tokens())
+    [microbatches] = pack(
+        make_batch(tokens, sizes["vocab_size"]),
+        max_tokens=budget,
+        world_size=1,
+        parity_tokens=learner.parity_tokens(),
+    )
     scored = learner.score(microbatches)
     learner.update(scored)
     with TemporaryDirectory() as folder:
@@ -103,7 +116,9 @@ def run_way(way: str, sizes: dict[str, int], tokens: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
@@ -111,18 +126,32 @@ def main() -> None:
     parser.add_argument("--way", choices=WAYS, help="measure this one in this process")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    sizes = {"hidden_size": arguments.hidden, "intermediate_size": 3 * arguments.hidden, "num_hidden_layers": arguments.layers}
-    sizes |= {"num_attention_heads": arguments.hidden // 64, "num_key_value_heads": max(1, arguments.hidden // 128)}
+    sizes = {
+        "hidden_size": arguments.hidden,
+        "intermediate_size": 3 * arguments.hidden,
+        "num_hidden_layers": arguments.layers,
+    }
+    sizes |= {
+        "num_attention_heads": arguments.hidden // 64,
+        "num_key_value_heads": max(1, arguments.hidden // 128),
+    }
     sizes |= {"vocab_size": arguments.vocabulary, "max_position_embeddings": 2048}
     if arguments.way:
         print(json.dumps(run_way(arguments.way, sizes, arguments.tokens)))
         return
-    print(f"{arguments.tokens:,} tokens in sequences of {SEQUENCE}, float32 master weights, 1 thread; {sizes}")
+    print(
+        f"{arguments.tokens:,} tokens in sequences of {SEQUENCE}, float32 master weights, 1 thread; {sizes}"
+    )
     results = {}
     for way in WAYS:
         command = [sys.executable, __file__, "--way", way, *sys.argv[1:]]
-        results[way] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        print(f"{way:22} {results[way]['peak_bytes'] / 2**20:8,.0f} MiB  {results[way]['seconds']:6.1f} s", flush=True)
+        results[way] = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        )
+        print(
+            f"{way:22} {results[way]['peak_bytes'] / 2**20:8,.0f} MiB  {results[way]['seconds']:6.1f} s",
+            flush=True,
+        )
     write_result(arguments.out, {"tokens": arguments.tokens, "sizes": sizes, "ways": results})
 
 

@@ -48,8 +48,17 @@ Update = Callable[[], object]
 
 
 def model_sizes(hidden: int, layers: int, vocabulary: int) -> dict[str, int]:
-    sizes = {"vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 3 * hidden}
-    return sizes | {"num_attention_heads": hidden // 32, "num_key_value_heads": max(1, hidden // 64), "max_position_embeddings": 2048}
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": 3 * hidden,
+    }
+    return sizes | {
+        "num_attention_heads": hidden // 32,
+        "num_key_value_heads": max(1, hidden // 64),
+        "max_position_embeddings": 2048,
+    }
 
 
 def make_batch(vocabulary: int) -> list[Sample]:
@@ -59,11 +68,15 @@ def make_batch(vocabulary: int) -> list[Sample]:
     return [_sample(index, int(length), vocabulary, rng) for index, length in enumerate(lengths)]
 
 
-def _sample(index: int, length: int, vocabulary: int, rng: np.random.Generator, *, prompt: int = PROMPT) -> Sample:
+def _sample(
+    index: int, length: int, vocabulary: int, rng: np.random.Generator, *, prompt: int = PROMPT
+) -> Sample:
     mask = np.arange(length) >= prompt
     behavior = np.full(length, -np.log(vocabulary), np.float32)
     advantages = np.full(length, rng.normal(), np.float32)
-    return Sample(index, rng.integers(0, vocabulary, length).astype(np.int32), mask, mask, behavior, advantages)
+    return Sample(
+        index, rng.integers(0, vocabulary, length).astype(np.int32), mask, mask, behavior, advantages
+    )
 
 
 def open_learner(sizes: dict[str, int]) -> Learner:
@@ -71,13 +84,23 @@ def open_learner(sizes: dict[str, int]) -> Learner:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
-    spec = LearnerSpec(ModelConfig(), LearnerConfig(), AlgorithmConfig(), "on_policy", 0, 1.0, 100, None, from_scratch)
+    spec = LearnerSpec(
+        ModelConfig(), LearnerConfig(), AlgorithmConfig(), "on_policy", 0, 1.0, 100, None, from_scratch
+    )
     return Learner(spec, rank=0, address="127.0.0.1", port=port)
 
 
-def packed_update(learner: Learner, batch: list[Sample], budget: int, *, shared_prefix: bool = False) -> Update:
+def packed_update(
+    learner: Learner, batch: list[Sample], budget: int, *, shared_prefix: bool = False
+) -> Update:
     """Return a function that makes one update of the learner with this token budget."""
-    [microbatches] = pack(batch, max_tokens=budget, world_size=1, parity_tokens=learner.parity_tokens(), shared_prefix=shared_prefix)
+    [microbatches] = pack(
+        batch,
+        max_tokens=budget,
+        world_size=1,
+        parity_tokens=learner.parity_tokens(),
+        shared_prefix=shared_prefix,
+    )
     scored = learner.score(microbatches)
     return lambda: learner.update(scored)
 
@@ -117,7 +140,10 @@ def take_turns(updates: Mapping[str, Update], repeats: int) -> dict[str, dict[st
             update()
             if count > 0:
                 rounds[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    medians = {name: [statistics.median(column) for column in zip(*pairs, strict=True)] for name, pairs in rounds.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*pairs, strict=True)]
+        for name, pairs in rounds.items()
+    }
     return {name: {"cpu_s": cpu, "wall_s": wall} for name, (cpu, wall) in medians.items()}
 
 
@@ -129,21 +155,32 @@ def measure_trl(script: Path, repeats: int) -> dict[str, float] | None:
     python = os.environ.get(PEERS_PYTHON)
     if python is None or not Path(python).is_file() or not script.is_file():
         return None
-    output = subprocess.run([python, str(script), "--steps", str(repeats + 1)], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        [python, str(script), "--steps", str(repeats + 1)], check=True, capture_output=True, text=True
+    ).stdout
     figures: dict[str, float] = json.loads(output.strip().splitlines()[-1])["figures"]
     return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--budgets", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--prompts", type=int, nargs="*", default=[50, 250, 1000], help="lengths of a shared prompt")
+    parser.add_argument(
+        "--prompts", type=int, nargs="*", default=[50, 250, 1000], help="lengths of a shared prompt"
+    )
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=2048)
     shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).parents[2] / "shared"))
-    parser.add_argument("--trl", type=Path, default=shared / "bench" / "trl_grpo.py", help="script that measures TRL's GRPO step")
+    parser.add_argument(
+        "--trl",
+        type=Path,
+        default=shared / "bench" / "trl_grpo.py",
+        help="script that measures TRL's GRPO step",
+    )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -158,7 +195,9 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     sizes = model_sizes(arguments.hidden, arguments.layers, arguments.vocabulary)
     batch = make_batch(arguments.vocabulary)
     num_tokens = sum(sample.num_tokens for sample in batch)
-    print(f"{len(batch)} sequences, {num_tokens:,} tokens; padded {len(batch) * LONGEST:,}; 1 thread; {sizes}")
+    print(
+        f"{len(batch)} sequences, {num_tokens:,} tokens; padded {len(batch) * LONGEST:,}; 1 thread; {sizes}"
+    )
     learner = open_learner(sizes)
     updates = {f"packed {budget}": packed_update(learner, batch, budget) for budget in arguments.budgets}
     seconds = take_turns(updates, arguments.repeats)
@@ -167,11 +206,23 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     learner.close()
     for name, own in seconds.items():
         ratio, speed = seconds["padded"]["cpu_s"] / own["cpu_s"], num_tokens / own["cpu_s"]
-        print(f"{name:12} {own['cpu_s']:7.3f} s CPU {own['wall_s']:7.3f} s wall  {speed:8,.0f} tokens/s  {ratio:5.1f} x padded")
+        print(
+            f"{name:12} {own['cpu_s']:7.3f} s CPU {own['wall_s']:7.3f} s wall  {speed:8,.0f} tokens/s  "
+            f"{ratio:5.1f} x padded"
+        )
     packed = [own["cpu_s"] for name, own in seconds.items() if name != "padded"]
     spread, least = max(packed) / min(packed) - 1, seconds["padded"]["cpu_s"] / max(packed)
-    print(f"slowest budget {least:.1f} x padded (wanted: at least 5); fastest over slowest budget: +{spread:.0%} (wanted: at most 15 %)")
-    return {"num_tokens": num_tokens, "sizes": sizes, "seconds": seconds, "times_padded": least, "spread": spread}
+    print(
+        f"slowest budget {least:.1f} x padded (wanted: at least 5); fastest over slowest budget: "
+        f"+{spread:.0%} (wanted: at most 15 %)"
+    )
+    return {
+        "num_tokens": num_tokens,
+        "sizes": sizes,
+        "seconds": seconds,
+        "times_padded": least,
+        "spread": spread,
+    }
 
 
 def compare_prefixes(arguments: argparse.Namespace) -> list[dict[str, float]]:
@@ -180,12 +231,18 @@ def compare_prefixes(arguments: argparse.Namespace) -> list[dict[str, float]]:
     learner, found = open_learner(sizes), []
     for prompt in arguments.prompts:
         batch = make_groups(prompt, arguments.vocabulary)
-        updates = {name: packed_update(learner, batch, 4096, shared_prefix=name == "once") for name in ("each", "once")}
+        updates = {
+            name: packed_update(learner, batch, 4096, shared_prefix=name == "once")
+            for name in ("each", "once")
+        }
         seconds = take_turns(updates, arguments.repeats)
         each, once = seconds["each"]["cpu_s"], seconds["once"]["cpu_s"]
         share = prompt * len(batch) / sum(sample.num_tokens for sample in batch)
         found.append({"prompt": prompt, "prompt_share": share, "each_s": each, "once_s": once})
-        print(f"prompt of {prompt:5,}, {share:4.0%} of the tokens: {each:.2f} s, shared {once:.2f} s CPU, {each / once:.2f} times as fast")
+        print(
+            f"prompt of {prompt:5,}, {share:4.0%} of the tokens: {each:.2f} s, shared {once:.2f} s CPU, "
+            f"{each / once:.2f} times as fast"
+        )
     learner.close()
     return found
 
@@ -194,16 +251,26 @@ def make_groups(prompt: int, vocabulary: int) -> list[Sample]:
     """Return two groups of 8 attempts with one prompt each; responses are exponential with a mean of 250."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.exponential(250.0, 16).astype(int), 8, 1000)
-    batch = [_sample(index, prompt + int(n), vocabulary, rng, prompt=prompt) for index, n in enumerate(lengths)]
+    batch = [
+        _sample(index, prompt + int(n), vocabulary, rng, prompt=prompt) for index, n in enumerate(lengths)
+    ]
     heads = rng.integers(0, vocabulary, (2, prompt)).astype(np.int32)
-    return [replace(one, token_ids=np.concatenate([heads[one.index // 8], one.token_ids[prompt:]])) for one in batch]
+    return [
+        replace(one, token_ids=np.concatenate([heads[one.index // 8], one.token_ids[prompt:]]))
+        for one in batch
+    ]
 
 
 def compare_trl(script: Path, repeats: int) -> dict[str, Any] | None:
     """Measure our update on a batch of TRL's shape, and TRL's step if it is installed."""
     rng = np.random.default_rng(0)
-    batch = [_sample(index, TRL_PROMPT + TRL_RESPONSE, TRL_VOCABULARY, rng, prompt=TRL_PROMPT) for index in range(TRL_ATTEMPTS)]
-    learner = open_learner(model_sizes(128, 4, TRL_VOCABULARY) | {"intermediate_size": 256, "tie_word_embeddings": True})
+    batch = [
+        _sample(index, TRL_PROMPT + TRL_RESPONSE, TRL_VOCABULARY, rng, prompt=TRL_PROMPT)
+        for index in range(TRL_ATTEMPTS)
+    ]
+    learner = open_learner(
+        model_sizes(128, 4, TRL_VOCABULARY) | {"intermediate_size": 256, "tie_word_embeddings": True}
+    )
     own = take_turns({"packed": packed_update(learner, batch, 8192)}, repeats)["packed"]
     learner.close()
     tokens_per_s = sum(sample.num_tokens for sample in batch) / own["cpu_s"]
@@ -213,7 +280,10 @@ def compare_trl(script: Path, repeats: int) -> dict[str, Any] | None:
         print(f"TRL: not measured (${PEERS_PYTHON} names the Python of its environment, --trl the script)")
         return {"tokens_per_cpu_s": tokens_per_s, "trl": None}
     ratio = tokens_per_s / trl["train_tok_per_cpu_s"]
-    print(f"TRL: {trl['train_tok_per_cpu_s']:,.0f} tokens per CPU second; {ratio:.1f} times as fast as TRL (wanted: at least 1.5)")
+    print(
+        f"TRL: {trl['train_tok_per_cpu_s']:,.0f} tokens per CPU second; {ratio:.1f} times as fast as TRL "
+        "(wanted: at least 1.5)"
+    )
     return {"tokens_per_cpu_s": tokens_per_s, "trl": trl, "times_trl": ratio}
 
 

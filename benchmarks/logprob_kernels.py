@@ -1,7 +1,8 @@
 """Compiled against eager kernels of log-probabilities: errors against float64 (values, gradients), and time.
 
-    python benchmarks/logprob_kernels.py                    # on a GPU: torch.compile's Triton kernels; else its C++ kernels of a CPU
-    python benchmarks/logprob_kernels.py --interpret        # the Triton kernels without a GPU, by Triton's interpreter: minutes
+    python benchmarks/logprob_kernels.py                    # on a GPU: torch.compile's Triton kernels; else
+    its C++ kernels of a CPU python benchmarks/logprob_kernels.py --interpret        # the Triton kernels
+    without a GPU, by Triton's interpreter: minutes
 
 `--interpret` needs the package triton, which torch for CPUs does not include:
 `pip install --no-deps --target FOLDER triton`, with FOLDER in PYTHONPATH. The interpreter has no `libdevice`:
@@ -48,10 +49,14 @@ def interpret_triton() -> None:
 
     config.cpu_backend = "triton"
     triton.runtime.driver.set_active(Driver())
-    triton_helpers.libdevice = types.SimpleNamespace(exp=lambda x: tl.exp(x), tanh=lambda x: 1 - 2 / (tl.exp(2 * x) + 1))
+    triton_helpers.libdevice = types.SimpleNamespace(
+        exp=lambda x: tl.exp(x), tanh=lambda x: 1 - 2 / (tl.exp(2 * x) + 1)
+    )
 
 
-def compare(kernels: ChunkKernels, num_tokens: int, vocabulary: int, form: HeadForm, device: str) -> dict[str, Any]:
+def compare(
+    kernels: ChunkKernels, num_tokens: int, vocabulary: int, form: HeadForm, device: str
+) -> dict[str, Any]:
     """Return the largest errors against float64 on the same bfloat16 products, and seconds of a second
     call."""
     torch.manual_seed(0)
@@ -59,8 +64,15 @@ def compare(kernels: ChunkKernels, num_tokens: int, vocabulary: int, form: HeadF
     targets = torch.randint(vocabulary, (num_tokens,), device=device)
     upstream = torch.randn(2, num_tokens, device=device)
     exact = EAGER.values(products.double(), targets, TEMPERATURE, form)
-    exact_gradient = EAGER.gradient(products.double(), targets, exact[1], *upstream.double(), TEMPERATURE, form)
-    found: dict[str, Any] = {"num_tokens": num_tokens, "vocabulary": vocabulary, "scale": form.scale, "softcap": form.softcap}
+    exact_gradient = EAGER.gradient(
+        products.double(), targets, exact[1], *upstream.double(), TEMPERATURE, form
+    )
+    found: dict[str, Any] = {
+        "num_tokens": num_tokens,
+        "vocabulary": vocabulary,
+        "scale": form.scale,
+        "softcap": form.softcap,
+    }
     for _ in range(2):
         started = time.perf_counter()
         logprobs, entropies = kernels.values(products, targets, TEMPERATURE, form)
@@ -75,7 +87,9 @@ def compare(kernels: ChunkKernels, num_tokens: int, vocabulary: int, form: HeadF
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--interpret", action="store_true")
     parser.add_argument("--tokens", type=int, nargs="+", default=[6, 3])
     parser.add_argument("--vocabulary", type=int, default=300)
@@ -86,13 +100,20 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() and not arguments.interpret else "cpu"
     torch.set_grad_enabled(False)
     results = []
-    for (name, kernels), form, num_tokens in itertools.product({"eager": EAGER, "compiled": compiled()}.items(), FORMS, arguments.tokens):
+    for (name, kernels), form, num_tokens in itertools.product(
+        {"eager": EAGER, "compiled": compiled()}.items(), FORMS, arguments.tokens
+    ):
         found = compare(kernels, num_tokens, arguments.vocabulary, form, device)
         results.append({"kernels": name, "device": device, **found})
         errors = (
-            f"logprob {found['logprob_error']:.1e}, entropy {found['entropy_error']:.1e}, gradient {found['gradient_error']:.1e} relative"
+            f"logprob {found['logprob_error']:.1e}, entropy {found['entropy_error']:.1e}, gradient "
+            f"{found['gradient_error']:.1e} relative"
         )
-        print(f"{name:8} {num_tokens:5} x {arguments.vocabulary} {form}: {errors}; {found['seconds'] * 1e3:.1f} ms", flush=True)
+        print(
+            f"{name:8} {num_tokens:5} x {arguments.vocabulary} {form}: {errors}; "
+            f"{found['seconds'] * 1e3:.1f} ms",
+            flush=True,
+        )
     write_result(arguments.out, {"results": results})
 
 

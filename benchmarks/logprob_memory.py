@@ -39,21 +39,33 @@ def run_path(path: str, tokens: int, vocabulary: int, device: str) -> dict[str, 
     hidden = torch.randn(tokens, HIDDEN, device=device, requires_grad=True)
     weight = torch.randn(vocabulary, HIDDEN, device=device, requires_grad=True)
     targets = torch.randint(vocabulary, (tokens,), device=device)
-    logprobs_of(path, hidden[:8], weight, targets[:8]).sum().backward()  # the libraries' own buffers are not counted
+    logprobs_of(
+        path, hidden[:8], weight, targets[:8]
+    ).sum().backward()  # the libraries' own buffers are not counted
     before = held_bytes(device)
     started = time.perf_counter()
     logprobs_of(path, hidden, weight, targets).sum().backward()
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - started
-    return {"peak_bytes": peak_bytes(device) - before, "seconds": seconds, "checksum": float(weight.grad.double().square().sum())}
+    return {
+        "peak_bytes": peak_bytes(device) - before,
+        "seconds": seconds,
+        "checksum": float(weight.grad.double().square().sum()),
+    }
 
 
 def logprobs_of(path: str, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     if path == "chunked":
-        return sum(linear_logprobs_and_entropy(hidden, weight, targets, temperature=1.0), torch.zeros((), device=hidden.device))
+        return sum(
+            linear_logprobs_and_entropy(hidden, weight, targets, temperature=1.0),
+            torch.zeros((), device=hidden.device),
+        )
     if path == "logits":
-        return sum(logprobs_and_entropy(linear(hidden, weight), targets, temperature=1.0), torch.zeros((), device=hidden.device))
+        return sum(
+            logprobs_and_entropy(linear(hidden, weight), targets, temperature=1.0),
+            torch.zeros((), device=hidden.device),
+        )
     log_p = torch.log_softmax(linear(hidden, weight), -1)
     return log_p.gather(-1, targets[:, None])[:, 0] - (log_p.exp() * log_p).sum(-1)
 
@@ -66,7 +78,11 @@ def held_bytes(device: str) -> int:
 
 
 def peak_bytes(device: str) -> int:
-    return torch.cuda.max_memory_allocated() if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return (
+        torch.cuda.max_memory_allocated()
+        if device == "cuda"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
 
 
 def tokens_that_fit(path: str, vocabulary: int, device: str) -> int:
@@ -81,17 +97,40 @@ def compare(tokens: int, vocabulary: int, device: str) -> dict[str, dict[str, fl
     results = {}
     for path in PATHS:
         measured = min(tokens, tokens_that_fit(path, vocabulary, device))
-        arguments = [sys.executable, __file__, "--path", path, "--tokens", str(measured), "--vocabulary", str(vocabulary)]
-        output = subprocess.run([*arguments, "--device", device], check=True, capture_output=True, text=True).stdout
+        arguments = [
+            sys.executable,
+            __file__,
+            "--path",
+            path,
+            "--tokens",
+            str(measured),
+            "--vocabulary",
+            str(vocabulary),
+        ]
+        output = subprocess.run(
+            [*arguments, "--device", device], check=True, capture_output=True, text=True
+        ).stdout
         own: dict[str, float] = json.loads(output)
-        results[path] = own | {name: own[name] * tokens / measured for name in ("peak_bytes", "seconds")} | {"measured_tokens": measured}
-        note = "" if measured == tokens else f"  scaled from {measured:,} tokens: the free memory holds no more"
-        print(f"{path:8} {results[path]['peak_bytes'] / 2**20:9,.0f} MiB  {results[path]['seconds']:6.1f} s{note}", flush=True)
+        results[path] = (
+            own
+            | {name: own[name] * tokens / measured for name in ("peak_bytes", "seconds")}
+            | {"measured_tokens": measured}
+        )
+        note = (
+            "" if measured == tokens else f"  scaled from {measured:,} tokens: the free memory holds no more"
+        )
+        print(
+            f"{path:8} {results[path]['peak_bytes'] / 2**20:9,.0f} MiB  {results[path]['seconds']:6.1f} "
+            f"s{note}",
+            flush=True,
+        )
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -104,7 +143,10 @@ def main() -> None:
     print(f"{arguments.tokens:,} tokens x {arguments.vocabulary:,} vocabulary, float32, forward and backward")
     results = compare(arguments.tokens, arguments.vocabulary, arguments.device)
     share = results["chunked"]["peak_bytes"] / results["plain"]["peak_bytes"]
-    print(f"chunked / plain: {share:.3f} of the memory, {results['chunked']['seconds'] / results['plain']['seconds']:.2f} of the time")
+    print(
+        f"chunked / plain: {share:.3f} of the memory, "
+        f"{results['chunked']['seconds'] / results['plain']['seconds']:.2f} of the time"
+    )
     sizes = {"tokens": arguments.tokens, "vocabulary": arguments.vocabulary, "device": arguments.device}
     write_result(arguments.out, {**sizes, "share": share, **results})
 

@@ -15,13 +15,22 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def facts() -> dict[str, str | int]:
     """Return the commit and the machine's properties, on which figures depend."""
-    return {"commit": current_commit(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)), "torch": torch.__version__}
+    return {
+        "commit": current_commit(),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+    }
 
 
 def current_commit() -> str:
     """Return the short hash of the commit that is checked out, with `+` if files have changed since."""
     described = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return described.stdout.strip()
 
@@ -32,8 +41,13 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return "unknown"
-    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
-    return f"{said.get('model name', 'unknown')} (family {said.get('cpu family', '?')}, model {said.get('model', '?')})"
+    said = {
+        name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))
+    }
+    return (
+        f"{said.get('model name', 'unknown')} (family {said.get('cpu family', '?')}, model "
+        f"{said.get('model', '?')})"
+    )
 
 
 def write_result(out: Path | None, result: Mapping[str, object]) -> None:

@@ -80,7 +80,9 @@ class Script:
         median = workload.mean_tokens / np.exp(workload.sigma**2 / 2)
         lengths = rng.lognormal(np.log(median), workload.sigma, size=workload.turns)
         self._lengths = np.clip(lengths, 1, workload.max_tokens).astype(int).tolist()
-        self._latencies = rng.exponential(workload.tool_share * workload.mean_turn_s, size=workload.turns - 1).tolist()
+        self._latencies = rng.exponential(
+            workload.tool_share * workload.mean_turn_s, size=workload.turns - 1
+        ).tolist()
         self._rest: list[int] | None = None  # remaining tokens of the current turn
 
     def turn(self, words: Words) -> list[int]:
@@ -109,7 +111,9 @@ class Words:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         # Whole words, whose ids are above Python's cached small integers, as in a real vocabulary.
-        words = [id for id in range(257, chat.vocab_size) if chat.decode([id], skip_special=True).strip().isalpha()]
+        words = [
+            id for id in range(257, chat.vocab_size) if chat.decode([id], skip_special=True).strip().isalpha()
+        ]
         self._filler = list(itertools.islice(itertools.cycle(words), 100_000))
 
     def turn(self, length: int, latency: float | None) -> list[int]:
@@ -175,7 +179,11 @@ class PacedEngine:
         if done < length:
             finish = {"type": "abort", "message": "Aborted"}
         else:
-            finish = {"type": "stop", "matched": turn[-1]} if length == len(turn) else {"type": "length", "length": length}
+            finish = (
+                {"type": "stop", "matched": turn[-1]}
+                if length == len(turn)
+                else {"type": "length", "length": length}
+            )
         return self._reply(body, turn[:done], version, finish)
 
     async def draw_fault(self) -> Fault | None:
@@ -195,7 +203,9 @@ class PacedEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._interrupt.wait(), timeout=left)
             if self._interrupt.is_set():
-                return min(length, int((time.monotonic() - started - (self._paused_s - paused_before)) / pace))
+                return min(
+                    length, int((time.monotonic() - started - (self._paused_s - paused_before)) / pace)
+                )
             await self._resumed.wait()
         return length
 
@@ -239,7 +249,12 @@ class PacedEngine:
         self._account(0)
         used = int(self.busy_slot_s / self._workload.seconds_per_token)
         waiting = max(0, len(self._scripts) - self._running)
-        return {"num_running_reqs": self._running, "num_waiting_reqs": waiting, "num_used_tokens": used, "max_total_num_tokens": 1 << 40}
+        return {
+            "num_running_reqs": self._running,
+            "num_waiting_reqs": waiting,
+            "num_used_tokens": used,
+            "max_total_num_tokens": 1 << 40,
+        }
 
     def load(self) -> dict[str, float]:
         self._account(0)
@@ -353,7 +368,9 @@ def read_load(url: str) -> dict[str, float]:
 def set_version(url: str, version: int) -> None:
     """Set the version that the server reports, as a publish does."""
     body = json.dumps({"new_version": str(version)}).encode()
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/update_weight_version", body), timeout=TIMEOUT_S):
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}/update_weight_version", body), timeout=TIMEOUT_S
+    ):
         return
 
 
@@ -370,8 +387,13 @@ def main() -> None:
 
     async def serve() -> None:
         workload = Workload(**json.loads(args.workload))
-        app, level = build_app(PacedEngine(workload, Chat.load(args.model))), "critical" if workload.fault_share else "warning"
-        await uvicorn.Server(uvicorn.Config(app, log_level=level, timeout_keep_alive=600)).serve(sockets=[listener])
+        app, level = (
+            build_app(PacedEngine(workload, Chat.load(args.model))),
+            "critical" if workload.fault_share else "warning",
+        )
+        await uvicorn.Server(uvicorn.Config(app, log_level=level, timeout_keep_alive=600)).serve(
+            sockets=[listener]
+        )
 
     asyncio.run(serve())
 

@@ -27,7 +27,9 @@ TIMEOUT_S = 300.0
 
 def receive(port: int, sizes: list[int], rounds: int) -> None:
     torch.set_num_threads(1)
-    group = join_weights_group(address="127.0.0.1", port=port, rank=1, world_size=2, name="g", backend="gloo", timeout_s=TIMEOUT_S)
+    group = join_weights_group(
+        address="127.0.0.1", port=port, rank=1, world_size=2, name="g", backend="gloo", timeout_s=TIMEOUT_S
+    )
     for _ in range(rounds):
         for size in sizes:
             broadcast(torch.empty(size, dtype=torch.uint8), group)
@@ -53,10 +55,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = {"vocab_size": 16000, "hidden_size": options.hidden, "intermediate_size": 4 * options.hidden, "num_hidden_layers": 8}
+    sizes = {
+        "vocab_size": 16000,
+        "hidden_size": options.hidden,
+        "intermediate_size": 4 * options.hidden,
+        "num_hidden_layers": 8,
+    }
     scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
     model = ModelConfig(path="benchmark", dtype="bfloat16")
-    spec = LearnerSpec(model, LearnerConfig(), AlgorithmConfig(), "decoupled", 0, 1.0, 1, from_scratch=scratch)
+    spec = LearnerSpec(
+        model, LearnerConfig(), AlgorithmConfig(), "decoupled", 0, 1.0, 1, from_scratch=scratch
+    )
     meeting, transfer = ReservedPort(), ReservedPort()
     learner = Learner(spec, rank=0, address="127.0.0.1", port=meeting.number)
     plan = plan_buckets(learner.tensor_specs(), max_bytes=options.bucket_mib * 2**20)
@@ -71,7 +80,10 @@ def main() -> None:
         for is_overlapped in (False, True):
             seconds, gather_s, wait_s = publish(learner, buckets, is_overlapped=is_overlapped)
             how = "overlapped" if is_overlapped else "in turn"
-            print(f"{how:>10}: {seconds:.2f} s, gathering {gather_s / seconds:.0%}, waiting for what travels {wait_s / seconds:.0%}")
+            print(
+                f"{how:>10}: {seconds:.2f} s, gathering {gather_s / seconds:.0%}, waiting for what travels "
+                f"{wait_s / seconds:.0%}"
+            )
     learner.close()
     peer.join()
 

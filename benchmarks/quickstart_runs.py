@@ -83,7 +83,9 @@ class Results:
     def find(self, plan: Plan, commit: str) -> Figures | None:
         """Return the stored figures of this run, or None."""
         keys = ((f.name, f.seed, f.steps, f.overrides, f.commit) for f in self.runs)
-        return next((figures for figures, key in zip(self.runs, keys, strict=True) if key == plan.key(commit)), None)
+        return next(
+            (figures for figures, key in zip(self.runs, keys, strict=True) if key == plan.key(commit)), None
+        )
 
     def add(self, figures: Figures) -> None:
         self.runs.append(figures)
@@ -92,9 +94,18 @@ class Results:
 
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the arguments that these benchmarks share. `name`: of the result file and of the folder of runs."""
-    parser.add_argument("--commit", default=current_commit(), help="name of the measured state; by default the hash of what is checked out")
+    parser.add_argument(
+        "--commit",
+        default=current_commit(),
+        help="name of the measured state; by default the hash of what is checked out",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / f"{name}.json")
-    parser.add_argument("--runs", type=_whole_path, default=ROOT / "runs" / "bench" / name, help="where the runs' own folders go")
+    parser.add_argument(
+        "--runs",
+        type=_whole_path,
+        default=ROOT / "runs" / "bench" / name,
+        help="where the runs' own folders go",
+    )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="for all runs")
 
 
@@ -106,7 +117,9 @@ class RunFailed(Exception):
     """A run ended with an error; the message names its log."""
 
 
-def measure_all(plans: Sequence[Plan], results: Results, *, commit: str, runs: Path, program: Sequence[str] = TRAIN) -> Iterator[Figures]:
+def measure_all(
+    plans: Sequence[Plan], results: Results, *, commit: str, runs: Path, program: Sequence[str] = TRAIN
+) -> Iterator[Figures]:
     """Yield the figures of each plan in turn: the stored ones, or those of a new run.
 
     A new run is `program CONFIG KEY=VALUE ...`. A failed run is reported and left out.
@@ -134,7 +147,12 @@ def measure(plan: Plan, *, commit: str, runs: Path, program: Sequence[str] = TRA
     run_dir = runs / f"{plan.name}_seed{plan.seed}_{commit}"
     shutil.rmtree(run_dir, ignore_errors=True)  # resuming an interrupted run would hide a part of its time
     run_dir.mkdir(parents=True)
-    common = [f"trainer.seed={plan.seed}", f"trainer.steps={plan.steps}", f"trainer.run_dir={run_dir}", "trainer.save_freq=-1"]
+    common = [
+        f"trainer.seed={plan.seed}",
+        f"trainer.steps={plan.steps}",
+        f"trainer.run_dir={run_dir}",
+        "trainer.save_freq=-1",
+    ]
     common += ["trainer.keep_trajectories=false", "~tracking.baselines.untrained", "tracking.report=false"]
     started = time.monotonic()
     command([*program, "configs/quickstart.yaml", *plan.overrides, *common], log=run_dir / "output.log")
@@ -154,7 +172,9 @@ def read_figures(plan: Plan, run_dir: Path, *, commit: str, wall_s: float) -> Fi
         commit=commit,
         initial=_accuracies(result["validation"]["initial"]),
         final=_accuracies(result["validation"]["final"]),
-        accuracy_by_step={str(r["step"]): round(r["val/accuracy"], 4) for r in records if r["kind"] == "validation"},
+        accuracy_by_step={
+            str(r["step"]): round(r["val/accuracy"], 4) for r in records if r["kind"] == "validation"
+        },
         lag_mean=round(statistics.mean(r["rollout/lag/mean"] for r in train), 3),
         lag_max=max(r["rollout/lag/max"] for r in train),
         wall_s=round(wall_s, 1),
@@ -167,7 +187,9 @@ def read_figures(plan: Plan, run_dir: Path, *, commit: str, wall_s: float) -> Fi
 
 
 def _accuracies(validation: dict[str, float]) -> dict[str, float]:
-    names = [name for name in validation if name.startswith("val/accuracy") or name == "val/tool_use/needs_tool"]
+    names = [
+        name for name in validation if name.startswith("val/accuracy") or name == "val/tool_use/needs_tool"
+    ]
     return {name: round(validation[name], 4) for name in names}
 
 
@@ -187,20 +209,27 @@ def command(arguments: Sequence[str], *, log: Path | None = None) -> None:
     """
     output = log.open("w") if log else None
     try:
-        code = subprocess.run(arguments, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False).returncode
+        code = subprocess.run(
+            arguments, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+        ).returncode
     finally:
         if output:
             output.close()
     if code != 0:
-        raise RunFailed(f"`{' '.join(arguments[1:4])} ...` ended with exit code {code}" + (f"; see {log}" if log else ""))
+        raise RunFailed(
+            f"`{' '.join(arguments[1:4])} ...` ended with exit code {code}" + (f"; see {log}" if log else "")
+        )
 
 
 def line(figures: Figures) -> str:
     """Return the figures as one line of text."""
     kinds = "  ".join(
-        f"{name.removeprefix('val/accuracy/')} {value:.3f}" for name, value in figures.final.items() if name.startswith("val/accuracy/")
+        f"{name.removeprefix('val/accuracy/')} {value:.3f}"
+        for name, value in figures.final.items()
+        if name.startswith("val/accuracy/")
     )
     return (
-        f"{figures.name:<22} seed {figures.seed}: accuracy {figures.initial['val/accuracy']:.3f} -> {figures.accuracy:.3f}  ({kinds})  "
-        f"lag mean {figures.lag_mean:.2f} max {figures.lag_max:g}  {figures.wall_s:.0f} s"
+        f"{figures.name:<22} seed {figures.seed}: accuracy {figures.initial['val/accuracy']:.3f} -> "
+        f"{figures.accuracy:.3f}  ({kinds})  lag mean {figures.lag_mean:.2f} max {figures.lag_max:g}  "
+        f"{figures.wall_s:.0f} s"
     )

@@ -1,4 +1,5 @@
-"""Runs of the quickstart task that are stopped twice and go on, beside runs that nothing stops: their rewards lie within the same spread.
+"""Runs of the quickstart task that are stopped twice and go on, beside runs that nothing stops: their rewards
+lie within the same spread.
 
     python benchmarks/resumed.py --seeds 0,1,2 --out docs/results/resumed.json
 
@@ -86,7 +87,10 @@ class TwoNodes:
 
     def __init__(self) -> None:
         os.environ[KEY_NAME] = secrets.token_hex()  # inherited by all processes that the nodes start
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False})
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False},
+        )
         self._add_second()
 
     def _add_second(self) -> None:
@@ -111,11 +115,17 @@ class Training:
     def start(self) -> None:
         self.num_starts += 1
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def records(self) -> list[dict]:
         lines = self._metrics.read_text().splitlines(keepends=True) if self._metrics.exists() else []
-        return [record for line in lines if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"]
+        return [
+            record
+            for line in lines
+            if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"
+        ]
 
     def wait_for_step(self, step: int) -> None:
         """Wait until the run has made `step`.
@@ -146,7 +156,12 @@ def measure(way: str, seed: int, args: argparse.Namespace) -> Curve:
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     run_dir.with_suffix(".log").unlink(missing_ok=True)
-    overrides = [f"trainer.seed={seed}", f"trainer.steps={args.steps}", "trainer.save_freq=10", "~tracking.baselines.untrained"]
+    overrides = [
+        f"trainer.seed={seed}",
+        f"trainer.steps={args.steps}",
+        "trainer.save_freq=10",
+        "~tracking.baselines.untrained",
+    ]
     started = time.monotonic()
     with two_nodes() if way in (NODE_LOST, TWO_NODES) else nullcontext() as nodes:
         if nodes is not None:
@@ -156,7 +171,9 @@ def measure(way: str, seed: int, args: argparse.Namespace) -> Curve:
             training.wait_for_step(round(share * args.steps))
             nodes.lose_and_add() if nodes is not None else training.stop_and_start(SIGNALS[way])
         training.finish()
-    return read_curve(way, seed, args, run_dir, num_starts=training.num_starts, wall_s=time.monotonic() - started)
+    return read_curve(
+        way, seed, args, run_dir, num_starts=training.num_starts, wall_s=time.monotonic() - started
+    )
 
 
 @contextmanager
@@ -168,10 +185,18 @@ def two_nodes() -> Iterator[TwoNodes]:
         nodes.cluster.shutdown()
 
 
-def read_curve(way: str, seed: int, args: argparse.Namespace, run_dir: Path, *, num_starts: int, wall_s: float) -> Curve:
+def read_curve(
+    way: str, seed: int, args: argparse.Namespace, run_dir: Path, *, num_starts: int, wall_s: float
+) -> Curve:
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((run_dir / "result.json").read_text())
-    audit = subprocess.run([*AGENTRL, "audit", str(run_dir), "--json"], capture_output=True, text=True, timeout=AUDIT_S, check=False)
+    audit = subprocess.run(
+        [*AGENTRL, "audit", str(run_dir), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=AUDIT_S,
+        check=False,
+    )
     says = json.loads(audit.stdout)
     return Curve(
         way=way,
@@ -209,11 +234,17 @@ class Spread:
 def spreads_of(curves: Sequence[Curve], *, window: int) -> dict[str, Spread]:
     """Return the spread of the undisturbed runs of each layout that has some: UNDISTURBED, TWO_NODES."""
     ways = [way for way in (UNDISTURBED, TWO_NODES) if any(curve.way == way for curve in curves)]
-    stacked = {way: np.stack([windows_of(curve.rewards, window) for curve in curves if curve.way == way]) for way in ways}
+    stacked = {
+        way: np.stack([windows_of(curve.rewards, window) for curve in curves if curve.way == way])
+        for way in ways
+    }
     squares = sum(((rows - rows.mean(axis=0)) ** 2).sum() for rows in stacked.values())
     variance = squares / sum((len(rows) - 1) * rows.shape[1] for rows in stacked.values())
     deviations = {way: np.sqrt(variance * (1 + 1 / len(rows))) for way, rows in stacked.items()}
-    return {way: Spread(rows.mean(axis=0) - 2 * deviations[way], rows.mean(axis=0) + 2 * deviations[way]) for way, rows in stacked.items()}
+    return {
+        way: Spread(rows.mean(axis=0) - 2 * deviations[way], rows.mean(axis=0) + 2 * deviations[way])
+        for way, rows in stacked.items()
+    }
 
 
 def spread_for(curve: Curve, spreads: Mapping[str, Spread]) -> Spread:
@@ -226,7 +257,10 @@ def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
     spreads = spreads_of(curves, window=window)
     outside = {curve: _share_outside(curve, curves, spreads, window=window) for curve in curves}
     most = max(share for curve, share in outside.items() if curve.way in spreads)
-    rows = ["| run | windows outside | final accuracy | starts | rolled back | audit | s |", "|---|---|---|---|---|---|---|"]
+    rows = [
+        "| run | windows outside | final accuracy | starts | rolled back | audit | s |",
+        "|---|---|---|---|---|---|---|",
+    ]
     is_well = True
     for curve in curves:
         is_well &= curve.audit == 0 and len(curve.rewards) == curve.steps and outside[curve] <= most
@@ -242,7 +276,9 @@ def judge(curves: Sequence[Curve], *, window: int) -> tuple[bool, list[str]]:
     return is_well, rows
 
 
-def _share_outside(curve: Curve, curves: Sequence[Curve], spreads: Mapping[str, Spread], *, window: int) -> float:
+def _share_outside(
+    curve: Curve, curves: Sequence[Curve], spreads: Mapping[str, Spread], *, window: int
+) -> float:
     """Return the share of a curve's windows that are outside the spread of the other undisturbed runs."""
     if curve.way in spreads:
         spreads = spreads_of([other for other in curves if other is not curve], window=window)
@@ -258,13 +294,19 @@ def draw(curves: Sequence[Curve], path: Path, *, window: int) -> None:
     figure, axes = pyplot.subplots(1, len(spreads), figsize=(8 * len(spreads), 5), sharey=True, squeeze=False)
     for axis, (way, spread) in zip(axes.flat, spreads.items(), strict=True):
         steps = window * (np.arange(len(spread.low)) + 0.5)
-        axis.fill_between(steps, spread.low, spread.high, color="lightgrey", label="spread of undisturbed runs")
+        axis.fill_between(
+            steps, spread.low, spread.high, color="lightgrey", label="spread of undisturbed runs"
+        )
         for curve in (curve for curve in curves if spread_for(curve, spreads) is spread):
             style = {"color": "grey", "linewidth": 0.8} if curve.way == way else {"label": curve.name}
             axis.plot(steps, windows_of(curve.rewards, window), **style)
         for share in STRIKES:
             axis.axvline(share * curves[0].steps, color="black", linestyle=":")
-        axis.set(xlabel="step", ylabel=f"mean reward of {window} steps", title="one node" if way == UNDISTURBED else "two nodes")
+        axis.set(
+            xlabel="step",
+            ylabel=f"mean reward of {window} steps",
+            title="one node" if way == UNDISTURBED else "two nodes",
+        )
         axis.legend()
     figure.suptitle("Stopped twice, and gone on")
     figure.tight_layout()
@@ -292,8 +334,12 @@ def measure_all(args: argparse.Namespace, known: Sequence[Curve], keep: Callable
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ways", default=",".join([*SIGNALS, NODE_LOST]), help="to be stopped, separated by commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ways", default=",".join([*SIGNALS, NODE_LOST]), help="to be stopped, separated by commas"
+    )
     parser.add_argument("--seeds", default="0,1,2", help="of the undisturbed runs, on one node and on two")
     parser.add_argument("--stopped-seeds", default="0", help="of each way to be stopped")
     parser.add_argument("--steps", type=int, default=150)
@@ -303,12 +349,19 @@ def main() -> int:
     args = parser.parse_args()
     prepare()
     stored = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    curves = [curve for curve in (Curve(**run) for run in stored) if (curve.commit, curve.steps) == (args.commit, args.steps)]
+    curves = [
+        curve
+        for curve in (Curve(**run) for run in stored)
+        if (curve.commit, curve.steps) == (args.commit, args.steps)
+    ]
 
     def keep(curve: Curve) -> None:
         curves.append(curve)
         write_whole(args.out, {"what": __doc__.splitlines()[0], "runs": [asdict(each) for each in curves]})
-        print(f"{curve.name}: accuracy {curve.accuracy:.3f}, audit {curve.audit_says}, {curve.wall_s:.0f} s", flush=True)
+        print(
+            f"{curve.name}: accuracy {curve.accuracy:.3f}, audit {curve.audit_says}, {curve.wall_s:.0f} s",
+            flush=True,
+        )
 
     failures = measure_all(args, tuple(curves), keep)
     curves.sort(key=lambda curve: (curve.way not in (UNDISTURBED, TWO_NODES), curve.name))

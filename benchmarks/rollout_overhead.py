@@ -49,11 +49,21 @@ from agentrl.types import Generation, Lease, Message, Task, Trajectory
 
 CONCURRENCY = 256
 GROUP_SIZE = 8
-TURN = 'I will call the tool now.\n<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 30}}\n</tool_call>'
+TURN = (
+    'I will call the tool now.\n<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 30}}\n</tool_call>'
+)
 ANSWER = "#### 42"
 TURNS = (TURN, TURN, ANSWER)
 MARKS = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+    ),
     *("<think>", "</think>", "<tools>", "</tools>"),
 )
 VOCAB_SIZE = 512
@@ -65,7 +75,7 @@ PEERS = {
 RATIOS = (("in_process", "verl", 5.0), ("in_process", "areal", None), ("http", "verifiers", 8.0))
 
 
-# ---------------------------------------------------------------------------------------------------------- our side
+# --------------------------------------------------------------------------------------------------- our side
 
 
 @tool(runtime="trio")
@@ -85,12 +95,16 @@ def write_tokenizer(folder: Path, template: str) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB_SIZE, special_tokens=list(MARKS), show_progress=False, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=list(MARKS), show_progress=False, initial_alphabet=alphabet
+    )
     tokenizer.train_from_iterator(["the quick brown fox 0123456789 + = ?"], trainer)
     missing = VOCAB_SIZE - tokenizer.get_vocab_size()
     tokenizer.add_tokens([AddedToken(f"<|x{index}|>", normalized=False) for index in range(missing)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"})
+    )
     (folder / "chat_template.jinja").write_text(template)
 
 
@@ -104,7 +118,9 @@ class InstantClient:
     @staticmethod
     def _generation(turn: Sequence[int]) -> Generation:
         length = len(turn)
-        return Generation(np.array(turn, np.int32), np.full(length, -0.5, np.float32), np.zeros(length, np.int32), "stop")
+        return Generation(
+            np.array(turn, np.int32), np.full(length, -0.5, np.float32), np.zeros(length, np.int32), "stop"
+        )
 
     async def generate(self, input_ids: Sequence[int], params: object, *, rid: str) -> Generation:
         await trio.lowlevel.checkpoint()
@@ -176,7 +192,10 @@ def measure_ours(side: str, *, num_trajectories: int, template: str, profile: st
     if side == "in_process":
         return trio.run(play_all, chat, InstantClient(turns), num_trajectories, profile)
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("instant_server.py"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(Path(__file__).with_name("instant_server.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -241,12 +260,17 @@ def profiled(path: str | None) -> Iterator[None]:
         pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(45)
 
 
-# ---------------------------------------------------------------------------------------------------------- all sides
+# -------------------------------------------------------------------------------------------------- all sides
 
 
 def run_side(side: str, args: argparse.Namespace) -> dict[str, Any] | str:
     """Run one side in its own process; return its figures, or why there are none."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "BENCH_TEMPLATE": str(args.template)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "BENCH_TEMPLATE": str(args.template),
+    }
     if side in PEERS:
         venv, script = PEERS[side]
         python, script = args.peers / venv / "bin" / "python", args.peer_scripts / script
@@ -256,12 +280,25 @@ def run_side(side: str, args: argparse.Namespace) -> dict[str, Any] | str:
             environment["PYTHONPATH"] = str(args.peers / "areal_x")
         command = [str(python), str(script), "--n", str(args.peer_trajectories)]
     else:
-        command = [sys.executable, __file__, "--side", side, "--n", str(args.n), "--template", str(args.template)]
+        command = [
+            sys.executable,
+            __file__,
+            "--side",
+            side,
+            "--n",
+            str(args.n),
+            "--template",
+            str(args.template),
+        ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         return f"failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}"
     line = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
-    return line if side not in PEERS else {"trajectories_per_s": line["figures"]["traj_per_s"], **line["figures"]}
+    return (
+        line
+        if side not in PEERS
+        else {"trajectories_per_s": line["figures"]["traj_per_s"], **line["figures"]}
+    )
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -271,14 +308,22 @@ def compare(args: argparse.Namespace) -> None:
         for side in sides:
             results[side].append(run_side(side, args))
             print(f"repeat {repeat}: {side:<12}", _shown(results[side][-1]), flush=True)
-    rates = {side: [r["trajectories_per_s"] for r in runs if isinstance(r, dict)] for side, runs in results.items()}
+    rates = {
+        side: [r["trajectories_per_s"] for r in runs if isinstance(r, dict)] for side, runs in results.items()
+    }
     ratios = {}
     for ours, peer, wanted in RATIOS:
         if rates[ours] and rates[peer]:
             ratios[f"{ours}/{peer}"] = ratio = statistics.median(rates[ours]) / statistics.median(rates[peer])
-            print(f"{ours} against {peer}: {ratio:.1f} times" + (f" (wanted: at least {wanted:g})" if wanted else ""))
+            print(
+                f"{ours} against {peer}: {ratio:.1f} times"
+                + (f" (wanted: at least {wanted:g})" if wanted else "")
+            )
         else:
-            print(f"{ours} against {peer}: no figure, the peer is {results[peer][-1] if results[peer] else 'absent'}")
+            print(
+                f"{ours} against {peer}: no figure, the peer is "
+                f"{results[peer][-1] if results[peer] else 'absent'}"
+            )
     write_result(args.out, {"results": results, "ratios": ratios})
 
 
@@ -292,17 +337,32 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=4096, help="trajectories of our sides")
     parser.add_argument("--peer-trajectories", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peers", type=Path, default=Path(os.environ.get("PEERS_ROOT", "~/.cache/agentrl-peers")).expanduser())
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        default=Path(os.environ.get("PEERS_ROOT", "~/.cache/agentrl-peers")).expanduser(),
+    )
     parser.add_argument("--peer-scripts", type=Path, default=shared / "bench")
-    parser.add_argument("--template", type=Path, default=None, help="chat template; default: Qwen 2.5's from the installed trl")
-    parser.add_argument("--side", choices=("in_process", "http"), help="measure one of our sides and print its figures")
+    parser.add_argument(
+        "--template",
+        type=Path,
+        default=None,
+        help="chat template; default: Qwen 2.5's from the installed trl",
+    )
+    parser.add_argument(
+        "--side", choices=("in_process", "http"), help="measure one of our sides and print its figures"
+    )
     parser.add_argument("--profile", help="with --side: write a profile to this file")
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     args = parser.parse_args()
     args.template = args.template or installed_template()
     if args.side:
         template = args.template.read_text(encoding="utf-8")
-        print(json.dumps(measure_ours(args.side, num_trajectories=args.n, template=template, profile=args.profile)))
+        print(
+            json.dumps(
+                measure_ours(args.side, num_trajectories=args.n, template=template, profile=args.profile)
+            )
+        )
     else:
         compare(args)
 

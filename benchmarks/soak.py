@@ -182,7 +182,9 @@ class Learner:
             self._buffer.run(ReplayBuffer.settle, step)
 
     def _tell(self) -> None:
-        self._rollouts.run(RolloutWorker.set_servers, dict.fromkeys(self._servers.urls), self._servers.version)
+        self._rollouts.run(
+            RolloutWorker.set_servers, dict.fromkeys(self._servers.urls), self._servers.version
+        )
 
 
 def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
@@ -229,7 +231,9 @@ def open_buffer(config: Config, folder: Path) -> Actor[ReplayBuffer]:
     return buffer
 
 
-def open_rollouts(owner: str, config: Config, buffer: Actor[ReplayBuffer], servers: Servers) -> Actor[RolloutWorker]:
+def open_rollouts(
+    owner: str, config: Config, buffer: Actor[ReplayBuffer], servers: Servers
+) -> Actor[RolloutWorker]:
     rollouts = ROLLOUT.launch({}, rollout_worker, owner, RolloutSettings.of(config), buffer).within(CALL_S)
     rollouts.run(RolloutWorker.set_servers, dict.fromkeys(servers.urls), servers.version)
     rollouts.begin(RolloutWorker.run)
@@ -238,7 +242,12 @@ def open_rollouts(owner: str, config: Config, buffer: Actor[ReplayBuffer], serve
 
 @contextmanager
 def prepared(args: argparse.Namespace) -> Iterator[tuple[Config, Servers]]:
-    workload = Workload(args.seconds_per_token, slots=args.in_flight, mean_tokens=args.mean_tokens, fault_share=args.fault_share)
+    workload = Workload(
+        args.seconds_per_token,
+        slots=args.in_flight,
+        mean_tokens=args.mean_tokens,
+        fault_share=args.fault_share,
+    )
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         write_tiny_tokenizer(folder)
@@ -260,7 +269,11 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
         started = time.monotonic()
         while (now := time.monotonic() - started) < 60 * args.minutes:
             time.sleep(max(0.0, args.every * len(samples) - now))
-            samples.append(sample_of(time.monotonic() - started, rollouts, buffer, attempts=learner.totals.num_trajectories))
+            samples.append(
+                sample_of(
+                    time.monotonic() - started, rollouts, buffer, attempts=learner.totals.num_trajectories
+                )
+            )
             show(samples[-1], learner.totals)
             if learner.error is not None:
                 raise RuntimeError("the learner failed") from learner.error
@@ -273,7 +286,9 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
             actor.run(RolloutWorker.set_servers, {}, servers.version)
         time.sleep(args.every + 15)  # trio's threads end after ten idle seconds
         left, wanted = look_at_rollouts(rollouts), look_at_rollouts(fresh)
-        verdict = judge(samples, left, wanted, look_at_buffer(buffer), warm_up_s=60 * args.warm_up, slack=args.slack)
+        verdict = judge(
+            samples, left, wanted, look_at_buffer(buffer), warm_up_s=60 * args.warm_up, slack=args.slack
+        )
         return samples, verdict, learner.totals
 
 
@@ -289,24 +304,41 @@ def wait_until_quiet(rollouts: Actor[RolloutWorker], *, timeout_s: float) -> Non
 def show(sample: Sample, totals: Totals) -> None:
     finished, rollout = sample.counts.get("finished", 0.0), sample.rollout
     print(
-        f"{sample.seconds:6.0f} s  in flight {sample.in_flight:5.0f}  finished {finished:6.0f}  trained on {totals.num_trajectories:6d}  "
-        f"servers replaced {totals.kills}  rollout {rollout.memory_mib:.1f} MiB {rollout.tasks} tasks {rollout.threads} threads "
-        f"{rollout.sockets} sockets  buffer {sample.buffer.memory_mib:.1f} MiB, {sample.ready:.0f} groups ready",
+        f"{sample.seconds:6.0f} s  in flight {sample.in_flight:5.0f}  finished {finished:6.0f}  trained on "
+        f"{totals.num_trajectories:6d}  servers replaced {totals.kills}  rollout {rollout.memory_mib:.1f} "
+        f"MiB {rollout.tasks} tasks {rollout.threads} threads {rollout.sockets} sockets  buffer "
+        f"{sample.buffer.memory_mib:.1f} MiB, {sample.ready:.0f} groups ready",
         flush=True,
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--warm-up", type=float, default=10.0, help="minutes at the start that are not judged")
+    parser.add_argument(
+        "--warm-up", type=float, default=10.0, help="minutes at the start that are not judged"
+    )
     parser.add_argument("--in-flight", type=int, default=1000)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two samples")
     parser.add_argument("--seconds-per-token", type=float, default=0.2)
     parser.add_argument("--mean-tokens", type=float, default=100.0, help="of a turn")
-    parser.add_argument("--fault-share", type=float, default=0.002, help="of generations: 500, half a body, or never an answer")
-    parser.add_argument("--kill-every", type=float, default=60.0, help="seconds between two deaths of servers")
-    parser.add_argument("--slack", type=int, default=8, help="threads, sockets and files more than a fresh process: Ray's own come and go")
+    parser.add_argument(
+        "--fault-share",
+        type=float,
+        default=0.002,
+        help="of generations: 500, half a body, or never an answer",
+    )
+    parser.add_argument(
+        "--kill-every", type=float, default=60.0, help="seconds between two deaths of servers"
+    )
+    parser.add_argument(
+        "--slack",
+        type=int,
+        default=8,
+        help="threads, sockets and files more than a fresh process: Ray's own come and go",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write samples and verdict as JSON, and a picture beside it")
     args = parser.parse_args()
@@ -315,7 +347,12 @@ def main() -> int:
     print("\n".join(verdict.lines))
     if args.out:
         settings = {name: str(value) for name, value in vars(args).items()}
-        record = {"settings": settings, "verdict": asdict(verdict), "totals": asdict(totals), "samples": [asdict(s) for s in samples]}
+        record = {
+            "settings": settings,
+            "verdict": asdict(verdict),
+            "totals": asdict(totals),
+            "samples": [asdict(s) for s in samples],
+        }
         write_result(args.out, record)
         draw(samples, args.out.with_suffix(".png"), warm_up_s=60 * args.warm_up)
     return int(not verdict.has_passed)

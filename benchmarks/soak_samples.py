@@ -27,7 +27,16 @@ from agentrl.workers.actors import Actor
 
 MAX_GROWTH = 0.02
 LOOK_S = 60.0
-COUNTED = ("in_flight", "finished", "outcome/", "retried", "dropped_groups", "server", "num_inter", "num_tool")
+COUNTED = (
+    "in_flight",
+    "finished",
+    "outcome/",
+    "retried",
+    "dropped_groups",
+    "server",
+    "num_inter",
+    "num_tool",
+)
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,16 @@ class Verdict:
     lines: tuple[str, ...]
 
 
-# ----------------------------------------------------------------------------------------------- inside of the actors
+# --------------------------------------------------------------------------------------- inside of the actors
 
 
 def look_inside(count_tasks: Callable[[], Counter[str]] | None = None) -> Process:
     """Return a sample of the current process."""
-    kib = {line.split(":")[0]: line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.endswith(" kB")}
+    kib = {
+        line.split(":")[0]: line.split()[1]
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.endswith(" kB")
+    }
     tasks = Counter() if count_tasks is None else count_tasks()
     heap_used, heap_free = look_at_heap()
     links = [link_of(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
@@ -106,7 +119,18 @@ def look_inside(count_tasks: Callable[[], Counter[str]] | None = None) -> Proces
 class _HeapInfo(ctypes.Structure):
     """`struct mallinfo2` of glibc."""
 
-    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _names = (
+        "arena",
+        "ordblks",
+        "smblks",
+        "hblks",
+        "hblkhd",
+        "usmblks",
+        "fsmblks",
+        "uordblks",
+        "fordblks",
+        "keepcost",
+    )
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
 
 
@@ -147,21 +171,38 @@ def tasks_of(part: Any) -> Counter[str]:
 
 
 def look_at_rollouts(actor: Actor[Any]) -> Process:
-    return ray.get(actor.handle.__ray_call__.remote(lambda shell: look_inside(lambda: tasks_of(shell._part))), timeout=LOOK_S)
+    return ray.get(
+        actor.handle.__ray_call__.remote(lambda shell: look_inside(lambda: tasks_of(shell._part))),
+        timeout=LOOK_S,
+    )
 
 
 def look_at_buffer(actor: Actor[Any]) -> Process:
     return ray.get(actor.handle.__ray_call__.remote(lambda shell: look_inside()), timeout=LOOK_S)
 
 
-def sample_of(seconds: float, rollouts: Actor[RolloutWorker], buffer: Actor[ReplayBuffer], *, attempts: int) -> Sample:
-    counts = {name: count for name, count in rollouts.within(LOOK_S).run(RolloutWorker.stats).items() if name.startswith(COUNTED)}
+def sample_of(
+    seconds: float, rollouts: Actor[RolloutWorker], buffer: Actor[ReplayBuffer], *, attempts: int
+) -> Sample:
+    counts = {
+        name: count
+        for name, count in rollouts.within(LOOK_S).run(RolloutWorker.stats).items()
+        if name.startswith(COUNTED)
+    }
     held = buffer.within(LOOK_S).run(ReplayBuffer.stats)
     processes = look_at_rollouts(rollouts), look_at_buffer(buffer)
-    return Sample(seconds, counts["in_flight"], attempts, counts, *processes, ready=held["ready"], stored_mib=held["stored_bytes"] / 2**20)
+    return Sample(
+        seconds,
+        counts["in_flight"],
+        attempts,
+        counts,
+        *processes,
+        ready=held["ready"],
+        stored_mib=held["stored_bytes"] / 2**20,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- the verdict
+# ------------------------------------------------------------------------------------------------ the verdict
 
 
 def growth_of(seconds: Sequence[float], values: Sequence[float]) -> dict[str, float]:
@@ -172,7 +213,15 @@ def growth_of(seconds: Sequence[float], values: Sequence[float]) -> dict[str, fl
     return {"line": float(slope * (seconds[-1] - seconds[0]) / start), "tenths": last / first - 1}
 
 
-def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Process, *, warm_up_s: float, slack: int) -> Verdict:
+def judge(
+    samples: Sequence[Sample],
+    left: Process,
+    wanted: Process,
+    buffer: Process,
+    *,
+    warm_up_s: float,
+    slack: int,
+) -> Verdict:
     """Judge the memory growth after the warm-up, and leaks.
 
     left: the rollout process after the last attempt. wanted: a fresh one.
@@ -187,7 +236,8 @@ def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Pro
     for name, shares in growth.items():
         passed.append(all(share < MAX_GROWTH for share in shares.values()))
         lines.append(
-            f"memory of {name}: {shares['line']:+.2%} by a line, {shares['tenths']:+.2%} by tenths (wanted: below {MAX_GROWTH:.0%})"
+            f"memory of {name}: {shares['line']:+.2%} by a line, {shares['tenths']:+.2%} by tenths (wanted: "
+            f"below {MAX_GROWTH:.0%})"
         )
     begun = judged[0].buffer
     pairs = {
@@ -205,7 +255,10 @@ def judge(samples: Sequence[Sample], left: Process, wanted: Process, buffer: Pro
     lines.append(f"objects at the end: {left.objects}, of a fresh process {wanted.objects}")
     more = Counter(left.names) - Counter(wanted.names)
     if more:
-        lines.append("tasks that a fresh process does not have: " + ", ".join(f"{name} {count}" for name, count in more.items()))
+        lines.append(
+            "tasks that a fresh process does not have: "
+            + ", ".join(f"{name} {count}" for name, count in more.items())
+        )
     lines.append("passed" if all(passed) else "FAILED")
     return Verdict(
         all(passed),
@@ -240,6 +293,9 @@ def draw(samples: Sequence[Sample], path: Path, *, warm_up_s: float) -> None:
     axes[0, 0].legend()
     for axis in axes[1]:
         axis.set_xlabel("minutes")
-    figure.suptitle(f"{samples[-1].attempts:,} attempts trained on; {np.mean([s.in_flight for s in samples]):,.0f} in flight")
+    figure.suptitle(
+        f"{samples[-1].attempts:,} attempts trained on; {np.mean([s.in_flight for s in samples]):,.0f} in "
+        "flight"
+    )
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -10,7 +10,8 @@ ones on the same cores would hide behind contention. Three kinds of run:
 
     asynchronous        `buffer.max_staleness=4`; servers and learner work in parallel; nothing is dropped
     synchronous         `buffer.max_staleness=0`; the same server and learner, in turn
-    equal_resources     synchronous, with the resources of both per phase: 2x the slots, 2x the learner's speed
+    equal_resources     synchronous, with the resources of both per phase: 2x the slots, 2x the learner's
+    speed
 
 Increase `--seconds-per-token` until the ratios stop changing: overhead of a busy machine is a share of a
 step.
@@ -136,7 +137,9 @@ def measure(kind: Kind, workload: Workload, folder: Path, *, warmup: int, steps:
     """Make `warmup + steps` steps with a paced learner, and return the figures of the last `steps`."""
     served = replace(workload, slots=workload.slots * kind.resources)
     with paced_servers(served, folder / "model") as (url,):
-        config = config_of(kind, folder, url, steps=warmup + steps + MAX_STALENESS + 1)  # so that no step lacks groups to play next
+        config = config_of(
+            kind, folder, url, steps=warmup + steps + MAX_STALENESS + 1
+        )  # so that no step lacks groups to play next
         with open_run(config) as run:
             run.publish()
             run.start_rollouts()
@@ -146,7 +149,11 @@ def measure(kind: Kind, workload: Workload, folder: Path, *, warmup: int, steps:
                 if index == warmup:
                     busy_s[0] = read_load(url)["busy_slot_s"]
                 done.append(paced_step(run, workload, learner_speed=kind.resources))
-                print(f"{kind.name}: step {index + 1}, {done[-1].take_s:.1f} s for the batch", file=sys.stderr, flush=True)
+                print(
+                    f"{kind.name}: step {index + 1}, {done[-1].take_s:.1f} s for the batch",
+                    file=sys.stderr,
+                    flush=True,
+                )
             busy_s[1] = read_load(url)["busy_slot_s"]
             counts = run.counts()
     assert counts.is_balanced, counts
@@ -162,7 +169,8 @@ def measure(kind: Kind, workload: Workload, folder: Path, *, warmup: int, steps:
         learn_s=statistics.mean(step.learn_s for step in kept),
         rest_s=wall_s / steps - statistics.mean(step.take_s + step.learn_s for step in kept),
         slots_busy=(busy_s[1] - busy_s[0]) / (wall_s * served.slots),
-        tokens_per_trajectory=statistics.mean(step.num_tokens for step in kept) / (GROUPS_PER_STEP * GROUP_SIZE),
+        tokens_per_trajectory=statistics.mean(step.num_tokens for step in kept)
+        / (GROUPS_PER_STEP * GROUP_SIZE),
         lag_mean=statistics.mean(lags),
         lag_max=max(lags),
         num_dropped=sum(counts.dropped.values()),
@@ -210,12 +218,22 @@ def prepare(folder: Path, *, num_tasks: int) -> None:
     """Write a tiny tokenizer, a random model of a few kilobytes and the tasks into `folder`."""
     model = folder / "model"
     write_tiny_tokenizer(model)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     vocab_size = Chat.load(str(model)).vocab_size
-    config = Qwen2Config(vocab_size=vocab_size, max_position_embeddings=MAX_CONTEXT_TOKENS, tie_word_embeddings=True, **sizes)
+    config = Qwen2Config(
+        vocab_size=vocab_size, max_position_embeddings=MAX_CONTEXT_TOKENS, tie_word_embeddings=True, **sizes
+    )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row_of(index)) + "\n" for index in range(num_tasks)))
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps(row_of(index)) + "\n" for index in range(num_tasks))
+    )
 
 
 def row_of(index: int) -> dict[str, object]:
@@ -230,9 +248,10 @@ def row_of(index: int) -> dict[str, object]:
 
 def line_of(figures: Figures) -> str:
     return (
-        f"{figures.kind:<16} {figures.step_s:7.2f} s/step = {figures.overhead:4.2f} x the work of {figures.work_s:.2f} s  "
-        f"(batch {figures.take_s:.1f}, learner {figures.learn_s:.1f}, rest {figures.rest_s:.2f})  slots busy {figures.slots_busy:4.0%}  "
-        f"lag mean {figures.lag_mean:.1f} max {figures.lag_max}  dropped {figures.num_dropped}"
+        f"{figures.kind:<16} {figures.step_s:7.2f} s/step = {figures.overhead:4.2f} x the work of "
+        f"{figures.work_s:.2f} s  (batch {figures.take_s:.1f}, learner {figures.learn_s:.1f}, rest "
+        f"{figures.rest_s:.2f})  slots busy {figures.slots_busy:4.0%}  lag mean {figures.lag_mean:.1f} max "
+        f"{figures.lag_max}  dropped {figures.num_dropped}"
     )
 
 
@@ -241,14 +260,20 @@ def ratios_of(results: Sequence[Figures]) -> dict[str, float]:
     by_kind = {figures.kind: figures for figures in results}
     if (own := by_kind.get("asynchronous")) is None:
         return {}
-    others = {name: figures.overhead / own.overhead for name, figures in by_kind.items() if figures is not own}
+    others = {
+        name: figures.overhead / own.overhead for name, figures in by_kind.items() if figures is not own
+    }
     return {"asynchronous_over_work": own.overhead, **others}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each kind")
-    parser.add_argument("--warmup", type=int, default=MAX_STALENESS + 2, help="steps before, until the pipeline is full")
+    parser.add_argument(
+        "--warmup", type=int, default=MAX_STALENESS + 2, help="steps before, until the pipeline is full"
+    )
     parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS))
     parser.add_argument("--seconds-per-token", type=float, default=0.02)
     parser.add_argument("--mean-tokens", type=float, default=200.0, help="of a turn")
@@ -256,7 +281,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
-    workload = Workload(args.seconds_per_token, mean_tokens=args.mean_tokens, max_tokens=args.max_tokens, seed=args.seed)
+    workload = Workload(
+        args.seconds_per_token, mean_tokens=args.mean_tokens, max_tokens=args.max_tokens, seed=args.seed
+    )
     results: list[Figures] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -270,8 +297,14 @@ def main() -> int:
     print("\n" + "\n".join(f"{name}: {ratio:.2f}" for name, ratio in ratios.items()))
     record = {"workload": asdict(workload), "results": [asdict(f) for f in results], "ratios": ratios}
     write_result(args.out, record)
-    has_passed = ratios.get("synchronous", MIN_SPEEDUP) >= MIN_SPEEDUP and ratios.get("asynchronous_over_work", 1.0) <= MAX_OVERHEAD
-    print(f"wanted: synchronous at least {MIN_SPEEDUP}, asynchronous_over_work at most {MAX_OVERHEAD}: {'yes' if has_passed else 'NO'}")
+    has_passed = (
+        ratios.get("synchronous", MIN_SPEEDUP) >= MIN_SPEEDUP
+        and ratios.get("asynchronous_over_work", 1.0) <= MAX_OVERHEAD
+    )
+    print(
+        f"wanted: synchronous at least {MIN_SPEEDUP}, asynchronous_over_work at most {MAX_OVERHEAD}: "
+        f"{'yes' if has_passed else 'NO'}"
+    )
     return int(not has_passed)
 
 

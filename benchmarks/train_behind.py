@@ -44,7 +44,8 @@ def wait_until_ahead(run: Run, config: Config) -> None:
         run.heal()
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{run.counts()} after {config.buffer.stall_timeout_s:g} s; the servers do not get {steps_ahead} steps ahead"
+                f"{run.counts()} after {config.buffer.stall_timeout_s:g} s; the servers do not get "
+                f"{steps_ahead} steps ahead"
             )
         time.sleep(POLL_S)
 

@@ -16,16 +16,24 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 
 
-def ppo_loss(inputs: np.lib.npyio.NpzFile, mask: torch.Tensor) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+def ppo_loss(
+    inputs: np.lib.npyio.NpzFile, mask: torch.Tensor
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """Return a function that computes verl's clipped loss and its gradient by the log-probabilities."""
-    proximal, policy, advantages = (torch.from_numpy(inputs[name]) for name in ("proximal", "policy", "advantages"))
+    proximal, policy, advantages = (
+        torch.from_numpy(inputs[name]) for name in ("proximal", "policy", "advantages")
+    )
     policy.requires_grad_()
     config = ActorConfig(strategy="fsdp", rollout_n=8, ppo_micro_batch_size_per_gpu=1, clip_ratio=0.2)
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None)
+    config.global_batch_info.update(
+        dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None
+    )
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         policy.grad = None
-        loss, _ = core_algos.compute_policy_loss_vanilla(proximal, policy, advantages, mask, "token-mean", config)
+        loss, _ = core_algos.compute_policy_loss_vanilla(
+            proximal, policy, advantages, mask, "token-mean", config
+        )
         loss.backward()
         return policy.grad, loss
 
@@ -46,7 +54,9 @@ def main() -> None:
     sides: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
         "gae": lambda: core_algos.compute_gae_advantage_return(rewards, values, mask, args.gamma, args.lam),
         "grpo": lambda: core_algos.compute_grpo_outcome_advantage(rewards, mask, labels),
-        "grpo_vectorized": lambda: core_algos.compute_grpo_vectorized_outcome_advantage(rewards, mask, groups),
+        "grpo_vectorized": lambda: core_algos.compute_grpo_vectorized_outcome_advantage(
+            rewards, mask, groups
+        ),
     }
     sides["ppo_loss"] = ppo_loss(inputs, mask)
     times = {}

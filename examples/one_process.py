@@ -1,6 +1,7 @@
 """Asynchronous GRPO with off-policy correction, complete in one file and one process, without a framework.
 
-Read it from `main` upwards. `agentrl` distributes this loop over servers, rollout actors, a buffer and sharded ranks:
+Read it from `main` upwards. `agentrl` distributes this loop over servers, rollout actors, a buffer and
+sharded ranks:
 
     sample    OLDER versions of the policy sample the attempts of a step, as in asynchronous training
     group     attempts at the same task are compared with each other: GRPO's advantages
@@ -13,7 +14,8 @@ The loss has three policies: `behavior` sampled the token, `proximal` starts the
     ratio  = policy / proximal     with gradient, clipped: limits how far one step moves (PPO)
     weight = proximal / behavior   without gradient, truncated: corrects old samples (decoupled PPO, TIS)
 
-It takes a minute on one core. tests/learner/test_one_process.py checks that agentrl's learner computes the same losses and gradients.
+It takes a minute on one core. tests/learner/test_one_process.py checks that agentrl's learner computes the
+same losses and gradients.
 """
 
 from __future__ import annotations
@@ -57,7 +59,10 @@ class Settings:
 
 @dataclass
 class Attempt:
-    """An attempt at a task. The lists have one entry per token; `mask` is True for tokens that the policy sampled."""
+    """An attempt at a task.
+
+    The lists have one entry per token; `mask` is True for tokens that the policy sampled.
+    """
 
     task: dict[str, Any]
     group: int
@@ -69,7 +74,12 @@ class Attempt:
     reward: float = 0.0
 
     def add(self, token: int, *, sampled: bool, behavior: float = 0.0, version: int = -1) -> None:
-        for column, value in ((self.tokens, token), (self.mask, sampled), (self.behavior, behavior), (self.versions, version)):
+        for column, value in (
+            (self.tokens, token),
+            (self.mask, sampled),
+            (self.behavior, behavior),
+            (self.versions, version),
+        ):
             column.append(value)
 
     def add_text(self, text: str, *, sampled: bool = False) -> None:
@@ -87,8 +97,13 @@ def reply(task: dict[str, Any], turn: str) -> str | None:
     return None
 
 
-def play(versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any]], group_size: int, s: Settings) -> list[Attempt]:
-    """Play all tasks at once. The weights change during an attempt: each turn is sampled by the next version."""
+def play(
+    versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any]], group_size: int, s: Settings
+) -> list[Attempt]:
+    """Play all tasks at once.
+
+    The weights change during an attempt: each turn is sampled by the next version.
+    """
     playing = attempts = [Attempt(task, group) for group, task in enumerate(tasks) for _ in range(group_size)]
     for attempt in attempts:
         attempt.add_text(attempt.task["question"])
@@ -106,7 +121,10 @@ def play(versions: deque[tuple[int, PreTrainedModel]], tasks: list[dict[str, Any
 
 @torch.no_grad()
 def write_turn(policy: PreTrainedModel, version: int, attempts: list[Attempt], s: Settings) -> None:
-    """Sample a turn in each attempt. Each token records its log-probability and version, for the correction."""
+    """Sample a turn in each attempt.
+
+    Each token records its log-probability and version, for the correction.
+    """
     writing = attempts
     for attempt in attempts:
         attempt.turn = ""
@@ -114,15 +132,19 @@ def write_turn(policy: PreTrainedModel, version: int, attempts: list[Attempt], s
         if not writing:
             return
         logits_NTV = policy(pad([a.tokens for a in writing])).logits
-        last_NV = torch.stack([logits_TV[len(a.tokens) - 1] for logits_TV, a in zip(logits_NTV, writing, strict=True)])
+        last_NV = torch.stack(
+            [logits_TV[len(a.tokens) - 1] for logits_TV, a in zip(logits_NTV, writing, strict=True)]
+        )
         logprobs_NV = torch.log_softmax(last_NV / s.temperature, -1)
-        for attempt, logprobs_V, token in zip(writing, logprobs_NV, torch.multinomial(logprobs_NV.exp(), 1)[:, 0].tolist(), strict=True):
+        for attempt, logprobs_V, token in zip(
+            writing, logprobs_NV, torch.multinomial(logprobs_NV.exp(), 1)[:, 0].tolist(), strict=True
+        ):
             attempt.add(token, sampled=True, behavior=float(logprobs_V[token]), version=version)
             attempt.turn += LETTERS[token].strip()
         writing = [a for a in writing if a.tokens[-1] != END]
 
 
-# -------------------------------------------------------------------------------------------------- the mathematics
+# -------------------------------------------------------------------------------------------- the mathematics
 # N attempts, T tokens of the longest one, V vocabulary. Padding is on the right: a causal model ignores it.
 
 
@@ -148,8 +170,12 @@ def log_probabilities(policy: PreTrainedModel, tokens_NT: Tensor, temperature: f
     return torch.cat([torch.zeros_like(predicted[:, :1]), predicted], 1)
 
 
-def token_losses(policy: Tensor, proximal: Tensor, behavior: Tensor, advantages: Tensor, s: Settings) -> Tensor:
-    """Return losses f[N, T], truncated weight * PPO's loss with dual clip, of log-probabilities f[N, T] and advantages f[N, 1]."""
+def token_losses(
+    policy: Tensor, proximal: Tensor, behavior: Tensor, advantages: Tensor, s: Settings
+) -> Tensor:
+    """Return losses f[N, T], truncated weight * PPO's loss with dual clip, of log-probabilities f[N, T] and
+    advantages f[N, 1].
+    """
     ratio = torch.exp((policy - proximal).clamp(-20, 20))
     loss = torch.maximum(-ratio * advantages, -ratio.clamp(1 - s.clip, 1 + s.clip) * advantages)
     # Dual clip: with a negative advantage and a large ratio, the loss would have no bound.
@@ -158,9 +184,13 @@ def token_losses(policy: Tensor, proximal: Tensor, behavior: Tensor, advantages:
     return weight * loss
 
 
-def learn(policy: PreTrainedModel, optimizer: torch.optim.Optimizer, attempts: list[Attempt], s: Settings) -> list[dict[str, float]]:
+def learn(
+    policy: PreTrainedModel, optimizer: torch.optim.Optimizer, attempts: list[Attempt], s: Settings
+) -> list[dict[str, float]]:
     """Make the updates of one step and return the loss, gradient norm and mean weight of each."""
-    tokens, mask, behavior = (pad(rows) for rows in zip(*((a.tokens, a.mask, a.behavior) for a in attempts), strict=True))
+    tokens, mask, behavior = (
+        pad(rows) for rows in zip(*((a.tokens, a.mask, a.behavior) for a in attempts), strict=True)
+    )
     mask, behavior = mask.bool(), behavior.to(policy.dtype)
     rewards = torch.tensor([a.reward for a in attempts], dtype=torch.float64)
     advantages = grpo_advantages(rewards, [a.group for a in attempts]).float()[:, None].to(policy.dtype)
@@ -175,12 +205,22 @@ def learn(policy: PreTrainedModel, optimizer: torch.optim.Optimizer, attempts: l
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), s.grad_clip)
         optimizer.step()
-        metrics.append({"loss": loss.item(), "grad_norm": norm.item(), "weight": torch.exp(proximal - behavior)[mask].mean().item()})
+        metrics.append(
+            {
+                "loss": loss.item(),
+                "grad_norm": norm.item(),
+                "weight": torch.exp(proximal - behavior)[mask].mean().item(),
+            }
+        )
     return metrics
 
 
-def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[list[tuple[str, bool]]]]:
-    """Return training tasks, validation tasks, and a teacher's conversations of (text, whether the policy writes it)."""
+def read_rows(
+    folder: Path,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[list[tuple[str, bool]]]]:
+    """Return training tasks, validation tasks, and a teacher's conversations of (text, whether the policy
+    writes it).
+    """
 
     def task(row: dict[str, Any]) -> dict[str, Any]:
         expression, kind = row["extra_info"]["expression"], row["extra_info"]["kind"]
@@ -188,12 +228,16 @@ def read_rows(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]],
 
     def text(message: dict[str, Any]) -> tuple[str, bool]:
         if message["tool_calls"]:
-            return "?" + re.findall(r"[\d*]+", message["tool_calls"][0]["function"]["arguments"])[0] + "\n", True
+            return "?" + re.findall(r"[\d*]+", message["tool_calls"][0]["function"]["arguments"])[
+                0
+            ] + "\n", True
         spoken = message["content"].removeprefix("#### ")
         return ("no" if message["role"] == "user" else spoken) + "\n", message["role"] == "assistant"
 
     write_arithmetic(folder, seed=0, num_train=2000, num_val=192, num_sft=4000)
-    train, val, sft = (pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("train", "val", "sft"))
+    train, val, sft = (
+        pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("train", "val", "sft")
+    )
     taught = [[(row["expression"] + "=\n", False), *map(text, row["messages"][1:])] for row in sft]
     return list(map(task, train)), list(map(task, val)), taught
 
@@ -225,12 +269,22 @@ def main(s: Settings, *, warm_steps: int = 400) -> list[float]:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         train, val, taught = read_rows(Path(folder))
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
-    policy = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(LETTERS), tie_word_embeddings=True, initializer_range=0.1, **sizes))
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    policy = Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(LETTERS), tie_word_embeddings=True, initializer_range=0.1, **sizes)
+    )
     warm_start(policy, taught, steps=warm_steps)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=s.lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, s.steps)
-    versions = deque([(0, copy.deepcopy(policy))], maxlen=s.max_lag + 1)  # oldest first; the last is the newest published
+    versions = deque(
+        [(0, copy.deepcopy(policy))], maxlen=s.max_lag + 1
+    )  # oldest first; the last is the newest published
     validated = [accuracy(policy, val, s)]
     print(f"warm start: validation accuracy {validated[0]:.3f}")
     for step in range(s.steps):
@@ -240,9 +294,16 @@ def main(s: Settings, *, warm_steps: int = 400) -> list[float]:
         schedule.step()
         reward = sum(a.reward for a in attempts) / len(attempts)
         lag = step - min(v for a in attempts for v in a.versions if v >= 0)
-        print(f"step {step:2d}  lag {lag}  weight {metrics['weight']:.3f}  reward {reward:.3f}  {'#' * round(60 * reward)}", flush=True)
+        print(
+            f"step {step:2d}  lag {lag}  weight {metrics['weight']:.3f}  reward {reward:.3f}  "
+            f"{'#' * round(60 * reward)}",
+            flush=True,
+        )
     validated.append(accuracy(policy, val, s))
-    print(f"after {s.steps} steps with samples up to {s.max_lag} versions old: validation accuracy {validated[-1]:.3f}")
+    print(
+        f"after {s.steps} steps with samples up to {s.max_lag} versions old: validation accuracy "
+        f"{validated[-1]:.3f}"
+    )
     return validated
 
 

@@ -45,7 +45,9 @@ class Gsm8k(Interaction):
             DataError: `ground_truth` in the row's interaction_kwargs is not a number.
         """
         if parse_number(ground_truth) is None:
-            raise DataError(f"interaction 'gsm8k' needs interaction_kwargs.ground_truth, a number (got {ground_truth!r})")
+            raise DataError(
+                f"interaction 'gsm8k' needs interaction_kwargs.ground_truth, a number (got {ground_truth!r})"
+            )
         self._ground_truth = ground_truth
         self._is_right = False
 

@@ -40,7 +40,13 @@ class Scripted(Interaction):
     name: ClassVar[str] = "scripted"
     runtime = "trio"
 
-    async def start(self, *, replies: Sequence[str] | None = None, rules: Sequence[Mapping[str, Any]] | None = None, **_: Any) -> None:
+    async def start(
+        self,
+        *,
+        replies: Sequence[str] | None = None,
+        rules: Sequence[Mapping[str, Any]] | None = None,
+        **_: Any,
+    ) -> None:
         """Read the script.
 
         Raises:
@@ -53,7 +59,9 @@ class Scripted(Interaction):
         self._replies = iter(replies)
         self._rules = [_rule(index, rule) for index, rule in enumerate(rules)]
         if not self._rules and not list(replies):
-            raise DataError("interaction 'scripted' needs `replies` or `rules`, in interaction_kwargs or in its config")
+            raise DataError(
+                "interaction 'scripted' needs `replies` or `rules`, in interaction_kwargs or in its config"
+            )
         self._score = 0.0 if any(rule.score is not None for rule in self._rules) else None
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
@@ -77,11 +85,15 @@ def _rule(index: int, rule: Mapping[str, Any]) -> Rule:
     if not isinstance(reply, str):
         raise DataError(f"{where}.reply must be a text, got {reply!r}")
     if not reply and not is_done:
-        raise DataError(f"{where} neither replies nor ends the conversation; give it a `reply`, or `done: true`")
+        raise DataError(
+            f"{where} neither replies nor ends the conversation; give it a `reply`, or `done: true`"
+        )
     try:
         pattern = re.compile(rule["pattern"], re.IGNORECASE)
     except re.error as error:
-        raise DataError(f"{where}.pattern {rule['pattern']!r} is not a regular expression: {error}") from error
+        raise DataError(
+            f"{where}.pattern {rule['pattern']!r} is not a regular expression: {error}"
+        ) from error
     reward, score = (_number(rule.get(key), f"{where}.{key}") for key in ("reward", "score"))
     return Rule(pattern, InteractionReply(reply, is_done, reward), score)
 

@@ -19,10 +19,11 @@ INSTRUCTION = """\
 You play the user in a conversation with an assistant. Stay in this role: never help, never speak for the assistant.
 {persona}
 What you want: {goal}
-Write only what the user says next, in one short message. {ending}"""
+Write only what the user says next, in one short message. {ending}"""  # noqa: E501
 ENDING = "When you have what you want, or see that you will not get it, write {stop_phrase} and nothing else."
 ENDING_WITH_SUCCESS = (
-    "When you have what you want, write {success_phrase} and nothing else; when you see that you will not get it, {stop_phrase}."
+    "When you have what you want, write {success_phrase} and nothing else; when you see that you will not "
+    "get it, {stop_phrase}."
 )
 BEGIN = "(The conversation begins.)"
 SILENCE = "(The assistant said nothing.)"
@@ -32,23 +33,41 @@ RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
 class SimulatedUserOptions(Options):
     """Options in `agent.interaction_config.simulated_user`."""
 
-    url: str = Field(description="An OpenAI-compatible server, an SGLang server for instance; without a path, /v1 is added.")
+    url: str = Field(
+        description="An OpenAI-compatible server, an SGLang server for instance; without a path, /v1 is "
+        "added."
+    )
     model: str = Field("default", description="The model's name at that server.")
     api_key_env: str | None = Field(None, description="Environment variable that holds the API key.")
-    persona: str = Field("You are an ordinary person.", description="Who the user is; a row may say otherwise.")
+    persona: str = Field(
+        "You are an ordinary person.", description="Who the user is; a row may say otherwise."
+    )
     goal: str = Field("", description="What the user wants; a row may say otherwise.")
-    instruction: str = Field(INSTRUCTION, description="System prompt; {persona}, {goal}, {ending} and the row's settings are filled in.")
-    stop_phrase: str = Field("[DONE]", min_length=1, description="Said by the user, it ends the conversation.")
-    success_phrase: str | None = Field(None, description="The same, and the final score is 1 instead of 0; None: no score.")
+    instruction: str = Field(
+        INSTRUCTION,
+        description="System prompt; {persona}, {goal}, {ending} and the row's settings are filled in.",
+    )
+    stop_phrase: str = Field(
+        "[DONE]", min_length=1, description="Said by the user, it ends the conversation."
+    )
+    success_phrase: str | None = Field(
+        None, description="The same, and the final score is 1 instead of 0; None: no score."
+    )
     max_turns: int = Field(8, ge=1, description="Maximum replies per conversation; then it ends.")
     max_tokens: int = Field(256, ge=1, description="Maximum tokens of one reply.")
-    max_total_tokens: int = Field(4096, ge=1, description="Maximum tokens of all replies of a conversation; then it ends.")
+    max_total_tokens: int = Field(
+        4096, ge=1, description="Maximum tokens of all replies of a conversation; then it ends."
+    )
     temperature: float = Field(0.7, ge=0, description="0 is greedy.")
     timeout_s: float = Field(
-        20.0, gt=0, description="Deadline of one request; agent.interaction_timeout_s bounds the reply with its retries."
+        20.0,
+        gt=0,
+        description="Deadline of one request; agent.interaction_timeout_s bounds the reply with its retries.",
     )
     num_retries: int = Field(2, ge=0, description="Retries if the server does not answer or is overloaded.")
-    retry_pause_s: float = Field(0.5, ge=0, description="Pause before the first retry; it doubles with each retry.")
+    retry_pause_s: float = Field(
+        0.5, ge=0, description="Pause before the first retry; it doubles with each retry."
+    )
 
     @field_validator("url")
     @classmethod
@@ -72,7 +91,9 @@ class SimulatedUser(Interaction):
         super().__init__(config)
         self._options = read_options(SimulatedUserOptions, self.config, plugin="interaction 'simulated_user'")
         key = secret(self._options.api_key_env, plugin="interaction 'simulated_user'")
-        self._client = HttpClient(self._options.url, headers={"Authorization": f"Bearer {key}"} if key else None)
+        self._client = HttpClient(
+            self._options.url, headers={"Authorization": f"Bearer {key}"} if key else None
+        )
 
     async def start(self, **row: Any) -> None:
         """Write the system prompt.
@@ -84,13 +105,23 @@ class SimulatedUser(Interaction):
         options = self._options
         ending = ENDING if options.success_phrase is None else ENDING_WITH_SUCCESS
         phrases = {"stop_phrase": options.stop_phrase, "success_phrase": options.success_phrase}
-        values = {"persona": options.persona, "goal": options.goal, "ending": ending.format(**phrases), **phrases, **row}
+        values = {
+            "persona": options.persona,
+            "goal": options.goal,
+            "ending": ending.format(**phrases),
+            **phrases,
+            **row,
+        }
         if not values["goal"] and "{goal}" in options.instruction:
-            raise DataError("interaction 'simulated_user' needs a `goal`, in interaction_kwargs or in its config")
+            raise DataError(
+                "interaction 'simulated_user' needs a `goal`, in interaction_kwargs or in its config"
+            )
         try:
             self._system = options.instruction.format_map(values)
         except (KeyError, IndexError, ValueError) as error:
-            raise DataError(f"interaction 'simulated_user': the instruction cannot be filled in: {error!r}") from error
+            raise DataError(
+                f"interaction 'simulated_user': the instruction cannot be filled in: {error!r}"
+            ) from error
         self._num_replies = 0
         self._num_tokens = 0
         self._has_succeeded = False
@@ -111,7 +142,11 @@ class SimulatedUser(Interaction):
         self._num_tokens += num_tokens
         self._has_succeeded = bool(options.success_phrase and options.success_phrase in text)
         is_done = self._has_succeeded or options.stop_phrase in text or not text.strip()
-        return InteractionReply("" if is_done else text.strip(), is_done, metrics={"user_turns": 1.0, "user_tokens": float(num_tokens)})
+        return InteractionReply(
+            "" if is_done else text.strip(),
+            is_done,
+            metrics={"user_turns": 1.0, "user_tokens": float(num_tokens)},
+        )
 
     async def score(self) -> float | None:
         return None if self._options.success_phrase is None else float(self._has_succeeded)
@@ -138,7 +173,12 @@ class SimulatedUser(Interaction):
 
     async def _ask(self, messages: list[dict[str, str]], max_tokens: int) -> tuple[str, int]:
         """Return the reply's text and its number of tokens."""
-        body = {"model": self._options.model, "messages": messages, "max_tokens": max_tokens, "temperature": self._options.temperature}
+        body = {
+            "model": self._options.model,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": self._options.temperature,
+        }
         pause_s = self._options.retry_pause_s
         for _ in range(self._options.num_retries):
             with trio.move_on_after(self._options.timeout_s):
@@ -158,12 +198,17 @@ class SimulatedUser(Interaction):
 
 def _read(reply: HttpReply, max_tokens: int) -> tuple[str, int]:
     if reply.status != 200:
-        raise ToolError(f"the simulated user's server answered {reply.status}: {reply.body[:200].decode(errors='replace')}")
+        raise ToolError(
+            f"the simulated user's server answered {reply.status}: "
+            f"{reply.body[:200].decode(errors='replace')}"
+        )
     data = reply.json()
     try:
         text = data["choices"][0]["message"]["content"] or ""
     except (KeyError, IndexError, TypeError) as error:
-        raise ToolError(f"the simulated user's server sent a reply that is not a chat completion: {str(data)[:200]}") from error
+        raise ToolError(
+            f"the simulated user's server sent a reply that is not a chat completion: {str(data)[:200]}"
+        ) from error
     usage = data.get("usage") if isinstance(data, Mapping) else None
     counted = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
     # Without a token count, assume the maximum, so that the budget is never exceeded.

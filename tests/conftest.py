@@ -6,10 +6,12 @@ import signal
 
 from hypothesis import settings
 
-# Before torch is loaded: with two threads, small operations mostly wait for a core on which another test process runs.
+# Before torch is loaded: with two threads, small operations mostly wait for a core on which another test
+# process runs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Collecting the tests makes a million objects that stay: looking through them for garbage would take a fifth of the time.
+# Collecting the tests makes a million objects that stay: looking through them for garbage would take a fifth
+# of the time.
 gc.disable()
 
 
@@ -18,7 +20,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# A shell starts its background jobs with Ctrl-C ignored, and whatever they start inherits that: commands of tests would not end by it.
+# A shell starts its background jobs with Ctrl-C ignored, and whatever they start inherits that: commands of
+# tests would not end by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -32,7 +32,10 @@ BINARY: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction | in
     ast.Mod: operator.mod,
     ast.Pow: lambda base, exponent: _power(base, exponent),
 }
-UNARY: Mapping[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+UNARY: Mapping[type[ast.unaryop], Callable[[Fraction], Fraction]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
 ALPHABET = frozenset("0123456789.eE_+-*/%() ")
 OPERATORS = "+ - * / // % ** and parentheses"
 
@@ -70,7 +73,12 @@ def evaluate(expression: str) -> Fraction:
         raise ValueError(f"{' '.join(unknown[:5])!r} is not supported; use numbers, {OPERATORS}")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
-    except (SyntaxError, RecursionError, MemoryError, ValueError):  # the last three: nesting too deep, null bytes, too many digits
+    except (
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        ValueError,
+    ):  # the last three: nesting too deep, null bytes, too many digits
         raise ValueError(f"cannot read the expression; use numbers, {OPERATORS}") from None
     return _value(tree.body, depth=0)
 

@@ -23,7 +23,8 @@ class Gsm8kReward(Tool):
 
     name: ClassVar[str] = "calc_gsm8k_reward"
     description: ClassVar[str] = (
-        "Check whether an answer to the problem is right. The reward is 1.0 for the right answer and 0.0 for a wrong one."
+        "Check whether an answer to the problem is right. The reward is 1.0 for the right answer and 0.0 for "
+        "a wrong one."
     )
     parameters: ClassVar[JsonObject] = {
         "type": "object",
@@ -39,7 +40,9 @@ class Gsm8kReward(Tool):
             DataError: it is not a number.
         """
         if parse_number(ground_truth) is None:
-            raise DataError(f"tool 'calc_gsm8k_reward' needs create_kwargs.ground_truth, a number (got {ground_truth!r})")
+            raise DataError(
+                f"tool 'calc_gsm8k_reward' needs create_kwargs.ground_truth, a number (got {ground_truth!r})"
+            )
         self._ground_truth = ground_truth
         self._value = 0.0
 

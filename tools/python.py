@@ -41,7 +41,8 @@ class Python(Tool):
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
         self._sandbox = open_sandbox(read_options(self.config, key=CONFIG_KEY))
-        # A run creates each tool once before it plays, so a machine without isolation is rejected at the start.
+        # A run creates each tool once before it plays, so a machine without isolation is rejected at the
+        # start.
         self._sandbox.check()
         self._workspace: Path | None = None
         self._turn = trio.Lock()  # concurrent calls share the folder, so they run one at a time
@@ -74,7 +75,9 @@ def _text(result: SandboxResult) -> str:
     notes = []
     if result.is_output_truncated:
         notes.append("the output was cut")
-    is_told = result.exit_code == 1 and "Traceback (most recent call last)" in output  # the exit code adds no information
+    is_told = (
+        result.exit_code == 1 and "Traceback (most recent call last)" in output
+    )  # the exit code adds no information
     if (how := result.describe()) and not is_told:
         notes.append(how)
     if result.is_workspace_cut:
@@ -89,4 +92,6 @@ def _without_host_paths(text: str) -> str:
 
     Without namespaces, programs see the real paths.
     """
-    return text.replace(os.path.realpath(sys.base_prefix), "/python").replace(os.path.realpath(sys.prefix), "/packages")
+    return text.replace(os.path.realpath(sys.base_prefix), "/python").replace(
+        os.path.realpath(sys.prefix), "/packages"
+    )

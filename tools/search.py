@@ -43,14 +43,18 @@ class SearchOptions(Options):
     corpus: str = Field(description="Parquet file with the columns id, title, text.")
     top_k: int = Field(3, ge=1, le=50, description="Number of results per call.")
     max_snippet_chars: int = Field(400, ge=40, description="Maximum characters of a document in a result.")
-    language: Language = Field("english", description="english: stop words are dropped and words stemmed; none: words as they are.")
+    language: Language = Field(
+        "english", description="english: stop words are dropped and words stemmed; none: words as they are."
+    )
 
 
 class Search(Tool):
     """Returns the documents that match the query best. The index is built once per process and file."""
 
     name: ClassVar[str] = "search"
-    description: ClassVar[str] = "Search a collection of documents. Returns the titles and passages that fit the query best."
+    description: ClassVar[str] = (
+        "Search a collection of documents. Returns the titles and passages that fit the query best."
+    )
     parameters: ClassVar[JsonObject] = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "Words to look for."}},
@@ -64,14 +68,20 @@ class Search(Tool):
         self._options = read_options(SearchOptions, self.config, plugin="tool 'search'")
         path = Path(self._options.corpus)
         if not path.is_file():
-            raise ConfigError(f"tool 'search': corpus={self._options.corpus!r} is not a file; it must be Parquet with {', '.join(COLUMNS)}")
+            raise ConfigError(
+                f"tool 'search': corpus={self._options.corpus!r} is not a file; it must be Parquet with "
+                f"{', '.join(COLUMNS)}"
+            )
 
     async def call(self, arguments: JsonObject) -> ToolResult:
         query = arguments["query"][:MAX_QUERY_CHARS]
         results = await trio.to_thread.run_sync(self._search, query, abandon_on_cancel=True)
         if not results:
             return ToolResult("no document matches; try other words", metrics={"num_results": 0.0})
-        shown = (f"{rank}. {found.title} [{found.id}]\n{found.snippet}" for rank, found in enumerate(results, start=1))
+        shown = (
+            f"{rank}. {found.title} [{found.id}]\n{found.snippet}"
+            for rank, found in enumerate(results, start=1)
+        )
         return ToolResult("\n\n".join(shown), metrics={"num_results": float(len(results))})
 
     def _search(self, query: str) -> list[Found]:
@@ -96,7 +106,10 @@ class Index:
     def __init__(self, documents: pa.Table, language: Language) -> None:
         self._documents = documents
         self._language = language
-        texts = [f"{title}\n{text}" for title, text in zip(self._strings("title"), self._strings("text"), strict=True)]
+        texts = [
+            f"{title}\n{text}"
+            for title, text in zip(self._strings("title"), self._strings("text"), strict=True)
+        ]
         self._words = bm25s.tokenize(texts, **self._options(), return_ids=True, show_progress=False)
         self._bm25 = bm25s.BM25(method="lucene")
         self._bm25.index(self._words, show_progress=False)
@@ -107,14 +120,20 @@ class Index:
         (stems,) = bm25s.tokenize([query], **self._options(), return_ids=False, show_progress=False)
         if not any(stem in self._vocabulary for stem in stems):
             return []
-        positions, scores = self._bm25.retrieve([stems], k=min(top_k, self._documents.num_rows), show_progress=False)
+        positions, scores = self._bm25.retrieve(
+            [stems], k=min(top_k, self._documents.num_rows), show_progress=False
+        )
         return [
-            self._found(int(at), query, float(score), max_chars) for at, score in zip(positions[0], scores[0], strict=True) if score > 0
+            self._found(int(at), query, float(score), max_chars)
+            for at, score in zip(positions[0], scores[0], strict=True)
+            if score > 0
         ]
 
     def _found(self, at: int, query: str, score: float, max_chars: int) -> Found:
         id, title, text = (str(self._documents[name][at].as_py() or "") for name in COLUMNS)
-        return Found(id, " ".join(title.split()), snippet(text, WORD.findall(query.lower()), max_chars), score)
+        return Found(
+            id, " ".join(title.split()), snippet(text, WORD.findall(query.lower()), max_chars), score
+        )
 
     def _strings(self, column: str) -> list[str]:
         return [value or "" for value in self._documents[column].to_pylist()]
@@ -146,7 +165,9 @@ def _index(corpus: str, modified_ns: int, language: Language) -> Index:
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"tool 'search': {corpus} cannot be read as Parquet: {error}") from error
     if missing := [column for column in COLUMNS if column not in names]:
-        raise DataError(f"tool 'search': {corpus} has no column {', '.join(missing)}; it has {', '.join(names)}")
+        raise DataError(
+            f"tool 'search': {corpus} has no column {', '.join(missing)}; it has {', '.join(names)}"
+        )
     documents = pq.read_table(corpus, columns=list(COLUMNS))
     if documents.num_rows == 0:
         raise DataError(f"tool 'search': {corpus} has no rows")
@@ -160,11 +181,21 @@ def snippet(text: str, words: Sequence[str], max_chars: int) -> str:
     text = " ".join(text.split())
     if len(text) <= max_chars:
         return text
-    stems = tuple({word[:5] for word in words if len(word) > 2})  # equal beginnings approximate the index's stems
+    stems = tuple(
+        {word[:5] for word in words if len(word) > 2}
+    )  # equal beginnings approximate the index's stems
     lowered = text.lower()
-    starts = [found.start() for found in WORD.finditer(lowered) if lowered.startswith(stems, found.start())] if stems else []
+    starts = (
+        [found.start() for found in WORD.finditer(lowered) if lowered.startswith(stems, found.start())]
+        if stems
+        else []
+    )
     room = max_chars - 2 * len(ELLIPSIS)
-    best = max(starts, key=lambda start: sum(start <= other < start + room - LEAD_CHARS for other in starts), default=0)
+    best = max(
+        starts,
+        key=lambda start: sum(start <= other < start + room - LEAD_CHARS for other in starts),
+        default=0,
+    )
     first = max(0, min(best - LEAD_CHARS, len(text) - room))
     first = text.find(" ", first, best) + 1 or first if first else 0
     last = min(len(text), first + room)

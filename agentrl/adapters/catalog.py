@@ -93,7 +93,9 @@ def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
             with concerning(f"agent.{key}.{name}"):
                 own = registry.own_name(name)
                 if own != name:
-                    raise PluginError(f"settings must be under the {registry.kind}'s own name: write agent.{key}.{own}")
+                    raise PluginError(
+                        f"settings must be under the {registry.kind}'s own name: write agent.{key}.{own}"
+                    )
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
@@ -105,7 +107,10 @@ def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
     for source, found in _sources(agent):
         for tool in found:
             if tool.name in tools:
-                raise PluginError(f"agent.{source}: another server or file already has a tool {tool.name!r}; rename one of them")
+                raise PluginError(
+                    f"agent.{source}: another server or file already has a tool {tool.name!r}; rename one of "
+                    "them"
+                )
             tools[tool.name] = tool
     return tools
 

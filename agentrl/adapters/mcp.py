@@ -35,7 +35,11 @@ def mcp_tools(servers: Mapping[str, MCPServerConfig]) -> list[type[Tool]]:
     # In a thread of its own: the caller may already be inside an event loop.
     with ThreadPoolExecutor(1) as thread:
         listed = thread.submit(asyncio.run, _list_all(opened)).result()
-    return [tool_class(server, tool) for server, tools in zip(opened, listed, strict=True) for tool in server.select(tools)]
+    return [
+        tool_class(server, tool)
+        for server, tools in zip(opened, listed, strict=True)
+        for tool in server.select(tools)
+    ]
 
 
 async def _list_all(servers: list[MCPServer]) -> list[list[mcp.types.Tool]]:
@@ -50,7 +54,9 @@ class MCPServer:
         self.name = name
         self.config = config
         if config.command and shutil.which(config.command[0]) is None:
-            raise PluginError(f"agent.mcp_servers.{name}.command: the program {config.command[0]!r} does not exist")
+            raise PluginError(
+                f"agent.mcp_servers.{name}.command: the program {config.command[0]!r} does not exist"
+            )
         header_values(name, config)
         self.prefix = f"{name}_" if config.prefix is None else config.prefix
         self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedSession] = WeakKeyDictionary()
@@ -58,7 +64,9 @@ class MCPServer:
         self._num_users: dict[str, int] = {}
 
     async def list_tools(self) -> list[mcp.types.Tool]:
-        """Start the server or connect to it, list its tools, and disconnect; raise ToolError if it does not start."""
+        """Start the server or connect to it, list its tools, and disconnect; raise ToolError if it does not
+        start.
+        """
         session = MCPSession(self.name, self.config)
         client = await session.open()
         tools: list[mcp.types.Tool] = []
@@ -71,7 +79,9 @@ class MCPServer:
                     if (cursor := page.next_cursor) is None:
                         return tools
         except (MCPError, TimeoutError) as error:
-            raise ToolError(f"MCP server {self.name!r} did not list its tools: {error or 'timeout'}") from error
+            raise ToolError(
+                f"MCP server {self.name!r} did not list its tools: {error or 'timeout'}"
+            ) from error
         finally:
             await session.close()
 
@@ -80,7 +90,10 @@ class MCPServer:
         names = [tool.name for tool in tools]
         for wanted in self.config.tools:
             if wanted not in names:
-                raise PluginError(f"agent.mcp_servers.{self.name}.tools: the server has no tool {wanted!r}; it has: {', '.join(names)}")
+                raise PluginError(
+                    f"agent.mcp_servers.{self.name}.tools: the server has no tool {wanted!r}; it has: "
+                    f"{', '.join(names)}"
+                )
         return [tool for tool in tools if not self.config.tools or tool.name in self.config.tools]
 
     def acquire(self, trajectory: str) -> None:
@@ -134,7 +147,9 @@ class MCPTool(Tool):
         except MCPError as error:
             if error.code == mcp.types.INVALID_PARAMS:
                 return ToolResult(error.message, is_error=True)
-            raise ToolError(f"MCP server {self.server.name!r} failed in {self.remote_name!r}: {error.message}") from error
+            raise ToolError(
+                f"MCP server {self.server.name!r} failed in {self.remote_name!r}: {error.message}"
+            ) from error
         return ToolResult(result_text(result), is_error=bool(result.is_error))
 
     async def close(self) -> None:
@@ -160,7 +175,12 @@ def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
 
 def _refuse_control(server: str, listed: mcp.types.Tool) -> None:
     """Raise PluginError if a tool's description has terminal control characters; logs and prompts show it."""
-    told = {"name": listed.name, "title": listed.title, "description": listed.description, "schema": listed.input_schema}
+    told = {
+        "name": listed.name,
+        "title": listed.title,
+        "description": listed.description,
+        "schema": listed.input_schema,
+    }
     for what, value in told.items():
         for text in _texts(value):
             if CONTROL.search(text.replace("\r\n", "\n")) or (what == "name" and not text.isprintable()):
@@ -187,7 +207,9 @@ def _texts(value: Any) -> Iterator[str]:
 def result_text(result: mcp.types.CallToolResult) -> str:
     """Return the text for the model: the text parts line by line, or else the structured content as JSON."""
     parts = [_part_text(part) for part in result.content]
-    has_text = any(isinstance(part, mcp.types.TextContent | mcp.types.EmbeddedResource) for part in result.content)
+    has_text = any(
+        isinstance(part, mcp.types.TextContent | mcp.types.EmbeddedResource) for part in result.content
+    )
     if not has_text and result.structured_content is not None:
         parts.insert(0, json.dumps(result.structured_content, ensure_ascii=False))
     return "\n".join(part for part in parts if part)
@@ -198,7 +220,11 @@ def _part_text(part: mcp.types.ContentBlock) -> str:
         return part.text
     if isinstance(part, mcp.types.EmbeddedResource):
         resource = part.resource
-        return resource.text if isinstance(resource, mcp.types.TextResourceContents) else f"[resource omitted: {resource.uri}]"
+        return (
+            resource.text
+            if isinstance(resource, mcp.types.TextResourceContents)
+            else f"[resource omitted: {resource.uri}]"
+        )
     if isinstance(part, mcp.types.ResourceLink):
         return f"[resource: {part.uri}]"
     return f"[{part.type} omitted]"

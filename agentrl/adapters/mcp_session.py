@@ -68,7 +68,11 @@ class MCPSession:
         self._owner.add_done_callback(_seen)
         opened = asyncio.create_task(self._is_open.wait())
         try:
-            await asyncio.wait({opened, self._owner}, timeout=self._config.start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {opened, self._owner},
+                timeout=self._config.start_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
             opened.cancel()
             if self._client is None and not self._owner.done():  # too slow, or the caller was cancelled
@@ -145,7 +149,9 @@ class MCPSession:
         return f"MCP server {self._name!r} ({self._config.url or ' '.join(self._config.command)})"
 
     def _reason(self) -> str:
-        """Return why the session was lost, if known: the client's error, or the end of the server's stderr."""
+        """Return why the session was lost, if known: the client's error, or the end of the server's
+        stderr.
+        """
         assert self._owner is not None
         if not self._owner.done() or self._owner.cancelled():
             reason = f" within {self._config.start_timeout_s:g} s" if self._client is None else ""
@@ -174,7 +180,9 @@ class MCPSession:
         # The guard kills the server's process group when this process is gone, even if it was killed.
         guard = [agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--"]
         passed = clean_environment(self._config.pass_env, key=f"agent.mcp_servers.{self._name}.pass_env")
-        server = StdioServerParameters(command=sys.executable, args=[*guard, *self._config.command], env=passed | self._config.env)
+        server = StdioServerParameters(
+            command=sys.executable, args=[*guard, *self._config.command], env=passed | self._config.env
+        )
         with logged_lines(self._name, self._stderr) as stderr:
             async with stdio_client(server, errlog=stderr) as streams:
                 stderr.close()  # the server has its own copy, so the log thread ends when the server does
@@ -200,7 +208,9 @@ class SharedSession:
                 self._session = session
             session = self._session
         if session.is_lost:
-            raise ToolError(f"MCP server {self._name!r}: the session of this trajectory was lost, and its state with it")
+            raise ToolError(
+                f"MCP server {self._name!r}: the session of this trajectory was lost, and its state with it"
+            )
         return await session.call(tool, arguments)
 
     async def close(self) -> None:
@@ -216,7 +226,10 @@ def header_values(name: str, config: MCPServerConfig) -> dict[str, str]:
     """
     for header, variable in config.headers_env.items():
         if variable not in os.environ:
-            raise PluginError(f"agent.mcp_servers.{name}.headers_env.{header}={variable!r}: this environment variable is not set")
+            raise PluginError(
+                f"agent.mcp_servers.{name}.headers_env.{header}={variable!r}: this environment variable is "
+                "not set"
+            )
     return {header: os.environ[variable] for header, variable in config.headers_env.items()}
 
 

@@ -44,11 +44,18 @@ class Aggregation:
         if self.rule not in RULES:
             raise ValueError(f"unknown aggregation {self.rule!r}; known: {', '.join(RULES)}")
         if self.rule == "constant" and self.constant_length is None:
-            raise ValueError("aggregation `constant` needs constant_length, the tokens that a full response has")
+            raise ValueError(
+                "aggregation `constant` needs constant_length, the tokens that a full response has"
+            )
 
 
 def token_scales(
-    aggregation: Aggregation, sequence_ids_A: Tensor, counts: UpdateCounts, *, dtype: torch.dtype, original_ids: Tensor | None = None
+    aggregation: Aggregation,
+    sequence_ids_A: Tensor,
+    counts: UpdateCounts,
+    *,
+    dtype: torch.dtype,
+    original_ids: Tensor | None = None,
 ) -> Tensor:
     """Return f[A], the scale of each loss token.
 
@@ -59,29 +66,41 @@ def token_scales(
         original_ids: i64[any], sequence labels of all action tokens, including rejected ones; None if none
             was rejected.
     """
-    counted_ids = sequence_ids_A if original_ids is None or aggregation.denominator == "accepted" else original_ids
+    counted_ids = (
+        sequence_ids_A if original_ids is None or aggregation.denominator == "accepted" else original_ids
+    )
     return RULES[aggregation.rule](aggregation, sequence_ids_A, counted_ids, counts).to(dtype)
 
 
-def _token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+def _token_mean(
+    aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts
+) -> Tensor:
     """1 / tokens of the update. Source: Yu et al. 2025 (DAPO), arXiv:2503.14476."""
     is_original = aggregation.denominator == "original" and counts.action_tokens is not None
-    return _constant(sequence_ids_A, 1.0 / max((counts.action_tokens if is_original else counts.loss_tokens) or 0, 1))
+    return _constant(
+        sequence_ids_A, 1.0 / max((counts.action_tokens if is_original else counts.loss_tokens) or 0, 1)
+    )
 
 
-def _sequence_mean_token_sum(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+def _sequence_mean_token_sum(
+    aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts
+) -> Tensor:
     """1 / sequences of the update: a sequence weighs in proportion to its length."""
     return _constant(sequence_ids_A, 1.0 / max(counts.sequences, 1))
 
 
-def _sequence_mean_token_mean(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+def _sequence_mean_token_mean(
+    aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts
+) -> Tensor:
     """1 / (sequences * length of the token's sequence). Source: Shao et al. 2024 (GRPO), arXiv:2402.03300."""
     labels, lengths = torch.unique(counted_ids, return_counts=True)
     index = torch.searchsorted(labels, sequence_ids_A)
     return 1.0 / (max(counts.sequences, 1) * lengths[index].double())
 
 
-def _constant_length(aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts) -> Tensor:
+def _constant_length(
+    aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts
+) -> Tensor:
     """1 / (sequences * L_max): no bias by length. Source: Liu et al. 2025 (Dr. GRPO), arXiv:2503.20783."""
     assert aggregation.constant_length is not None
     return _constant(sequence_ids_A, 1.0 / (max(counts.sequences, 1) * aggregation.constant_length))

@@ -109,8 +109,12 @@ class CompactTurns:
         is_other_sequence = sequence_A.diff() != 0
         steps = turn_A.diff()
         if bool(((steps < 0) & ~is_other_sequence).any()):
-            raise ValueError("turn_A falls within a trajectory: its tokens are not in the order in which they were sampled")
-        is_start = torch.cat([torch.ones(len(turn_A[:1]), dtype=torch.bool), is_other_sequence | (steps != 0)])
+            raise ValueError(
+                "turn_A falls within a trajectory: its tokens are not in the order in which they were sampled"
+            )
+        is_start = torch.cat(
+            [torch.ones(len(turn_A[:1]), dtype=torch.bool), is_other_sequence | (steps != 0)]
+        )
         starts = torch.nonzero(is_start).flatten()
         lengths = torch.cat([starts, torch.tensor([len(turn_A)])]).diff()
         sequences = sequence_A[starts]
@@ -152,7 +156,9 @@ class Credit:
 
 def repeat(values: Tensor, counts: Tensor) -> Tensor:
     """Repeat each value `counts` times, in order."""
-    return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))  # five times as fast as torch.repeat_interleave
+    return torch.from_numpy(
+        np.repeat(values.numpy(), counts.numpy())
+    )  # five times as fast as torch.repeat_interleave
 
 
 def segment_sums(values: Tensor, lengths: Tensor) -> Tensor:
@@ -178,7 +184,9 @@ def _check_finite(name: str, values: Tensor | None) -> None:
     # A finite sum implies finite values. An infinite sum may be an overflow, so only then test each value.
     # Summing is 30 times as fast as testing each.
     if values is not None and not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
-        raise ValueError(f"{name} has a value of {values[~torch.isfinite(values)][0].item()}; all must be finite")
+        raise ValueError(
+            f"{name} has a value of {values[~torch.isfinite(values)][0].item()}; all must be finite"
+        )
 
 
 def _check_complete(group_N: Tensor, group_size: int) -> None:
@@ -186,4 +194,6 @@ def _check_complete(group_N: Tensor, group_size: int) -> None:
     wrong = torch.nonzero(counts != group_size).flatten()
     if len(wrong):
         label, count = labels[wrong[0]].item(), counts[wrong[0]].item()
-        raise ValueError(f"group {label} has {count} of {group_size} trajectories: an incomplete group is never compared")
+        raise ValueError(
+            f"group {label} has {count} of {group_size} trajectories: an incomplete group is never compared"
+        )

@@ -70,7 +70,11 @@ def _geometric(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
     return _per_sequence(log_ratios, sequence_ids) / lengths[index]
 
 
-LEVELS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"token": _per_token, "sequence": _per_sequence, "geometric": _geometric}
+LEVELS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "token": _per_token,
+    "sequence": _per_sequence,
+    "geometric": _geometric,
+}
 """Registered name (`algorithm.correction.weight`) -> the log of the raw weight of each token."""
 
 
@@ -83,12 +87,16 @@ class CorrectionStatistics:
 
 
 def log_products(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
-    """Return f64[S], the sum of `log_ratios` (f64[A]) over each sequence; `sequence_ids` (i64[A]) are any labels."""
+    """Return f64[S], the sum of `log_ratios` (f64[A]) over each sequence; `sequence_ids` (i64[A]) are any
+    labels.
+    """
     labels, index = torch.unique(sequence_ids, return_inverse=True)
     return log_ratios.new_zeros(len(labels)).index_add_(0, index, log_ratios)
 
 
-def correction_statistics(proximal_A: Tensor, behavior_A: Tensor, log_products_S: Tensor, *, cap: float) -> CorrectionStatistics:
+def correction_statistics(
+    proximal_A: Tensor, behavior_A: Tensor, log_products_S: Tensor, *, cap: float
+) -> CorrectionStatistics:
     """Compute what `correction_metrics` needs from the tokens of one microbatch, on untruncated weights.
 
     log_products_S: f64[S], log of the product of weights over each sequence (see `log_products`). Each

@@ -34,7 +34,9 @@ def k3(policy_A: Tensor, ref_A: Tensor) -> Tensor:
 
 
 def absolute(policy_A: Tensor, ref_A: Tensor) -> Tensor:
-    """Return the absolute log-ratio, or 0 where it is only rounding noise (policy and reference are equal)."""
+    """Return the absolute log-ratio, or 0 where it is only rounding noise (policy and reference are
+    equal).
+    """
     return distance(k1(policy_A, ref_A))
 
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to [-20, 20] before exp: e^20 is far above any cap, and finite in every dtype but float16."""
+"""Log-ratios are clamped to [-20, 20] before exp: e^20 is far above any cap, and finite in every dtype but
+float16.
+"""
 
 ROUNDING = 1e-4
 """In nats. Two float32 forwards of one token with different shapes or CPUs differ by 1e-7 to 1e-5.

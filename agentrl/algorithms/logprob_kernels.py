@@ -76,10 +76,13 @@ def check_kernels(requested: KernelChoice, *, device: str) -> None:
     if requested != "compiled":
         return
     if device != "cuda":
-        raise ConfigError(f"learner.logprob_kernels=compiled needs a GPU, but the ranks compute on a {device}; use eager")
+        raise ConfigError(
+            f"learner.logprob_kernels=compiled needs a GPU, but the ranks compute on a {device}; use eager"
+        )
     if not _has_triton():
         raise ConfigError(
-            "learner.logprob_kernels=compiled needs the package triton, which comes with torch for CUDA; install it, or use eager"
+            "learner.logprob_kernels=compiled needs the package triton, which comes with torch for CUDA; "
+            "install it, or use eager"
         )
 
 
@@ -97,10 +100,12 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-# ------------------------------------------------------------------------------------- the formulas, for one kernel each
+# -------------------------------------------------------------------------- the formulas, for one kernel each
 
 
-def _values(products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm) -> tuple[Tensor, Tensor]:
+def _values(
+    products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm
+) -> tuple[Tensor, Tensor]:
     log_p_CV = _log_softmax(products_CV, temperature, form)
     p_CV = log_p_CV.exp()
     # Select the target by comparison: a gather would force the kernel to write out all log-probabilities
@@ -140,7 +145,9 @@ def _is_target(like_CV: Tensor, targets_C: Tensor) -> Tensor:
 
 
 def _log_softmax(products_CV: Tensor, temperature: float, form: HeadForm) -> Tensor:
-    return torch.log_softmax(_over(form.apply(products_CV.to(compute_dtype(products_CV))), temperature), dim=-1)
+    return torch.log_softmax(
+        _over(form.apply(products_CV.to(compute_dtype(products_CV))), temperature), dim=-1
+    )
 
 
 def _over(values: Tensor, temperature: float) -> Tensor:
@@ -150,10 +157,12 @@ def _over(values: Tensor, temperature: float) -> Tensor:
     return values if temperature == 1.0 else values / temperature
 
 
-# ------------------------------------------------------------------------------------------ the same, operator by operator
+# ----------------------------------------------------------------------------- the same, operator by operator
 
 
-def _eager_values(products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm) -> tuple[Tensor, Tensor]:
+def _eager_values(
+    products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm
+) -> tuple[Tensor, Tensor]:
     log_p_CV = _log_softmax(products_CV, temperature, form)
     logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
     # 0 * -inf counts as 0. This hides no error: where logits are not finite, the log-probability is NaN as

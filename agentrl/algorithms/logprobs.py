@@ -74,10 +74,14 @@ def linear_logprobs_and_entropy(
 
 class _FromLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits_AV: Tensor, targets_A: Tensor, temperature: float, kernels: ChunkKernels) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits_AV: Tensor, targets_A: Tensor, temperature: float, kernels: ChunkKernels
+    ) -> tuple[Tensor, Tensor]:
         logprobs, entropies = _empty_results(logits_AV)
         for chunk in _chunks(len(logits_AV), _default_chunk(logits_AV.T)):
-            logprobs[chunk], entropies[chunk] = kernels.values(logits_AV[chunk], targets_A[chunk], temperature, PLAIN_HEAD)
+            logprobs[chunk], entropies[chunk] = kernels.values(
+                logits_AV[chunk], targets_A[chunk], temperature, PLAIN_HEAD
+            )
         ctx.save_for_backward(logits_AV, targets_A, entropies)
         ctx.temperature, ctx.kernels = temperature, kernels
         return logprobs, entropies
@@ -110,7 +114,9 @@ class _FromHidden(torch.autograd.Function):
         products_CV = None
         for chunk in _chunks(len(hidden_AH), size):
             products_CV = linear(hidden_AH[chunk], weight_VH, bias_V)
-            logprobs[chunk], entropies[chunk] = kernels.values(products_CV, targets_A[chunk], temperature, form)
+            logprobs[chunk], entropies[chunk] = kernels.values(
+                products_CV, targets_A[chunk], temperature, form
+            )
         kept = products_CV if len(hidden_AH) <= size else None
         ctx.save_for_backward(hidden_AH, weight_VH, bias_V, targets_A, entropies, kept)
         ctx.temperature, ctx.form, ctx.size, ctx.kernels = temperature, form, size, kernels
@@ -148,7 +154,13 @@ class _Upstream:
     """The upstream gradients, and what else a chunk needs to turn them into the gradient of its products."""
 
     def __init__(
-        self, targets_A: Tensor, entropies_A: Tensor, grad_logprobs_A: Tensor, grad_entropies_A: Tensor, temperature: float, form: HeadForm
+        self,
+        targets_A: Tensor,
+        entropies_A: Tensor,
+        grad_logprobs_A: Tensor,
+        grad_entropies_A: Tensor,
+        temperature: float,
+        form: HeadForm,
     ) -> None:
         self._targets, self._entropies, self._grad_logprobs = targets_A, entropies_A, grad_logprobs_A
         # Test once for all chunks: on a GPU, reading the result synchronizes with the device.

@@ -74,10 +74,14 @@ class PolicyLoss:
     is_clipped_dual_A: Tensor
 
     @classmethod
-    def of(cls, losses: Tensor, ratios: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> PolicyLoss:
+    def of(
+        cls, losses: Tensor, ratios: Tensor, low: Tensor | None = None, high: Tensor | None = None
+    ) -> PolicyLoss:
         """Return a loss without a dual clip. A mask of None means that the loss has no such bound."""
         never = torch.zeros_like(ratios, dtype=torch.bool)
-        return cls(losses, ratios.detach(), never if low is None else low, never if high is None else high, never)
+        return cls(
+            losses, ratios.detach(), never if low is None else low, never if high is None else high, never
+        )
 
     def first(self, count: int) -> PolicyLoss:
         """Return the loss of the first `count` tokens."""
@@ -123,7 +127,9 @@ def gmpo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
     is_low = (log_ratios < -clip.low) & (tokens.advantages < 0)
     is_high = (log_ratios > clip.high) & (tokens.advantages > 0)
     clipped = torch.where(is_low, -clip.low, torch.where(is_high, clip.high, log_ratios))
-    return PolicyLoss.of(-torch.exp(tokens.sequence_means(clipped)) * tokens.advantages, torch.exp(log_ratios), is_low, is_high)
+    return PolicyLoss.of(
+        -torch.exp(tokens.sequence_means(clipped)) * tokens.advantages, torch.exp(log_ratios), is_low, is_high
+    )
 
 
 def cispo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
@@ -134,7 +140,9 @@ def cispo(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
     """
     ratios = torch.exp(tokens.log_ratios().detach())
     bounded = ratios.clamp(1 - clip.low, 1 + clip.high)
-    return PolicyLoss.of(-bounded * tokens.advantages * tokens.policy, ratios, ratios < 1 - clip.low, ratios > 1 + clip.high)
+    return PolicyLoss.of(
+        -bounded * tokens.advantages * tokens.policy, ratios, ratios < 1 - clip.low, ratios > 1 + clip.high
+    )
 
 
 def reinforce(tokens: PolicyTokens, *, weight: WeightRule) -> PolicyLoss:
@@ -145,9 +153,14 @@ def reinforce(tokens: PolicyTokens, *, weight: WeightRule) -> PolicyLoss:
     arXiv:1205.4839.
     """
     log_ratios = tokens.log_ratios().detach()
-    weights, raw = importance_weights(log_ratios, tokens.sequence_ids, weight), raw_weights(log_ratios, tokens.sequence_ids, weight)
+    weights, raw = (
+        importance_weights(log_ratios, tokens.sequence_ids, weight),
+        raw_weights(log_ratios, tokens.sequence_ids, weight),
+    )
     low = None if weight.floor is None else raw < weight.floor
-    return PolicyLoss.of(-weights * tokens.advantages * tokens.policy, torch.exp(log_ratios), low, raw > weight.cap)
+    return PolicyLoss.of(
+        -weights * tokens.advantages * tokens.policy, torch.exp(log_ratios), low, raw > weight.cap
+    )
 
 
 def gpg(tokens: PolicyTokens) -> PolicyLoss:
@@ -203,7 +216,9 @@ def kl_cov(tokens: PolicyTokens, *, coefficient: float) -> PolicyLoss:
     return PolicyLoss.of(penalties - ratios * tokens.advantages, ratios)
 
 
-def dppo_tv(tokens: PolicyTokens, *, delta_low: float, delta_high: float, cap: float = math.inf) -> PolicyLoss:
+def dppo_tv(
+    tokens: PolicyTokens, *, delta_low: float, delta_high: float, cap: float = math.inf
+) -> PolicyLoss:
     """Return -sg(min(rho, cap)) A log policy, but 0 where A pushes a token whose probability has already
     moved too far.
 

@@ -37,7 +37,10 @@ def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: 
     installed = {entry.name: entry for entry in entry_points(group=group)}
     if name not in installed:
         known = ", ".join([*built_in, *sorted(installed)])
-        raise PluginError(f"unknown {kind} {name!r}; known: {known}; your own: path/to/file.py:function, or an entry point of {group}")
+        raise PluginError(
+            f"unknown {kind} {name!r}; known: {known}; your own: path/to/file.py:function, or an entry point "
+            f"of {group}"
+        )
     entry = installed[name]
     try:
         return entry.load()

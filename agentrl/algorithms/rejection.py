@@ -42,7 +42,9 @@ def accepts(log_ratios: Tensor, sequence_ids: Tensor, rule: RejectionRule) -> Te
     """
     values = STATISTICS[rule.statistic](log_ratios)
     in_logs = rule.statistic == "k1"
-    low, high = (None if bound is None else math.log(bound) if in_logs else bound for bound in (rule.lower, rule.upper))
+    low, high = (
+        None if bound is None else math.log(bound) if in_logs else bound for bound in (rule.lower, rule.upper)
+    )
     if rule.level == "token":
         return _within(values, low, high)
     if rule.level == "sequence_max":

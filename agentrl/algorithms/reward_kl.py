@@ -12,7 +12,9 @@ from torch import Tensor
 from agentrl.algorithms.compact import ActionBatch
 
 ERROR_LIMIT = 0.2
-"""Bound on the relative error in one adaptation: a single unusual batch must not change the coefficient much."""
+"""Bound on the relative error in one adaptation: a single unusual batch must not change the coefficient
+much.
+"""
 
 
 def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionBatch:
@@ -30,7 +32,9 @@ def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionB
     return replace(batch, rewards_A=batch.rewards_A - coefficient * kl_A.to(batch.rewards_A.dtype))
 
 
-def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_sequences: int, horizon: int) -> float:
+def adapt_coefficient(
+    coefficient: float, kl: float, *, target: float, num_sequences: int, horizon: int
+) -> float:
     """Return coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * num_sequences / horizon).
 
     Call it after each batch; not for a fixed coefficient.
@@ -46,6 +50,9 @@ def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_seque
     Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
     """
     if target <= 0 or horizon <= 0:
-        raise ValueError(f"an adaptive KL coefficient needs target > 0 and horizon > 0; got target={target:g}, horizon={horizon}")
+        raise ValueError(
+            f"an adaptive KL coefficient needs target > 0 and horizon > 0; got target={target:g}, "
+            f"horizon={horizon}"
+        )
     error = min(max(kl / target - 1.0, -ERROR_LIMIT), ERROR_LIMIT)
     return coefficient * (1.0 + error * num_sequences / horizon)

@@ -22,7 +22,9 @@ from torch import Tensor
 from agentrl.algorithms.log_ratios import ROUNDING, off_rounding
 
 
-def covariances(logprobs: Tensor, advantages: Tensor, *, mean_logprob: float, mean_advantage: float) -> Tensor:
+def covariances(
+    logprobs: Tensor, advantages: Tensor, *, mean_logprob: float, mean_advantage: float
+) -> Tensor:
     """Return (log p - mean log p)(A - mean A), f64[A], in multiples of ROUNDING.
 
     The means are over all loss tokens of the update.
@@ -31,7 +33,9 @@ def covariances(logprobs: Tensor, advantages: Tensor, *, mean_logprob: float, me
 
 
 def largest_first(covariances_A: Tensor, fair_keys_A: Tensor) -> Tensor:
-    """Return f64[A], sort keys: the largest covariance has the smallest key; fair keys in [0, 1) break ties."""
+    """Return f64[A], sort keys: the largest covariance has the smallest key; fair keys in [0, 1) break
+    ties.
+    """
     return fair_keys_A - torch.round(covariances_A / ROUNDING)
 
 
@@ -51,7 +55,9 @@ def smallest_cut(keys: Tensor, count: int) -> float:
     return float(torch.sort(keys).values[count])
 
 
-def fair_keys(sample_indices: NDArray[np.int64], places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+def fair_keys(
+    sample_indices: NDArray[np.int64], places: NDArray[np.int64], token_ids: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return f64[A], one pseudo-random number in [0, 1) per token that depends only on the token's identity.
 
     Args:

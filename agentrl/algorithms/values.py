@@ -20,7 +20,9 @@ class ValueLoss:
     is_clipped_A: Tensor
 
 
-def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cliprange: float | None) -> ValueLoss:
+def value_loss(
+    values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cliprange: float | None
+) -> ValueLoss:
     """Return (V - R)^2 / 2; with clipping, the larger of it and (clip(V, V_old - c, V_old + c) - R)^2 / 2.
 
     A value further than c from V_old therefore has no gradient, unless its gradient leads back.
@@ -40,7 +42,9 @@ def value_loss(values_A: Tensor, old_values_A: Tensor, returns_A: Tensor, *, cli
     moved = values_A - old_values_A
     # Within the bound use the value itself: old + (value - old) differs by rounding, and noise would decide
     # what counts as clipped.
-    bounded = torch.where(moved.abs() <= cliprange, values_A, old_values_A + moved.detach().clamp(-cliprange, cliprange))
+    bounded = torch.where(
+        moved.abs() <= cliprange, values_A, old_values_A + moved.detach().clamp(-cliprange, cliprange)
+    )
     clipped = (bounded - returns_A).square() / 2
     return ValueLoss(torch.maximum(plain, clipped), clipped.detach() > plain.detach())
 
@@ -60,7 +64,9 @@ def value_moments(values_A: Tensor, returns_A: Tensor) -> dict[str, Tensor]:
     }
 
 
-def explained_variance(*, error_mean: float, error_square: float, return_mean: float, return_square: float) -> float:
+def explained_variance(
+    *, error_mean: float, error_square: float, return_mean: float, return_square: float
+) -> float:
     """Return 1 - Var(R - V) / Var(R) from means over all tokens.
 
     1 is perfect, 0 is no better than a constant. NaN if R is constant.

@@ -23,13 +23,17 @@ class GroupLife:
     """State, owners and history of one group."""
 
     state: str = QUEUED
-    players: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  # owner -> (member, *versions) of each
+    players: dict[str, set[tuple[int, ...]]] = field(
+        default_factory=dict
+    )  # owner -> (member, *versions) of each
     num_members: int = 0  # members delivered by the owner that delivered last
     versions: set[int] = field(default_factory=set)  # of those members' action tokens
     step: int = -1
     dropped_for: str = ""
     num_leases: int = 0
-    came_back: Counter[str] = field(default_factory=Counter)  # reason -> times it became queued or ready again
+    came_back: Counter[str] = field(
+        default_factory=Counter
+    )  # reason -> times it became queued or ready again
 
 
 @dataclass(slots=True)
@@ -50,7 +54,9 @@ class Audit:
     max_lag: int = 0  # largest lag of a token when its group was taken
     step: int = 0
     settled: int = 0
-    imported: Counter[str] = field(default_factory=Counter)  # state -> groups of a checkpoint of another folder
+    imported: Counter[str] = field(
+        default_factory=Counter
+    )  # state -> groups of a checkpoint of another folder
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0
 
@@ -106,13 +112,18 @@ def _follow_run(found: Audit, seq: int, event: Event) -> None:
     match event.kind:
         case EventKind.PUBLISHED:
             if event.version <= found.lineage.version:
-                found.complain(f"event {seq}: version {event.version} was published after version {found.lineage.version}")
+                found.complain(
+                    f"event {seq}: version {event.version} was published after version "
+                    f"{found.lineage.version}"
+                )
                 return
             found.lineage.publish(event.version, event.step)
         case EventKind.ROLLED_BACK:
             found.num_rollbacks += 1
             if event.step < found.settled:
-                found.complain(f"event {seq}: step {event.step} was restored though step {found.settled} was settled")
+                found.complain(
+                    f"event {seq}: step {event.step} was restored though step {found.settled} was settled"
+                )
             found.lineage.roll_back(event.step)
             found.step = event.step
         case EventKind.RELEASED:
@@ -132,7 +143,9 @@ def _import(found: Audit, event: Event) -> None:
     found.step = found.settled = state["step"]
     found.discarded.update(state["discarded"])
     found.groups = {group_id: GroupLife() for group_id, _, _ in state["open"]}
-    found.groups |= {group["group_id"]: GroupLife(READY, versions=set(group["versions"])) for group in state["ready"]}
+    found.groups |= {
+        group["group_id"]: GroupLife(READY, versions=set(group["versions"])) for group in state["ready"]
+    }
     found.imported = Counter({CONSUMED: state["consumed"], DROPPED: sum(state["dropped"].values())})
 
 
@@ -156,7 +169,9 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
     match event.kind:
         case EventKind.LEASED:
             if event.owner in found.released:
-                found.complain(f"event {seq}: group {event.group_id} was leased to {event.owner}, which is dead")
+                found.complain(
+                    f"event {seq}: group {event.group_id} was leased to {event.owner}, which is dead"
+                )
             life.state = LEASED
             life.players[event.owner] = set()
             life.num_leases += 1
@@ -185,10 +200,15 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
 
 def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: int) -> None:
     if event.step not in (found.step, found.step + 1):
-        found.complain(f"event {seq}: group {event.group_id} was taken for step {event.step} after step {found.step}")
+        found.complain(
+            f"event {seq}: group {event.group_id} was taken for step {event.step} after step {found.step}"
+        )
     lag = max(map(found.lineage.lag, life.versions), default=0)
     if lag > max_staleness:
-        found.complain(f"event {seq}: group {event.group_id} was taken with a token {lag} versions old; the bound is {max_staleness}")
+        found.complain(
+            f"event {seq}: group {event.group_id} was taken with a token {lag} versions old; the bound is "
+            f"{max_staleness}"
+        )
     found.max_lag = max(found.max_lag, lag)
     found.num_taken += 1
     found.step = event.step

@@ -95,9 +95,11 @@ class ReplayBuffer:
         self._read()
         self._last_add = clock()
 
-    # ------------------------------------------------------------------------------------------------ rollout side
+    # ------------------------------------------------------------------------------------------- rollout side
 
-    def lease(self, owner: str, limit: int, timeout_s: float, held: Collection[int] | None = None) -> list[Lease]:
+    def lease(
+        self, owner: str, limit: int, timeout_s: float, held: Collection[int] | None = None
+    ) -> list[Lease]:
         """Wait until the staleness bound admits a group, then lease up to `limit` groups to `owner`.
 
         Returns [] after `timeout_s` seconds, or at once if the buffer is closed or `owner` was released.
@@ -106,11 +108,18 @@ class ReplayBuffer:
         returned again, because the answer that leased them was lost. None: the owner knows all its groups.
         """
         with self._changed:
-            lost = [] if held is None else [group_id for group_id in self._groups.held_by(owner) if group_id not in held]
+            lost = (
+                []
+                if held is None
+                else [group_id for group_id in self._groups.held_by(owner) if group_id not in held]
+            )
             group_ids = lost if lost else self._lease(owner, limit, timeout_s)
             version = self._groups.version
         # Outside the lock: reading one dataset row may decode a whole Parquet row group.
-        leases = [Lease(group_id, self._tasks.task(group_id), self._group_size, version, self._has_greedy) for group_id in group_ids]
+        leases = [
+            Lease(group_id, self._tasks.task(group_id), self._group_size, version, self._has_greedy)
+            for group_id in group_ids
+        ]
         if leases:
             with self._changed:
                 self._journal.name_tasks({lease.group_id: lease.task.task_id for lease in leases})
@@ -154,7 +163,12 @@ class ReplayBuffer:
         batch = from_ipc(data)
         group_ids, members = batch.column("group_id").to_pylist(), batch.column("member").to_pylist()
         counts = self._curriculum is not None and self._curriculum.uses_results
-        columns = (group_ids, members, sampled_versions(batch), accuracies(batch) if counts else [None] * batch.num_rows)
+        columns = (
+            group_ids,
+            members,
+            sampled_versions(batch),
+            accuracies(batch) if counts else [None] * batch.num_rows,
+        )
         with self._changed:
             self._last_add = self._clock()
             for row, (group_id, member, versions, accuracy) in enumerate(zip(*columns, strict=True)):
@@ -207,7 +221,7 @@ class ReplayBuffer:
             self._changed.notify_all()
         return len(released)
 
-    # ------------------------------------------------------------------------------------------------ learner side
+    # ------------------------------------------------------------------------------------------- learner side
 
     def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> bytes | None:
         """Wait for `num_groups` ready groups within the staleness bound, then consume them for `step` (None:
@@ -253,7 +267,9 @@ class ReplayBuffer:
             return self._groups.lineage.copy()
 
     def settle(self, step: int) -> None:
-        """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled back."""
+        """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled
+        back.
+        """
         with self._changed:
             settled = [group for own, batch in self._groups.batches.items() if own <= step for group in batch]
             self._ledger.settle(step)
@@ -287,23 +303,34 @@ class ReplayBuffer:
         groups, max_staleness = self._groups, self._ledger.rules.max_staleness
         restored = groups.lineage.copy()
         restored.roll_back(groups.settled)
-        self._rows.forget([g.group_id for g in groups.batch(groups.step) if any(restored.lag(v) > max_staleness for v in g.versions)])
+        self._rows.forget(
+            [
+                g.group_id
+                for g in groups.batch(groups.step)
+                if any(restored.lag(v) > max_staleness for v in g.versions)
+            ]
+        )
 
-    # ---------------------------------------------------------------------------------------------------- account
+    # ------------------------------------------------------------------------------------------------ account
 
     def counts(self) -> BufferCounts:
         with self._changed:
             return self._groups.counts()
 
     def stats(self) -> dict[str, float]:
-        """Return metrics: groups by state, total seconds waited since the start, and lags of the last batch."""
+        """Return metrics: groups by state, total seconds waited since the start, and lags of the last
+        batch.
+        """
         with self._changed:
             counts = self._groups.counts()
             lags = self._last_lags
             num_bytes = self._rows.num_bytes
             lag_sum = sum(lag * count for lag, count in lags.items())
             stats: dict[str, float] = {
-                **{state: float(getattr(counts, state)) for state in ("drawn", "ready", "leased", "queued", "consumed")},
+                **{
+                    state: float(getattr(counts, state))
+                    for state in ("drawn", "ready", "leased", "queued", "consumed")
+                },
                 "stored_bytes": float(num_bytes),
                 "lease_wait_s": self._waited_s["lease"],
                 "take_wait_s": self._waited_s["take"],
@@ -331,7 +358,7 @@ class ReplayBuffer:
             self._is_closed = True
             self._changed.notify_all()
 
-    # ------------------------------------------------------------------------------------------------- checkpoint
+    # --------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> bytes:
         """Return cursor, ledger and ready groups as one Arrow IPC stream.
@@ -389,7 +416,7 @@ class ReplayBuffer:
         for group_id in list(self._groups.ready):
             self._look_at(group_id, "ready")
 
-    # ---------------------------------------------------------------------------------------- under the lock only
+    # ------------------------------------------------------------------------------------ under the lock only
 
     def _wait(self, what: str, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
         # The condition calls `attempt` again, with the lock held, after every notify_all.

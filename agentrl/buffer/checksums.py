@@ -41,7 +41,9 @@ def attempt_checksum(key: AttemptKey, data: bytes) -> bytes:
 
 
 def toggled(checksums: bytes, one: bytes) -> bytes:
-    """Return the checksum of a set after adding or removing one element (XOR, so the order does not matter)."""
+    """Return the checksum of a set after adding or removing one element (XOR, so the order does not
+    matter).
+    """
     return (int.from_bytes(checksums) ^ int.from_bytes(one)).to_bytes(SIZE)
 
 
@@ -67,7 +69,12 @@ class Head:
     def of_row(cls, row: Sequence[object]) -> Head | None:
         """Return the head in a database row; None if the row is damaged."""
         num_writes, num_events, event, attempts, checksum = row
-        if not (isinstance(num_writes, int) and isinstance(num_events, int) and isinstance(event, bytes) and isinstance(attempts, bytes)):
+        if not (
+            isinstance(num_writes, int)
+            and isinstance(num_events, int)
+            and isinstance(event, bytes)
+            and isinstance(attempts, bytes)
+        ):
             return None
         head = cls(num_writes, num_events, event, attempts)
         return head if head._checksum == checksum else None

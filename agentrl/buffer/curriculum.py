@@ -11,8 +11,8 @@ A result only changes the time of the task's next visit. Tasks are not sampled a
 frequencies follow the weights exactly. The draws are a function of the seed and of the order of draws and
 results.
 
-Source: stride scheduling, Waldspurger and Weihl 1995. Weights by the variance of success: Foster et al. 2025, arXiv:2502.12272;
-Bae et al. 2025, arXiv:2504.03380.
+Source: stride scheduling, Waldspurger and Weihl 1995. Weights by the variance of success: Foster et al. 2025,
+arXiv:2502.12272; Bae et al. 2025, arXiv:2504.03380.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Curriculum:
     def uses_results(self) -> bool:
         return self._config.by_pass_rate
 
-    # ------------------------------------------------------------------------------------------------ draws, results
+    # ----------------------------------------------------------------------------------------- draws, results
 
     def draw(self) -> int:
         """Return the position of the next task: the earliest due row of the pool whose turn it is."""
@@ -129,7 +129,8 @@ class Curriculum:
         place = int(pool.due.argmin())
         row = int(pool.rows[place])
         position = int(self._visits[row]) * self.num_tasks + row
-        # A late result can make a visit due in the past. Time never runs backward: the lost time is not made up.
+        # A late result can make a visit due in the past. Time never runs backward: the lost time is not made
+        # up.
         pool.now = max(pool.now, float(pool.due[place]))
         self._last[row] = pool.now
         self._visits[row] += 1
@@ -145,7 +146,9 @@ class Curriculum:
         if not accuracies or not self.uses_results:
             return
         row = position % self.num_tasks
-        self._passed[row] = self._config.pass_rate_decay * self._passed[row] + math.fsum(accuracies)  # fsum: independent of the order
+        self._passed[row] = self._config.pass_rate_decay * self._passed[row] + math.fsum(
+            accuracies
+        )  # fsum: independent of the order
         self._tried[row] = self._config.pass_rate_decay * self._tried[row] + len(accuracies)
         self._weight[row] = self._weigh(row)
         self._pools[self._pool_of[row]].due[self._place[row]] = self._next_due(row)
@@ -156,10 +159,12 @@ class Curriculum:
         self._last_step, self._step = self._step, _Step()
 
     def _next_due(self, row: int) -> float:
-        # Visit v falls into interval v at phase(v), and an interval is 1 / weight epochs long. So the gap between
-        # visits v - 1 and v is (1 + phase(v) - phase(v - 1)) / weight.
+        # Visit v falls into interval v at phase(v), and an interval is 1 / weight epochs long. So the gap
+        # between visits v - 1 and v is (1 + phase(v) - phase(v - 1)) / weight.
         visit = int(self._visits[row])
-        return float(self._last[row]) + (1 + (self._phase(row, visit) - self._phase(row, visit - 1))) / float(self._weight[row])
+        return float(self._last[row]) + (1 + (self._phase(row, visit) - self._phase(row, visit - 1))) / float(
+            self._weight[row]
+        )
 
     def _phase(self, row: int, visit: int) -> float:
         """Return the point of a visit within its interval, in 0..1."""
@@ -169,10 +174,12 @@ class Curriculum:
         return (int.from_bytes(digest, "little") >> 11) / 2**53
 
     def _weigh(self, row: int) -> float:
-        rate = min(1.0, float(self._passed[row] / self._tried[row]))  # rounding of the decayed sums can exceed 1
+        rate = min(
+            1.0, float(self._passed[row] / self._tried[row])
+        )  # rounding of the decayed sums can exceed 1
         return max(self._config.floor, learning_weight(rate, self._config.target_pass_rate))
 
-    # ------------------------------------------------------------------------------------------------------ account
+    # ------------------------------------------------------------------------------------------------ account
 
     def metrics(self) -> dict[str, float]:
         """Return the curriculum's metrics.
@@ -205,13 +212,20 @@ class Curriculum:
         known = self._tried > 0
         rates = self._passed[known] / self._tried[known]
         sources = self._source[known]
-        values = {f"pass_rate/{name}": float(rates[sources == code].mean()) for code, name in enumerate(self._names) if code in sources}
+        values = {
+            f"pass_rate/{name}": float(rates[sources == code].mean())
+            for code, name in enumerate(self._names)
+            if code in sources
+        }
         values["num_attempts"] = float(self._last_step.num_attempts)
         if len(rates):
-            values |= {"never_passed": float(np.mean(rates == 0)), "always_passed": float(np.mean(rates == 1))}
+            values |= {
+                "never_passed": float(np.mean(rates == 0)),
+                "always_passed": float(np.mean(rates == 1)),
+            }
         return values
 
-    # --------------------------------------------------------------------------------------------------- checkpoint
+    # --------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> dict[str, Any]:
         """Return everything that draws depend on, as JSON values with one list per column of the visited
@@ -223,7 +237,11 @@ class Curriculum:
         return {
             "num_tasks": self.num_tasks,
             "pools": {pool.name: {"turn": pool.turn, "now": pool.now} for pool in self._pools},
-            "tasks": {"row": rows.tolist(), "due": due, **{name: column[rows].tolist() for name, column in columns.items()}},
+            "tasks": {
+                "row": rows.tolist(),
+                "due": due,
+                **{name: column[rows].tolist() for name, column in columns.items()},
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -245,7 +263,12 @@ class Curriculum:
             pools[name].turn, pools[name].now = kept["turn"], kept["now"]
         tasks = state["tasks"]
         rows = np.array(tasks["row"], np.int64)
-        for column, values in ((self._visits, "visits"), (self._last, "last"), (self._passed, "passed"), (self._tried, "tried")):
+        for column, values in (
+            (self._visits, "visits"),
+            (self._last, "last"),
+            (self._passed, "passed"),
+            (self._tried, "tried"),
+        ):
             column[rows] = tasks[values]
         for row, due in zip(tasks["row"], tasks["due"], strict=True):
             self._pools[self._pool_of[row]].due[self._place[row]] = due
@@ -262,7 +285,10 @@ def restore_curriculum(curriculum: Curriculum | None, state: Mapping[str, Any] |
     """
     if (state is None) != (curriculum is None):
         was, cure = ("without", "switch it off") if state is None else ("with", "set it again")
-        raise CheckpointError(f"the checkpoint was written {was} data.curriculum; {cure}, or start a new run from the checkpoint's policy")
+        raise CheckpointError(
+            f"the checkpoint was written {was} data.curriculum; {cure}, or start a new run from the "
+            "checkpoint's policy"
+        )
     if curriculum is not None and state is not None:
         curriculum.restore(state)
 

@@ -19,7 +19,17 @@ from pathlib import Path
 
 from agentrl.buffer.checksums import AttemptKey, Head, WriteCount, row_checksum, toggled
 from agentrl.buffer.events import Event
-from agentrl.buffer.records import COLUMNS, FORMAT, SQLITE_ERRORS, Records, StoredAttempt, count_path, damaged, described, read_answered
+from agentrl.buffer.records import (
+    COLUMNS,
+    FORMAT,
+    SQLITE_ERRORS,
+    Records,
+    StoredAttempt,
+    count_path,
+    damaged,
+    described,
+    read_answered,
+)
 from agentrl.errors import CheckpointError, JournalError
 
 FILE = "ledger.sqlite"
@@ -40,7 +50,7 @@ CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NO
 CREATE TABLE head (
     num_writes INTEGER NOT NULL, num_events INTEGER NOT NULL, event BLOB NOT NULL, attempts BLOB NOT NULL, checksum BLOB NOT NULL
 );
-"""
+"""  # noqa: E501
 _SET_HEAD = "UPDATE head SET num_writes = ?, num_events = ?, event = ?, attempts = ?, checksum = ?"
 _SET_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
 _BUSY_S = 10.0
@@ -71,7 +81,9 @@ class Journal:
         answered = None if path is None else read_answered(path)
         is_there = path is not None and path.is_file() and path.stat().st_size > 0
         try:
-            self._database = sqlite3.connect(path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            self._database = sqlite3.connect(
+                path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
         except SQLITE_ERRORS as error:
@@ -101,7 +113,11 @@ class Journal:
     def _create(self) -> None:
         tables = [(statement, [()]) for statement in _SCHEMA.strip().split(";")]
         fact = ("format", FORMAT)
-        self._write(*tables, (_SET_FACT, [(*fact, row_checksum(fact))]), ("INSERT INTO head VALUES (?, ?, ?, ?, ?)", [self._head.row]))
+        self._write(
+            *tables,
+            (_SET_FACT, [(*fact, row_checksum(fact))]),
+            ("INSERT INTO head VALUES (?, ?, ?, ?, ?)", [self._head.row]),
+        )
 
     def _open(self, answered: tuple[int, str] | None) -> None:
         self._records.check_format()
@@ -111,7 +127,7 @@ class Journal:
             self._next_number = max(self._next_number, attempt.number + 1)
             self._keep(attempt)
 
-    # ------------------------------------------------------------------------------------------------------- write
+    # -------------------------------------------------------------------------------------------------- write
 
     def append(self, events: Sequence[Event], attempts: Mapping[AttemptKey, bytes] | None = None) -> None:
         """Store events and their trajectories atomically.
@@ -124,14 +140,24 @@ class Journal:
             row = _row(head.num_events + 1, now, event)
             head = replace(head, num_events=head.num_events + 1, event=row_checksum(row, head.event))
             rows.append((*row, head.event))
-        arrived = [StoredAttempt.of(self._next_number + i, key, data) for i, (key, data) in enumerate((attempts or {}).items())]
+        arrived = [
+            StoredAttempt.of(self._next_number + i, key, data)
+            for i, (key, data) in enumerate((attempts or {}).items())
+        ]
         replaced = [old for new in arrived if (old := self._find(new.key)) is not None]
         self._write(
-            (f"INSERT INTO events (seq, time, {COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows),
+            (
+                f"INSERT INTO events (seq, time, {COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
+                "?, ?)",
+                rows,
+            ),
             ("DELETE FROM attempts WHERE number = ?", [(old.number,) for old in replaced]),
             (
                 "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?)",
-                [(new.number, *new.key, new.checksum, data) for new, data in zip(arrived, (attempts or {}).values(), strict=True)],
+                [
+                    (new.number, *new.key, new.checksum, data)
+                    for new, data in zip(arrived, (attempts or {}).values(), strict=True)
+                ],
             ),
             head=_with_toggled(head, [*replaced, *arrived]),
         )
@@ -145,7 +171,9 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._forget([(group_id, owner) for group_id in group_ids for owner in self._stored.get(group_id, ())])
+        self._forget(
+            [(group_id, owner) for group_id in group_ids for owner in self._stored.get(group_id, ())]
+        )
 
     def forget_plays(self, plays: Iterable[tuple[int, str]]) -> None:
         """Delete the trajectories of the given (group id, owner) pairs.
@@ -153,7 +181,9 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._forget([(group_id, owner) for group_id, owner in plays if owner in self._stored.get(group_id, ())])
+        self._forget(
+            [(group_id, owner) for group_id, owner in plays if owner in self._stored.get(group_id, ())]
+        )
 
     def forget_others(self, group_id: int, owner: str) -> None:
         """Delete the trajectories of a group that came from owners other than `owner`.
@@ -180,7 +210,12 @@ class Journal:
         Raises:
             JournalError: it could not be written.
         """
-        self._write(("INSERT OR IGNORE INTO tasks VALUES (?, ?, ?)", [(*row, row_checksum(row)) for row in task_ids.items()]))
+        self._write(
+            (
+                "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?)",
+                [(*row, row_checksum(row)) for row in task_ids.items()],
+            )
+        )
 
     def set_fact(self, name: str, value: str) -> None:
         """Store a fact about the whole run.
@@ -233,11 +268,14 @@ class Journal:
             return JournalError(f"the journal in memory cannot be written: {error}")
         if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
             return JournalError(
-                f"the disk is full: the journal {self._path} cannot be written; free space in {self._path.parent} to continue"
+                f"the disk is full: the journal {self._path} cannot be written; free space in "
+                f"{self._path.parent} to continue"
             )
-        return JournalError(f"the journal {self._path} cannot be written: {error}; free space or make it writable to continue")
+        return JournalError(
+            f"the journal {self._path} cannot be written: {error}; free space or make it writable to continue"
+        )
 
-    # -------------------------------------------------------------------------------------------------------- read
+    # --------------------------------------------------------------------------------------------------- read
 
     @property
     def is_empty(self) -> bool:
@@ -269,7 +307,12 @@ class Journal:
     @property
     def num_bytes(self) -> int:
         """Size of all stored trajectories."""
-        return sum(attempt.num_bytes for plays in self._stored.values() for play in plays.values() for attempt in play.values())
+        return sum(
+            attempt.num_bytes
+            for plays in self._stored.values()
+            for play in plays.values()
+            for attempt in play.values()
+        )
 
     def close(self) -> None:
         self._database.close()

@@ -82,7 +82,11 @@ class Ledger:
     """
 
     def __init__(
-        self, rules: LedgerRules, *, curriculum: Curriculum | None = None, record: Callable[[Sequence[Event]], None] = lambda events: None
+        self,
+        rules: LedgerRules,
+        *,
+        curriculum: Curriculum | None = None,
+        record: Callable[[Sequence[Event]], None] = lambda events: None,
     ) -> None:
         """Start empty.
 
@@ -101,13 +105,15 @@ class Ledger:
         for _, _, play in self.groups.plays():
             play.since = now
 
-    # ------------------------------------------------------------------------------------------------- admission
+    # ---------------------------------------------------------------------------------------------- admission
 
     def can_lease(self) -> bool:
         """Return whether the bound admits one more group and the run needs it."""
         groups, rules = self.groups, self.rules
         # `published` counts groups (k * B), not steps, so that a resumed run can change B.
-        bound = groups.published + math.ceil(rules.oversample * (rules.max_staleness + 1) * rules.groups_per_step)
+        bound = groups.published + math.ceil(
+            rules.oversample * (rules.max_staleness + 1) * rules.groups_per_step
+        )
         if rules.total_groups is not None:
             bound = min(bound, rules.total_groups)
         return groups.consumed + len(groups.ready) + len(groups.leased) < bound
@@ -122,7 +128,9 @@ class Ledger:
         if not self.can_lease():
             raise ValueError("the bound on staleness admits no more groups; call can_lease first")
         queued = self.groups.queued
-        group_id = min(queued, key=lambda group_id: queued[group_id].number) if queued else self.groups.next_draw()
+        group_id = (
+            min(queued, key=lambda group_id: queued[group_id].number) if queued else self.groups.next_draw()
+        )
         return self._lease(owner, group_id, now)
 
     def lease_copy(self, owner: str, *, older_than: float, now: float) -> int | None:
@@ -145,7 +153,14 @@ class Ledger:
         self.groups.leased[group_id].plays[owner].since = now
         return group_id
 
-    def add_member(self, owner: str, group_id: int, member: int, versions: int | Iterable[int], accuracy: float | None = None) -> Admission:
+    def add_member(
+        self,
+        owner: str,
+        group_id: int,
+        member: int,
+        versions: int | Iterable[int],
+        accuracy: float | None = None,
+    ) -> Admission:
         """Record a finished trajectory. The group becomes ready when its last member arrives.
 
         The curriculum observes the group at that moment, before it can be dropped as stale or without
@@ -228,7 +243,10 @@ class Ledger:
         leased.
         """
         held = self.groups.held_by(owner)
-        self._commit(Event(EventKind.RELEASED, owner=owner), *(Event(EventKind.QUEUED, g, owner, reason=OWNER_LOST) for g in held))
+        self._commit(
+            Event(EventKind.RELEASED, owner=owner),
+            *(Event(EventKind.QUEUED, g, owner, reason=OWNER_LOST) for g in held),
+        )
         return held
 
     def expire(self, *, older_than: float) -> list[tuple[str, int]]:
@@ -237,11 +255,15 @@ class Ledger:
         self._commit(*(Event(EventKind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
         return late
 
-    # ----------------------------------------------------------------------------------------------- consumption
+    # -------------------------------------------------------------------------------------------- consumption
 
     def drop_stale(self) -> list[int]:
         """Drop the ready groups that are too stale for any batch and return their ids."""
-        stale = [group_id for group_id, group in self.groups.ready.items() if self.groups.lag(group) > self.rules.max_staleness]
+        stale = [
+            group_id
+            for group_id, group in self.groups.ready.items()
+            if self.groups.lag(group) > self.rules.max_staleness
+        ]
         self._commit(*(Event(EventKind.DROPPED, group_id, reason=STALE) for group_id in stale))
         return stale
 
@@ -256,7 +278,10 @@ class Ledger:
             ValueError: num_groups is not in 1..groups_per_step.
         """
         if not 1 <= num_groups <= self.rules.groups_per_step:
-            raise ValueError(f"cannot take {num_groups} groups: a batch contains 1 to groups_per_step={self.rules.groups_per_step}")
+            raise ValueError(
+                f"cannot take {num_groups} groups: a batch contains 1 to "
+                f"groups_per_step={self.rules.groups_per_step}"
+            )
         step = self.groups.step + 1 if step is None else step
         if taken := self.groups.batch(step):
             return taken
@@ -272,7 +297,10 @@ class Ledger:
         return batch
 
     def _has_stragglers(self) -> bool:
-        return any(self.groups.lineage.lag(play.version) >= self.rules.max_staleness for _, _, play in self.groups.plays())
+        return any(
+            self.groups.lineage.lag(play.version) >= self.rules.max_staleness
+            for _, _, play in self.groups.plays()
+        )
 
     def reject(self, step: int, reason: str) -> list[int]:
         """Drop the groups of a batch from which nothing was learned and return their ids; the bound admits
@@ -295,15 +323,21 @@ class Ledger:
             ValueError: `version` is not newer than the last one.
         """
         if version <= self.groups.version:
-            raise ValueError(f"version {version} was published after version {self.groups.version}: versions must increase")
-        self._commit(Event(EventKind.PUBLISHED, version=version, step=self.groups.step if step is None else step))
+            raise ValueError(
+                f"version {version} was published after version {self.groups.version}: versions must increase"
+            )
+        self._commit(
+            Event(EventKind.PUBLISHED, version=version, step=self.groups.step if step is None else step)
+        )
 
     def settle(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete: no batch up to `step` will be undone."""
         if step > self.groups.settled:
             self._commit(Event(EventKind.SETTLED, step=step))
 
-    def roll_back(self, step: int, *, is_kept: Callable[[ReadyGroup], bool] = lambda group: True) -> list[int]:
+    def roll_back(
+        self, step: int, *, is_kept: Callable[[ReadyGroup], bool] = lambda group: True
+    ) -> list[int]:
         """Undo all batches after `step`. The weights of `step` are restored and published next.
 
         An undone group becomes ready again if it is within the bound and `is_kept` returns True (its
@@ -314,7 +348,10 @@ class Ledger:
             CheckpointError: batches after `step` are already settled.
         """
         if step < self.groups.settled:
-            raise CheckpointError(f"batches up to step {self.groups.settled} are settled and cannot be undone; requested: step {step}")
+            raise CheckpointError(
+                f"batches up to step {self.groups.settled} are settled and cannot be undone; requested: step "
+                f"{step}"
+            )
         probe = self.groups.lineage.copy()
         probe.roll_back(step)
         events = [Event(EventKind.ROLLED_BACK, step=step)]

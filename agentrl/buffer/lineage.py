@@ -60,7 +60,9 @@ class Lineage:
             ValueError: the version is not newer than the last one.
         """
         if version <= self._current:
-            raise ValueError(f"version {version} was published after version {self._current}: versions must increase")
+            raise ValueError(
+                f"version {version} was published after version {self._current}: versions must increase"
+            )
         if self._restored is not None:
             depth = self._restored
         else:
@@ -99,11 +101,17 @@ class Lineage:
     def lags(self, versions: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the lag of each token: i32[T] for i32[T]."""
         known, where = np.unique(versions, return_inverse=True)
-        return np.array([self.lag(int(version)) for version in known], dtype=np.int32)[where.reshape(versions.shape)]
+        return np.array([self.lag(int(version)) for version in known], dtype=np.int32)[
+            where.reshape(versions.shape)
+        ]
 
     def copy(self) -> Lineage:
         other = Lineage()
-        other._depths, other._forks, other._by_step = dict(self._depths), dict(self._forks), dict(self._by_step)
+        other._depths, other._forks, other._by_step = (
+            dict(self._depths),
+            dict(self._forks),
+            dict(self._by_step),
+        )
         other._current, other._restored = self._current, self._restored
         return other
 

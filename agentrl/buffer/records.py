@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.buffer.checksums import NOTHING, AttemptKey, Head, attempt_checksum, boot_id, read_write_count, row_checksum, toggled
+from agentrl.buffer.checksums import (
+    NOTHING,
+    AttemptKey,
+    Head,
+    attempt_checksum,
+    boot_id,
+    read_write_count,
+    row_checksum,
+    toggled,
+)
 from agentrl.buffer.events import Event, EventKind
 from agentrl.errors import CheckpointError
 
@@ -32,7 +41,13 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 UnicodeDecodeError: its error message contains a damaged name.
 """
 
-_UNREACHABLE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM}
+_UNREACHABLE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PERM,
+}
 """Primary codes of errors that do not mean that the content is damaged."""
 
 
@@ -188,7 +203,9 @@ class Records:
         """
         head = self.head() if head is None else head
         chain = _Chain(self._path, head)
-        for *row, found in self._rows(f"SELECT seq, time, {COLUMNS}, checksum FROM events ORDER BY seq", left=chain.left):
+        for *row, found in self._rows(
+            f"SELECT seq, time, {COLUMNS}, checksum FROM events ORDER BY seq", left=chain.left
+        ):
             yield chain.follow(row, found)
         chain.end()
 
@@ -209,7 +226,10 @@ class Records:
     def stored(self) -> list[StoredAttempt]:
         """Return the entries of all stored attempts without verification."""
         rows = self._rows("SELECT number, group_id, owner, member, LENGTH(data), checksum FROM attempts")
-        return [StoredAttempt(number, (group_id, owner, member), *others) for number, group_id, owner, member, *others in rows]
+        return [
+            StoredAttempt(number, (group_id, owner, member), *others)
+            for number, group_id, owner, member, *others in rows
+        ]
 
     def data_of(self, attempt: StoredAttempt) -> bytes:
         """Return the Arrow IPC stream of an attempt, verified against its checksum."""
@@ -217,7 +237,10 @@ class Records:
         data = rows[0][0] if rows else None
         if not isinstance(data, bytes) or not attempt.is_of(data):
             group_id, owner, member = attempt.key
-            raise damaged(self._path, f"the attempt of group {group_id}, member {member}, by {owner!r} does not match its checksum")
+            raise damaged(
+                self._path,
+                f"the attempt of group {group_id}, member {member}, by {owner!r} does not match its checksum",
+            )
         return data
 
     def tasks(self) -> dict[int, str]:
@@ -233,7 +256,9 @@ class Records:
                 raise damaged(self._path, f"the {what} {name!r} does not match its checksum")
             yield name, value
 
-    def _rows(self, query: str, *values: object, left: Callable[[], str] = lambda: "") -> Iterator[tuple[Any, ...]]:
+    def _rows(
+        self, query: str, *values: object, left: Callable[[], str] = lambda: ""
+    ) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a query.
 
         If SQLite fails midway, `left()` adds to the error what is still readable.
@@ -269,14 +294,30 @@ class _Chain:
     def follow(self, row: Sequence[Any], checksum: Any) -> tuple[int, Event]:
         seq, _, kind, group_id, owner, member, step, version, versions, reason, accuracy = row
         if seq != self._last + 1 or not _matches(row, checksum, self._checksum):
-            raise damaged(self._path, f"event {self._last + 1} of {self._head.num_events} does not match its checksum{self.left()}")
+            raise damaged(
+                self._path,
+                f"event {self._last + 1} of {self._head.num_events} does not match its checksum{self.left()}",
+            )
         self._last, self._checksum = seq, checksum
-        return seq, Event(EventKind(kind), group_id, owner, member, step, version, tuple(json.loads(versions)), reason, accuracy)
+        return seq, Event(
+            EventKind(kind),
+            group_id,
+            owner,
+            member,
+            step,
+            version,
+            tuple(json.loads(versions)),
+            reason,
+            accuracy,
+        )
 
     def end(self) -> None:
         """Raise CheckpointError unless the last event read is the last one according to the head."""
         if (self._last, self._checksum) != (self._head.num_events, self._head.event):
-            raise damaged(self._path, f"it should end with event {self._head.num_events}, but ends with {self._last}{self.left()}")
+            raise damaged(
+                self._path,
+                f"it should end with event {self._head.num_events}, but ends with {self._last}{self.left()}",
+            )
 
     def left(self) -> str:
         """Return which events are readable, as the end of an error message."""

@@ -1,5 +1,5 @@
-"""The trajectories of groups: in the journal, and in a checkpoint. Only those of a batch being assembled are in
-memory.
+"""The trajectories of groups: in the journal, and in a checkpoint. Only those of a batch being assembled are
+in memory.
 
 Keeping them all in memory would store them twice and fragment the heap, which would grow for hours
 (`agentrl.heap`).
@@ -99,5 +99,10 @@ def read_state(data: bytes) -> tuple[dict[str, Any], dict[AttemptKey, pa.RecordB
     state = json.loads(text)
     batch = batch.replace_schema_metadata(SCHEMA.metadata)
     owners = {group["group_id"]: group["owner"] for group in state.get("ready", ())}
-    places = enumerate(zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True))
-    return state, {(group_id, owners.get(group_id, ""), member): batch.slice(row, 1) for row, (group_id, member) in places}
+    places = enumerate(
+        zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True)
+    )
+    return state, {
+        (group_id, owners.get(group_id, ""), member): batch.slice(row, 1)
+        for row, (group_id, member) in places
+    }

@@ -47,12 +47,16 @@ def fifo(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: in
     return _first(sorted(fresh, key=lambda group: group.order), num_groups)
 
 
-def freshest(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
+def freshest(
+    fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int
+) -> list[ReadyGroup] | None:
     """Take the smallest lag first; ties go to the oldest lease."""
     return _first(sorted(fresh, key=lambda group: (lag(group), group.order)), num_groups)
 
 
-def windowed(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
+def windowed(
+    fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int
+) -> list[ReadyGroup] | None:
     """Take the groups that finished first.
 
     More groups are in flight than needed (`buffer.oversample`); groups that wait too long become stale and
@@ -61,7 +65,9 @@ def windowed(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number
     return _first(sorted(fresh, key=lambda group: group.finished), num_groups)
 
 
-def in_order(fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int) -> list[ReadyGroup] | None:
+def in_order(
+    fresh: Sequence[ReadyGroup], num_groups: int, lag: Lag, open_number: int
+) -> list[ReadyGroup] | None:
     """Take groups in the order of draws, so that batch k has the same tasks in every run.
 
     No group is taken while a group drawn before it is still open.
@@ -74,4 +80,9 @@ def _first(groups: Sequence[ReadyGroup], num_groups: int) -> list[ReadyGroup] | 
     return list(groups[:num_groups]) if len(groups) >= num_groups else None
 
 
-SAMPLERS: Mapping[str, Sampler] = {"fifo": fifo, "freshest": freshest, "windowed": windowed, "in_order": in_order}
+SAMPLERS: Mapping[str, Sampler] = {
+    "fifo": fifo,
+    "freshest": freshest,
+    "windowed": windowed,
+    "in_order": in_order,
+}

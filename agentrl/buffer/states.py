@@ -29,7 +29,9 @@ class Play:
     order: int
     version: int  # newest version at the time of the lease: no token is older
     since: float  # start of the lease in seconds, on the clock of the caller of `lease`
-    members: dict[int, tuple[int, ...]] = field(default_factory=dict)  # member -> versions of its action tokens
+    members: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # member -> versions of its action tokens
     left_out: set[int] = field(default_factory=set)
     accuracies: list[float] = field(default_factory=list)  # of the members that have one
 
@@ -83,7 +85,7 @@ class GroupStates:
         self.discarded: Counter[str] = Counter()
         self.released: set[str] = set()
 
-    # ---------------------------------------------------------------------------------------------------- queries
+    # ------------------------------------------------------------------------------------------------ queries
 
     @property
     def version(self) -> int:
@@ -136,10 +138,13 @@ class GroupStates:
 
     def held_leases(self, now: float) -> list[HeldLease]:
         """Return all held leases, oldest first. `now` is on the clock of the caller of `lease`."""
-        found = [HeldLease(group_id, owner, now - play.since, len(play.members)) for group_id, owner, play in self.plays()]
+        found = [
+            HeldLease(group_id, owner, now - play.since, len(play.members))
+            for group_id, owner, play in self.plays()
+        ]
         return sorted(found, key=lambda lease: -lease.age_s)
 
-    # ----------------------------------------------------------------------------------------------------- events
+    # ------------------------------------------------------------------------------------------------- events
 
     def apply(self, event: Event) -> None:
         """Apply a recorded event."""
@@ -208,9 +213,19 @@ class GroupStates:
         if len(play.members) + len(play.left_out) < self._group_size:
             return
         versions = tuple(sorted({version for own in play.members.values() for version in own}))
-        ready = ReadyGroup(group_id, group.number, play.order, owner, self._num_finished, tuple(sorted(play.members)), versions)
+        ready = ReadyGroup(
+            group_id,
+            group.number,
+            play.order,
+            owner,
+            self._num_finished,
+            tuple(sorted(play.members)),
+            versions,
+        )
         self._num_finished += 1
-        self.discarded[OUTRUN] += sum(len(other.members) for other in group.plays.values() if other is not play)
+        self.discarded[OUTRUN] += sum(
+            len(other.members) for other in group.plays.values() if other is not play
+        )
         self.ready[group_id] = ready
         del self.leased[group_id]
         if self._curriculum is not None:
@@ -258,11 +273,13 @@ class GroupStates:
         self.published = min(self.published, self.consumed)
         return group
 
-    # ------------------------------------------------------------------------------------------------- checkpoint
+    # --------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> dict[str, Any]:
         """Return everything that a run in another folder needs to continue, as JSON values."""
-        opened = {group_id: group for groups in (self.leased, self.queued) for group_id, group in groups.items()}
+        opened = {
+            group_id: group for groups in (self.leased, self.queued) for group_id, group in groups.items()
+        }
         return {
             "format": FORMAT,
             "lineage": self.lineage.state(),
@@ -270,7 +287,10 @@ class GroupStates:
             "drawn": self.drawn,
             "num_leases": self._num_leases,
             "num_finished": self._num_finished,
-            "open": [[group_id, group.number, sum(len(p.members) for p in group.plays.values())] for group_id, group in opened.items()],
+            "open": [
+                [group_id, group.number, sum(len(p.members) for p in group.plays.values())]
+                for group_id, group in opened.items()
+            ],
             "ready": [asdict(group) for group in self.ready.values()],
             "consumed": self.consumed,
             "dropped": dict(self.dropped),
@@ -289,10 +309,17 @@ class GroupStates:
         self.lineage = Lineage.restored(state["lineage"])
         self.lineage.roll_back(state["step"])
         self.step = self.settled = state["step"]
-        self.drawn, self._num_leases, self._num_finished = state["drawn"], state["num_leases"], state["num_finished"]
+        self.drawn, self._num_leases, self._num_finished = (
+            state["drawn"],
+            state["num_leases"],
+            state["num_finished"],
+        )
         self.queued = {group_id: OpenGroup(number) for group_id, number, _ in state["open"]}
         self.leased, self.batches = {}, {}
-        ready = ({**group, "members": tuple(group["members"]), "versions": tuple(group["versions"])} for group in state["ready"])
+        ready = (
+            {**group, "members": tuple(group["members"]), "versions": tuple(group["versions"])}
+            for group in state["ready"]
+        )
         self.ready = {group["group_id"]: ReadyGroup(**group) for group in ready}
         self.consumed = self.published = state["consumed"]
         self.dropped, self.discarded = Counter(state["dropped"]), Counter(state["discarded"])

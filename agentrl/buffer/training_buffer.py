@@ -135,15 +135,20 @@ class TrainingBuffer(ReplayBuffer):
             settings.data.train_files,
             Playable(settings.agent, plugins, chat, check),
             seed=settings.trainer.seed,
-            shuffle=settings.data.shuffle and not settings.data.curriculum.is_used,  # a curriculum orders the rows
+            shuffle=settings.data.shuffle
+            and not settings.data.curriculum.is_used,  # a curriculum orders the rows
             max_rows=settings.data.max_train_rows,
         )
         tools = (*settings.agent.tools, *plugins.served_tools)
         schemas = [plugins.tools.create(name, settings.agent.tool_config).schema() for name in tools]
         template = chat.check_template(
-            schemas if check.shows_tools else [], has_user_turns=check.has_user_turns, has_system=check.has_system
+            schemas if check.shows_tools else [],
+            has_user_turns=check.has_user_turns,
+            has_system=check.has_system,
         )
-        steps = planned_steps(settings.trainer, num_tasks=len(dataset), groups_per_step=settings.buffer.groups_per_step)
+        steps = planned_steps(
+            settings.trainer, num_tasks=len(dataset), groups_per_step=settings.buffer.groups_per_step
+        )
         self._plan = BufferPlan(
             num_tasks=len(dataset),
             total_steps=steps,
@@ -167,7 +172,9 @@ class TrainingBuffer(ReplayBuffer):
             lease_timeout_s=settings.buffer.lease_timeout_s,
             duplicate_after_s=settings.buffer.duplicate_after_s or math.inf,
             curriculum=_open_curriculum(settings.data, dataset, seed=settings.trainer.seed),
-            journal=None if folder is None else open_journal(folder, settings.buffer, subject=subject_of(settings), is_new=is_new),
+            journal=None
+            if folder is None
+            else open_journal(folder, settings.buffer, subject=subject_of(settings), is_new=is_new),
         )
 
     def plan(self) -> BufferPlan:
@@ -181,7 +188,11 @@ class TrainingBuffer(ReplayBuffer):
 
 
 def _open_curriculum(data: DataConfig, dataset: Dataset, *, seed: int) -> Curriculum | None:
-    return Curriculum(dataset.sources(), data.curriculum, seed=seed, shuffle=data.shuffle) if data.curriculum.is_used else None
+    return (
+        Curriculum(dataset.sources(), data.curriculum, seed=seed, shuffle=data.shuffle)
+        if data.curriculum.is_used
+        else None
+    )
 
 
 def open_journal(folder: Path, buffer: BufferConfig, *, subject: str, is_new: bool) -> Journal:

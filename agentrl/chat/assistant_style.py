@@ -55,19 +55,27 @@ class AssistantStyle:
     @classmethod
     def of(cls, template: ChatTemplate) -> AssistantStyle:
         """Detect the style of a template by rendering marked messages."""
-        field = next((field for field in FIELDS if field in template.text and _shows_thought(template, field)), None)
+        field = next(
+            (field for field in FIELDS if field in template.text and _shows_thought(template, field)), None
+        )
         tags = next((tags for tags in TAGS if all(tag in template.text for tag in tags)), None)
         choices = [(empty, text) for text in (False, True) for empty in ("", None)]
         shown = next((choice for choice in choices if _shows_call(template, *choice)), None)
         empty, json_arguments = shown or choices[0]
         knows_thoughts, knows_calls = field is not None or tags is not None, shown is not None
         opening, closing = tags or TAGS[0]
-        style = cls(field, opening, closing, knows_thoughts, knows_calls, empty=empty, json_arguments=json_arguments)
+        style = cls(
+            field, opening, closing, knows_thoughts, knows_calls, empty=empty, json_arguments=json_arguments
+        )
         spaces = [dataclasses.replace(style, takes_lead=lead, takes_trail=trail) for lead, trail in _SPACES]
         return next((spaced for spaced in spaces if _keeps_space(template, spaced)), style)
 
     def message(
-        self, content: str, *, thought: str | None = None, calls: Sequence[tuple[str, str | None, Mapping[str, Any]]] = ()
+        self,
+        content: str,
+        *,
+        thought: str | None = None,
+        calls: Sequence[tuple[str, str | None, Mapping[str, Any]]] = (),
     ) -> TemplateMessage:
         """Return an assistant message for the template.
 

@@ -37,7 +37,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         own: dict[str, Callable[..., Any]] = {_ROUNDS: _rounds, _STEP: _step, _SIZED: _checked}
-        self.filters = {**{name: _bounded(function, name in WIDTH_FILTERS) for name, function in self.filters.items()}, **own}
+        self.filters = {
+            **{name: _bounded(function, name in WIDTH_FILTERS) for name, function in self.filters.items()},
+            **own,
+        }
 
     def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
         for loop in source.find_all(nodes.For):
@@ -56,7 +59,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super()._generate(source, *args, **options)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_POWER_BITS:
+        if (
+            operator == "**"
+            and isinstance(left, int)
+            and isinstance(right, int)
+            and left.bit_length() * abs(right) > MAX_POWER_BITS
+        ):
             raise jinja2.TemplateRuntimeError(f"a power of more than {MAX_POWER_BITS:,} bits")
         if operator == "*":
             for text, times in ((left, right), (right, left)):
@@ -105,7 +113,9 @@ def _step(context: Context, value: object = None) -> None:
     if isinstance(steps, list):
         steps[0] += 1
         if steps[0] > MAX_STEPS:
-            raise jinja2.TemplateRuntimeError(f"it runs more than {MAX_STEPS:,} loop iterations and macro calls")
+            raise jinja2.TemplateRuntimeError(
+                f"it runs more than {MAX_STEPS:,} loop iterations and macro calls"
+            )
 
 
 def _bounded(function: Callable[..., Any], takes_widths: bool) -> Callable[..., Any]:
@@ -133,10 +143,16 @@ def _check_size(size: int) -> None:
 def _check_number(value: object) -> None:
     """Refuse a width or count that is too large."""
     if isinstance(value, int) and abs(value) > MAX_SIZE:
-        raise jinja2.TemplateRuntimeError(f"it passes the number {value if abs(value) < 10**18 else '10**18 or more'}")
+        raise jinja2.TemplateRuntimeError(
+            f"it passes the number {value if abs(value) < 10**18 else '10**18 or more'}"
+        )
 
 
 def _check_width(text: str) -> None:
-    digits = functools.reduce(lambda run, char: (run[0] + 1, max(run[1], run[0] + 1)) if char.isdigit() else (0, run[1]), text, (0, 0))[1]
+    digits = functools.reduce(
+        lambda run, char: (run[0] + 1, max(run[1], run[0] + 1)) if char.isdigit() else (0, run[1]),
+        text,
+        (0, 0),
+    )[1]
     if digits > 6:
         raise jinja2.TemplateRuntimeError("it formats to a width of more than six digits")

@@ -26,14 +26,22 @@ QUICK_CHECK = 40
 """Number of conversations in the template check at the start of a run."""
 
 UNREAD_CALLS = "tool calls cannot be read"
-CURE_OF_UNREAD_CALLS = "set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
+CURE_OF_UNREAD_CALLS = (
+    "set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
+)
 
 
 class Chat:
     """Opens conversations. Immutable; one instance serves all trajectories of a process."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, *, eos_token_ids: Sequence[int], tool_format: str, edits: Edits = "fork"
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        eos_token_ids: Sequence[int],
+        tool_format: str,
+        edits: Edits = "fork",
     ) -> None:
         """Combine the parts; `eos_token_ids[0]` is the token with which the template ends an assistant turn.
 
@@ -58,7 +66,14 @@ class Chat:
         return self.tool_format == NO_FORMAT and self._renderer.style.knows_calls
 
     @classmethod
-    def load(cls, folder: str, *, template_file: str | None = None, tool_format: str = "auto", edits: Edits = "fork") -> Chat:
+    def load(
+        cls,
+        folder: str,
+        *,
+        template_file: str | None = None,
+        tool_format: str = "auto",
+        edits: Edits = "fork",
+    ) -> Chat:
         """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
 
         Raises:
@@ -69,14 +84,21 @@ class Chat:
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
         tokenizer = load_tokenizer(Path(folder))
         template = load_template(Path(folder), template_file=template_file)
-        eos_token_ids = find_turn_ends(tokenizer, template, _configured_eos(Path(folder), tokenizer, template))
+        eos_token_ids = find_turn_ends(
+            tokenizer, template, _configured_eos(Path(folder), tokenizer, template)
+        )
         return cls(tokenizer, template, eos_token_ids=eos_token_ids, tool_format=tool_format, edits=edits)
 
     @classmethod
     def of(cls, model: ModelConfig) -> Chat:
         """Load the tokenizer and template that the `model` config names; see `load`."""
         folder = model.tokenizer_path or model.path
-        return cls.load(folder, template_file=model.chat_template, tool_format=model.tool_format, edits=model.template_edits)
+        return cls.load(
+            folder,
+            template_file=model.chat_template,
+            tool_format=model.tool_format,
+            edits=model.template_edits,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Control tokens in it are recognised; none is added."""
@@ -109,11 +131,19 @@ class Chat:
     def render_whole(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Return the tokens of a finished conversation, to be judged, as `apply_chat_template` would."""
         renderer = self._renderer
-        text = renderer.template.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
+        text = renderer.template.render(
+            [renderer.shown(message) for message in messages], tools, add_generation_prompt=False
+        )
         return renderer.codec.encode_rendered(text)
 
     def check_template(
-        self, tools: Tools, *, has_user_turns: bool = True, has_system: bool = True, num: int = QUICK_CHECK, seed: int = 0
+        self,
+        tools: Tools,
+        *,
+        has_user_turns: bool = True,
+        has_system: bool = True,
+        num: int = QUICK_CHECK,
+        seed: int = 0,
     ) -> TemplateReport:
         """Check the template at the start of a run, on `num` generated conversations (see `check`).
 
@@ -124,13 +154,17 @@ class Chat:
             ConfigError: the template neither appends nor forks; or it forks although `edits` is `refuse`; or
                 there are tools, but the tool-call format has no parser.
         """
-        report = self.report_template(tools, has_user_turns=has_user_turns, has_system=has_system, num=num, seed=seed)
+        report = self.report_template(
+            tools, has_user_turns=has_user_turns, has_system=has_system, num=num, seed=seed
+        )
         forks = report.of_kind("fork") if self._edits == "refuse" else []
         if stops := [*report.stops(), *(finding for finding, _ in forks)]:
             lines = "\n  ".join(stops[0].lines())
             cure = "set model.chat_template to a template that only appends"
             cure += ", or model.template_edits=fork" if stops[0].kind == "fork" else ""
-            raise ConfigError(f"the chat template does not only append: {stops[0].sentence}; {cure}\n  {lines}")
+            raise ConfigError(
+                f"the chat template does not only append: {stops[0].sentence}; {cure}\n  {lines}"
+            )
         return report
 
     def report_template(
@@ -155,7 +189,9 @@ class Chat:
         if tools is None:
             tools = () if self.tool_format == NO_FORMAT else PROBE_TOOLS
         if tools and self.tool_format == NO_FORMAT:
-            raise ConfigError(f"{UNREAD_CALLS}: the chat template uses no known format; {CURE_OF_UNREAD_CALLS}")
+            raise ConfigError(
+                f"{UNREAD_CALLS}: the chat template uses no known format; {CURE_OF_UNREAD_CALLS}"
+            )
         scope = ProbeScope(
             tools,
             thinks=renderer.style.knows_thoughts,
@@ -164,10 +200,14 @@ class Chat:
             control=renderer.codec.special_tokens,
         )
         report = check(renderer, scope, num=num, seed=seed, shrinks=shrinks)
-        return report.with_note("with tools", f"{UNREAD_CALLS}; {CURE_OF_UNREAD_CALLS}") if is_unread else report
+        return (
+            report.with_note("with tools", f"{UNREAD_CALLS}; {CURE_OF_UNREAD_CALLS}") if is_unread else report
+        )
 
 
-def find_turn_ends(tokenizer: Tokenizer, template: ChatTemplate, configured: Sequence[int]) -> tuple[int, ...]:
+def find_turn_ends(
+    tokenizer: Tokenizer, template: ChatTemplate, configured: Sequence[int]
+) -> tuple[int, ...]:
     """Return the ids that end an assistant turn: the template's own first, then the `configured` ones.
 
     `configured` are end-of-sequence tokens. If the template writes no token after a last turn, the first

@@ -77,7 +77,10 @@ class TemplateReport:
         forks = "; ".join(finding.sentence for finding, _ in self.of_kind("fork"))
         if not forks:
             return None
-        return f"the chat template forks {forks} (a new segment begins there: docs/templates.md; or set model.chat_template)"
+        return (
+            f"the chat template forks {forks} (a new segment begins there: docs/templates.md; or set "
+            "model.chat_template)"
+        )
 
     @property
     def verdict(self) -> Verdict:
@@ -114,7 +117,9 @@ class TemplateReport:
         return lines
 
 
-def check(renderer: Renderer, scope: ProbeScope, *, num: int, seed: int, shrinks: bool = True) -> TemplateReport:
+def check(
+    renderer: Renderer, scope: ProbeScope, *, num: int, seed: int, shrinks: bool = True
+) -> TemplateReport:
     """Check `num` conversations generated from `seed`.
 
     `shrinks`: find the smallest conversation of each finding. The verdict is exact if for every conversation:
@@ -138,7 +143,9 @@ def check(renderer: Renderer, scope: ProbeScope, *, num: int, seed: int, shrinks
     order = ("broken", "fork", "refused", "note")
     if shrinks:
         first = {sentence: _smallest(renderer, finding, scope.tools) for sentence, finding in first.items()}
-    ranked = sorted(first.values(), key=lambda finding: (order.index(finding.kind), -counts[finding.sentence]))
+    ranked = sorted(
+        first.values(), key=lambda finding: (order.index(finding.kind), -counts[finding.sentence])
+    )
     return TemplateReport(num, tuple((finding, counts[finding.sentence]) for finding in ranked), num_refused)
 
 
@@ -157,9 +164,13 @@ def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
     shown = [asked, renderer.sampled(SampledTurn(), [result]), {**renderer.shown(result), "content": TURN}]
     with contextlib.suppress(TemplateRefusal):
         if name not in renderer.template.render([asked], tools, add_generation_prompt=True):
-            yield Finding("note", "at the prompt", "leaves out the tools; name them in the system message", (question,))
+            yield Finding(
+                "note", "at the prompt", "leaves out the tools; name them in the system message", (question,)
+            )
         if renderer.template.render(shown, tools, add_generation_prompt=True).count(TURN) < 2:
-            yield Finding("broken", "when tools answer", "leaves out what tools say", (question, call, result))
+            yield Finding(
+                "broken", "when tools answer", "leaves out what tools say", (question, call, result)
+            )
 
 
 def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Finding]:
@@ -170,7 +181,11 @@ def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Findi
             step = next(steps, None)
             if step is None:
                 return
-            yield from _turn_findings(renderer, messages, tools, step) if step.is_turn else _block_findings(renderer, messages, tools, step)
+            yield from (
+                _turn_findings(renderer, messages, tools, step)
+                if step.is_turn
+                else _block_findings(renderer, messages, tools, step)
+            )
         except TemplateRefusal as error:
             yield Finding("refused", "roles", error.reason, messages)
             return
@@ -179,7 +194,9 @@ def find(renderer: Renderer, messages: Messages, tools: Tools) -> Iterator[Findi
             return
 
 
-def _block_findings(renderer: Renderer, messages: Messages, tools: Tools, step: ReplayedStep) -> Iterator[Finding]:
+def _block_findings(
+    renderer: Renderer, messages: Messages, tools: Tools, step: ReplayedStep
+) -> Iterator[Finding]:
     codec = renderer.codec
     shown = [renderer.shown(message) for message in step.conversation.messages]
     where = _place(messages, step.shown)
@@ -212,15 +229,21 @@ def _place(messages: Messages, shown: int) -> str:
     return "when tools answer" if "tool" in following else "when the assistant goes on"
 
 
-def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: ReplayedStep) -> Iterator[Finding]:
+def _turn_findings(
+    renderer: Renderer, messages: Messages, tools: Tools, step: ReplayedStep
+) -> Iterator[Finding]:
     message = messages[step.shown - 1]
     written = renderer.written(step.ids, step.conversation.prompt_text)
     view = renderer.view(written, turn=0, is_truncated=False, tools=tools)
     shown = messages[: step.shown]
     read = [(call.name, call.arguments) for call in view.tool_calls]
-    calls = [(call.name, call.arguments) for call in message.tool_calls][: _num_written_calls(renderer, shown, tools)]
+    calls = [(call.name, call.arguments) for call in message.tool_calls][
+        : _num_written_calls(renderer, shown, tools)
+    ]
     if not is_same_json(read, calls):
-        yield Finding("broken", AT_A_TURN, "its calls are not read back", shown, f"read {read} from\n{written!r}")
+        yield Finding(
+            "broken", AT_A_TURN, "its calls are not read back", shown, f"read {read} from\n{written!r}"
+        )
     got, meant = [(m.content.strip(), m.reasoning.strip()) for m in (view, message)]
     if got != meant and sorted(got) == sorted(meant):
         yield Finding("note", AT_A_TURN, "text beside calls is shown as a thought", shown)
@@ -228,7 +251,9 @@ def _turn_findings(renderer: Renderer, messages: Messages, tools: Tools, step: R
     for part, left, right in zip(("text", "thought"), got, meant, strict=True):
         # A part that the template does not write at all is reported as a fork, when the turn becomes history.
         if right and right in written and left != right:
-            yield Finding("broken", AT_A_TURN, f"its {part} is not read back", shown, f"read {left!r} from\n{written!r}")
+            yield Finding(
+                "broken", AT_A_TURN, f"its {part} is not read back", shown, f"read {left!r} from\n{written!r}"
+            )
 
 
 def _num_written_calls(renderer: Renderer, messages: Messages, tools: Tools) -> int:
@@ -241,7 +266,9 @@ def _num_written_calls(renderer: Renderer, messages: Messages, tools: Tools) -> 
         return 0
     results = [Message("tool", "", tool_call_id=call.id, name=call.name) for call in last.tool_calls]
     marked = renderer.sampled(SampledTurn(bool(last.content), THOUGHT if last.reasoning else None), results)
-    return renderer.count_calls(renderer.template.render([*map(renderer.shown, before), marked], tools, add_generation_prompt=False))
+    return renderer.count_calls(
+        renderer.template.render([*map(renderer.shown, before), marked], tools, add_generation_prompt=False)
+    )
 
 
 def _smallest(renderer: Renderer, finding: Finding, tools: Tools) -> Finding:
@@ -249,7 +276,9 @@ def _smallest(renderer: Renderer, finding: Finding, tools: Tools) -> Finding:
 
     def still_fails(messages: Messages) -> bool:
         nonlocal best
-        found = next((other for other in find(renderer, messages, tools) if other.sentence == finding.sentence), None)
+        found = next(
+            (other for other in find(renderer, messages, tools) if other.sentence == finding.sentence), None
+        )
         best = found or best
         return found is not None
 

@@ -53,7 +53,9 @@ class Codec:
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         special = [token.content for token in added.values() if token.special and _is_markup(token)]
-        written = [token.content for token in added.values() if _is_markup(token) and token.content in template_text]
+        written = [
+            token.content for token in added.values() if _is_markup(token) and token.content in template_text
+        ]
         turn_ends = [str(tokenizer.id_to_token(id)) for id in eos_token_ids]
         self.end_of_turn: str = turn_ends[0]
         self.turn_ends = dict(zip(turn_ends, eos_token_ids, strict=True))
@@ -109,7 +111,9 @@ class Codec:
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Return the character range of each token of `text`."""
-        return list(self._tokenizer.encode(_UNENCODABLE.sub("\ufffd", text), add_special_tokens=False).offsets)
+        return list(
+            self._tokenizer.encode(_UNENCODABLE.sub("\ufffd", text), add_special_tokens=False).offsets
+        )
 
     def protect(self, content: str, role: Role) -> str:
         """Return `content` with its control tokens split and unencodable characters replaced by U+FFFD."""
@@ -140,7 +144,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def added_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of the added tokens in `text`, in order."""
-    added = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items() if _is_markup(token)}
+    added = {
+        token.content: id for id, token in tokenizer.get_added_tokens_decoder().items() if _is_markup(token)
+    }
     return [added[match[0]] for match in _any_of(added).finditer(text)]
 
 

@@ -45,7 +45,9 @@ class Conversation:
     messages, and `num_forks` grows by one.
     """
 
-    def __init__(self, renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> None:
+    def __init__(
+        self, renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork"
+    ) -> None:
         """`edits`: on an edited history, `fork` starts a new segment and `refuse` raises ConfigError."""
         self.token_ids: list[int] = []
         self.num_forks = 0
@@ -129,7 +131,9 @@ class Conversation:
         self._pending += messages
         self._next = None
 
-    def add_generation(self, ids: Sequence[int], *, is_truncated: bool, view: Message | None = None) -> Message:
+    def add_generation(
+        self, ids: Sequence[int], *, is_truncated: bool, view: Message | None = None
+    ) -> Message:
         """Append sampled tokens, stop token included; return their message: thought, text and tool calls.
 
         `view`: the message that the tokens were written from, if known; None: parse the tokens.
@@ -138,7 +142,9 @@ class Conversation:
         sampled = list(ids)
         self.token_ids += sampled
         text = self._renderer.written(sampled, self._rendered)
-        message = view or self._renderer.view(text, turn=self._num_turns, is_truncated=is_truncated, tools=self._tools)
+        message = view or self._renderer.view(
+            text, turn=self._num_turns, is_truncated=is_truncated, tools=self._tools
+        )
         self._turn = self._renderer.sampled_turn(message, text, sampled[-1] if sampled else None)
         self._messages.append(message)
         self._num_turns += 1
@@ -160,7 +166,8 @@ class Conversation:
             lengths = [0 if message.role == "system" else len(message.content) for message in self._pending]
             if not any(lengths):
                 raise DataError(
-                    f"the prompt has {max_tokens + excess} tokens even without its user messages; at most {max_tokens} are allowed"
+                    f"the prompt has {max_tokens + excess} tokens even without its user messages; at most "
+                    f"{max_tokens} are allowed"
                 )
             longest = lengths.index(max(lengths))
             message = self._pending[longest]
@@ -199,7 +206,11 @@ class Conversation:
         if self._edits == "refuse":
             codec = self._renderer.codec
             is_prefix = text.startswith(self._rendered)
-            raise token_error(codec, self.token_ids, whole.ids) if is_prefix else prefix_error(codec, self._rendered, text)
+            raise (
+                token_error(codec, self.token_ids, whole.ids)
+                if is_prefix
+                else prefix_error(codec, self._rendered, text)
+            )
         return whole
 
 

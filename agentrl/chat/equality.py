@@ -21,7 +21,11 @@ def is_same_message(mine: Message, theirs: Message) -> bool:
         and mine.tool_call_id == theirs.tool_call_id
         and len(mine.tool_calls) == len(theirs.tool_calls)
         and all(map(_is_same_call, mine.tool_calls, theirs.tool_calls))
-        and (not mine.reasoning.strip() or not theirs.reasoning.strip() or mine.reasoning.strip() == theirs.reasoning.strip())
+        and (
+            not mine.reasoning.strip()
+            or not theirs.reasoning.strip()
+            or mine.reasoning.strip() == theirs.reasoning.strip()
+        )
     )
 
 
@@ -33,11 +37,15 @@ def is_same_json(left: Any, right: Any) -> bool:
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(is_same_json(value, right[key]) for key, value in left.items())
+        return left.keys() == right.keys() and all(
+            is_same_json(value, right[key]) for key, value in left.items()
+        )
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(is_same_json, left, right))
     return bool(left == right)
 
 
 def _is_same_call(mine: ToolCall, theirs: ToolCall) -> bool:
-    return mine.id == theirs.id and mine.name == theirs.name and is_same_json(mine.arguments, theirs.arguments)
+    return (
+        mine.id == theirs.id and mine.name == theirs.name and is_same_json(mine.arguments, theirs.arguments)
+    )

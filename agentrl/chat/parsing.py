@@ -113,7 +113,11 @@ class SampledText:
         """Return whether the text continues with `literal` at `start`; None if text to come decides."""
         if self.text.startswith(literal, start):
             return True
-        is_open = self.unfinished is None and len(self.text) - start < len(literal) and literal.startswith(self.text[start:])
+        is_open = (
+            self.unfinished is None
+            and len(self.text) - start < len(literal)
+            and literal.startswith(self.text[start:])
+        )
         return None if is_open else False
 
 
@@ -239,7 +243,11 @@ class TurnParser:
         source = SampledText("".join(self._known), unfinished, self._tools)
         position, is_waiting = 1, False
         while position < len(source.text) and not is_waiting:
-            position, is_waiting = self._read_thought(source, position) if self._is_thinking else self._read_text(source, position)
+            position, is_waiting = (
+                self._read_thought(source, position)
+                if self._is_thinking
+                else self._read_text(source, position)
+            )
         self._known = [source.text[position - 1 :]]
         self._num_known = len(source.text) - position
 
@@ -318,7 +326,10 @@ def call_id(turn: int, index: int) -> str:
 def beginnings(marks: Sequence[str], further: str = "") -> re.Pattern[str]:
     """Return a pattern for a proper prefix of any of `marks`, or for `further`, at the end of a text."""
     begun = {mark[0]: [other for other in marks if other[0] == mark[0]] for mark in marks}
-    choices = [f"{re.escape(first)}(?:{'|'.join(_rest(mark[1:-1]) for mark in same)})" for first, same in begun.items()]
+    choices = [
+        f"{re.escape(first)}(?:{'|'.join(_rest(mark[1:-1]) for mark in same)})"
+        for first, same in begun.items()
+    ]
     return re.compile(rf"(?:{'|'.join([*choices, *([further] if further else [])])})\Z")
 
 

@@ -38,14 +38,39 @@ PROBE_TOOLS: Tools = (
             },
         },
     },
-    {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {"type": "object", "properties": {}}}},
+    {
+        "type": "function",
+        "function": {
+            "name": "now",
+            "description": "The time.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    },
 )
 """Tools for a check without tools of its own."""
 
-_SAID = ("Done.", "It is 4.", "Naïve 日本語 – 🙂", "a\nb\n\nc", "x = {1: '2'}", 'He said "no".', "So  many   spaces", "été\u0301 \u200d")
+_SAID = (
+    "Done.",
+    "It is 4.",
+    "Naïve 日本語 – 🙂",
+    "a\nb\n\nc",
+    "x = {1: '2'}",
+    'He said "no".',
+    "So  many   spaces",
+    "été\u0301 \u200d",
+)
 _GIVEN = (*_SAID, "", " leading", "trailing\n\n", "\n", "{}", "null", "<b>bold</b> & more", "0", "a\tb\\n")
 _THOUGHT = ("Let me see.", "Hm.\n\nFirst, 2 + 2.", "Überlegen: 思考", "{'maybe': [1]}", "wait  what?")
-_WORDS = ("sum", "naïve 日本", 'a "quoted" word', "line\nbreak", "back\\slash", "a } brace {", "<b>tag</b>", "it's")
+_WORDS = (
+    "sum",
+    "naïve 日本",
+    'a "quoted" word',
+    "line\nbreak",
+    "back\\slash",
+    "a } brace {",
+    "<b>tag</b>",
+    "it's",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +105,9 @@ def generate(rng: random.Random, scope: ProbeScope) -> Messages:
         text = rng.choice(_SAID) if not calls or rng.random() < 0.4 else ""
         thought = rng.choice(_THOUGHT) if scope.thinks and rng.random() < 0.6 else ""
         messages.append(Message("assistant", text, calls, reasoning=thought))
-        messages += [Message("tool", _content(rng, scope), tool_call_id=call.id, name=call.name) for call in calls]
+        messages += [
+            Message("tool", _content(rng, scope), tool_call_id=call.id, name=call.name) for call in calls
+        ]
         if scope.has_user_turns and (not calls or rng.random() < 0.2) and turn + 1 < num_turns:
             messages.append(Message("user", _content(rng, scope)))
         elif not calls:
@@ -91,20 +118,31 @@ def generate(rng: random.Random, scope: ProbeScope) -> Messages:
 def _content(rng: random.Random, scope: ProbeScope) -> str:
     """Return the content of a user or tool message, sometimes with a control token inside."""
     text = rng.choice(_GIVEN)
-    return f"{text} {rng.choice(scope.control)} {rng.choice(_GIVEN)}" if scope.control and rng.random() < 0.2 else text
+    return (
+        f"{text} {rng.choice(scope.control)} {rng.choice(_GIVEN)}"
+        if scope.control and rng.random() < 0.2
+        else text
+    )
 
 
 def _calls(rng: random.Random, scope: ProbeScope, turn: int) -> tuple[ToolCall, ...]:
     if not scope.tools or rng.random() < 0.35:
         return ()
     functions = [rng.choice(scope.tools)["function"] for _ in range(rng.randint(1, MAX_CALLS))]
-    return tuple(ToolCall(call_id(turn, i), str(function["name"]), _arguments(rng, function)) for i, function in enumerate(functions))
+    return tuple(
+        ToolCall(call_id(turn, i), str(function["name"]), _arguments(rng, function))
+        for i, function in enumerate(functions)
+    )
 
 
 def _arguments(rng: random.Random, function: Mapping[str, Any]) -> JsonObject:
     properties = function.get("parameters", {}).get("properties", {})
     required = function.get("parameters", {}).get("required", ())
-    return {name: _value(rng, schema.get("type")) for name, schema in properties.items() if name in required or rng.random() < 0.5}
+    return {
+        name: _value(rng, schema.get("type"))
+        for name, schema in properties.items()
+        if name in required or rng.random() < 0.5
+    }
 
 
 def _value(rng: random.Random, kind: Any) -> Any:

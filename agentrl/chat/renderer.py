@@ -54,17 +54,23 @@ class SampledTurn:
 class Renderer:
     """Conversions: messages -> text (template), text <-> ids (codec), sampled text -> calls (parser)."""
 
-    def __init__(self, template: ChatTemplate, codec: Codec, parse: Parser, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, template: ChatTemplate, codec: Codec, parse: Parser, eos_token_ids: tuple[int, ...]
+    ) -> None:
         self.template = template
         self.codec = codec
         self.parse = parse
         self.eos_token_ids = eos_token_ids
         self.style = AssistantStyle.of(template)
-        self._ends: dict[Role | None, str | None] = {following: self._find_end(following) for following in (None, "user", "tool")}
+        self._ends: dict[Role | None, str | None] = {
+            following: self._find_end(following) for following in (None, "user", "tool")
+        }
         known = set(self._ends.values()) - {""}
         # The token depends on the message that follows, and is often the first token of that message
         self._end_depends = len(known) > 1 or None in known
-        self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(NUM_CACHED_PROMPTS)(self._prompt_of)
+        self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(
+            NUM_CACHED_PROMPTS
+        )(self._prompt_of)
 
     def prompt(self, messages: Sequence[TemplateMessage], tools: Tools) -> tuple[str, list[int]]:
         """Return text and ids of a whole conversation with the generation prompt. Results are cached."""
@@ -83,10 +89,15 @@ class Renderer:
         content = self.codec.protect(message.content, message.role)
         if message.role == "assistant":
             thought = self.codec.protect(message.reasoning, message.role) if message.reasoning else None
-            calls = [(self._name(call.name), call.id, self._protected(call.arguments or {})) for call in message.tool_calls]
+            calls = [
+                (self._name(call.name), call.id, self._protected(call.arguments or {}))
+                for call in message.tool_calls
+            ]
             return self.style.message(content, thought=thought, calls=calls)
         result: TemplateMessage = {"role": message.role, "content": content}
-        if message.name is not None:  # a tool message repeats the name that the model wrote, so it needs protection too
+        if (
+            message.name is not None
+        ):  # a tool message repeats the name that the model wrote, so it needs protection too
             result["name"] = self.codec.protect(message.name, message.role)
         if message.tool_call_id is not None:
             result["tool_call_id"] = message.tool_call_id
@@ -194,7 +205,9 @@ class Renderer:
 
     def _end_before(self, turn: TemplateMessage, following: Sequence[TemplateMessage]) -> str | None:
         try:
-            text = self.template.render([{"role": "user", "content": "?"}, turn, *following], (), add_generation_prompt=False)
+            text = self.template.render(
+                [{"role": "user", "content": "?"}, turn, *following], (), add_generation_prompt=False
+            )
         except TemplateRefusal:
             return ""
         last = max((mark.end() for mark in _ANY_MARK.finditer(text) if mark[0] != THOUGHT), default=0)
@@ -222,7 +235,9 @@ class Renderer:
 
     def view(self, text: str, *, turn: int, is_truncated: bool, tools: Tools) -> Message:
         """Return the text of a turn (see `written`) as a message."""
-        parsed = self.parse(self.style.with_known_tags(text), turn=turn, is_truncated=is_truncated, tools=tools)
+        parsed = self.parse(
+            self.style.with_known_tags(text), turn=turn, is_truncated=is_truncated, tools=tools
+        )
         content = self.codec.strip_special(parsed.text).strip()
         return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
 

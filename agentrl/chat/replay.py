@@ -73,10 +73,14 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edi
     return Replay(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_), tuple(starts))
 
 
-def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork") -> Iterator[ReplayedStep]:
+def replay_steps(
+    renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edits: Edits = "fork"
+) -> Iterator[ReplayedStep]:
     """Yield each block and each turn as it is appended. Messages after the last turn form a final block."""
     turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    conversation = Conversation(renderer, messages[: turns[0] if turns else len(messages)], tools, edits=edits)
+    conversation = Conversation(
+        renderer, messages[: turns[0] if turns else len(messages)], tools, edits=edits
+    )
     yield ReplayedStep(conversation, len(conversation.messages), conversation.next_prompt(), is_turn=False)
     for turn, following in itertools.pairwise([*turns, len(messages)]):
         written = write_turn(renderer, messages, turn, tools)
@@ -88,7 +92,14 @@ def replay_steps(renderer: Renderer, messages: Sequence[Message], tools: Tools, 
             num_forks, tokens = conversation.num_forks, tuple(conversation.token_ids)
             block = conversation.next_prompt()
             if conversation.num_forks > num_forks:
-                yield ReplayedStep(conversation, following, block, is_turn=False, edit=conversation.last_edit, replaced=tokens)
+                yield ReplayedStep(
+                    conversation,
+                    following,
+                    block,
+                    is_turn=False,
+                    edit=conversation.last_edit,
+                    replaced=tokens,
+                )
             else:
                 yield ReplayedStep(conversation, following, block, is_turn=False)
 
@@ -116,11 +127,15 @@ def write_turn(renderer: Renderer, messages: Sequence[Message], turn: int, tools
 
 
 def _prompt(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:
-    return renderer.template.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=True)
+    return renderer.template.render(
+        [renderer.shown(message) for message in messages], tools, add_generation_prompt=True
+    )
 
 
 def _whole(renderer: Renderer, messages: Sequence[Message], tools: Tools) -> str:
-    return renderer.template.render([renderer.shown(message) for message in messages], tools, add_generation_prompt=False)
+    return renderer.template.render(
+        [renderer.shown(message) for message in messages], tools, add_generation_prompt=False
+    )
 
 
 def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools: Tools) -> str | None:
@@ -140,10 +155,16 @@ def _written(renderer: Renderer, messages: Sequence[Message], prompt: str, tools
     thought, tag, said = whole[header:].rpartition(style.close)
     if renderer.closes_thought(prompt):
         return said.lstrip("\n") if thought.startswith(style.open) else whole[header:]
-    return f"{messages[-1].reasoning}\n{style.close}{said}" if tag else f"{messages[-1].reasoning}\n{style.close}\n\n{said.lstrip()}"
+    return (
+        f"{messages[-1].reasoning}\n{style.close}{said}"
+        if tag
+        else f"{messages[-1].reasoning}\n{style.close}\n\n{said.lstrip()}"
+    )
 
 
-def _written_alone(renderer: Renderer, messages: Sequence[Message], turn: int, prompt: str, tools: Tools) -> str | None:
+def _written_alone(
+    renderer: Renderer, messages: Sequence[Message], turn: int, prompt: str, tools: Tools
+) -> str | None:
     """Return what the template renders for a turn directly after the first prompt.
 
     In its real position, the turn makes the template edit the earlier messages.
@@ -173,4 +194,8 @@ def _as_written(renderer: Renderer, ids: Sequence[int], message: Message, prompt
     if renderer.closes_thought(prompt):
         return dataclasses.replace(message, reasoning="")
     raw = renderer.style.raw_thought(renderer.written(ids, prompt))
-    return message if raw is None or raw.strip() != message.reasoning.strip() else dataclasses.replace(message, reasoning=raw)
+    return (
+        message
+        if raw is None or raw.strip() != message.reasoning.strip()
+        else dataclasses.replace(message, reasoning=raw)
+    )

@@ -67,5 +67,9 @@ def _simpler_message(message: Message) -> Iterator[Message]:
     for index, call in enumerate(message.tool_calls):
         if call.arguments:
             for name in call.arguments:
-                fewer = replace(call, arguments={key: value for key, value in call.arguments.items() if key != name})
-                yield replace(message, tool_calls=(*message.tool_calls[:index], fewer, *message.tool_calls[index + 1 :]))
+                fewer = replace(
+                    call, arguments={key: value for key, value in call.arguments.items() if key != name}
+                )
+                yield replace(
+                    message, tool_calls=(*message.tool_calls[:index], fewer, *message.tool_calls[index + 1 :])
+                )

@@ -43,7 +43,11 @@ class TemplateRefusal(ConfigError):
         super().__init__(message)
         self.reason = reason or message
 
-    def __reduce__(self) -> tuple[object, ...]:  # pickling passes only the exception's arguments, which do not include the reason
+    def __reduce__(
+        self,
+    ) -> tuple[
+        object, ...
+    ]:  # pickling passes only the exception's arguments, which do not include the reason
         return (TemplateRefusal, (str(self), self.reason))
 
 
@@ -63,7 +67,8 @@ class ChatTemplate:
         """
         if "default" not in sources:
             raise ConfigError(
-                f"no default chat template; found: {', '.join(sorted(sources)) or 'none'}; set model.chat_template to a Jinja file"
+                f"no default chat template; found: {', '.join(sorted(sources)) or 'none'}; set "
+                "model.chat_template to a Jinja file"
             )
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
@@ -71,7 +76,9 @@ class ChatTemplate:
         try:
             self._compiled = {name: environment.from_string(source) for name, source in sources.items()}
         except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(f"the chat template does not compile: line {error.lineno}: {error.message}") from error
+            raise ConfigError(
+                f"the chat template does not compile: line {error.lineno}: {error.message}"
+            ) from error
         self._roles_with_parts: frozenset[str] = frozenset()
         self._recent_tools: tuple[tuple[Sequence[Mapping[str, Any]], list[_Tool]], ...] = ()
         for role, before, after in _CONTENT_PROBES:
@@ -82,7 +89,13 @@ class ChatTemplate:
         """All Jinja text, for finding the tokens and marks that the template writes."""
         return "\n".join(self.sources.values())
 
-    def render(self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
         """Return the text of the conversation; equals `apply_chat_template(..., tokenize=False)`.
 
         Raises:
@@ -91,15 +104,24 @@ class ChatTemplate:
         compiled = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
         # None, never an empty list: templates test both `if tools` and `if tools is not none`
         shown = self._shown_tools(tools) or None
-        given = [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
-        names = {"messages": given, "tools": shown, "documents": None, "add_generation_prompt": add_generation_prompt}
+        given = (
+            [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
+        )
+        names = {
+            "messages": given,
+            "tools": shown,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         context = compiled.new_context({**self.special_tokens, **names, STEPS: [0]})
         try:
             return "".join(compiled.root_render_func(context))
         except _FAILURES as error:
             roles = " ".join(str(message["role"]) for message in messages)
             reason = f"{type(error).__name__}: {error}"
-            raise TemplateRefusal(f"the chat template fails on the roles [{roles}]: {reason}", reason) from error
+            raise TemplateRefusal(
+                f"the chat template fails on the roles [{roles}]: {reason}", reason
+            ) from error
         finally:
             # Macros hold the context: a reference cycle would keep the messages alive until garbage
             # collection
@@ -117,7 +139,9 @@ class ChatTemplate:
         self._recent_tools = ((tools, shown), *self._recent_tools[: NUM_KEPT_TOOLS - 1])
         return list(shown)
 
-    def _choose_content(self, role: str, before: Sequence[TemplateMessage], after: Sequence[TemplateMessage]) -> None:
+    def _choose_content(
+        self, role: str, before: Sequence[TemplateMessage], after: Sequence[TemplateMessage]
+    ) -> None:
         """Determine how to pass content of `role`: as text if possible, else as parts.
 
         `before` and `after` are the messages around the probe.
@@ -194,25 +218,36 @@ def _sources(folder: Path, configured: Any, template_file: str | None) -> dict[s
         try:
             return {"default": locate(template_file).read_text(encoding="utf-8")}
         except OSError as error:
-            raise ConfigError(f"model.chat_template {template_file!r} cannot be read: {error.strerror}") from error
+            raise ConfigError(
+                f"model.chat_template {template_file!r} cannot be read: {error.strerror}"
+            ) from error
     own_file = folder / "chat_template.jinja"
     if own_file.is_file():
-        further = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+        further = {
+            path.stem: path.read_text(encoding="utf-8")
+            for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        }
         return {**further, "default": own_file.read_text(encoding="utf-8")}
     if isinstance(configured, str):
         return {"default": configured}
     if isinstance(configured, list):
         return {entry["name"]: entry["template"] for entry in configured}
-    raise ConfigError(f"the tokenizer in {str(folder)!r} has no chat template; set model.chat_template to a Jinja file")
+    raise ConfigError(
+        f"the tokenizer in {str(folder)!r} has no chat template; set model.chat_template to a Jinja file"
+    )
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the named special tokens. Each is configured as text or as {"content": text}."""
-    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
+    tokens = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
     return {name: text for name, text in tokens.items() if isinstance(text, str)}
 
 
-# ------------------------------------------------------------------------------------------------ the environment
+# -------------------------------------------------------------------------------------------- the environment
 
 
 class _GenerationTag(Extension):
@@ -240,7 +275,9 @@ class _Environment(BoundedEnvironment):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     # Bound at load time: a template that writes the date must not edit the history of a conversation that
@@ -257,7 +294,13 @@ class _Tool(dict[str, Any]):
         self.written: dict[json.JSONEncoder, str] = {}
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes < > & for HTML; a model should read them unescaped.
     encoder = _encoder(ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
     if not isinstance(value, _Tool):
@@ -268,8 +311,12 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, s
 
 
 @functools.lru_cache
-def _encoder(ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool) -> json.JSONEncoder:
-    return json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _encoder(
+    ensure_ascii: bool, indent: int | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> json.JSONEncoder:
+    return json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

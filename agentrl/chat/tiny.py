@@ -15,7 +15,15 @@ TEMPLATE_FILE = Path(__file__).with_name("tiny.jinja")
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
-SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", END_OF_TURN, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+SPECIAL_TOKENS = (
+    END_OF_TEXT,
+    "<|im_start|>",
+    END_OF_TURN,
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 
 MAX_CONTEXT_TOKENS = 1024
 
@@ -23,7 +31,18 @@ SPACE = "Ġ"
 """Spelling of a space in byte-level BPE."""
 
 WORDS = (
-    *("assistant", "system", "user", "calculator", "arguments", "arithmetic", "expression", "Compute", "string", "name"),
+    *(
+        "assistant",
+        "system",
+        "user",
+        "calculator",
+        "arguments",
+        "arithmetic",
+        "expression",
+        "Compute",
+        "string",
+        "name",
+    ),
     *("Tools", "Call", "Wrong", "again", "What", "Try", "an", "is", "##", '{"', '":', '",', '"}}', "):"),
 )
 """Fragments of the template, of calls and of the arithmetic rows. Each is one token,
@@ -31,7 +50,13 @@ which halves the number of sampled tokens. If two fragments share letters, the
 earlier one wins. Digits stay single, so that a sum can be learned digit by digit.
 """
 
-JOINED = (("##", "##"), *((" ", word) for word in ("an", "arithmetic", "expression", "string", "again", "name", "Try", "is", '{"', '"')))
+JOINED = (
+    ("##", "##"),
+    *(
+        (" ", word)
+        for word in ("an", "arithmetic", "expression", "string", "again", "name", "Try", "is", '{"', '"')
+    ),
+)
 """Pairs of fragments that become one token when adjacent."""
 
 
@@ -67,7 +92,10 @@ def write_tiny_tokenizer(folder: Path) -> None:
         },
     )
     ends = [tokenizer.token_to_id(END_OF_TURN), tokenizer.token_to_id(END_OF_TEXT)]
-    _write_json(folder / "generation_config.json", {"eos_token_id": ends, "pad_token_id": tokenizer.token_to_id(END_OF_TEXT)})
+    _write_json(
+        folder / "generation_config.json",
+        {"eos_token_id": ends, "pad_token_id": tokenizer.token_to_id(END_OF_TEXT)},
+    )
     (folder / "chat_template.jinja").write_text(TEMPLATE_FILE.read_text(encoding="utf-8"), encoding="utf-8")
 
 
@@ -86,9 +114,13 @@ def build_tiny_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex("|".join(SPLITS)), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
     return tokenizer
 
 

@@ -38,9 +38,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-data_app = typer.Typer(help="Write datasets as Parquet in the schema that `agentrl train` reads, and inspect them.", no_args_is_help=True)
-servers_app = typer.Typer(help="Manage the inference servers of a running training: list, add or drain them.", no_args_is_help=True)
-config_app = typer.Typer(help="Show or explain a config, list the packaged configs, or import a config of verl.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Write datasets as Parquet in the schema that `agentrl train` reads, and inspect them.",
+    no_args_is_help=True,
+)
+servers_app = typer.Typer(
+    help="Manage the inference servers of a running training: list, add or drain them.", no_args_is_help=True
+)
+config_app = typer.Typer(
+    help="Show or explain a config, list the packaged configs, or import a config of verl.",
+    no_args_is_help=True,
+)
 
 
 def _version(is_asked: bool) -> None:
@@ -51,14 +59,22 @@ def _version(is_asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     show_tracebacks(debug)
 
 
 def _add(
-    to: typer.Typer, name: str, function: Callable[..., Any], example: str, *, panel: str | None = None, text: str | None = None
+    to: typer.Typer,
+    name: str,
+    function: Callable[..., Any],
+    example: str,
+    *,
+    panel: str | None = None,
+    text: str | None = None,
 ) -> None:
     to.command(name, help=text, epilog=f"**Example:** `{example}`", rich_help_panel=panel)(function)
 
@@ -69,27 +85,55 @@ def _add_group(group: typer.Typer, name: str, panel: str) -> None:
 
 _add(app, "train", training.train, "agentrl train configs/quickstart.yaml trainer.steps=20", panel=TRAIN)
 _add(app, "sft", training.sft, "agentrl sft configs/quickstart_sft.yaml", panel=TRAIN)
-_add(app, "rm", training.rm, "agentrl rm rm.yaml model.path=MODEL data.train_files=[pairs.parquet]", panel=TRAIN)
+_add(
+    app,
+    "rm",
+    training.rm,
+    "agentrl rm rm.yaml model.path=MODEL data.train_files=[pairs.parquet]",
+    panel=TRAIN,
+)
 _add(app, "replay", training.replay, "agentrl replay runs/quickstart/run --last-step 4", panel=TRAIN)
 
 _add(app, "report", runs.report, "agentrl report runs/quickstart/run", panel=LOOK)
 _add(app, "audit", runs.audit, "agentrl audit runs/quickstart/run", panel=LOOK)
-_add(app, "export", runs.export, "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported", panel=LOOK)
+_add(
+    app,
+    "export",
+    runs.export,
+    "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported",
+    panel=LOOK,
+)
 _add_group(servers_app, "servers", LOOK)
 _add(servers_app, "list", runs.servers_list, "agentrl servers list runs/quickstart/run")
 _add(servers_app, "add", runs.servers_add, "agentrl servers add runs/quickstart/run http://127.0.0.1:30000")
-_add(servers_app, "drain", runs.servers_drain, "agentrl servers drain runs/quickstart/run http://127.0.0.1:30000")
+_add(
+    servers_app,
+    "drain",
+    runs.servers_drain,
+    "agentrl servers drain runs/quickstart/run http://127.0.0.1:30000",
+)
 
 _add(app, "eval", evaluation.evaluate, "agentrl eval --model MODEL --on gsm8k --n 4", panel=EVALUATE)
 _add(app, "compare", compare, "agentrl compare runs/eval/before runs/eval/after", panel=EVALUATE)
-_add(app, "generate", evaluation.generate, "agentrl generate --model MODEL --in rows.parquet --out responses.parquet", panel=EVALUATE)
+_add(
+    app,
+    "generate",
+    evaluation.generate,
+    "agentrl generate --model MODEL --in rows.parquet --out responses.parquet",
+    panel=EVALUATE,
+)
 _add(app, "score", score, "agentrl score responses.parquet --out scores.parquet", panel=EVALUATE)
 
 _add_group(data_app, "data", EXTEND)
 _add(data_app, "arithmetic", data.data_arithmetic, "agentrl data arithmetic runs/quickstart/data")
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
-_add(data_app, "hf", data.data_hf, "agentrl data hf OWNER/NAME data/mine --prompt-column question --data-source math")
+_add(
+    data_app,
+    "hf",
+    data.data_hf,
+    "agentrl data hf OWNER/NAME data/mine --prompt-column question --data-source math",
+)
 _add(data_app, "preference", data.data_preference, "agentrl data preference data/pairs --in pairs.jsonl")
 _add(
     data_app,
@@ -100,7 +144,12 @@ _add(
 _add(data_app, "show", data.data_show, "agentrl data show runs/quickstart/data/train.parquet --rows 2")
 _add_group(config_app, "config", EXTEND)
 _add(config_app, "list", configs.config_list, "agentrl config list")
-_add(config_app, "explain", configs.config_explain, "agentrl config explain configs/quickstart.yaml buffer.max_staleness=0")
+_add(
+    config_app,
+    "explain",
+    configs.config_explain,
+    "agentrl config explain configs/quickstart.yaml buffer.max_staleness=0",
+)
 _add(config_app, "show", configs.config_show, "agentrl config show recipes/gsm8k_grpo")
 _add(config_app, "import", configs.config_import, "agentrl config import ppo_trainer.yaml --out run.yaml")
 _add(app, "new", plugins.new, "agentrl new tool word_count --out my_plugins", panel=EXTEND)
@@ -123,7 +172,12 @@ def main() -> None:
     try:
         app([_at_home(argument) for argument in sys.argv[1:]], standalone_mode=True)
     except AgentRLError as error:
-        _end(error, str(error), kind="" if isinstance(error, UserError) else " (infrastructure)", status=error.exit_code)
+        _end(
+            error,
+            str(error),
+            kind="" if isinstance(error, UserError) else " (infrastructure)",
+            status=error.exit_code,
+        )
     except (OSError, ExceptionGroup) as error:
         line = full_disk(error, sys.argv[1:])
         if line is None:

@@ -26,15 +26,28 @@ PROBLEM_COLUMNS = ("source", "problem", "A", "B")
 
 
 def compare(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of an evaluation, or a Parquet file of attempts.")],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="The other evaluation, in the same form; differences are B - A.")],
-    common: Annotated[bool, typer.Option("--common", help="Compare only the problems that are in both evaluations.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write comparison.json and comparison.md here.")] = None,
+    run_a: Annotated[
+        Path, typer.Argument(metavar="RUN_A", help="Folder of an evaluation, or a Parquet file of attempts.")
+    ],
+    run_b: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_B", help="The other evaluation, in the same form; differences are B - A."
+        ),
+    ],
+    common: Annotated[
+        bool, typer.Option("--common", help="Compare only the problems that are in both evaluations.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write comparison.json and comparison.md here.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Compare two evaluations of the same problems: a paired test by problem, and the problems that were won and lost.
+    """Compare two evaluations of the same problems: a paired test by problem, and the problems that were won
+    and lost.
 
-    Both must have the same problems (data source and task id); attempts without a score are left out (docs/evaluation.md).
+    Both must have the same problems (data source and task id); attempts without a score are left out
+    (docs/evaluation.md).
     """
     show_tracebacks(debug)
     from rich.console import Console
@@ -68,12 +81,22 @@ def verdict(found: Difference) -> str:
     """Return one sentence with the difference of B and A and its significance."""
     kind = "exact sign-flip test" if found.is_exact else "sign-flip test, sampled"
     sure = "significant difference" if found.p_value < 0.05 else "no significant difference"
-    return f"B - A = {_signed(found.difference.value)} {_interval(found.difference)}, p = {_p(found.p_value)} ({kind}): {sure}"
+    return (
+        f"B - A = {_signed(found.difference.value)} {_interval(found.difference)}, p = {_p(found.p_value)} "
+        f"({kind}): {sure}"
+    )
 
 
 def markdown(comparison: Comparison, name_a: str, name_b: str) -> str:
     """Return the comparison as a Markdown page, with all problems won and lost."""
-    lines = [f"# {name_b} against {name_a}", "", f"A: `{name_a}`, B: `{name_b}`.", "", verdict(comparison.overall) + ".", ""]
+    lines = [
+        f"# {name_b} against {name_a}",
+        "",
+        f"A: `{name_a}`, B: `{name_b}`.",
+        "",
+        verdict(comparison.overall) + ".",
+        "",
+    ]
     lines += _markdown_table(COLUMNS, [_cells(found) for found in _rows(comparison)])
     for title, pairs in (("Won", comparison.won), ("Lost", comparison.lost)):
         if pairs:
@@ -90,7 +113,11 @@ def _rows(comparison: Comparison) -> Sequence[Difference]:
 
 def _cells(found: Difference) -> tuple[str, ...]:
     counts = (str(found.num_won), str(found.num_lost), str(found.num_problems))
-    accuracies = (f"{found.accuracy_a.value:.3f}", f"{found.accuracy_b.value:.3f}", _signed(found.difference.value))
+    accuracies = (
+        f"{found.accuracy_a.value:.3f}",
+        f"{found.accuracy_b.value:.3f}",
+        _signed(found.difference.value),
+    )
     return found.name, *accuracies, _interval(found.difference), _p(found.p_value), *counts
 
 
@@ -99,7 +126,9 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str |
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name in header:
         is_name = name in PROBLEM_COLUMNS[:2]
         table.add_column(name, overflow="fold", no_wrap=not is_name, justify="left" if is_name else "right")
@@ -109,7 +138,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str |
 
 
 def _pair_cells(pair: ProblemPair) -> tuple[str, ...]:
-    return pair.source, pair.problem, f"{pair.accuracy_a:.3f} of {pair.num_a}", f"{pair.accuracy_b:.3f} of {pair.num_b}"
+    return (
+        pair.source,
+        pair.problem,
+        f"{pair.accuracy_a:.3f} of {pair.num_a}",
+        f"{pair.accuracy_b:.3f} of {pair.num_b}",
+    )
 
 
 def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -13,10 +13,14 @@ import typer
 
 from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
 
-Command = Annotated[Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")]
+Command = Annotated[
+    Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")
+]
 
 
-def config_show(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
+def config_show(
+    config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False
+) -> None:
     """Print the resolved config, defaults included."""
     show_tracebacks(debug)
     from agentrl.config.compose import dump_config, load_config, load_rm_config, load_sft_config
@@ -25,8 +29,12 @@ def config_show(config: ConfigFile, overrides: Overrides = None, command: Comman
     typer.echo(dump_config(loaders[command](config, overrides or [])))
 
 
-def config_explain(config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False) -> None:
-    """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss, warnings."""
+def config_explain(
+    config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False
+) -> None:
+    """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss,
+    warnings.
+    """
     show_tracebacks(debug)
     from agentrl.config.compose import load_config, load_rm_config, load_sft_config
     from agentrl.config.explain import explain
@@ -43,7 +51,9 @@ def config_list(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: name, is_whole, text.")] = False,
     debug: Debug = False,
 ) -> None:
-    """List the packaged configs: those that run as they are, and the parts of which a `defaults` list picks one of each folder."""
+    """List the packaged configs: those that run as they are, and the parts of which a `defaults` list picks
+    one of each folder.
+    """
     show_tracebacks(debug)
     from agentrl.config.packaged import packaged_configs
 
@@ -52,9 +62,17 @@ def config_list(
         typer.echo(json.dumps([asdict(config) for config in found], indent=2))
         return
     width = max(len(config.name) for config in found)
-    for folder, members in itertools.groupby(found, key=lambda config: None if config.is_whole else config.folder):
-        heading = "Configs: agentrl train NAME" if folder is None else f"Parts: agentrl train CONFIG {folder}=NAME"
-        typer.echo(f"{heading}\n" + "\n".join(f"  {config.name.ljust(width)}  {config.text}" for config in members) + "\n")
+    for folder, members in itertools.groupby(
+        found, key=lambda config: None if config.is_whole else config.folder
+    ):
+        heading = (
+            "Configs: agentrl train NAME" if folder is None else f"Parts: agentrl train CONFIG {folder}=NAME"
+        )
+        typer.echo(
+            f"{heading}\n"
+            + "\n".join(f"  {config.name.ljust(width)}  {config.text}" for config in members)
+            + "\n"
+        )
 
 
 if TYPE_CHECKING:
@@ -68,25 +86,39 @@ def config_import(
         list[str] | None,
         typer.Argument(
             metavar="[FILE.yaml | RUN.sh] [KEY=VALUE]...",
-            help="A config of verl, or a script that starts verl (followed by the script's own arguments), and Hydra overrides.",
+            help="A config of verl, or a script that starts verl (followed by the script's own arguments), "
+            "and Hydra overrides.",
         ),
     ] = None,
     config_path: Annotated[
-        str | None, typer.Option(help="Folder of --config-name, as in verl's run scripts; in a checkout, relative to the module's folder.")
+        str | None,
+        typer.Option(
+            help="Folder of --config-name, as in verl's run scripts; in a checkout, relative to the module's "
+            "folder."
+        ),
     ] = None,
     config_name: Annotated[
-        str | None, typer.Option(help="Name of the config, as in verl's run scripts; used instead of FILE.yaml.")
+        str | None,
+        typer.Option(help="Name of the config, as in verl's run scripts; used instead of FILE.yaml."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="File to write the config to; default: print it.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write the config even if parts of it cannot run in agentrl unchanged.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="File to write the config to; default: print it.")
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Write the config even if parts of it cannot run in agentrl unchanged."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Translate a config or a run script of verl, and say of each key what became of it: mapped, dropped, or without meaning here.
+    """Translate a config or a run script of verl, and say of each key what became of it: mapped, dropped, or
+    without meaning here.
 
-    A script is read, never run: its variables, arrays, arguments and conditions are followed up to the command that starts a training.
-    What is written is checked against the schema first; `agentrl config explain run.yaml` shows what it amounts to. What would not run
-    here as it is comes first; then nothing is written, and the exit code is 1, unless --force is given. Scripts of supervised training
-    become a config for `agentrl sft`; configs of generation and evaluation become command lines. See docs/coming_from_verl.md.
+    A script is read, never run: its variables, arrays, arguments and conditions are followed up to the
+    command that starts a training. What is written is checked against the schema first; `agentrl config
+    explain run.yaml` shows what it amounts to. What would not run here as it is comes first; then nothing is
+    written, and the exit code is 1, unless --force is given. Scripts of supervised training become a config
+    for `agentrl sft`; configs of generation and evaluation become command lines. See
+    docs/coming_from_verl.md.
     """
     show_tracebacks(debug)
     from agentrl.config.compose import dump_values
@@ -121,7 +153,13 @@ def _read(arguments: Sequence[str], config_path: str | None, config_name: str | 
     first, rest = (arguments[0], arguments[1:]) if arguments and _is_file(arguments[0]) else (None, arguments)
     if first is not None and is_script(first):
         launch = read_launch(first, rest)
-        return source_of(replace(launch, config_path=config_path or launch.config_path, config_name=config_name or launch.config_name))
+        return source_of(
+            replace(
+                launch,
+                config_path=config_path or launch.config_path,
+                config_name=config_name or launch.config_name,
+            )
+        )
     if first is not None and config_name is None:
         return source_of_file(first, rest)
     if config_name is None:
@@ -140,9 +178,16 @@ def account(translation: Translation, source: WrittenConfig) -> Iterator[str]:
     yield from (f"  {obstacle.what}: {obstacle.reason}" for obstacle in translation.obstacles)
     yield f"mapped: {len(translation.mapped)}"
     for setting in translation.mapped:
-        old = ", ".join(key if key in source.written else f"{key} (verl's default)" for key in setting.old) or "verl"
-        yield f"  {old} -> {setting.key} = {_shown(setting.value)}" + (f"  # {setting.note}" if setting.note else "")
-    yield from _listed("dropped", [finding for finding in translation.dropped if not finding.is_decisive], source)
+        old = (
+            ", ".join(key if key in source.written else f"{key} (verl's default)" for key in setting.old)
+            or "verl"
+        )
+        yield f"  {old} -> {setting.key} = {_shown(setting.value)}" + (
+            f"  # {setting.note}" if setting.note else ""
+        )
+    yield from _listed(
+        "dropped", [finding for finding in translation.dropped if not finding.is_decisive], source
+    )
     yield from _listed("no meaning here", translation.meaningless, source)
     if translation.unknown:
         yield f"unknown: {len(translation.unknown)}, neither a known key of verl nor a key of agentrl"
@@ -156,7 +201,11 @@ def _listed(title: str, findings: Sequence[Dropped], source: WrittenConfig) -> I
     if findings:
         yield f"{title}: {len(findings)}"
     for finding in findings:
-        value = f" = {_shown(source.written[finding.old])}" if finding.old in source.written else " (verl's default)"
+        value = (
+            f" = {_shown(source.written[finding.old])}"
+            if finding.old in source.written
+            else " (verl's default)"
+        )
         yield f"  {finding.old}{value}: {finding.reason}"
 
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from agentrl.data.task_rows import RowStyle
 
 KINDS: Mapping[Kind, str] = {
-    "gsm8k": "Write GSM8K from its original {question, answer}. Without --agent, or with `--agent mixed`, three agents alternate.",
+    "gsm8k": "Write GSM8K from its original {question, answer}. Without --agent, or with `--agent mixed`, "
+    "three agents alternate.",
     "aime": "Write AIME's problems, or other problems whose answers are whole numbers from 0 to 999, "
     "from {problem, answer}; one file per split.",
     "math": "Write MATH, MATH-500 or another set of {problem, solution, answer, level, subject}.",
@@ -55,11 +56,15 @@ def data_arithmetic(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
     train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
     val_rows: Annotated[int, typer.Option("--val", min=1, help="Number of validation rows.")] = 192,
-    sft_rows: Annotated[int, typer.Option("--sft", min=1, help="Number of conversations for the supervised warm start.")] = 6000,
+    sft_rows: Annotated[
+        int, typer.Option("--sft", min=1, help="Number of conversations for the supervised warm start.")
+    ] = 6000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     debug: Debug = False,
 ) -> None:
-    """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a second try."""
+    """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a
+    second try.
+    """
     show_tracebacks(debug)
     from agentrl.data.arithmetic import write_arithmetic
 
@@ -107,19 +112,31 @@ def writer(kind: Kind) -> Callable[..., None]:
         )
         styles = _styles(kind, agent, tools, interaction, plugin, system, template)
         place = OriginalSource(source or default_source(kind), subset, split, revision)
-        _say(out, write_data_set(kind, out, place, styles=styles, selection=selection, data_source=data_source))
+        _say(
+            out, write_data_set(kind, out, place, styles=styles, selection=selection, data_source=data_source)
+        )
 
     return write
 
 
 def data_hf(
-    name: Annotated[Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Dataset of the hub, or local files.")],
+    name: Annotated[
+        Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Dataset of the hub, or local files.")
+    ],
     out: Out,
     prompt_column: Annotated[str, typer.Option(help="Column of the question: text, or one user message.")],
-    data_source: Annotated[str, typer.Option(help="Name that chooses the reward: one of reward.sources, or your own.")],
-    answer_column: Annotated[str | None, typer.Option(help="Column of the ground truth; default: none.")] = None,
-    difficulty_column: Annotated[str | None, typer.Option(help="Column of the difficulty, kept as extra_info.difficulty.")] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column of the problem's name, kept as extra_info.id.")] = None,
+    data_source: Annotated[
+        str, typer.Option(help="Name that chooses the reward: one of reward.sources, or your own.")
+    ],
+    answer_column: Annotated[
+        str | None, typer.Option(help="Column of the ground truth; default: none.")
+    ] = None,
+    difficulty_column: Annotated[
+        str | None, typer.Option(help="Column of the difficulty, kept as extra_info.difficulty.")
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help="Column of the problem's name, kept as extra_info.id.")
+    ] = None,
     ability: Annotated[str, typer.Option(help="Label of the ability that the rows test.")] = "",
     subset: Subset = None,
     split: Split = None,
@@ -157,17 +174,31 @@ def data_hf(
     columns = Columns(prompt_column, answer_column, difficulty_column, id_column)
     styles = _styles(None, agent, tools, interaction, plugin, system, template)
     source = OriginalSource(name, subset, split, revision)
-    _say(out, write_columns(columns, out, source, styles=styles, selection=selection, data_source=data_source, ability=ability))
+    _say(
+        out,
+        write_columns(
+            columns, out, source, styles=styles, selection=selection, data_source=data_source, ability=ability
+        ),
+    )
 
 
 def data_preference(
     out: Out,
-    source: Annotated[Path, typer.Option("--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a dataset of the hub.")],
+    source: Annotated[
+        Path,
+        typer.Option(
+            "--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a dataset of the hub."
+        ),
+    ],
     subset: Subset = None,
     split: Split = None,
     revision: Revision = None,
-    prompt_column: Annotated[str, typer.Option(help="Column of the prompt, text or messages; may be absent.")] = "prompt",
-    chosen_column: Annotated[str, typer.Option(help="Column of the preferred answer, text or messages.")] = "chosen",
+    prompt_column: Annotated[
+        str, typer.Option(help="Column of the prompt, text or messages; may be absent.")
+    ] = "prompt",
+    chosen_column: Annotated[
+        str, typer.Option(help="Column of the preferred answer, text or messages.")
+    ] = "chosen",
     rejected_column: Annotated[str, typer.Option(help="Column of the rejected answer.")] = "rejected",
     data_source: Annotated[str, typer.Option(help="Name of the dataset, stored in the rows.")] = "preference",
     deduplicate: Deduplicate = False,
@@ -183,12 +214,23 @@ def data_preference(
 
     columns = {"prompt": prompt_column, "chosen": chosen_column, "rejected": rejected_column}
     selection = Selection(deduplicate, test_share, seed)
-    _say(out, write_pairs(out, OriginalSource(source, subset, split, revision), selection, data_source=data_source, **columns))
+    _say(
+        out,
+        write_pairs(
+            out,
+            OriginalSource(source, subset, split, revision),
+            selection,
+            data_source=data_source,
+            **columns,
+        ),
+    )
 
 
 def data_filter(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file of rows.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns are kept unchanged.")],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns are kept unchanged.")
+    ],
     deduplicate: Deduplicate = False,
     difficulty_from: DifficultyFrom = None,
     min_pass_rate: MinPassRate = 0.0,
@@ -215,7 +257,12 @@ def data_filter(
 
 
 def data_show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file: rows, pairs, conversations or trajectories.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Parquet or JSON-lines file: rows, pairs, conversations or trajectories."
+        ),
+    ],
     row: Annotated[int | None, typer.Option(min=0, help="Show this row, counted from 0.")] = None,
     random_row: Annotated[bool, typer.Option("--random", help="Show a random row.")] = False,
     rows: Annotated[int, typer.Option(min=0, help="Show the first rows.")] = 1,
@@ -226,11 +273,19 @@ def data_show(
     from agentrl.data.show import choose_rows, show_file
     from agentrl.tracking.terminal import VisibleConsole
 
-    show_file(file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), VisibleConsole())
+    show_file(
+        file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), VisibleConsole()
+    )
 
 
 def _styles(
-    kind: Kind | None, agent: str | None, tools: str, interaction: str | None, plugin: list[str] | None, system: str | None, template: str
+    kind: Kind | None,
+    agent: str | None,
+    tools: str,
+    interaction: str | None,
+    plugin: list[str] | None,
+    system: str | None,
+    template: str,
 ) -> list[RowStyle]:
     from agentrl.data.convert import choose_styles
     from agentrl.plugins import load_plugins

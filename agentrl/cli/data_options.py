@@ -19,31 +19,65 @@ In = Annotated[
     typer.Option(
         "--in",
         metavar="PATH|OWNER/NAME",
-        help="Original files: a file, a folder, or a dataset of the hub; default: the folder of this name in $AGENTRL_DATA, else the hub.",
+        help="Original files: a file, a folder, or a dataset of the hub; default: the folder of this name in "
+        "$AGENTRL_DATA, else the hub.",
     ),
 ]
-Subset = Annotated[str | None, typer.Option(help="Subset (configuration) of a dataset of the hub, such as main of openai/gsm8k.")]
+Subset = Annotated[
+    str | None,
+    typer.Option(help="Subset (configuration) of a dataset of the hub, such as main of openai/gsm8k."),
+]
 Split = Annotated[str | None, typer.Option(help="Write only this split; default: all.")]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub; default: the hub's converted Parquet files.")]
+Revision = Annotated[
+    str | None,
+    typer.Option(help="Branch, tag or commit on the hub; default: the hub's converted Parquet files."),
+]
 
 Agent = Annotated[
-    str | None, typer.Option(help="Agent that plays the rows; default: interaction_agent with --interaction, tool_agent with --tools.")
+    str | None,
+    typer.Option(
+        help="Agent that plays the rows; default: interaction_agent with --interaction, tool_agent with "
+        "--tools."
+    ),
 ]
-Tools = Annotated[str, typer.Option(metavar="NAME,NAME", help="Tools that the rows offer; each receives the ground truth.")]
-Interaction = Annotated[str | None, typer.Option(help="Interaction that answers the agent; it receives the question and the ground truth.")]
-Plugin = Annotated[list[str] | None, typer.Option(metavar="FILE.py", help="File of your own agents, tools or interactions; repeatable.")]
+Tools = Annotated[
+    str, typer.Option(metavar="NAME,NAME", help="Tools that the rows offer; each receives the ground truth.")
+]
+Interaction = Annotated[
+    str | None,
+    typer.Option(help="Interaction that answers the agent; it receives the question and the ground truth."),
+]
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FILE.py", help="File of your own agents, tools or interactions; repeatable."),
+]
 System = Annotated[
-    str | None, typer.Option(metavar="TEXT|@FILE", help="System message; '' for none; default: the instruction of the dataset.")
+    str | None,
+    typer.Option(
+        metavar="TEXT|@FILE", help="System message; '' for none; default: the instruction of the dataset."
+    ),
 ]
-Template = Annotated[str, typer.Option(metavar="TEXT|@FILE", help="User message; {question} is replaced by the question.")]
-DataSource = Annotated[str | None, typer.Option(help="Name that chooses the reward; default: that of the dataset.")]
+Template = Annotated[
+    str, typer.Option(metavar="TEXT|@FILE", help="User message; {question} is replaced by the question.")
+]
+DataSource = Annotated[
+    str | None, typer.Option(help="Name that chooses the reward; default: that of the dataset.")
+]
 
-Deduplicate = Annotated[bool, typer.Option("--deduplicate", help="Remove repeated questions; they are counted in any case.")]
-TestShare = Annotated[float, typer.Option(min=0, max=1, help="Hold out this share of the questions of one split as test.parquet.")]
+Deduplicate = Annotated[
+    bool, typer.Option("--deduplicate", help="Remove repeated questions; they are counted in any case.")
+]
+TestShare = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Hold out this share of the questions of one split as test.parquet."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed that selects the held-out questions.")]
 DifficultyFrom = Annotated[
     Path | None,
-    typer.Option(metavar="ATTEMPTS", help="Parquet file or folder of an evaluation or a run: rows are kept by how often they were solved."),
+    typer.Option(
+        metavar="ATTEMPTS",
+        help="Parquet file or folder of an evaluation or a run: rows are kept by how often they were solved.",
+    ),
 ]
 MinPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at least this often.")]
 MaxPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at most this often.")]
@@ -83,8 +117,16 @@ def selection_of(
 
     if difficulty_from is None:
         if (min_pass_rate, max_pass_rate) != (0.0, 1.0):
-            raise UserError("--min-pass-rate and --max-pass-rate need --difficulty-from, the attempts of an earlier evaluation")
+            raise UserError(
+                "--min-pass-rate and --max-pass-rate need --difficulty-from, the attempts of an earlier "
+                "evaluation"
+            )
         return Selection(deduplicate, test_share, seed)
     from agentrl.data.pass_rates import read_pass_rates
 
-    return Selection(deduplicate, test_share, seed, Band(read_pass_rates(difficulty_from).of, min_pass_rate, max_pass_rate, unattempted))
+    return Selection(
+        deduplicate,
+        test_share,
+        seed,
+        Band(read_pass_rates(difficulty_from).of, min_pass_rate, max_pass_rate, unattempted),
+    )

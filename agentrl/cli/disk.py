@@ -26,9 +26,15 @@ def full_disk(error: BaseException, words: Sequence[str]) -> str | None:
     found = next((leaf for leaf in _leaves(error) if isinstance(leaf, OSError) and leaf.errno in FULL), None)
     if found is None:
         return None
-    places = [Path(str(found.filename))] if found.filename else [place for place in _places(words) if _is_full(place)]
+    places = (
+        [Path(str(found.filename))]
+        if found.filename
+        else [place for place in _places(words) if _is_full(place)]
+    )
     where = f" of {', '.join(repr(str(place)) for place in places)}" if places else ""
-    return f"disk full: no space is left on the file system{where}; free space there, or choose another folder"
+    return (
+        f"disk full: no space is left on the file system{where}; free space there, or choose another folder"
+    )
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -27,7 +27,10 @@ DEFAULT_CONFIG = "eval"
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[CONFIG.yaml] [KEY=VALUE]...", help="Config of a run (optional) and overrides, as in `agentrl train`."),
+    typer.Argument(
+        metavar="[CONFIG.yaml] [KEY=VALUE]...",
+        help="Config of a run (optional) and overrides, as in `agentrl train`.",
+    ),
 ]
 Model = Annotated[
     str | None,
@@ -39,22 +42,39 @@ Model = Annotated[
     ),
 ]
 N = Annotated[int | None, typer.Option("--n", min=1, help="Attempts per problem (eval.n).")]
-Agent = Annotated[str | None, typer.Option(help="Agent that plays all rows; default: each row's own, else agent.default.")]
-Tools = Annotated[str | None, typer.Option(metavar="NAME[,NAME...]", help="Tools that are offered (agent.tools).")]
+Agent = Annotated[
+    str | None, typer.Option(help="Agent that plays all rows; default: each row's own, else agent.default.")
+]
+Tools = Annotated[
+    str | None, typer.Option(metavar="NAME[,NAME...]", help="Tools that are offered (agent.tools).")
+]
 Templates = Annotated[
     list[str] | None,
-    typer.Option("--template", metavar="[DATA_SET=]NAME", help="Prompt template around the questions, of all datasets or of one."),
+    typer.Option(
+        "--template",
+        metavar="[DATA_SET=]NAME",
+        help="Prompt template around the questions, of all datasets or of one.",
+    ),
 ]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Greedy decoding (eval.temperature=0).")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="eval.temperature")]
 TopP = Annotated[float | None, typer.Option("--top-p", min=0, max=1, help="eval.top_p")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="eval.top_k; -1: off.")]
 MinP = Annotated[float | None, typer.Option("--min-p", min=0, max=1, help="eval.min_p")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens per attempt (eval.max_response_tokens).")]
-MaxTurnTokens = Annotated[int | None, typer.Option("--max-turn-tokens", min=1, help="Maximum tokens per turn (eval.max_turn_tokens).")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="Maximum tokens per attempt (eval.max_response_tokens)."),
+]
+MaxTurnTokens = Annotated[
+    int | None,
+    typer.Option("--max-turn-tokens", min=1, help="Maximum tokens per turn (eval.max_turn_tokens)."),
+]
 Rows = Annotated[int | None, typer.Option("--rows", min=1, help="Use only the first N rows of each dataset.")]
 ServedModel = Annotated[
-    str | None, typer.Option("--served-model", help="Name of the model at an OpenAI-compatible URL; default: the only model there.")
+    str | None,
+    typer.Option(
+        "--served-model", help="Name of the model at an OpenAI-compatible URL; default: the only model there."
+    ),
 ]
 
 
@@ -64,7 +84,8 @@ def evaluate(
     on: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE[,...]", help="Benchmarks (gsm8k, aime_2024, aime_2025, math_500) and files; default: data.val_files."
+            metavar="NAME|FILE[,...]",
+            help="Benchmarks (gsm8k, aime_2024, aime_2025, math_500) and files; default: data.val_files.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results; default: runs/eval/MODEL.")] = None,
@@ -82,12 +103,18 @@ def evaluate(
     rows: Rows = None,
     served_model: ServedModel = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the benchmarks' original files; default: $AGENTRL_DATA, else the Hugging Face hub.")
+        Path | None,
+        typer.Option(
+            help="Folder of the benchmarks' original files; default: $AGENTRL_DATA, else the Hugging Face "
+            "hub."
+        ),
     ] = None,
     trained_on: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE[,...]", help="Training files to search for the questions (contamination); default: data.train_files of CONFIG."
+            metavar="FILE[,...]",
+            help="Training files to search for the questions (contamination); default: data.train_files of "
+            "CONFIG.",
         ),
     ] = None,
     fail_below: Annotated[
@@ -99,9 +126,11 @@ def evaluate(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a model: the agents, tools, interactions and rewards of training, and figures with their intervals.
+    """Evaluate a model: the agents, tools, interactions and rewards of training, and figures with their
+    intervals.
 
-    Every finished attempt is kept at once: the same command resumes, and repeats nothing that was finished (docs/evaluation.md).
+    Every finished attempt is kept at once: the same command resumes, and repeats nothing that was finished
+    (docs/evaluation.md).
     """
     show_tracebacks(debug)
     sampling = {
@@ -126,7 +155,9 @@ def evaluate(
         data_dir=data_dir,
         max_rows=rows,
     )
-    files = _split(trained_on) or [file for file in config.data.train_files if is_named and Path(file).is_file()]
+    files = _split(trained_on) or [
+        file for file in config.data.train_files if is_named and Path(file).is_file()
+    ]
     report = _evaluated(request, files, fail_below or [])
     _show(report)
     if report.failed_thresholds:
@@ -136,8 +167,12 @@ def evaluate(
 
 
 def generate(
-    source: Annotated[str, typer.Option("--in", metavar="IN.parquet", help="Rows in verl's schema; its columns are kept.")],
-    out: Annotated[Path, typer.Option(metavar="OUT.parquet", help="File to write: the rows with a column of responses.")],
+    source: Annotated[
+        str, typer.Option("--in", metavar="IN.parquet", help="Rows in verl's schema; its columns are kept.")
+    ],
+    out: Annotated[
+        Path, typer.Option(metavar="OUT.parquet", help="File to write: the rows with a column of responses.")
+    ],
     arguments: Arguments = None,
     model: Model = None,
     n: N = None,
@@ -174,14 +209,20 @@ def generate(
     from agentrl.evaluation.generate import generate as run
     from agentrl.evaluation.run import EvaluationRequest
 
-    request = EvaluationRequest(config, model, (source,), out.parent, agent=agent, served_model=served_model, max_rows=rows)
+    request = EvaluationRequest(
+        config, model, (source,), out.parent, agent=agent, served_model=served_model, max_rows=rows
+    )
     num_failed = run(request, out, response_key=response_key, say=_say)
     typer.echo(f"wrote {out}")
     if num_failed:
-        raise InfrastructureError(f"{num_failed} responses failed and are null; run the same command again to retry them")
+        raise InfrastructureError(
+            f"{num_failed} responses failed and are null; run the same command again to retry them"
+        )
 
 
-def load_base(arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: str | None, templates: Sequence[str]) -> tuple[Config, bool]:
+def load_base(
+    arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: str | None, templates: Sequence[str]
+) -> tuple[Config, bool]:
     """Return the config that results from arguments and options, and whether a file was named.
 
     Raises:
@@ -210,7 +251,9 @@ def default_folder(model: str | Sequence[str]) -> Path:
     return Path("runs") / "eval" / (re.sub(r"[^\w.-]+", "_", name) or "model")
 
 
-def _evaluated(request: EvaluationRequest, training_files: Sequence[str], fail_below: Sequence[str]) -> Report:
+def _evaluated(
+    request: EvaluationRequest, training_files: Sequence[str], fail_below: Sequence[str]
+) -> Report:
     from agentrl.evaluation.contamination import refuse_unreadable
     from agentrl.evaluation.results import write_results
     from agentrl.evaluation.run import play_missing, prepare
@@ -220,10 +263,18 @@ def _evaluated(request: EvaluationRequest, training_files: Sequence[str], fail_b
     refuse_unreadable(training_files, prompt_key=request.config.data.prompt_key)
     started, began = datetime.datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
     with prepare(request, say=_say) as prepared:
-        refuse_unknown(thresholds, sorted({problem.task.data_source for problem in prepared.problems}), n=prepared.config.eval.n)
+        refuse_unknown(
+            thresholds,
+            sorted({problem.task.data_source for problem in prepared.problems}),
+            n=prepared.config.eval.n,
+        )
         play_missing(prepared, say=_say)
         return write_results(
-            prepared, started=started, seconds=time.monotonic() - began, training_files=training_files, thresholds=thresholds
+            prepared,
+            started=started,
+            seconds=time.monotonic() - began,
+            training_files=training_files,
+            thresholds=thresholds,
         )
 
 

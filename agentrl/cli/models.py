@@ -12,13 +12,21 @@ from agentrl.errors import UserError
 
 
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format, or a hub id.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; any address except localhost needs --api-key-env.")] = "127.0.0.1",
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of the model, in Hugging Face format, or a hub id.")
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any address except localhost needs --api-key-env.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free port.")] = 30000,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    weight_version: Annotated[str, typer.Option(help="Weight version that replies report until the first update.")] = "default",
-    api_key_env: Annotated[str | None, typer.Option(help="Environment variable that holds the API key.")] = None,
+    weight_version: Annotated[
+        str, typer.Option(help="Weight version that replies report until the first update.")
+    ] = "default",
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the API key.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
@@ -43,19 +51,29 @@ def serve(
 
 
 def check_template(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model, or a hub id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a tokenizer or model, or a hub id.")
+    ],
     tools: Annotated[
-        bool | None, typer.Option("--tools/--no-tools", help="Include tool calls; default: if the template supports them.")
+        bool | None,
+        typer.Option(
+            "--tools/--no-tools", help="Include tool calls; default: if the template supports them."
+        ),
     ] = None,
-    template: Annotated[str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")
+    ] = None,
     tool_format: Annotated[
-        str, typer.Option(help="Format of tool calls; auto: derived from the template (docs/tool_formats.md).")
+        str,
+        typer.Option(help="Format of tool calls; auto: derived from the template (docs/tool_formats.md)."),
     ] = "auto",
     num: Annotated[int, typer.Option(min=1, help="Number of conversations to generate.")] = 300,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     debug: Debug = False,
 ) -> None:
-    """Check a chat template on generated conversations: exact, forks (exit code 0) or broken (2). See docs/templates.md."""
+    """Check a chat template on generated conversations: exact, forks (exit code 0) or broken (2). See
+    docs/templates.md.
+    """
     show_tracebacks(debug)
     from agentrl.chat.chat import Chat
     from agentrl.chat.probes import PROBE_TOOLS

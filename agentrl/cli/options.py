@@ -11,11 +11,15 @@ ConfigFile = Annotated[
     str,
     typer.Argument(
         metavar="CONFIG.yaml",
-        help="YAML file with the differences from the defaults in docs/config.md, or a name from `agentrl config list`.",
+        help="YAML file with the differences from the defaults in docs/config.md, or a name from `agentrl "
+        "config list`.",
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8."
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 

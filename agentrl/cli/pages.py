@@ -18,11 +18,16 @@ INDEX = "README"
 
 def docs(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="A page, such as quickstart or config; default: the list of pages.")
+        str,
+        typer.Argument(
+            metavar="[NAME]", help="A page, such as quickstart or config; default: the list of pages."
+        ),
     ] = INDEX,
     debug: Debug = False,
 ) -> None:
-    """Read a page of the documentation; needs no network. Without a name: what there is, in the order in which most people need it."""
+    """Read a page of the documentation; needs no network. Without a name: what there is, in the order in
+    which most people need it.
+    """
     show_tracebacks(debug)
     text = read_page(name)
     if not sys.stdout.isatty():
@@ -38,7 +43,9 @@ def docs(
 
 def page_names() -> list[str]:
     """Return the names of all pages, sorted."""
-    return sorted(entry.name.removesuffix(".md") for entry in files(PACKAGE).iterdir() if entry.name.endswith(".md"))
+    return sorted(
+        entry.name.removesuffix(".md") for entry in files(PACKAGE).iterdir() if entry.name.endswith(".md")
+    )
 
 
 def read_page(name: str) -> str:

@@ -15,8 +15,13 @@ from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
 
 
 def new(
-    kind: Annotated[Literal["tool", "interaction", "agent", "reward"], typer.Argument(metavar="tool|interaction|agent|reward")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the plugin, in snake_case, such as word_count.")],
+    kind: Annotated[
+        Literal["tool", "interaction", "agent", "reward"],
+        typer.Argument(metavar="tool|interaction|agent|reward"),
+    ],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the plugin, in snake_case, such as word_count.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write into.")] = Path("."),
     debug: Debug = False,
 ) -> None:
@@ -25,13 +30,19 @@ def new(
     from agentrl.testing.scaffold import write_plugin
 
     written = write_plugin(kind, name, out)
-    typer.echo(f"wrote {written.file} and {written.test}\n\nTry it (`pip install pytest` brings pytest):\n\npytest {written.test}\n")
+    typer.echo(
+        f"wrote {written.file} and {written.test}\n\nTry it (`pip install pytest` brings pytest):\n\npytest "
+        f"{written.test}\n"
+    )
     typer.echo(f"Add it to your config:\n\n{written.yaml}")
 
 
 def plugins(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG.yaml]", help="Also list the plugin files and MCP servers of this config.")
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG.yaml]", help="Also list the plugin files and MCP servers of this config."
+        ),
     ] = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with full schemas.")] = False,
@@ -56,14 +67,21 @@ def play(
     model: Annotated[
         str,
         typer.Option(
-            metavar="person|SCRIPT.yaml|URL", help="Who plays the model: `person` (you), a YAML file of turns, or the URL of a server."
+            metavar="person|SCRIPT.yaml|URL",
+            help="Who plays the model: `person` (you), a YAML file of turns, or the URL of a server.",
         ),
     ] = "person",
-    val: Annotated[bool, typer.Option("--val", help="Use a row of data.val_files, sampled as in validation.")] = False,
-    start: Annotated[bool, typer.Option("--start", help="Start the config's server for the model, and stop it afterwards.")] = False,
+    val: Annotated[
+        bool, typer.Option("--val", help="Use a row of data.val_files, sampled as in validation.")
+    ] = False,
+    start: Annotated[
+        bool, typer.Option("--start", help="Start the config's server for the model, and stop it afterwards.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray. Ends with 1 if it fails."""
+    """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray.
+    Ends with 1 if it fails.
+    """
     show_tracebacks(debug)
     from agentrl.config.compose import load_config
     from agentrl.testing.one_row.play import play_row
@@ -72,7 +90,9 @@ def play(
     from agentrl.types import SCORED_OUTCOMES
 
     loaded = load_config(config, overrides or [])
-    played = play_row(loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo)
+    played = play_row(
+        loaded, row=row, model=model, is_validation=val, starts_server=start, read=_typed_line, say=typer.echo
+    )
     show(played, VisibleConsole(), shows_traceback=bool(os.environ.get("AGENTRL_DEBUG")))
     raise typer.Exit(0 if played.trajectory.outcome in SCORED_OUTCOMES else 1)
 

@@ -12,12 +12,18 @@ from agentrl.errors import UserError
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a running training.")]
 RequestTimeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Seconds until the request is withdrawn; runs answer between steps.")
+    float,
+    typer.Option(
+        "--timeout", min=0.1, help="Seconds until the request is withdrawn; runs answer between steps."
+    ),
 ]
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run, which may be running or interrupted.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="Folder of a training run, which may be running or interrupted."),
+    ],
     debug: Debug = False,
 ) -> None:
     """Draw `report.png` and write `summary.md` anew from the files of a run. Needs no Ray and no GPU."""
@@ -29,11 +35,17 @@ def report(
 
 
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run, which may still be running.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, including the groups of each task.")] = False,
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a training run, which may still be running.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, including the groups of each task.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Prove what became of every group: follow the run's journal, and compare it with what else the run wrote. Ends with 1 if it fails."""
+    """Prove what became of every group: follow the run's journal, and compare it with what else the run
+    wrote. Ends with 1 if it fails.
+    """
     show_tracebacks(debug)
     from agentrl.offline.audit import audit_run
 
@@ -43,18 +55,32 @@ def audit(
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020.")],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020."),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write only the LoRA adapter, in peft's format, instead of the merged model.")
+        bool,
+        typer.Option(
+            "--adapter", help="Write only the LoRA adapter, in peft's format, instead of the merged model."
+        ),
     ] = False,
-    base: Annotated[str | None, typer.Option(help="Folder or hub id of the adapter's base model, if it has moved.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the adapter's base model, if it has moved.")
+    ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model code that the checkpoint names; refused without this option.")
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run the model code that the checkpoint names; refused without this option.",
+        ),
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no Ray and no GPU."""
+    """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no
+    Ray and no GPU.
+    """
     show_tracebacks(debug)
     from agentrl.offline.export import export_checkpoint
 
@@ -67,7 +93,9 @@ def servers_list(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled), restarts."""
+    """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled),
+    restarts.
+    """
     show_tracebacks(debug)
     from agentrl.fleet.control import format_servers, read_servers
 
@@ -78,7 +106,9 @@ def servers_list(
 def servers_add(
     run: RunFolder,
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A running server to attach to.")] = None,
-    start: Annotated[bool, typer.Option("--start", help="Start one more server, with the kind and options of the run.")] = False,
+    start: Annotated[
+        bool, typer.Option("--start", help="Start one more server, with the kind and options of the run.")
+    ] = False,
     timeout_s: RequestTimeout = 600.0,
     debug: Debug = False,
 ) -> None:
@@ -89,7 +119,11 @@ def servers_add(
     if start == (url is not None):
         raise UserError("give either the URL of a running server or --start")
     typer.echo(
-        ask(run, ControlRequest(verb="attach", server=url) if url is not None else ControlRequest(verb="start"), timeout_s=timeout_s)
+        ask(
+            run,
+            ControlRequest(verb="attach", server=url) if url is not None else ControlRequest(verb="start"),
+            timeout_s=timeout_s,
+        )
     )
 
 
@@ -99,7 +133,9 @@ def servers_drain(
     timeout_s: RequestTimeout = 600.0,
     debug: Debug = False,
 ) -> None:
-    """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends, another is left as it is."""
+    """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends,
+    another is left as it is.
+    """
     show_tracebacks(debug)
     from agentrl.fleet.control import ControlRequest, ask
 

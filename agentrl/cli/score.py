@@ -31,37 +31,62 @@ MAX_PASS_COLUMNS = 3
 
 
 def score(
-    path: Annotated[Path, typer.Argument(metavar="IN.parquet", help="Rows with a column of responses, a list of texts per row.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN.parquet", help="Rows with a column of responses, a list of texts per row."
+        ),
+    ],
     out: Annotated[
-        Path, typer.Option(metavar="OUT.parquet", help="File to write: the same rows with a column of scores; may be IN itself.")
+        Path,
+        typer.Option(
+            metavar="OUT.parquet",
+            help="File to write: the same rows with a column of scores; may be IN itself.",
+        ),
     ],
     function: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.py:NAME", help="Your compute_score(data_source, solution_str, ground_truth, extra_info); default: by data_source."
+            metavar="FILE.py:NAME",
+            help="Your compute_score(data_source, solution_str, ground_truth, extra_info); default: by "
+            "data_source.",
         ),
     ] = None,
-    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Additional keyword arguments of the function, as JSON.")] = "{}",
+    kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help="Additional keyword arguments of the function, as JSON.")
+    ] = "{}",
     config: Annotated[
         str | None,
-        typer.Option(metavar="CONFIG.yaml", help="Take rewards (`reward`), plugins and column names (`data`) from this config."),
+        typer.Option(
+            metavar="CONFIG.yaml",
+            help="Take rewards (`reward`), plugins and column names (`data`) from this config.",
+        ),
     ] = None,
     response_key: Annotated[str, typer.Option(help="Column of the responses.")] = "responses",
     scores_key: Annotated[str, typer.Option(help="Column to write.")] = "scores",
     prompt_key: Annotated[str | None, typer.Option(help="Column of the chat messages.")] = None,
     data_source_key: Annotated[str | None, typer.Option(help="Column that chooses the reward.")] = None,
     reward_model_key: Annotated[str | None, typer.Option(help="Column of {ground_truth}.")] = None,
-    extra_info_key: Annotated[str | None, typer.Option(help="Column passed to the function as extra_info.")] = None,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.1, help="Deadline of one response, in seconds; default: reward.timeout_s.")
+    extra_info_key: Annotated[
+        str | None, typer.Option(help="Column passed to the function as extra_info.")
     ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes for functions and heavy rewards; default: one per CPU.")] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", min=0.1, help="Deadline of one response, in seconds; default: reward.timeout_s."
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes for functions and heavy rewards; default: one per CPU."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Score stored responses: the rows of IN with a column `scores`, one float per response, and a table by data source.
+    """Score stored responses: the rows of IN with a column `scores`, one float per response, and a table by
+    data source.
 
-    The reward is chosen by data_source, as in training, or is your function. What could not be scored (it raised, or hung) is null in the
-    column and counted with its reason, never 0.
+    The reward is chosen by data_source, as in training, or is your function. What could not be scored (it
+    raised, or hung) is null in the column and counted with its reason, never 0.
     """
     show_tracebacks(debug)
     from agentrl.evaluation.score import score_file
@@ -72,7 +97,9 @@ def score(
         "reward_model_key": reward_model_key,
         "extra_info_key": extra_info_key,
     }
-    settings = _settings(config, {name: key for name, key in keys.items() if key is not None}, function, kwargs, timeout_s)
+    settings = _settings(
+        config, {name: key for name, key in keys.items() if key is not None}, function, kwargs, timeout_s
+    )
     try:
         with _progress() as watch:
             scored = score_file(
@@ -93,7 +120,9 @@ def score(
     typer.echo(f"wrote {out}")
 
 
-def _settings(config: str | None, keys: dict[str, str], function: str | None, kwargs: str, timeout_s: float | None) -> Config:
+def _settings(
+    config: str | None, keys: dict[str, str], function: str | None, kwargs: str, timeout_s: float | None
+) -> Config:
     from agentrl.config.compose import load_config
     from agentrl.config.schema import Config
     from agentrl.plugins.sources import Reference
@@ -103,12 +132,20 @@ def _settings(config: str | None, keys: dict[str, str], function: str | None, kw
     if function is not None:
         reference = Reference.parse(function)
         if reference is None:
-            raise UserError(f"--function {function!r} names no function; write FILE.py:NAME, such as my_reward.py:compute_score")
+            raise UserError(
+                f"--function {function!r} names no function; write FILE.py:NAME, such as "
+                "my_reward.py:compute_score"
+            )
         named = {"path": reference.source, "name": reference.attribute, "kwargs": _json_object(kwargs)}
         changes["custom_function"] = loaded.reward.custom_function.model_copy(update=named)
     elif _json_object(kwargs):
         raise UserError("--kwargs needs --function")
-    return loaded.model_copy(update={"data": loaded.data.model_copy(update=keys), "reward": loaded.reward.model_copy(update=changes)})
+    return loaded.model_copy(
+        update={
+            "data": loaded.data.model_copy(update=keys),
+            "reward": loaded.reward.model_copy(update=changes),
+        }
+    )
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -133,7 +170,14 @@ def _progress() -> Iterator[Any]:
     from agentrl.tracking.progress import duration
 
     console = Console(stderr=True)
-    bar = Progress(TextColumn("scoring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True)
+    bar = Progress(
+        TextColumn("scoring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
     responses = bar.add_task("scoring", total=None)
     began = said = time.monotonic()
 
@@ -170,7 +214,10 @@ def _show(scored: Sequence[ScoredResponse]) -> None:
     kinds = Counter((one.source, one.failure) for one in scored if one.failure is not None)
     for (name, kind), num in sorted(kinds.items()):
         first = next(one for one in scored if (one.source, one.failure) == (name, kind))
-        typer.echo(f"{name}: {num} not scored: {kind} (first: row {first.problem}, response {first.member}: {first.message})")
+        typer.echo(
+            f"{name}: {num} not scored: {kind} (first: row {first.problem}, response {first.member}: "
+            f"{first.message})"
+        )
 
 
 def score_table(summary: EvalSummary) -> Table:
@@ -185,9 +232,13 @@ def score_table(summary: EvalSummary) -> Table:
     sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
     n = max(source.n for source in sources)
     ks = sorted({n, *(2**i for i in range(1, n.bit_length()))})[-MAX_PASS_COLUMNS:] if n > 1 else []
-    table = Table("data source", "rows", "responses", "not scored", "score", f"mean@{n}", *(f"pass@{k}" for k in ks))
+    table = Table(
+        "data source", "rows", "responses", "not scored", "score", f"mean@{n}", *(f"pass@{k}" for k in ks)
+    )
     for source in sources:
         counts = (source.num_problems, source.num_attempts, source.num_attempts - source.num_scored)
         passes = [next((at.estimate for at in source.pass_at if at.k == k), None) for k in ks]
-        table.add_row(source.name, *map(str, counts), *map(with_interval, (source.reward, source.accuracy, *passes)))
+        table.add_row(
+            source.name, *map(str, counts), *map(with_interval, (source.reward, source.accuracy, *passes))
+        )
     return table

@@ -16,10 +16,12 @@ from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
 def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
     """Train a policy.
 
-    Starts Ray, inference servers, rollout actors and learner ranks on this machine (or on the cluster of `cluster.address`), trains for
-    `trainer.steps` batches and leaves everything in the run folder. Run the same command again to resume.
+    Starts Ray, inference servers, rollout actors and learner ranks on this machine (or on the cluster of
+    `cluster.address`), trains for `trainer.steps` batches and leaves everything in the run folder. Run the
+    same command again to resume.
 
-    Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what a config amounts to.
+    Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what a config
+    amounts to.
     """
     show_tracebacks(debug)
     from agentrl.config.compose import load_config
@@ -42,7 +44,9 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
 
 
 def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from scratch."""
+    """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from
+    scratch.
+    """
     show_tracebacks(debug)
     from agentrl.config.compose import load_rm_config
 
@@ -54,14 +58,22 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
 
 
 def replay(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run, or its folder of step_000001.parquet, ...")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of a run, or its folder of step_000001.parquet, ...")
+    ],
     overrides: Overrides = None,
-    config: Annotated[Path | None, typer.Option(metavar="CONFIG.yaml", help="Config to use instead of the run's config.yaml.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG.yaml", help="Config to use instead of the run's config.yaml."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the replay; default: `replay` in DIR.")] = None,
     last_step: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this step; the same command without this option continues.")
+        int | None,
+        typer.Option(min=1, help="Stop after this step; the same command without this option continues."),
     ] = None,
-    report: Annotated[bool, typer.Option("--report", help="Compare corrections at every step (docs/replay.md).")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Compare corrections at every step (docs/replay.md).")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
@@ -69,7 +81,12 @@ def replay(
     from agentrl.offline.replay import load_replay_config
     from agentrl.offline.replay import replay as run
 
-    run(folder, load_replay_config(folder, overrides or [], file=config, out=out), last_step=last_step, report=report)
+    run(
+        folder,
+        load_replay_config(folder, overrides or [], file=config, out=out),
+        last_step=last_step,
+        report=report,
+    )
 
 
 @contextmanager

@@ -12,10 +12,20 @@ from agentrl.config.section import Section
 class ToolLimits(Section):
     """Limits of one tool."""
 
-    timeout_s: float | None = Field(None, gt=0, description="Deadline of one call; None: agent.tool_timeout_s.")
-    max_concurrent: int | None = Field(None, ge=1, description="Concurrent calls per rollout actor; further calls wait. None: no limit.")
-    max_retries: int = Field(2, ge=0, description="Retries of a call that fails for reasons of infrastructure, if the tool is idempotent.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Longer output is cut; None: agent.max_tool_output_tokens.")
+    timeout_s: float | None = Field(
+        None, gt=0, description="Deadline of one call; None: agent.tool_timeout_s."
+    )
+    max_concurrent: int | None = Field(
+        None, ge=1, description="Concurrent calls per rollout actor; further calls wait. None: no limit."
+    )
+    max_retries: int = Field(
+        2,
+        ge=0,
+        description="Retries of a call that fails for reasons of infrastructure, if the tool is idempotent.",
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Longer output is cut; None: agent.max_tool_output_tokens."
+    )
     keep: Literal["head", "tail", "ends"] = Field(
         "ends", description="Which part of an output that is too long is kept; ends: the middle is cut."
     )
@@ -25,27 +35,44 @@ class ToolLimits(Section):
         "that the tool is not available.",
     )
     breaker_failures: int = Field(
-        5, ge=1, description="Consecutive failures, over all trajectories of an actor, that open the circuit breaker."
+        5,
+        ge=1,
+        description="Consecutive failures, over all trajectories of an actor, that open the circuit breaker.",
     )
     breaker_pause_s: float = Field(
-        30.0, gt=0, description="Seconds for which an open circuit breaker refuses calls before it lets one through."
+        30.0,
+        gt=0,
+        description="Seconds for which an open circuit breaker refuses calls before it lets one through.",
     )
 
 
 class MCPServerConfig(Section):
     """One MCP server: a `command` to start (stdio), or a `url` (streamable HTTP)."""
 
-    command: tuple[str, ...] = Field((), description="Program and arguments of an MCP server that uses stdin and stdout.")
+    command: tuple[str, ...] = Field(
+        (), description="Program and arguments of an MCP server that uses stdin and stdout."
+    )
     env: dict[str, str] = Field({}, description="Additional environment variables of the command.")
     pass_env: tuple[str, ...] = Field(
-        (), description="Names of the run's environment variables that are passed to the command (tokens, keys)."
+        (),
+        description="Names of the run's environment variables that are passed to the command (tokens, keys).",
     )
     url: str | None = Field(None, description="URL of an MCP server that uses streamable HTTP.")
-    headers_env: dict[str, str] = Field({}, description="HTTP header -> name of the environment variable with its value (tokens, keys).")
-    prefix: str | None = Field(None, description="Prefix of the names of its tools; None: the server's name and an underscore.")
-    tools: tuple[str, ...] = Field((), description="Which of its tools are offered, by their original names; (): all.")
-    per_trajectory: bool = Field(False, description="Open a separate session for each trajectory, for servers that keep state.")
-    start_timeout_s: float = Field(30.0, gt=0, description="Deadline for starting the server and listing its tools.")
+    headers_env: dict[str, str] = Field(
+        {}, description="HTTP header -> name of the environment variable with its value (tokens, keys)."
+    )
+    prefix: str | None = Field(
+        None, description="Prefix of the names of its tools; None: the server's name and an underscore."
+    )
+    tools: tuple[str, ...] = Field(
+        (), description="Which of its tools are offered, by their original names; (): all."
+    )
+    per_trajectory: bool = Field(
+        False, description="Open a separate session for each trajectory, for servers that keep state."
+    )
+    start_timeout_s: float = Field(
+        30.0, gt=0, description="Deadline for starting the server and listing its tools."
+    )
 
     @model_validator(mode="after")
     def _has_one_address(self) -> MCPServerConfig:
@@ -58,28 +85,51 @@ class AgentConfig(Section):
     """What an agent loop may use and spend."""
 
     default: str = Field(
-        "single_turn_agent", description="Agent of rows that name no agent and have neither tools_kwargs nor interaction_kwargs."
+        "single_turn_agent",
+        description="Agent of rows that name no agent and have neither tools_kwargs nor interaction_kwargs.",
     )
     plugins: tuple[str, ...] = Field(
-        (), description="Your own plugins: `file.py` or `package.module`; each class is registered under its `name`."
+        (),
+        description="Your own plugins: `file.py` or `package.module`; each class is registered under its "
+        "`name`.",
     )
-    tools: tuple[str, ...] = Field((), description="Tools offered to tool agents; a row's tools_kwargs may add others.")
+    tools: tuple[str, ...] = Field(
+        (), description="Tools offered to tool agents; a row's tools_kwargs may add others."
+    )
     tool_config: dict[str, dict[str, Any]] = Field({}, description="Tool name -> its `config` dictionary.")
     tool_limits: dict[str, ToolLimits] = Field({}, description="Tool name -> its limits.")
-    mcp_servers: dict[str, MCPServerConfig] = Field({}, description="Name -> MCP server whose tools are offered under a prefix.")
-    interaction_config: dict[str, dict[str, Any]] = Field({}, description="Interaction name -> its `config` dictionary.")
+    mcp_servers: dict[str, MCPServerConfig] = Field(
+        {}, description="Name -> MCP server whose tools are offered under a prefix."
+    )
+    interaction_config: dict[str, dict[str, Any]] = Field(
+        {}, description="Interaction name -> its `config` dictionary."
+    )
     agent_config: dict[str, dict[str, Any]] = Field({}, description="Agent name -> its `config` dictionary.")
-    verl_tool_config: str | None = Field(None, description="A tools YAML of verl (`class_name`, `config`, `tool_schema`), unchanged.")
-    verl_function_tools: str | None = Field(None, description="Python file with verl's function tools (`@function_tool`), unchanged.")
+    verl_tool_config: str | None = Field(
+        None, description="A tools YAML of verl (`class_name`, `config`, `tool_schema`), unchanged."
+    )
+    verl_function_tools: str | None = Field(
+        None, description="Python file with verl's function tools (`@function_tool`), unchanged."
+    )
     verl_interaction_config: str | None = Field(
         None, description="An interactions YAML of verl (`name`, `class_name`, `config`), unchanged."
     )
     max_turns: int = Field(8, ge=1, description="Maximum assistant turns per trajectory.")
-    max_user_turns: int | None = Field(None, ge=0, description="Maximum answers of the interaction partner per trajectory; None: no limit.")
-    max_tool_calls_per_turn: int = Field(8, ge=1, description="Maximum tool calls executed per turn; further calls are answered `not run`.")
-    max_response_tokens: int = Field(1024, ge=1, description="Maximum tokens per trajectory after the prompt, including context tokens.")
-    max_turn_tokens: int | None = Field(None, ge=1, description="Maximum tokens sampled per turn; None: the rest of the response.")
-    max_tool_output_tokens: int = Field(512, ge=1, description="Longer tool output is cut in the middle, with a note.")
+    max_user_turns: int | None = Field(
+        None, ge=0, description="Maximum answers of the interaction partner per trajectory; None: no limit."
+    )
+    max_tool_calls_per_turn: int = Field(
+        8, ge=1, description="Maximum tool calls executed per turn; further calls are answered `not run`."
+    )
+    max_response_tokens: int = Field(
+        1024, ge=1, description="Maximum tokens per trajectory after the prompt, including context tokens."
+    )
+    max_turn_tokens: int | None = Field(
+        None, ge=1, description="Maximum tokens sampled per turn; None: the rest of the response."
+    )
+    max_tool_output_tokens: int = Field(
+        512, ge=1, description="Longer tool output is cut in the middle, with a note."
+    )
     trajectory_timeout_s: float = Field(600.0, gt=0, description="Deadline of one whole attempt.")
     tool_timeout_s: float = Field(30.0, gt=0, description="Deadline of one tool call.")
     interaction_timeout_s: float = Field(30.0, gt=0, description="Deadline of one reply of an interaction.")

@@ -17,7 +17,9 @@ class KLConfig(Section):
 
     coefficient: float = Field(0.0, ge=0, description="0: no reference model is loaded.")
     place: Literal["loss", "reward"] = Field(
-        "loss", description="loss: a term of the loss; reward: taken from the reward of each action token, before advantages are estimated."
+        "loss",
+        description="loss: a term of the loss; reward: taken from the reward of each action token, before "
+        "advantages are estimated.",
     )
     estimator: Literal["k1", "k2", "k3", "abs", "k3_k2grad"] = Field(
         "k3_k2grad",
@@ -30,7 +32,11 @@ class KLConfig(Section):
         description="With place=reward: adapt the coefficient until the mean KL per action token reaches "
         "this value, in nats; None: fixed coefficient.",
     )
-    horizon: int = Field(10000, ge=1, description="Number of trajectories over which the adapted coefficient can roughly double.")
+    horizon: int = Field(
+        10000,
+        ge=1,
+        description="Number of trajectories over which the adapted coefficient can roughly double.",
+    )
     off_policy_ratio: bool = Field(
         False,
         description="Multiply by the ratio policy / proximal, as if tokens were sampled from the current "
@@ -40,11 +46,20 @@ class KLConfig(Section):
     @model_validator(mode="after")
     def _fits_its_place(self) -> KLConfig:
         if self.place == "loss" and self.estimator == "k1":
-            raise ValueError("estimator=k1 in the loss has an expected gradient of zero; use k3_k2grad or k2, or place=reward")
+            raise ValueError(
+                "estimator=k1 in the loss has an expected gradient of zero; use k3_k2grad or k2, or "
+                "place=reward"
+            )
         if self.place == "loss" and self.target is not None:
-            raise ValueError(f"target={self.target:g} adapts the coefficient of KL in the reward; use place=reward, or leave target out")
+            raise ValueError(
+                f"target={self.target:g} adapts the coefficient of KL in the reward; use place=reward, or "
+                "leave target out"
+            )
         if self.target is not None and self.coefficient == 0:
-            raise ValueError(f"target={self.target:g} cannot adapt a coefficient of 0; start with a coefficient above 0, such as 0.01")
+            raise ValueError(
+                f"target={self.target:g} cannot adapt a coefficient of 0; start with a coefficient above 0, "
+                "such as 0.01"
+            )
         return self
 
 
@@ -52,7 +67,9 @@ class ReinforceConfig(Section):
     """The importance weight of policy_loss=reinforce, made of the ratio policy / proximal."""
 
     weight: Literal["token", "sequence", "geometric"] = Field(
-        "token", description="Ratio of the token, its product over the sequence, or its geometric mean over the sequence."
+        "token",
+        description="Ratio of the token, its product over the sequence, or its geometric mean over the "
+        "sequence.",
     )
     cap: float | None = Field(None, gt=0, description="Upper bound of the weight; None: unbounded.")
     floor: float | None = Field(None, gt=0, description="Lower bound of the weight; None: unbounded.")
@@ -71,13 +88,17 @@ class SAPOConfig(Section):
     """Temperatures of the soft gate of policy_loss=sapo."""
 
     tau_positive: float = Field(1.0, gt=0, description="Temperature at positive advantage.")
-    tau_negative: float = Field(1.05, gt=0, description="Temperature at negative advantage; a larger value fades faster.")
+    tau_negative: float = Field(
+        1.05, gt=0, description="Temperature at negative advantage; a larger value fades faster."
+    )
 
 
 class ClipCovConfig(Section):
     """Which tokens policy_loss=clip_cov leaves out."""
 
-    share: float = Field(2e-4, gt=0, lt=1, description="Share of the update's loss tokens to clip, at least one token.")
+    share: float = Field(
+        2e-4, gt=0, lt=1, description="Share of the update's loss tokens to clip, at least one token."
+    )
     lower: float = Field(1.0, description="Only tokens with a covariance above this value.")
     upper: float = Field(5.0, description="Only tokens with a covariance below this value.")
 
@@ -86,7 +107,11 @@ class KLCovConfig(Section):
     """Which tokens policy_loss=kl_cov holds back."""
 
     share: float = Field(
-        2e-3, gt=0, lt=1, description="Share of the update's loss tokens to penalize, at least one: those with the largest covariance."
+        2e-3,
+        gt=0,
+        lt=1,
+        description="Share of the update's loss tokens to penalize, at least one: those with the largest "
+        "covariance.",
     )
     coefficient: float = Field(1.0, gt=0, description="Weight of |log ratio| on these tokens.")
 
@@ -96,7 +121,9 @@ class DPPOConfig(Section):
 
     delta_low: float = Field(0.2, gt=0, le=1, description="Largest decrease of a token's probability.")
     delta_high: float = Field(0.2, gt=0, le=1, description="Largest increase of a token's probability.")
-    cap: float | None = Field(20.0, gt=1, description="Upper bound of the ratio that weights a token; None: unbounded.")
+    cap: float | None = Field(
+        20.0, gt=1, description="Upper bound of the ratio that weights a token; None: unbounded."
+    )
 
 
 GROUP_ADVANTAGES = (
@@ -111,7 +138,18 @@ CRITIC_ADVANTAGES = ("gae", "gae_turn")
 ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax", *CRITIC_ADVANTAGES)
 """Built-in estimators."""
 
-POLICY_LOSSES = ("ppo_clip", "gspo", "gmpo", "cispo", "reinforce", "gpg", "sapo", "clip_cov", "kl_cov", "dppo_tv")
+POLICY_LOSSES = (
+    "ppo_clip",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "reinforce",
+    "gpg",
+    "sapo",
+    "clip_cov",
+    "kl_cov",
+    "dppo_tv",
+)
 
 SEQUENCE_LOSSES = ("gspo", "gmpo")
 """Losses with one ratio per sequence. They must be averaged over sequences:
@@ -128,20 +166,40 @@ class AlgorithmConfig(Section):
         "entry point of agentrl.advantages.",
     )
     gamma: float = Field(
-        1.0, ge=0, le=1, description="Discount per action token (gae, reinforce_plus_plus) or per turn (gae_turn, turn_group, gigpo)."
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount per action token (gae, reinforce_plus_plus) or per turn (gae_turn, turn_group, "
+        "gigpo).",
     )
-    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalized advantage estimation, for estimators with a critic.")
+    lam: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Lambda of generalized advantage estimation, for estimators with a critic.",
+    )
     bootstrap_truncated: bool = Field(
-        False, description="With a critic: bootstrap a truncated attempt from the value of its end, instead of from 0."
+        False,
+        description="With a critic: bootstrap a truncated attempt from the value of its end, instead of from "
+        "0.",
     )
     singleton: Literal["zero", "raw"] = Field(
-        "zero", description="Advantage of a group of one attempt, which has no baseline: zero, or raw, the unchanged reward."
+        "zero",
+        description="Advantage of a group of one attempt, which has no baseline: zero, or raw, the unchanged "
+        "reward.",
     )
     passk_k: int = Field(
-        4, ge=1, description="k of pass_at_k: number of attempts of which at least one must be solved; at most rollout.group_size."
+        4,
+        ge=1,
+        description="k of pass_at_k: number of attempts of which at least one must be solved; at most "
+        "rollout.group_size.",
     )
-    solved_reward: float = Field(1.0, description="Lowest reward with which an attempt counts as solved, for pass_at_k.")
-    step_weight: float = Field(1.0, ge=0, description="Weight of the step advantage, added to the episode's advantage, for gigpo.")
+    solved_reward: float = Field(
+        1.0, description="Lowest reward with which an attempt counts as solved, for pass_at_k."
+    )
+    step_weight: float = Field(
+        1.0, ge=0, description="Weight of the step advantage, added to the episode's advantage, for gigpo."
+    )
     whiten: bool = Field(
         False,
         description="Finally whiten advantages over all action tokens of the batch; groups with equal "
@@ -149,23 +207,38 @@ class AlgorithmConfig(Section):
     )
     policy_loss: str = Field(
         "ppo_clip",
-        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; or your own, as `file.py:function` or an entry "
-        "point of agentrl.policy_losses.",
+        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; or your own, as `file.py:function` or an "
+        "entry point of agentrl.policy_losses.",
     )
     loss_options: dict[str, Any] = Field({}, description="Keyword arguments of your own policy loss.")
     mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
         "auto",
-        description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one update per step, else decoupled.",
+        description="Where the proximal policy comes from; auto: on_policy when max_staleness=0 and one "
+        "update per step, else decoupled.",
     )
     clip_low: float = Field(
-        0.2, gt=0, le=1, description="The ratio is clipped below at 1 - clip_low (1: no clipping); gmpo: the log-ratio at -clip_low."
+        0.2,
+        gt=0,
+        le=1,
+        description="The ratio is clipped below at 1 - clip_low (1: no clipping); gmpo: the log-ratio at "
+        "-clip_low.",
     )
-    clip_high: float = Field(0.2, gt=0, description="The ratio is clipped above at 1 + clip_high; gmpo: the log-ratio at clip_high.")
-    dual_clip: float | None = Field(3.0, gt=1, description="Bound of the loss at negative advantage, for ppo_clip and clip_cov; None: off.")
-    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = Field(
-        "token_mean", description="How token losses are aggregated into one number."
+    clip_high: float = Field(
+        0.2,
+        gt=0,
+        description="The ratio is clipped above at 1 + clip_high; gmpo: the log-ratio at clip_high.",
     )
-    constant_length: int | None = Field(None, ge=1, description="L_max of aggregation `constant`; None: agent.max_response_tokens.")
+    dual_clip: float | None = Field(
+        3.0,
+        gt=1,
+        description="Bound of the loss at negative advantage, for ppo_clip and clip_cov; None: off.",
+    )
+    aggregation: Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "constant"] = (
+        Field("token_mean", description="How token losses are aggregated into one number.")
+    )
+    constant_length: int | None = Field(
+        None, ge=1, description="L_max of aggregation `constant`; None: agent.max_response_tokens."
+    )
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     correction: CorrectionConfig = CorrectionConfig()
     kl: KLConfig = KLConfig()
@@ -184,11 +257,14 @@ class AlgorithmConfig(Section):
     def _fits_the_loss(self) -> AlgorithmConfig:
         if self.policy_loss in SEQUENCE_LOSSES and self.aggregation != "sequence_mean_token_mean":
             raise ValueError(
-                f"policy_loss={self.policy_loss} has one ratio per sequence, and aggregation={self.aggregation} would "
-                "weight it by length; use aggregation=sequence_mean_token_mean"
+                f"policy_loss={self.policy_loss} has one ratio per sequence, and "
+                f"aggregation={self.aggregation} would weight it by length; use "
+                "aggregation=sequence_mean_token_mean"
             )
         if self.loss_options and self.policy_loss in POLICY_LOSSES:
-            raise ValueError(f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys")
+            raise ValueError(
+                f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys"
+            )
         return self
 
     @field_validator("advantage")
@@ -210,4 +286,6 @@ def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
     installed = sorted(entry.name for entry in entry_points(group=group))
     if name in installed:
         return name
-    raise ValueError(f"unknown {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function")
+    raise ValueError(
+        f"unknown {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function"
+    )

@@ -13,7 +13,9 @@ class BufferConfig(Section):
     """The replay buffer: how much, how old, in which order."""
 
     groups_per_step: int = Field(16, ge=1, description="Groups (tasks) in one batch.")
-    max_staleness: int = Field(1, ge=0, description="Maximum age of a trained token, in versions; 0: strictly on-policy.")
+    max_staleness: int = Field(
+        1, ge=0, description="Maximum age of a trained token, in versions; 0: strictly on-policy."
+    )
     stragglers: Literal["wait", "drop"] = Field(
         "wait",
         description="What happens to a group in flight that the next publish would make too old. wait: the "
@@ -29,7 +31,10 @@ class BufferConfig(Section):
         "are dropped as stale.",
     )
     oversample: float = Field(
-        1.0, ge=1, description="With windowed: factor on the number of groups in flight that the staleness bound admits."
+        1.0,
+        ge=1,
+        description="With windowed: factor on the number of groups in flight that the staleness bound "
+        "admits.",
     )
     lease_timeout_s: float = Field(
         7200.0,
@@ -55,7 +60,11 @@ class BufferConfig(Section):
         description="Seconds for which a run waits if the journal or the published weights cannot be written "
         "(a full disk) before it ends; the problem is reported immediately.",
     )
-    stall_timeout_s: float = Field(600.0, gt=0, description="Seconds without a finished trajectory after which the run ends with a report.")
+    stall_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds without a finished trajectory after which the run ends with a report.",
+    )
     drop_constant_groups: bool = Field(
         False,
         description="Drop a complete group whose attempts, including a greedy one, all earned the same "
@@ -71,10 +80,15 @@ class BufferConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> BufferConfig:
         if self.oversample > 1 and self.sampler != "windowed":
-            raise ValueError(f"oversample={self.oversample:g} needs sampler=windowed, but sampler={self.sampler}")
+            raise ValueError(
+                f"oversample={self.oversample:g} needs sampler=windowed, but sampler={self.sampler}"
+            )
         if self.sampler == "windowed" and self.stragglers == "wait":
             raise ValueError("sampler=windowed drops groups that are too old and needs stragglers=drop")
         if self.sampler == "in_order" and (self.stragglers == "drop" or self.drop_constant_groups):
             what = "stragglers=drop" if self.stragglers == "drop" else "drop_constant_groups=true"
-            raise ValueError(f"sampler=in_order takes the same tasks for batch k in every run, but {what} drops some of them")
+            raise ValueError(
+                f"sampler=in_order takes the same tasks for batch k in every run, but {what} drops some of "
+                "them"
+            )
         return self

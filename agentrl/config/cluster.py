@@ -16,12 +16,17 @@ MIN_OBJECT_STORE_BYTES = 80_000_000
 class ClusterConfig(Section):
     """Ray."""
 
-    address: str | None = Field(None, description="None: start Ray on this machine; `auto` or an address joins a cluster.")
-    num_nodes: int | None = Field(None, ge=1, description="Number of nodes to wait for in a joined cluster; None: do not wait.")
+    address: str | None = Field(
+        None, description="None: start Ray on this machine; `auto` or an address joins a cluster."
+    )
+    num_nodes: int | None = Field(
+        None, ge=1, description="Number of nodes to wait for in a joined cluster; None: do not wait."
+    )
     num_cpus: int | None = Field(
         None,
         ge=1,
-        description="CPUs of a Ray that the run starts; None: what CPU affinity, control groups and SLURM grant, not all of the machine's.",
+        description="CPUs of a Ray that the run starts; None: what CPU affinity, control groups and SLURM "
+        "grant, not all of the machine's.",
     )
     object_store_bytes: int | None = Field(
         None,
@@ -34,12 +39,15 @@ class ClusterConfig(Section):
     def _waits_for_nodes_of_a_cluster(self) -> ClusterConfig:
         if self.num_nodes is not None and self.address is None:
             raise ValueError(
-                f"num_nodes={self.num_nodes}, but a Ray started on this machine has one node; set cluster.address to join a cluster"
+                f"num_nodes={self.num_nodes}, but a Ray started on this machine has one node; set "
+                "cluster.address to join a cluster"
             )
         return self
 
 
-def refuse_impossible_layout(placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig) -> None:
+def refuse_impossible_layout(
+    placement: PlacementConfig, num_ranks: Mapping[Role, int], cluster: ClusterConfig
+) -> None:
     """Check that the ranks of each role fit its pool, and that Ray can provide the nodes of the pools.
 
     Raises:

@@ -45,7 +45,9 @@ PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/. -]*", re.ASCII)
 AT_HOME = re.compile(r"(?:(?<=[=\[,:])|(?<=[,:] ))~/")
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVER_ERROR = re.compile(r'^\w+ raised while resolving interpolation: "?(.*?)"?$')
-SECRET_NAME = re.compile(r"(?:^|_)(?:api_?key|access_key|secret(?:_key)?|password|(?:auth|access|hf)_token)$", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"(?:^|_)(?:api_?key|access_key|secret(?:_key)?|password|(?:auth|access|hf)_token)$", re.IGNORECASE
+)
 
 S = TypeVar("S", bound=Section)
 
@@ -80,7 +82,11 @@ def load_section(schema: type[S], path: str, overrides: Sequence[str] = ()) -> S
     """
     file = _existing_file(path)
     values, origins = _compose(file, path, overrides)
-    problems = [line for key, value in unknown_keys(schema, values) for line in describe_unknown(schema, key, value, origins)]
+    problems = [
+        line
+        for key, value in unknown_keys(schema, values)
+        for line in describe_unknown(schema, key, value, origins)
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
     try:
@@ -116,7 +122,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if PLAIN_TEXT.fullmatch(text) else '"')
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style=None if PLAIN_TEXT.fullmatch(text) else '"'
+    )
 
 
 _Dumper.add_representer(str, _represent_text)
@@ -128,7 +136,10 @@ def _writable(value: Any) -> Any:
     Each backslash before `${` must be doubled, because it is an escape too.
     """
     if isinstance(value, Mapping):
-        return {k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else _writable(v) for k, v in value.items()}
+        return {
+            k: HIDDEN if isinstance(v, str) and SECRET_NAME.search(str(k)) else _writable(v)
+            for k, v in value.items()
+        }
     if isinstance(value, list):
         return [_writable(item) for item in value]
     return INTERPOLATION.sub(lambda found: found[1] * 2 + "\\${", value) if isinstance(value, str) else value
@@ -207,7 +218,10 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
     """Return the values set by file and overrides, interpolations unresolved, and the origin of each key."""
     try:
         if not isinstance(SourceFile.read(file, label=label).root, yaml.MappingNode | None):
-            raise ConfigError(f"{label}: a config must be a mapping of sections, such as `trainer:` with `  steps: 20` below it")
+            raise ConfigError(
+                f"{label}: a config must be a mapping of sections, such as `trainer:` with `  steps: 20` "
+                "below it"
+            )
         _check_picked(file, file.parent, set())
         parsed = [_parse_override(text) for text in overrides]
         with _hydra(file.parent) as loader:
@@ -242,7 +256,12 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
     root = read_nodes(file, names_file=len(seen) > 1)
     listed = dict(root.value) if isinstance(root, yaml.MappingNode) else {}
     entries: list[yaml.Node] = next(
-        (node.value for name, node in listed.items() if name.value == "defaults" and isinstance(node, yaml.SequenceNode)), []
+        (
+            node.value
+            for name, node in listed.items()
+            if name.value == "defaults" and isinstance(node, yaml.SequenceNode)
+        ),
+        [],
     )
     for entry in entries:
         group, name = entry.value[0] if isinstance(entry, yaml.MappingNode) and entry.value else (None, entry)
@@ -256,19 +275,27 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
 
 def _parse_override(text: str) -> Override:
     try:  # Hydra's grammar has no value that begins with `~`, so expand it first
-        [override] = OverridesParser.create().parse_overrides([AT_HOME.sub(lambda _: os.path.expanduser("~/"), text)])
+        [override] = OverridesParser.create().parse_overrides(
+            [AT_HOME.sub(lambda _: os.path.expanduser("~/"), text)]
+        )
     except OverrideParseException as error:
         raise ConfigError(
-            f"override {text!r} cannot be read: {_first_line(error)}; write key=value, lists as [a,b], mappings as {{k:v}}"
+            f"override {text!r} cannot be read: {_first_line(error)}; write key=value, lists as [a,b], "
+            f"mappings as {{k:v}}"
         ) from None
     if override.is_sweep_override():
-        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a comma")
+        raise ConfigError(
+            f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a "
+            "comma"
+        )
     return override
 
 
 def _picked_groups(loader: ConfigLoader, name: str) -> set[str]:
     """Return the groups from which the file's `defaults` list selects a file."""
-    paths = (default.config_path or "" for default in loader.compute_defaults_list(name, [], RunMode.RUN).defaults)
+    paths = (
+        default.config_path or "" for default in loader.compute_defaults_list(name, [], RunMode.RUN).defaults
+    )
     return {path.rpartition("/")[0] for path in paths}
 
 
@@ -291,9 +318,18 @@ def _force(override: Override, groups: Sequence[str], picked: Collection[str]) -
     """
     text = override.input_line or ""
     key = override.key_or_group
-    picks_file = "/" in key or override.package is not None or (key in groups and not isinstance(override.value(), dict))
+    picks_file = (
+        "/" in key
+        or override.package is not None
+        or (key in groups and not isinstance(override.value(), dict))
+    )
     if override.type is not OverrideType.CHANGE or override.is_hydra_override() or picks_file:
-        is_first = key in groups and key not in picked and override.package is None and isinstance(override.value(), str)
+        is_first = (
+            key in groups
+            and key not in picked
+            and override.package is None
+            and isinstance(override.value(), str)
+        )
         return f"+{text}" if is_first and override.type is OverrideType.CHANGE else text
     return f"++{text}"
 
@@ -305,7 +341,9 @@ def _origins(file: Path, label: str, defaults: Sequence[Any], overrides: Sequenc
         package = tuple(default.package.split(".")) if default.package else ()
         path = next((p for p in (file.parent / name, _packaged(name)) if p is not None and p.is_file()), None)
         if path is not None and package[:1] != ("hydra",):
-            files.append(SourceFile.read(path, label=label if path == file else _short(path), package=package))
+            files.append(
+                SourceFile.read(path, label=label if path == file else _short(path), package=package)
+            )
     written = tuple(
         WrittenOverride(o.input_line or "", tuple(o.key_or_group.split(".")), o.value())
         for o in overrides
@@ -333,4 +371,8 @@ def _first_line(error: Exception) -> str:
     cause = error.__cause__ if str(error).strip() == "" else error
     lines = str(cause).strip().splitlines()
     options = [line.strip() for line in lines if line.startswith("\t") and "provider=" not in line]
-    return lines[0].rstrip(".") + (f"; available: {', '.join(options)}" if options else "") if lines else type(error).__name__
+    return (
+        lines[0].rstrip(".") + (f"; available: {', '.join(options)}" if options else "")
+        if lines
+        else type(error).__name__
+    )

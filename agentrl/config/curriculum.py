@@ -10,7 +10,9 @@ from agentrl.config.section import Section
 
 
 class CurriculumConfig(Section):
-    """Which task is drawn next. By default every task once per epoch, in the order of `data.shuffle` (docs/curriculum.md)."""
+    """Which task is drawn next. By default every task once per epoch, in the order of `data.shuffle`
+    (docs/curriculum.md).
+    """
 
     source_weights: dict[str, float] = Field(
         {},
@@ -27,7 +29,8 @@ class CurriculumConfig(Section):
         0.5,
         gt=0,
         lt=1,
-        description="Pass rate with weight 1. With 0.5, a pass rate p has weight 4 p (1 - p), the variance of a group's rewards.",
+        description="Pass rate with weight 1. With 0.5, a pass rate p has weight 4 p (1 - p), the variance "
+        "of a group's rewards.",
     )
     pass_rate_decay: float = Field(
         0.5,
@@ -37,7 +40,11 @@ class CurriculumConfig(Section):
         "newest group counts, 1: all groups count equally.",
     )
     floor: float = Field(
-        0.1, gt=0, le=1, description="Smallest weight; a task that always or never passes is drawn at least once in 2 / floor epochs."
+        0.1,
+        gt=0,
+        le=1,
+        description="Smallest weight; a task that always or never passes is drawn at least once in 2 / floor "
+        "epochs.",
     )
 
     @property
@@ -50,7 +57,10 @@ class CurriculumConfig(Section):
         parts = []
         if self.source_weights:
             total = sum(self.source_weights.values())
-            parts.append("groups from " + ", ".join(f"{name} {weight / total:.1%}" for name, weight in self.source_weights.items()))
+            parts.append(
+                "groups from "
+                + ", ".join(f"{name} {weight / total:.1%}" for name, weight in self.source_weights.items())
+            )
         if self.by_pass_rate:
             parts.append(
                 f"once each, then by pass rate: most often near {self.target_pass_rate:g}, other "

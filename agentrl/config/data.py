@@ -15,11 +15,19 @@ OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate
 class DataConfig(Section):
     """Where tasks come from."""
 
-    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on, in this order before shuffling.")
-    val_files: tuple[str, ...] = Field((), description="Files to validate on, always completely and in order.")
-    shuffle: bool = Field(True, description="Shuffle the training rows again for each epoch, seeded by `trainer.seed`.")
+    train_files: tuple[str, ...] = Field(
+        (), description="Parquet or JSON-lines files to train on, in this order before shuffling."
+    )
+    val_files: tuple[str, ...] = Field(
+        (), description="Files to validate on, always completely and in order."
+    )
+    shuffle: bool = Field(
+        True, description="Shuffle the training rows again for each epoch, seeded by `trainer.seed`."
+    )
     curriculum: CurriculumConfig = CurriculumConfig()
-    max_prompt_tokens: int = Field(512, ge=1, description="Maximum prompt length in tokens, including tool schemas.")
+    max_prompt_tokens: int = Field(
+        512, ge=1, description="Maximum prompt length in tokens, including tool schemas."
+    )
     overlong_prompts: OverlongPrompts = Field(
         "filter", description="What to do with a longer prompt; filtered and truncated rows are counted."
     )
@@ -32,11 +40,15 @@ class DataConfig(Section):
         "rows are checked when the replay buffer opens, before the first step.",
     )
     reader: str | None = Field(
-        None, description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: the columns below."
+        None,
+        description="`module:function` or `file.py:function` that turns one row (a dict) into a Task; None: "
+        "the columns below.",
     )
     data_source_key: str = Field("data_source", description="Column that chooses the reward.")
     prompt_key: str = Field("prompt", description="Column of the chat messages.")
     ability_key: str = Field("ability", description="Column of the ability label.")
     reward_model_key: str = Field("reward_model", description="Column of {style, ground_truth}.")
-    extra_info_key: str = Field("extra_info", description="Column of {tools_kwargs, interaction_kwargs, ...}.")
+    extra_info_key: str = Field(
+        "extra_info", description="Column of {tools_kwargs, interaction_kwargs, ...}."
+    )
     agent_name_key: str = Field("agent_name", description="Column that chooses the agent; may be absent.")

@@ -40,9 +40,15 @@ directory. An unknown key is refused.
 
 `agentrl config show FILE` prints the resolved config, `agentrl config explain FILE` what it amounts to.
 Units are suffixes: `_s` seconds, `_tokens`, `_bytes`.
-"""
+"""  # noqa: E501
 
-WORDS: dict[Any, str] = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "anything"}
+WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    Any: "anything",
+}
 
 
 def render() -> str:
@@ -63,14 +69,17 @@ def _further(title: str, config: type[Section], *, known: Sequence[type[Section]
     Sections that it shares with the `known` configs are listed, but not repeated.
     """
     shared = {section for other in known for _, section in iter_sections(other)}
-    same = ", ".join(f"`{'.'.join(key)}`" for key, section in iter_sections(config) if section in shared and len(key) == 1)
+    same = ", ".join(
+        f"`{'.'.join(key)}`" for key, section in iter_sections(config) if section in shared and len(key) == 1
+    )
     own = [_section(key, section) for key, section in iter_sections(config) if section not in shared]
     return [title, f"The sections {same} are the same as above. The others are:\n", *own]
 
 
 def _section(key: Key, section: type[Section]) -> str:
     rows = "\n".join(
-        f"| `{'.'.join((*key, name))}` | {type_words(field)} | {_default(field)} | {_cell(field.description)} |"
+        f"| `{'.'.join((*key, name))}` | {type_words(field)} | {_default(field)} | "
+        f"{_cell(field.description)} |"
         for name, field in _rows(section)
     )
     heading = f"{'#' * (len(key) + 1)} `{'.'.join(key)}`\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
@@ -107,7 +116,11 @@ def _words(annotation: Any) -> str:
     if origin is dict:
         if inspect.isclass(arguments[1]) and issubclass(arguments[1], Section):
             return "mapping of names to the keys below"
-        return "mapping" if arguments[1] is Any else f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
+        return (
+            "mapping"
+            if arguments[1] is Any
+            else f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
+        )
     return WORDS[annotation]
 
 
@@ -151,7 +164,10 @@ def main() -> None:
     """Write the file named on the command line; docs/config.md by default."""
     file = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FILE)
     if not file.parent.is_dir():
-        raise ConfigError(f"folder {str(file.parent)!r} does not exist; run this from the root of the repository, or name a file")
+        raise ConfigError(
+            f"folder {str(file.parent)!r} does not exist; run this from the root of the repository, or name "
+            "a file"
+        )
     file.write_text(render(), encoding="utf-8")
 
 

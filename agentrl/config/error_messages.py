@@ -94,7 +94,11 @@ def _suggest(name: str, known: Sequence[str], sections: Sequence[str]) -> str:
     nearest = elsewhere[:1] or difflib.get_close_matches(name, everything, n=1, cutoff=0.6)
     if nearest:
         return f"did you mean {nearest[0]}?"
-    return f"{section or 'a config'} has: {', '.join(siblings)}" if siblings else f"sections are: {', '.join(sections)}"
+    return (
+        f"{section or 'a config'} has: {', '.join(siblings)}"
+        if siblings
+        else f"sections are: {', '.join(sections)}"
+    )
 
 
 def describe_invalid(error: ValidationError, origins: Origins) -> list[str]:
@@ -107,7 +111,10 @@ def describe_invalid(error: ValidationError, origins: Origins) -> list[str]:
         if problem["type"] == "value_error":  # raised by the schema's own checks, in full sentences
             lines.append(f"{context['error']} ({origins.find(key)})")
         elif problem["type"] in RIGHT:
-            lines.append(f"{name}: {show(problem['input'])} is wrong; it must be {RIGHT[problem['type']](context)} ({origins.find(key)})")
+            lines.append(
+                f"{name}: {show(problem['input'])} is wrong; it must be {RIGHT[problem['type']](context)} "
+                f"({origins.find(key)})"
+            )
         else:
             lines.append(f"{name}: {show(problem['input'])} is wrong: {problem['msg']} ({origins.find(key)})")
     return lines

@@ -65,9 +65,16 @@ def explain(config: Config, *, num_train_rows: int | None = None) -> str:
         ("Run", _run_lines(config, num_train_rows)),
         ("Placement", list(placement_lines(config.placement, config.num_ranks))),
     ]
-    text = "\n\n".join(f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines) for title, lines in parts)
+    text = "\n\n".join(
+        f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines)
+        for title, lines in parts
+    )
     warnings = list(find_warnings(config, num_train_rows=num_train_rows))
-    return text + ("\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings) if warnings else "\n\nNo warnings")
+    return text + (
+        "\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings)
+        if warnings
+        else "\n\nNo warnings"
+    )
 
 
 def _ceil(a: int, b: int) -> int:
@@ -86,26 +93,40 @@ def _step_lines(config: Config, numbers: RunSize) -> Lines:
     cut = f"{learner.minibatches_per_step:,} per epoch x {_count(learner.epochs_per_step, 'epoch')}"
     lines = [
         ("tasks (groups)", f"{numbers.groups:,}"),
-        ("trajectories", f"{numbers.trajectories:,} = {numbers.groups:,} groups x {config.rollout.group_size:,}"),
-        ("tokens", f"at most {numbers.tokens:,} = {numbers.trajectories:,} x {numbers.longest_tokens:,} (prompt + response)"),
+        (
+            "trajectories",
+            f"{numbers.trajectories:,} = {numbers.groups:,} groups x {config.rollout.group_size:,}",
+        ),
+        (
+            "tokens",
+            f"at most {numbers.tokens:,} = {numbers.trajectories:,} x {numbers.longest_tokens:,} (prompt + "
+            "response)",
+        ),
         ("optimizer updates", f"{numbers.updates:,} = {cut}"),
         (
             "microbatches",
-            f"at most {numbers.microbatches_per_rank_and_update:,} per update on each of {_data_ranks(learner)}"
-            f" ({numbers.trajectories_per_rank_and_update:,} full trajectories in packs of {learner.microbatch_tokens:,} tokens)",
+            f"at most {numbers.microbatches_per_rank_and_update:,} per update on each of "
+            f"{_data_ranks(learner)} ({numbers.trajectories_per_rank_and_update:,} full trajectories in "
+            f"packs of {learner.microbatch_tokens:,} tokens)",
         ),
         ("then", "publish one new version of the weights"),
     ]
-    return [*lines[:2], ("reward model", _reward_model(config)), *lines[2:]] if config.reward_model.is_used else lines
+    return (
+        [*lines[:2], ("reward model", _reward_model(config)), *lines[2:]]
+        if config.reward_model.is_used
+        else lines
+    )
 
 
 def _reward_model(config: Config) -> str:
     own = config.reward_model
     bound = "as many as the model has positions" if own.max_tokens is None else f"at most {own.max_tokens:,}"
-    cut = {"truncate": "longer ones are cut at the beginning", "skip": "longer ones get no score"}[own.overlong]
+    cut = {"truncate": "longer ones are cut at the beginning", "skip": "longer ones get no score"}[
+        own.overlong
+    ]
     return (
-        f"{own.model.path} on {_count(own.world_size, 'rank')} ({own.model.dtype}) scores every trajectory, {bound} tokens; {cut}; "
-        f"asked by {', '.join(config.asks_reward_model)}"
+        f"{own.model.path} on {_count(own.world_size, 'rank')} ({own.model.dtype}) scores every trajectory, "
+        f"{bound} tokens; {cut}; asked by {', '.join(config.asks_reward_model)}"
     )
 
 
@@ -119,21 +140,27 @@ def _data_ranks(learner: LearnerConfig) -> str:
 def _asynchrony_lines(config: Config, numbers: RunSize) -> Lines:
     staleness = config.buffer.max_staleness
     admitted = numbers.admitted_groups * config.attempts_per_group
-    overlap = "rollouts wait while the learner works" if staleness == 0 else "rollouts go on while the learner works"
+    overlap = (
+        "rollouts wait while the learner works"
+        if staleness == 0
+        else "rollouts go on while the learner works"
+    )
     return [
         ("bound on lag", f"{_count(staleness, 'version')}: no older token is trained on; {overlap}"),
         (
             "groups admitted",
-            f"{numbers.admitted_groups:,} leased or ready = ({staleness} + 1) x {numbers.groups:,}, {admitted:,} trajectories",
+            f"{numbers.admitted_groups:,} leased or ready = ({staleness} + 1) x {numbers.groups:,}, "
+            f"{admitted:,} trajectories",
         ),
         (
             "trajectories in flight",
-            f"at most {min(numbers.capacity, admitted):,} (room for {numbers.capacity:,} ="
-            f" {_count(config.rollout.num_actors, 'actor')} x {config.rollout.max_concurrent_trajectories:,})",
+            f"at most {min(numbers.capacity, admitted):,} (room for {numbers.capacity:,} = "
+            f"{_count(config.rollout.num_actors, 'actor')} x {config.rollout.max_concurrent_trajectories:,})",
         ),
         (
             "longest trajectory",
-            f"{numbers.longest_tokens:,} tokens, {_count(config.agent.max_turns, 'turn')}, {config.agent.trajectory_timeout_s:g} s",
+            f"{numbers.longest_tokens:,} tokens, {_count(config.agent.max_turns, 'turn')}, "
+            f"{config.agent.trajectory_timeout_s:g} s",
         ),
     ]
 
@@ -147,8 +174,15 @@ def _advantage(config: Config) -> str:
     whitened = ", whitened over the batch" if algorithm.whiten else ""
     if algorithm.advantage in CRITIC_ADVANTAGES:
         step = "turns" if algorithm.advantage == "gae_turn" else "action tokens"
-        return f"{algorithm.advantage} over {step} with gamma {algorithm.gamma:g}, lambda {algorithm.lam:g}{whitened}"
-    scope = f"over groups of {size:,}" if algorithm.advantage in GROUP_ADVANTAGES else f"over {_count(size, 'attempt')} per task"
+        return (
+            f"{algorithm.advantage} over {step} with gamma {algorithm.gamma:g}, lambda "
+            f"{algorithm.lam:g}{whitened}"
+        )
+    scope = (
+        f"over groups of {size:,}"
+        if algorithm.advantage in GROUP_ADVANTAGES
+        else f"over {_count(size, 'attempt')} per task"
+    )
     beside = " and a greedy one" if config.has_greedy else ""
     return f"{algorithm.advantage} {scope}{beside}{whitened}"
 
@@ -159,23 +193,30 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
         num_train_rows = min(num_train_rows, config.data.max_train_rows)
     lines: Lines = []
     if num_train_rows is not None:
-        lines.append(("one epoch", f"{num_train_rows / groups:,.1f} steps = {num_train_rows:,} rows / {groups:,}"))
+        lines.append(
+            ("one epoch", f"{num_train_rows / groups:,.1f} steps = {num_train_rows:,} rows / {groups:,}")
+        )
     if trainer.steps is not None:
         lines.append(("steps", f"{trainer.steps:,} (trainer.steps), {trainer.steps * groups:,} tasks"))
     elif num_train_rows is not None:
         lines.append(
             (
                 "steps",
-                f"{num_train_rows * trainer.total_epochs // groups:,} = {_count(trainer.total_epochs, 'epoch')} of {num_train_rows:,} rows",
+                f"{num_train_rows * trainer.total_epochs // groups:,} = "
+                f"{_count(trainer.total_epochs, 'epoch')} of {num_train_rows:,} rows",
             )
         )
     else:
-        lines.append(("steps", f"{_count(trainer.total_epochs, 'epoch')} of the training rows (trainer.total_epochs)"))
+        lines.append(
+            ("steps", f"{_count(trainer.total_epochs, 'epoch')} of the training rows (trainer.total_epochs)")
+        )
     lines.append(("tasks", config.data.curriculum.summary))
     lines.append(
         (
             "checkpoints",
-            "never" if trainer.save_freq == -1 else f"every {_count(trainer.save_freq, 'step')}, the last {trainer.keep_last} kept",
+            "never"
+            if trainer.save_freq == -1
+            else f"every {_count(trainer.save_freq, 'step')}, the last {trainer.keep_last} kept",
         )
     )
     lines.append(("validation", _validation(config)))
@@ -207,15 +248,18 @@ def find_warnings(config: Config, *, num_train_rows: int | None = None) -> Itera
     yield from _curriculum_warnings(config, num_train_rows)
     if num_train_rows is not None and num_train_rows < config.buffer.groups_per_step:
         yield (
-            f"{num_train_rows} training rows are fewer than buffer.groups_per_step={config.buffer.groups_per_step}:"
-            " a batch holds several groups of the same row"
+            f"{num_train_rows} training rows are fewer than "
+            f"buffer.groups_per_step={config.buffer.groups_per_step}: a batch holds several groups of the "
+            "same row"
         )
 
 
 def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
     """Yield the obstacles that `agentrl config import` also reports for a config of verl."""
     for key, path in (("model.path", config.model.path), ("critic.model.path", config.critic.model.path)):
-        yield from (f"{key}={path} will not run: it is {what}" for what in (find_obstacles(path) if path else ()))
+        yield from (
+            f"{key}={path} will not run: it is {what}" for what in (find_obstacles(path) if path else ())
+        )
     if config.rollout.backend != "sglang":
         return
     arguments = config.rollout.sglang.args
@@ -253,20 +297,31 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
         )
     elif numbers.capacity < numbers.trajectories:
         yield (
-            f"room for {numbers.capacity} trajectories in flight is less than one batch of {numbers.trajectories}:"
-            " raise rollout.max_concurrent_trajectories or rollout.num_actors if the servers have capacity left"
+            f"room for {numbers.capacity} trajectories in flight is less than one batch of "
+            f"{numbers.trajectories}: raise rollout.max_concurrent_trajectories or rollout.num_actors if the "
+            "servers have capacity left"
         )
     if rollout.backend == "embedded" and rollout.num_started:
         room = rollout.embedded.num_blocks * rollout.embedded.page_size
         if room < numbers.longest_tokens:
-            yield f"the embedded server's cache of {room:,} tokens is smaller than the longest trajectory of {numbers.longest_tokens:,}"
+            yield (
+                f"the embedded server's cache of {room:,} tokens is smaller than the longest trajectory of "
+                f"{numbers.longest_tokens:,}"
+            )
     if agent.max_turn_tokens is not None and agent.max_turn_tokens > agent.max_response_tokens:
-        yield f"agent.max_turn_tokens={agent.max_turn_tokens} has no effect above agent.max_response_tokens={agent.max_response_tokens}"
-    for name, limit in (("tool_timeout_s", agent.tool_timeout_s), ("interaction_timeout_s", agent.interaction_timeout_s)):
+        yield (
+            f"agent.max_turn_tokens={agent.max_turn_tokens} has no effect above "
+            f"agent.max_response_tokens={agent.max_response_tokens}"
+        )
+    for name, limit in (
+        ("tool_timeout_s", agent.tool_timeout_s),
+        ("interaction_timeout_s", agent.interaction_timeout_s),
+    ):
         if limit >= agent.trajectory_timeout_s:
             yield (
-                f"agent.{name}={limit:g} is not below agent.trajectory_timeout_s={agent.trajectory_timeout_s:g}:"
-                " one call may use up the whole trajectory"
+                f"agent.{name}={limit:g} is not below "
+                f"agent.trajectory_timeout_s={agent.trajectory_timeout_s:g}: one call may use up the whole "
+                "trajectory"
             )
 
 
@@ -280,11 +335,15 @@ def _learner_warnings(config: Config) -> Iterator[str]:
         )
     if config.buffer.groups_per_step % learner.minibatches_per_step:
         yield (
-            f"buffer.groups_per_step={config.buffer.groups_per_step} is not a multiple of"
-            f" learner.minibatches_per_step={learner.minibatches_per_step}: the updates of a step have unequal batches"
+            f"buffer.groups_per_step={config.buffer.groups_per_step} is not a multiple of "
+            f"learner.minibatches_per_step={learner.minibatches_per_step}: the updates of a step have "
+            "unequal batches"
         )
     if learner.dp_size > _ceil(numbers.groups, learner.minibatches_per_step) * config.rollout.group_size:
-        yield f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks have nothing to learn from"
+        yield (
+            f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks "
+            "have nothing to learn from"
+        )
     yield from loss_warnings(config)
 
 
@@ -323,14 +382,24 @@ def _curriculum_warnings(config: Config, num_train_rows: int | None) -> Iterator
                 yield f"data.curriculum.{key}={value:g} has no effect without data.curriculum.by_pass_rate"
         return
     num_drawn = None if trainer.steps is None else trainer.steps * config.buffer.groups_per_step
-    if trainer.total_epochs == 1 if num_drawn is None else num_train_rows is not None and num_drawn <= num_train_rows:
-        yield "data.curriculum.by_pass_rate has no effect in the first epoch, which draws every task once, and this run has only one"
+    if (
+        trainer.total_epochs == 1
+        if num_drawn is None
+        else num_train_rows is not None and num_drawn <= num_train_rows
+    ):
+        yield (
+            "data.curriculum.by_pass_rate has no effect in the first epoch, which draws every task once, and "
+            "this run has only one"
+        )
 
 
 def _validation_warnings(config: Config) -> Iterator[str]:
     sampling, trainer = config.eval, config.trainer
     if sampling.temperature == 0 and sampling.n > 1:
-        yield f"eval.n={sampling.n} greedy attempts (eval.temperature=0) are identical: set a temperature, or n=1"
+        yield (
+            f"eval.n={sampling.n} greedy attempts (eval.temperature=0) are identical: set a temperature, or "
+            "n=1"
+        )
     if sampling.temperature == 0 and (sampling.top_p, sampling.top_k, sampling.min_p) != (1.0, -1, 0.0):
         yield "eval.top_p, top_k and min_p have no effect on greedy validation (eval.temperature=0)"
     if trainer.test_freq > 0 and not config.data.val_files:
@@ -338,7 +407,10 @@ def _validation_warnings(config: Config) -> Iterator[str]:
     if trainer.val_only and not config.data.val_files:
         yield "trainer.val_only without data.val_files: there is nothing to validate on"
     if config.data.val_files and not (trainer.val_only or trainer.val_before_train or trainer.test_freq > 0):
-        yield "data.val_files are never used: set trainer.test_freq, which also validates at the end, or trainer.val_before_train"
+        yield (
+            "data.val_files are never used: set trainer.test_freq, which also validates at the end, or "
+            "trainer.val_before_train"
+        )
     if trainer.save_freq == -1 and trainer.steps is not None and trainer.steps >= 100:
         yield f"trainer.save_freq=-1: a crash in {trainer.steps} steps loses everything"
 
@@ -350,7 +422,11 @@ def placement_lines(placement: PlacementConfig, num_ranks: Mapping[Role, int]) -
     layout = placement.layout(num_ranks)
     for name, pool in placement.pools_in_use.items():
         nodes = f"{pool.nodes} node{'s' * (pool.nodes > 1)}, " if name in layout.reservations else ""
-        size = f"{nodes}{pool.gpus_per_node} GPU{'s' * (pool.gpus_per_node > 1)} each" if pool.gpus_per_node else f"{nodes}no GPU"
+        size = (
+            f"{nodes}{pool.gpus_per_node} GPU{'s' * (pool.gpus_per_node > 1)} each"
+            if pool.gpus_per_node
+            else f"{nodes}no GPU"
+        )
         members = [
             f"{len(spots)} x {role}" + (f" at {spots[0].num_gpus:g} GPU" if spots[0].num_gpus else "")
             for role, spots in layout.spots.items()

@@ -19,7 +19,11 @@ MODES = {
     "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
 }
 
-_WEIGHT_LEVELS = {"token": "per token", "sequence": "multiplied over the sequence", "geometric": "in the geometric mean of the sequence"}
+_WEIGHT_LEVELS = {
+    "token": "per token",
+    "sequence": "multiplied over the sequence",
+    "geometric": "in the geometric mean of the sequence",
+}
 _LEVELS = {
     "token": "of a token",
     "sequence_sum": "summed over a sequence",
@@ -39,7 +43,10 @@ def loss_lines(config: Config) -> Lines:
         ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
         ("importance weight", _weight(config)),
         *(("rejected" if number == 0 else "", text) for number, text in enumerate(rejected)),
-        ("aggregation", algorithm.aggregation + _constant_length(config) + _denominator(algorithm.correction)),
+        (
+            "aggregation",
+            algorithm.aggregation + _constant_length(config) + _denominator(algorithm.correction),
+        ),
         ("KL", _kl(algorithm)),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
     ]
@@ -54,10 +61,17 @@ def critic_lines(config: Config) -> Lines:
         return []
     critic, updates = config.critic, config.learner.minibatches_per_step * config.critic_epochs
     start = critic.model.path or "model.path"
-    bound = "plain squared error" if critic.cliprange_value is None else f"values move at most {critic.cliprange_value:g} per step"
+    bound = (
+        "plain squared error"
+        if critic.cliprange_value is None
+        else f"values move at most {critic.cliprange_value:g} per step"
+    )
     warmup = f", alone in the first {critic.warmup_steps:,} steps" if critic.warmup_steps else ""
     return [
-        ("critic", f"from {start}, learning rate {critic.optimizer.lr:g}, {updates:,} update(s) per step{warmup}"),
+        (
+            "critic",
+            f"from {start}, learning rate {critic.optimizer.lr:g}, {updates:,} update(s) per step{warmup}",
+        ),
         ("value loss", f"{bound}; aggregated as the policy loss"),
     ]
 
@@ -66,7 +80,10 @@ def loss_warnings(config: Config) -> Iterator[str]:
     """Yield one sentence for each setting of the loss that works but is probably a mistake."""
     algorithm, correction = config.algorithm, config.algorithm.correction
     if algorithm.constant_length is not None and algorithm.aggregation != "constant":
-        yield f"algorithm.constant_length={algorithm.constant_length} has no effect with algorithm.aggregation={algorithm.aggregation}"
+        yield (
+            f"algorithm.constant_length={algorithm.constant_length} has no effect with "
+            f"algorithm.aggregation={algorithm.aggregation}"
+        )
     if config.policy_mode == "decoupled" and correction.weight == "none" and config.buffer.max_staleness > 0:
         yield (
             f"algorithm.correction.weight=none with buffer.max_staleness={config.buffer.max_staleness}:"
@@ -74,28 +91,47 @@ def loss_warnings(config: Config) -> Iterator[str]:
         )
     if correction.max_lag is not None and correction.max_lag >= config.buffer.max_staleness:
         yield (
-            f"algorithm.correction.max_lag={correction.max_lag} has no effect: the buffer drops all that is older than"
-            f" buffer.max_staleness={config.buffer.max_staleness}"
+            f"algorithm.correction.max_lag={correction.max_lag} has no effect: the buffer drops all that is "
+            f"older than buffer.max_staleness={config.buffer.max_staleness}"
         )
-    if algorithm.policy_loss == "gpg" and (config.learner.minibatches_per_step * config.learner.epochs_per_step) > 1:
+    if (
+        algorithm.policy_loss == "gpg"
+        and (config.learner.minibatches_per_step * config.learner.epochs_per_step) > 1
+    ):
         yield (
             "algorithm.policy_loss=gpg has no trust region: with several updates per step, nothing "
             "keeps the policy close to the one that sampled the data"
         )
     if algorithm.policy_loss == "gspo" and algorithm.clip_high > 0.05:
         yield (
-            f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's mean log-ratio hardly moves;"
-            " the paper has clip_low=3e-4, clip_high=4e-4"
+            f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's "
+            "mean log-ratio hardly moves; the paper has clip_low=3e-4, clip_high=4e-4"
         )
     for name in ("reinforce", "sapo", "clip_cov", "kl_cov", "dppo_tv"):
         if algorithm.policy_loss != name and getattr(algorithm, name) != getattr(DEFAULTS, name):
-            yield f"the keys of algorithm.{name} have no effect with algorithm.policy_loss={algorithm.policy_loss}"
+            yield (
+                f"the keys of algorithm.{name} have no effect with "
+                f"algorithm.policy_loss={algorithm.policy_loss}"
+            )
     if config.policy_mode != "decoupled" and (correction.floor is not None or correction.outside == "mask"):
-        yield f"algorithm.correction.floor and outside have no effect: with the policy mode {config.policy_mode} no weight enters the loss"
+        yield (
+            "algorithm.correction.floor and outside have no effect: with the policy mode "
+            f"{config.policy_mode} no weight enters the loss"
+        )
     if not config.has_critic and config.critic != CriticConfig():
-        yield f"the keys of critic have no effect with algorithm.advantage={algorithm.advantage}, which needs no critic"
-    if config.has_critic and config.trainer.steps is not None and config.critic.warmup_steps >= config.trainer.steps:
-        yield f"critic.warmup_steps={config.critic.warmup_steps} is the whole run of {config.trainer.steps} steps: the policy never learns"
+        yield (
+            f"the keys of critic have no effect with algorithm.advantage={algorithm.advantage}, which needs "
+            "no critic"
+        )
+    if (
+        config.has_critic
+        and config.trainer.steps is not None
+        and config.critic.warmup_steps >= config.trainer.steps
+    ):
+        yield (
+            f"critic.warmup_steps={config.critic.warmup_steps} is the whole run of {config.trainer.steps} "
+            "steps: the policy never learns"
+        )
     if algorithm.kl.off_policy_ratio and algorithm.kl.place == "reward":
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.place=reward"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
@@ -104,14 +140,19 @@ def loss_warnings(config: Config) -> Iterator[str]:
 
 def _policy_loss(algorithm: AlgorithmConfig) -> str:
     details = {
-        "sapo": f"gates with temperature {algorithm.sapo.tau_positive:g} (A > 0) and {algorithm.sapo.tau_negative:g}",
+        "sapo": f"gates with temperature {algorithm.sapo.tau_positive:g} (A > 0) and "
+        f"{algorithm.sapo.tau_negative:g}",
         "clip_cov": f"{algorithm.clip_cov.share:g} of the tokens left out because of their covariance",
-        "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens penalized by {algorithm.kl_cov.coefficient:g} |log ratio|",
+        "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens penalized by {algorithm.kl_cov.coefficient:g} "
+        "|log ratio|",
         "dppo_tv": _trust_region(algorithm.dppo_tv),
         "reinforce": _reinforce(algorithm.reinforce),
     }
     dual = algorithm.policy_loss in ("ppo_clip", "clip_cov") and algorithm.dual_clip is not None
-    parts = [details.get(algorithm.policy_loss, ""), f"at most {algorithm.dual_clip:g} |A| where A < 0" if dual else ""]
+    parts = [
+        details.get(algorithm.policy_loss, ""),
+        f"at most {algorithm.dual_clip:g} |A| where A < 0" if dual else "",
+    ]
     return ", ".join([algorithm.policy_loss, *(part for part in parts if part)])
 
 
@@ -147,7 +188,10 @@ def _weight(config: Config) -> str:
     floor = "" if correction.floor is None else f"at least {correction.floor:g}, "
     outside = ", 0 outside" if correction.outside == "mask" else ""
     normal = ", mean 1 over the update" if correction.self_normalize else ""
-    return f"proximal / behavior {_WEIGHT_LEVELS[correction.weight]}, {floor}at most {correction.cap:g}{outside}{normal}"
+    return (
+        f"proximal / behavior {_WEIGHT_LEVELS[correction.weight]}, {floor}at most "
+        f"{correction.cap:g}{outside}{normal}"
+    )
 
 
 def _rejected(correction: CorrectionConfig, *, is_bypass: bool) -> Iterator[str]:
@@ -155,7 +199,10 @@ def _rejected(correction: CorrectionConfig, *, is_bypass: bool) -> Iterator[str]
     if correction.max_lag is not None:
         yield f"max_lag: tokens older than {correction.max_lag} versions"
     for name, stage in correction.reject.items():
-        yield f"{name}: {_STATISTICS[stage.statistic]} {_LEVELS[stage.level]} {_outside(stage)}; rho' = {ours} / behavior"
+        yield (
+            f"{name}: {_STATISTICS[stage.statistic]} {_LEVELS[stage.level]} {_outside(stage)}; rho' = {ours} "
+            "/ behavior"
+        )
     if correction.m2po_threshold is not None:
         yield f"m2po: the largest (log rho')^2 until their mean is at most {correction.m2po_threshold:g}"
     if correction.opsm_delta is not None:
@@ -171,7 +218,9 @@ def _outside(stage: RejectionConfig) -> str:
 def _constant_length(config: Config) -> str:
     if config.algorithm.aggregation != "constant":
         return ""
-    return f", by {config.algorithm.constant_length or config.agent.max_response_tokens:,} tokens per trajectory"
+    return (
+        f", by {config.algorithm.constant_length or config.agent.max_response_tokens:,} tokens per trajectory"
+    )
 
 
 def _denominator(correction: CorrectionConfig) -> str:
@@ -182,9 +231,14 @@ def _kl(algorithm: AlgorithmConfig) -> str:
     if not algorithm.kl.coefficient:
         return "none; no reference is loaded"
     if algorithm.kl.place == "reward":
-        adapted = "" if algorithm.kl.target is None else f", adapted to a mean of {algorithm.kl.target:g} nats per token"
+        adapted = (
+            ""
+            if algorithm.kl.target is None
+            else f", adapted to a mean of {algorithm.kl.target:g} nats per token"
+        )
         return (
-            f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference, subtracted from the reward of each token{adapted}"
+            f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator} to the reference, subtracted from the "
+            f"reward of each token{adapted}"
         )
     ratio = " x policy / proximal" if algorithm.kl.off_policy_ratio else ""
     return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator}{ratio} to the reference"

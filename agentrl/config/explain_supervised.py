@@ -15,9 +15,16 @@ Lines = list[tuple[str, str]]
 def explain_supervised(config: SFTConfig | RMConfig) -> str:
     """Return the arithmetic of a supervised run as text."""
     parts = [("One update", _update_lines(config)), ("Run", _run_lines(config))]
-    text = "\n\n".join(f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines) for title, lines in parts)
+    text = "\n\n".join(
+        f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines)
+        for title, lines in parts
+    )
     warnings = list(find_warnings(config))
-    return text + ("\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings) if warnings else "\n\nNo warnings")
+    return text + (
+        "\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings)
+        if warnings
+        else "\n\nNo warnings"
+    )
 
 
 def longest_tokens(config: SFTConfig | RMConfig) -> int:
@@ -41,11 +48,13 @@ def find_warnings(config: SFTConfig | RMConfig) -> Iterator[str]:
         yield f"trainer.test_freq={trainer.test_freq} without data.val_files: there is nothing to measure"
     if trainer.steps is not None and learner.optimizer.warmup_updates >= trainer.steps:
         yield (
-            f"learner.optimizer.warmup_updates={learner.optimizer.warmup_updates} is not below trainer.steps={trainer.steps}:"
-            " the learning rate only rises"
+            f"learner.optimizer.warmup_updates={learner.optimizer.warmup_updates} is not below "
+            f"trainer.steps={trainer.steps}: the learning rate only rises"
         )
     if trainer.steps is not None and trainer.total_epochs > 1:
-        yield f"trainer.total_epochs={trainer.total_epochs} has no effect beside trainer.steps={trainer.steps}"
+        yield (
+            f"trainer.total_epochs={trainer.total_epochs} has no effect beside trainer.steps={trainer.steps}"
+        )
     if trainer.save_freq == -1 and trainer.steps is not None and trainer.steps >= 1000:
         yield f"trainer.save_freq=-1: a crash in {trainer.steps} updates loses everything"
 
@@ -58,10 +67,22 @@ def _update_lines(config: SFTConfig | RMConfig) -> Lines:
     loss = "-log sigmoid(chosen - rejected), a mean over the pairs of the update"
     return [
         ("pairs" if is_pairs else "conversations", f"{size:,}"),
-        ("tokens", f"at most {size * longest:,} = {size:,} x {longest:,}{' (both of a pair)' if is_pairs else ''}"),
+        (
+            "tokens",
+            f"at most {size * longest:,} = {size:,} x {longest:,}{' (both of a pair)' if is_pairs else ''}",
+        ),
         ("too long", f"more than {config.data.max_tokens:,} tokens: {_OVERLONG[config.data.overlong]}"),
-        ("microbatches", f"at most {packs:,} on each of {_count(learner.dp_size, 'rank')}, of {learner.microbatch_tokens:,} tokens"),
-        ("loss", loss if is_pairs else f"cross-entropy of {_learned(config)}, a mean over the tokens of the update"),
+        (
+            "microbatches",
+            f"at most {packs:,} on each of {_count(learner.dp_size, 'rank')}, of "
+            f"{learner.microbatch_tokens:,} tokens",
+        ),
+        (
+            "loss",
+            loss
+            if is_pairs
+            else f"cross-entropy of {_learned(config)}, a mean over the tokens of the update",
+        ),
     ]
 
 
@@ -76,9 +97,19 @@ def _learned(config: SFTConfig | RMConfig) -> str:
 def _run_lines(config: SFTConfig | RMConfig) -> Lines:
     trainer, optimizer = config.trainer, config.learner.optimizer
     epochs = f"{_count(trainer.total_epochs, 'epoch')} of the training rows (trainer.total_epochs)"
-    steps = f"{trainer.steps:,} (trainer.steps), {trainer.steps * trainer.batch_size:,} examples" if trainer.steps is not None else epochs
-    warmup = f" after {_count(optimizer.warmup_updates, 'update')} of warm-up" if optimizer.warmup_updates else ""
-    when = f"every {_count(trainer.test_freq, 'update')} and at the end" if trainer.test_freq > 0 else "at the end"
+    steps = (
+        f"{trainer.steps:,} (trainer.steps), {trainer.steps * trainer.batch_size:,} examples"
+        if trainer.steps is not None
+        else epochs
+    )
+    warmup = (
+        f" after {_count(optimizer.warmup_updates, 'update')} of warm-up" if optimizer.warmup_updates else ""
+    )
+    when = (
+        f"every {_count(trainer.test_freq, 'update')} and at the end"
+        if trainer.test_freq > 0
+        else "at the end"
+    )
     saved = f"every {_count(trainer.save_freq, 'update')} and at the end, the last {trainer.keep_last} kept"
     exported = "the last weights" if trainer.export == "last" else "the weights of the lowest validation loss"
     return [

@@ -25,7 +25,11 @@ def entry_type(field: FieldInfo) -> type[Section] | None:
     Returns None for any other field.
     """
     arguments = get_args(field.annotation) if get_origin(field.annotation) is dict else ()
-    return arguments[1] if arguments and inspect.isclass(arguments[1]) and issubclass(arguments[1], Section) else None
+    return (
+        arguments[1]
+        if arguments and inspect.isclass(arguments[1]) and issubclass(arguments[1], Section)
+        else None
+    )
 
 
 def iter_keys(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
@@ -52,7 +56,9 @@ def iter_sections(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key
             yield (*prefix, name, "<name>"), entry
 
 
-def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+def unknown_keys(
+    schema: type[Section], values: Mapping[str, Any], prefix: Key = ()
+) -> Iterator[tuple[Key, Any]]:
     """Yield each key of `values` that the schema does not have, with its value.
 
     Free-form mappings are not searched.
@@ -72,7 +78,9 @@ def unknown_keys(schema: type[Section], values: Mapping[str, Any], prefix: Key =
                     yield from unknown_keys(entry, written, (*key, str(entry_name)))
 
 
-def with_defaults(schema: type[Section], values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def with_defaults(
+    schema: type[Section], values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return `values` completed by the schema's defaults, as plain data.
 
     An empty section (null) counts as not set. Null for a free-form mapping empties the mapping: mappings are

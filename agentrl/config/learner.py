@@ -17,7 +17,9 @@ class OptimizerConfig(Section):
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas.")
     eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay, as in AdamW.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Decay to 0 over the run's updates.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Decay to 0 over the run's updates."
+    )
     warmup_updates: int = Field(0, ge=0, description="Linear warm-up, in optimizer updates.")
     grad_clip: float | None = Field(1.0, gt=0, description="Maximum global gradient norm; None: no clipping.")
 
@@ -33,17 +35,25 @@ class FSDPConfig(Section):
     )
     reshard_after_forward: bool = Field(
         True,
-        description="Free a layer's gathered weights after its forward pass and gather them again for its backward pass; false: keep them.",
+        description="Free a layer's gathered weights after its forward pass and gather them again for its "
+        "backward pass; false: keep them.",
     )
     forward_prefetch: int = Field(
-        0, ge=0, description="Number of layers whose weights are gathered ahead of their forward pass; 0: FSDP's default prefetching."
+        0,
+        ge=0,
+        description="Number of layers whose weights are gathered ahead of their forward pass; 0: FSDP's "
+        "default prefetching.",
     )
 
 
 class LearnerConfig(Section):
     """FSDP ranks and the optimizer step."""
 
-    world_size: int = Field(1, ge=1, description="Number of FSDP ranks; each processes its own microbatches, unless ranks share them.")
+    world_size: int = Field(
+        1,
+        ge=1,
+        description="Number of FSDP ranks; each processes its own microbatches, unless ranks share them.",
+    )
     sequence_parallel: int = Field(
         1,
         ge=1,
@@ -58,20 +68,26 @@ class LearnerConfig(Section):
     )
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(
-        16384, ge=1, description="Packed tokens per forward pass and rank; if ranks share a microbatch, the total of these ranks."
+        16384,
+        ge=1,
+        description="Packed tokens per forward pass and rank; if ranks share a microbatch, the total of "
+        "these ranks.",
     )
     shared_prefix: bool = Field(
         False,
         description="Compute the prompt that a group's attempts share only once per microbatch; worthwhile "
         "if prompts are not much shorter than responses. Attention is then `segment_sdpa`.",
     )
-    minibatches_per_step: int = Field(1, ge=1, description="Optimizer updates per pass over the batch, which is split by groups.")
+    minibatches_per_step: int = Field(
+        1, ge=1, description="Optimizer updates per pass over the batch, which is split by groups."
+    )
     epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
     logprob_chunk_tokens: int | None = Field(
         None,
         ge=1,
-        description="Number of tokens whose logits are held in memory at a time; None: about 64 MiB of logits on a CPU, 512 MiB on a GPU.",
+        description="Number of tokens whose logits are held in memory at a time; None: about 64 MiB of "
+        "logits on a CPU, 512 MiB on a GPU.",
     )
     logprob_kernels: Literal["eager", "compiled"] = Field(
         "eager",
@@ -83,23 +99,29 @@ class LearnerConfig(Section):
         description="Library for float32 matrix products on a CPU. torch: torch's BLAS; onednn: oneDNN; "
         "auto: oneDNN on an AMD processor with AVX-512, where it takes half the time.",
     )
-    compile: bool = Field(False, description="Compile each layer with torch.compile; the first updates wait for the compiler.")
+    compile: bool = Field(
+        False, description="Compile each layer with torch.compile; the first updates wait for the compiler."
+    )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none",
         description="What is kept on the CPU. optimizer: the optimizer's state, between updates; parameters: "
         "weights, gradients and optimizer state, which are then updated on the CPU.",
     )
     fsdp: FSDPConfig = FSDPConfig()
-    collective_timeout_s: float = Field(300.0, gt=0, description="Deadline of a collective; when it passes, a rank counts as lost.")
+    collective_timeout_s: float = Field(
+        300.0, gt=0, description="Deadline of a collective; when it passes, a rank counts as lost."
+    )
     save_timeout_s: float = Field(
         1800.0,
         gt=0,
-        description="Deadline of writing a checkpoint; when it passes, the checkpoint has failed, and the next step of a run retries.",
+        description="Deadline of writing a checkpoint; when it passes, the checkpoint has failed, and the "
+        "next step of a run retries.",
     )
     max_restarts: int = Field(
         3,
         ge=0,
-        description="How many times in a run all ranks may restart from the newest checkpoint after a rank was lost, before the run ends.",
+        description="How many times in a run all ranks may restart from the newest checkpoint after a rank "
+        "was lost, before the run ends.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -134,7 +156,10 @@ class LearnerConfig(Section):
         }
         for key, is_set in refused.items():
             if is_set:
-                raise ValueError(f"tensor_parallel={self.tensor_parallel} cannot be combined with {key}; leave one of the two out")
+                raise ValueError(
+                    f"tensor_parallel={self.tensor_parallel} cannot be combined with {key}; leave one of the "
+                    "two out"
+                )
 
     @model_validator(mode="after")
     def _copies_are_even(self) -> LearnerConfig:
@@ -170,5 +195,6 @@ def refuse_shared_prefix(model: ModelConfig, learner: LearnerConfig) -> None:
         )
     if learner.sequence_parallel > 1:
         raise ValueError(
-            f"learner.shared_prefix cannot be combined with learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
+            "learner.shared_prefix cannot be combined with "
+            f"learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
         )

@@ -10,7 +10,9 @@ from agentrl.config.section import Section
 
 
 class LoRAConfig(Section):
-    """A trained low-rank adapter beside frozen weights; servers get it alone, or the sum of both (`rollout.weights.adapter`)."""
+    """A trained low-rank adapter beside frozen weights; servers get it alone, or the sum of both
+    (`rollout.weights.adapter`).
+    """
 
     rank: int = Field(0, ge=0, description="Rank of the adapter; 0: no adapter, all weights are trained.")
     alpha: float = Field(32.0, gt=0, description="The adapter's output is scaled by alpha / rank.")
@@ -24,11 +26,27 @@ class ModelConfig(Section):
     """The policy and its tokenizer."""
 
     path: str = Field("", description="Local folder or hub id of the policy.")
-    revision: str | None = Field(None, description="Branch, tag or commit of a hub id; None: its main branch.")
+    revision: str | None = Field(
+        None, description="Branch, tag or commit of a hub id; None: its main branch."
+    )
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
-    chat_template: str | None = Field(None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's.")
-    tool_format: Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "gpt_oss", "pythonic"] = Field(
-        "auto", description="Format in which the model writes tool calls; auto: derived from the chat template; none: no tool calls."
+    chat_template: str | None = Field(
+        None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's."
+    )
+    tool_format: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "qwen3_coder",
+        "llama3_json",
+        "mistral",
+        "deepseek_v3",
+        "gpt_oss",
+        "pythonic",
+    ] = Field(
+        "auto",
+        description="Format in which the model writes tool calls; auto: derived from the chat template; "
+        "none: no tool calls.",
     )
     template_edits: Literal["fork", "refuse"] = Field(
         "fork",
@@ -37,20 +55,30 @@ class ModelConfig(Section):
         "before it starts.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Parameter dtype of learner and servers; float16 is exported and served, but not trained."
+        "float32",
+        description="Parameter dtype of learner and servers; float16 is exported and served, but not "
+        "trained.",
     )
     attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
-        "auto", description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on GPU."
+        "auto",
+        description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on "
+        "GPU.",
     )
     trust_remote_code: bool = Field(False, description="Allow Python code that comes with the model.")
     external_lib: str | None = Field(
-        None, description="`package.module` or `file.py` to import before the model is loaded, for instance to register its class."
+        None,
+        description="`package.module` or `file.py` to import before the model is loaded, for instance to "
+        "register its class.",
     )
     lora: LoRAConfig = LoRAConfig()
 
 
 class ModelFromScratchConfig(Section):
-    """A new small model instead of `model.path`; without `model.tokenizer_path` it gets the byte-level tokenizer of this project."""
+    """A new small model instead of `model.path`; without `model.tokenizer_path` it gets the byte-level
+    tokenizer of this project.
+    """
 
     architecture: Literal["none", "qwen2"] = Field("none", description="none: start from model.path.")
-    sizes: dict[str, Any] = Field({}, description="hidden_size, num_hidden_layers, ... of the architecture's config.")
+    sizes: dict[str, Any] = Field(
+        {}, description="hidden_size, num_hidden_layers, ... of the architecture's config."
+    )

@@ -12,10 +12,20 @@ EXPERTS = (
     "a mixture of experts; the learner keeps all experts of a layer in one tensor, but servers "
     "have one name per expert and would keep their old weights"
 )
-QUANTIZED = "quantized; the learner publishes unquantized weights (model.dtype), and a server cannot load them into quantized weights"
+QUANTIZED = (
+    "quantized; the learner publishes unquantized weights (model.dtype), and a server cannot load them into "
+    "quantized weights"
+)
 MULTIMODAL = "a model for images, video or sound; only text conversations are supported"
 
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts", "n_experts")
+_NUM_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+    "n_experts",
+)
 _OTHER_MODALITIES = ("vision_config", "audio_config", "visual", "vision_tower")
 _LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
 """Keys under which multimodal configs contain the config of the language model."""
@@ -25,7 +35,9 @@ _BY_NAME: Mapping[str, re.Pattern[str]] = {
         r"|kimi-?k2|glm-?4\.[5-9]|longcat-?flash|qwen3-next|llama-?4|minimax-?m\d|dbrx|olmoe|phi-?3\.5-moe",
         re.IGNORECASE,
     ),
-    QUANTIZED: re.compile(r"(?<![a-z])(fp8|int8|int4|w4a16|w8a8|awq|gptq|mxfp4|nvfp4)(?![a-z])", re.IGNORECASE),
+    QUANTIZED: re.compile(
+        r"(?<![a-z])(fp8|int8|int4|w4a16|w8a8|awq|gptq|mxfp4|nvfp4)(?![a-z])", re.IGNORECASE
+    ),
     MULTIMODAL: re.compile(
         r"(?<![a-z])vl(?![a-z])|vision|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?-?v|llava|pixtral|paligemma|smolvlm|bagel|qwen-?image",
         re.IGNORECASE,
@@ -57,7 +69,10 @@ def find_refused(description: Mapping[str, Any]) -> list[str]:
     Other modalities are not among them: some families list them in their config, but have a causal text-only
     model too.
     """
-    parts = [description, *(part for name in _LANGUAGE_MODELS if isinstance(part := description.get(name), Mapping))]
+    parts = [
+        description,
+        *(part for name in _LANGUAGE_MODELS if isinstance(part := description.get(name), Mapping)),
+    ]
     has_experts = any(_is_several(part.get(name)) for part in parts for name in _NUM_EXPERTS)
     is_quantized = any(part.get("quantization_config") for part in parts)
     return [*([EXPERTS] if has_experts else []), *([QUANTIZED] if is_quantized else [])]

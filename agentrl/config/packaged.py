@@ -38,7 +38,9 @@ def packaged_folder() -> Path:
 def packaged_configs() -> list[PackagedConfig]:
     """Return all packaged configs: complete ones first, then the parts by folder."""
     folder = packaged_folder()
-    found = [_read(path, path.relative_to(folder).with_suffix("").as_posix()) for path in folder.rglob("*.yaml")]
+    found = [
+        _read(path, path.relative_to(folder).with_suffix("").as_posix()) for path in folder.rglob("*.yaml")
+    ]
     return sorted(found, key=lambda config: (not config.is_whole, config.folder, config.name))
 
 

@@ -31,9 +31,13 @@ class PoolConfig(Section):
 
     nodes: int = Field(1, ge=1, description="Number of nodes, each with the same number of GPUs.")
     gpus_per_node: int = Field(0, ge=0, description="GPUs per node; 0: ranks compute on CPUs.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the ranks; auto: cuda if the pool has GPUs.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device of the ranks; auto: cuda if the pool has GPUs."
+    )
     node_resource: str | None = Field(
-        None, description="Custom Ray resource of the nodes (`ray start --resources`), to select them; null: any nodes."
+        None,
+        description="Custom Ray resource of the nodes (`ray start --resources`), to select them; null: any "
+        "nodes.",
     )
 
     @property
@@ -50,14 +54,19 @@ class PoolConfig(Section):
         if self.device == "cuda" and self.gpus_per_node == 0:
             raise ValueError("device=cuda, but gpus_per_node=0; set gpus_per_node, or use device=cpu")
         if self.device == "cpu" and self.gpus_per_node > 0:
-            raise ValueError(f"device=cpu would leave gpus_per_node={self.gpus_per_node} unused; use gpus_per_node=0, or device=cuda")
+            raise ValueError(
+                f"device=cpu would leave gpus_per_node={self.gpus_per_node} unused; use gpus_per_node=0, or "
+                "device=cuda"
+            )
         return self
 
 
 class RolesConfig(Section):
     """The pool of each role."""
 
-    actor: str | None = Field(None, description="Pool of the learner's ranks, policy and frozen reference; null: the only pool.")
+    actor: str | None = Field(
+        None, description="Pool of the learner's ranks, policy and frozen reference; null: the only pool."
+    )
     critic: str | None = Field(None, description="Pool of the critic's ranks; null: the actor's.")
     reward_model: str | None = Field(None, description="Pool of the reward model's ranks; null: the actor's.")
     servers: str | None = Field(None, description="Pool of the inference servers; null: the only pool.")
@@ -89,7 +98,9 @@ class ResourceLayout:
 class PlacementConfig(Section):
     """Which pool of nodes each role stands in. Without pools, everything is on CPUs, wherever Ray puts it."""
 
-    pools: dict[str, PoolConfig] = Field({}, description="Name -> nodes and their GPUs; {}: one pool `main` without GPUs.")
+    pools: dict[str, PoolConfig] = Field(
+        {}, description="Name -> nodes and their GPUs; {}: one pool `main` without GPUs."
+    )
     roles: RolesConfig = RolesConfig()
 
     @property
@@ -128,7 +139,9 @@ class PlacementConfig(Section):
         reservations: dict[str, Reservation] = {}
         for name, pool in self.pools_in_use.items():
             if not members[name]:
-                raise ValueError(f"placement.pools.{name} is used by no role; name it under placement.roles, or remove it")
+                raise ValueError(
+                    f"placement.pools.{name} is used by no role; name it under placement.roles, or remove it"
+                )
             if pool.num_gpus == 0:
                 reservations |= {name: found} if (found := _reserve_nodes(pool)) else {}
                 spots |= {role: _spread(name, pool, count) for role, count in members[name].items()}
@@ -142,7 +155,9 @@ class PlacementConfig(Section):
     def _names_pools_that_exist(self) -> PlacementConfig:
         for role, name in self.roles.model_dump().items():
             if name is not None and name not in self.pools_in_use:
-                raise ValueError(f"roles.{role}={name} is not a pool; available: {_listed(self.pools_in_use)}")
+                raise ValueError(
+                    f"roles.{role}={name} is not a pool; available: {_listed(self.pools_in_use)}"
+                )
         return self
 
 
@@ -156,17 +171,26 @@ def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -
         size, rest = divmod(pool.num_gpus, members["servers"])
         if rest or pool.gpus_per_node % size:
             raise ValueError(
-                f"{where}: {members['servers']} servers cannot get the same number of GPUs of one node; change rollout.num_servers"
+                f"{where}: {members['servers']} servers cannot get the same number of GPUs of one node; "
+                "change rollout.num_servers"
             )
         return size
     for role, count in members.items():
         if role != "servers" and count > pool.num_gpus:
-            raise ValueError(f"{where}: {count} ranks of {role} need one GPU each; raise nodes or gpus_per_node, or start fewer ranks")
+            raise ValueError(
+                f"{where}: {count} ranks of {role} need one GPU each; raise nodes or gpus_per_node, or start "
+                "fewer ranks"
+            )
         if role == "servers" and count > pool.num_gpus and count % pool.num_gpus:
-            raise ValueError(f"{where}: {count} servers cannot share its GPUs evenly; change rollout.num_servers")
+            raise ValueError(
+                f"{where}: {count} servers cannot share its GPUs evenly; change rollout.num_servers"
+            )
     if max(members.values()) < pool.num_gpus:
         largest = max(members, key=members.__getitem__)
-        raise ValueError(f"{where}: its largest role, {largest}, uses {members[largest]} of them; the other GPUs would be idle")
+        raise ValueError(
+            f"{where}: its largest role, {largest}, uses {members[largest]} of them; the other GPUs would be "
+            "idle"
+        )
     return 1
 
 
@@ -175,7 +199,9 @@ def _reserve_gpus(pool: PoolConfig, gpus_per_bundle: int) -> Reservation:
 
     A bundle has the GPUs that one rank sees, or that ranks of several roles share.
     """
-    bundle = {"GPU": float(gpus_per_bundle)} | ({} if pool.node_resource is None else {pool.node_resource: _TOKEN_AMOUNT})
+    bundle = {"GPU": float(gpus_per_bundle)} | (
+        {} if pool.node_resource is None else {pool.node_resource: _TOKEN_AMOUNT}
+    )
     return Reservation(((bundle,) * (pool.gpus_per_node // gpus_per_bundle),) * pool.nodes, "STRICT_PACK")
 
 
@@ -193,21 +219,30 @@ def _spread(name: str, pool: PoolConfig, count: int) -> tuple[Spot, ...]:
     return tuple(Spot(name, 0.0, 0, rank * pool.nodes // count) for rank in range(count))
 
 
-def _share(name: str, pool: PoolConfig, members: Mapping[Role, int], gpus_per_bundle: int) -> dict[Role, tuple[Spot, ...]]:
+def _share(
+    name: str, pool: PoolConfig, members: Mapping[Role, int], gpus_per_bundle: int
+) -> dict[Role, tuple[Spot, ...]]:
     num_bundles = pool.num_gpus // gpus_per_bundle
     per_node = pool.gpus_per_node // gpus_per_bundle
     occupants = Counter(rank % num_bundles for count in members.values() for rank in range(count))
 
     def spot(bundle: int) -> Spot:
         # Rounded down, because the shares of one GPU must not add up to more than 1.
-        share = gpus_per_bundle if occupants[bundle] == 1 else int(1 / occupants[bundle] / _SMALLEST_SHARE) * _SMALLEST_SHARE
+        share = (
+            gpus_per_bundle
+            if occupants[bundle] == 1
+            else int(1 / occupants[bundle] / _SMALLEST_SHARE) * _SMALLEST_SHARE
+        )
         return Spot(name, round(float(share), 4), bundle // per_node, bundle % per_node)
 
     return {role: tuple(spot(rank % num_bundles) for rank in range(count)) for role, count in members.items()}
 
 
 def _size(pool: PoolConfig) -> str:
-    return f"{pool.nodes} node{'s' * (pool.nodes > 1)} x {pool.gpus_per_node} GPU{'s' * (pool.gpus_per_node > 1)}"
+    return (
+        f"{pool.nodes} node{'s' * (pool.nodes > 1)} x {pool.gpus_per_node} "
+        f"GPU{'s' * (pool.gpus_per_node > 1)}"
+    )
 
 
 def _listed(names: Mapping[str, PoolConfig]) -> str:

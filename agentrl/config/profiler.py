@@ -14,11 +14,16 @@ from agentrl.config.section import Section
 
 
 class NsightConfig(Section):
-    """NVIDIA Nsight Systems around each process of some roles, for the whole run; it must be installed where they run."""
+    """NVIDIA Nsight Systems around each process of some roles, for the whole run; it must be installed where
+    they run.
+    """
 
-    roles: tuple[Role, ...] = Field((), description="Roles whose processes are recorded, in nsight/ of the run directory; []: none.")
+    roles: tuple[Role, ...] = Field(
+        (), description="Roles whose processes are recorded, in nsight/ of the run directory; []: none."
+    )
     options: dict[str, str] = Field(
-        {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"}, description="Options of `nsys profile`, without dashes."
+        {"t": "cuda,cudnn,cublas,nvtx", "stop-on-exit": "true"},
+        description="Options of `nsys profile`, without dashes.",
     )
 
     def refuse_absent(self, present: Collection[Role]) -> None:
@@ -29,7 +34,10 @@ class NsightConfig(Section):
         """
         absent = [role for role in self.roles if role not in present]
         if absent:
-            raise ValueError(f"profiler.nsight.roles names {absent[0]}, which this run does not have; it has: {', '.join(present)}")
+            raise ValueError(
+                f"profiler.nsight.roles names {absent[0]}, which this run does not have; it has: "
+                f"{', '.join(present)}"
+            )
 
 
 class ProfilerConfig(Section):

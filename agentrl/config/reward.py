@@ -54,13 +54,19 @@ class RewardTermConfig(Section):
 
     reward: str | None = Field(None, description="Registered reward; None: the term's own name.")
     weight: float = Field(1.0, description="Its weight in the sum; 0: only reported.")
-    sources: tuple[str, ...] = Field((), description="Data sources to which it applies; `*` matches any text; (): all.")
-    config: dict[str, Any] = Field({}, description="Its `config` dictionary, which overrides that of reward.reward_config.")
+    sources: tuple[str, ...] = Field(
+        (), description="Data sources to which it applies; `*` matches any text; (): all."
+    )
+    config: dict[str, Any] = Field(
+        {}, description="Its `config` dictionary, which overrides that of reward.reward_config."
+    )
     timeout_s: float | None = Field(None, gt=0, description="Its deadline; None: reward.timeout_s.")
 
 
 class RewardConfig(Section):
-    """Which reward scores which row: one by the row's data source (or your function), and any number of named terms beside it."""
+    """Which reward scores which row: one by the row's data source (or your function), and any number of named
+    terms beside it.
+    """
 
     sources: dict[str, str] = Field(
         REWARD_PRESETS,
@@ -69,23 +75,37 @@ class RewardConfig(Section):
         "pattern over a shorter one.",
     )
     custom_function: CustomFunctionConfig = CustomFunctionConfig()
-    reward_config: dict[str, dict[str, Any]] = Field({}, description="Reward name -> its `config` dictionary.")
-    weight: float = Field(1.0, description="Weight of the row's own reward (by `sources` or `custom_function`) in the sum.")
-    terms: dict[str, RewardTermConfig] = Field({}, description="Name -> additional term, such as length_penalty, format, llm_judge.")
+    reward_config: dict[str, dict[str, Any]] = Field(
+        {}, description="Reward name -> its `config` dictionary."
+    )
+    weight: float = Field(
+        1.0, description="Weight of the row's own reward (by `sources` or `custom_function`) in the sum."
+    )
+    terms: dict[str, RewardTermConfig] = Field(
+        {}, description="Name -> additional term, such as length_penalty, format, llm_judge."
+    )
     assignment: Literal["outcome", "turn"] = Field(
         "turn",
         description="turn: each reward is placed on the last action token of the turn that earned it, and a "
         "reward of the whole attempt on its last action token; outcome: all rewards are placed "
         "on the last action token of the attempt.",
     )
-    num_processes: int = Field(1, ge=1, description="Processes per rollout actor for rewards that run in a separate process.")
+    num_processes: int = Field(
+        1, ge=1, description="Processes per rollout actor for rewards that run in a separate process."
+    )
     num_examine: int = Field(
-        0, ge=0, description="Number of scored attempts printed in full at each validation, first one of each data source."
+        0,
+        ge=0,
+        description="Number of scored attempts printed in full at each validation, first one of each data "
+        "source.",
     )
     timeout_s: float = Field(30.0, gt=0, description="Deadline of one call of a reward.")
-    tool_reward_weight: float = Field(0.0, description="Weight of the rewards that tools give per turn; 0: only reported.")
+    tool_reward_weight: float = Field(
+        0.0, description="Weight of the rewards that tools give per turn; 0: only reported."
+    )
     interaction_reward_weight: float = Field(
-        0.0, description="Weight of the rewards that interactions give per turn and at the end; 0: only reported."
+        0.0,
+        description="Weight of the rewards that interactions give per turn and at the end; 0: only reported.",
     )
 
     @model_validator(mode="after")

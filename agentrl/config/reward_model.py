@@ -15,11 +15,15 @@ REWARD_MODEL = "reward_model"
 
 
 class RewardModelConfig(Section):
-    """The reward model of a run: a role of its own, asked by the terms with `reward: reward_model` once per batch."""
+    """The reward model of a run: a role of its own, asked by the terms with `reward: reward_model` once per
+    batch.
+    """
 
     model: ModelConfig = ModelConfig()
     max_tokens: int | None = Field(
-        None, ge=1, description="Maximum conversation length in tokens; None: the number of positions of the model."
+        None,
+        ge=1,
+        description="Maximum conversation length in tokens; None: the number of positions of the model.",
     )
     overlong: Literal["truncate", "skip"] = Field(
         "truncate",
@@ -32,16 +36,22 @@ class RewardModelConfig(Section):
         "sampled it, up to the token that ends the last turn; template: the output of "
         "apply_chat_template, for models that were trained on it.",
     )
-    world_size: int = Field(1, ge=1, description="Number of ranks over which weights and conversations are distributed.")
+    world_size: int = Field(
+        1, ge=1, description="Number of ranks over which weights and conversations are distributed."
+    )
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(
-        16384, ge=1, description="Packed tokens per forward pass and rank; a longer conversation is processed alone."
+        16384,
+        ge=1,
+        description="Packed tokens per forward pass and rank; a longer conversation is processed alone.",
     )
     offload: Literal["none", "parameters"] = Field(
         "none", description="parameters: the weights are kept on the CPU between forward passes."
     )
     fsdp: FSDPConfig = FSDPConfig()
-    collective_timeout_s: float = Field(300.0, gt=0, description="Deadline of a collective; when it passes, a rank counts as lost.")
+    collective_timeout_s: float = Field(
+        300.0, gt=0, description="Deadline of a collective; when it passes, a rank counts as lost."
+    )
 
     @property
     def is_used(self) -> bool:
@@ -56,7 +66,10 @@ class RewardModelConfig(Section):
     @model_validator(mode="after")
     def _is_frozen(self) -> RewardModelConfig:
         if self.model.lora.rank > 0:
-            raise ValueError(f"reward_model.model.lora.rank={self.model.lora.rank}: the reward model is not trained in this run; use 0")
+            raise ValueError(
+                f"reward_model.model.lora.rank={self.model.lora.rank}: the reward model is not trained in "
+                "this run; use 0"
+            )
         return self
 
     @model_validator(mode="after")

@@ -33,7 +33,9 @@ class EmbeddedServerConfig(Section):
     num_blocks: int = Field(512, ge=1, description="Number of blocks of the paged KV cache.")
     page_size: int = Field(32, ge=1, description="Tokens per block.")
     max_batch_tokens: int = Field(512, ge=1, description="Maximum tokens per forward pass.")
-    max_requests_per_batch: int = Field(128, ge=1, description="Maximum requests per forward pass; further requests wait.")
+    max_requests_per_batch: int = Field(
+        128, ge=1, description="Maximum requests per forward pass; further requests wait."
+    )
     max_lora_rank: int = Field(256, ge=1, description="Maximum rank of LoRA adapters.")
     threads: int = Field(1, ge=1, description="CPU threads of torch.")
 
@@ -41,7 +43,11 @@ class EmbeddedServerConfig(Section):
 class SGLangServerConfig(Section):
     """SGLang servers."""
 
-    python: str | None = Field(None, description="Python executable of an environment in which SGLang is installed; None: the current one.")
+    python: str | None = Field(
+        None,
+        description="Python executable of an environment in which SGLang is installed; None: the current "
+        "one.",
+    )
     args: dict[str, Any] = Field({}, description="Additional server arguments, `name: value`.")
     env: dict[str, str] = Field({}, description="Additional environment variables of the servers.")
 
@@ -65,26 +71,38 @@ class WeightsConfig(Section):
         "into them; alone, only the adapter; auto: alone if transport=disk and all servers load "
         "adapters.",
     )
-    folder: str | None = Field(None, description="Folder of the disk transport; None: `weights/` of the run directory.")
-    bucket_bytes: int = Field(256 * 2**20, ge=1, description="Size in bytes of a bucket of the distributed transport.")
-    backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="Process-group backend; auto: nccl on GPU, gloo on CPU.")
+    folder: str | None = Field(
+        None, description="Folder of the disk transport; None: `weights/` of the run directory."
+    )
+    bucket_bytes: int = Field(
+        256 * 2**20, ge=1, description="Size in bytes of a bucket of the distributed transport."
+    )
+    backend: Literal["auto", "gloo", "nccl"] = Field(
+        "auto", description="Process-group backend; auto: nccl on GPU, gloo on CPU."
+    )
     pause_mode: Literal["auto", "abort", "retract", "in_place"] = Field(
-        "auto", description="What happens to running requests during a publish; auto: abort for the embedded server, retract for SGLang."
+        "auto",
+        description="What happens to running requests during a publish; auto: abort for the embedded server, "
+        "retract for SGLang.",
     )
     verify: bool = Field(
-        False, description="Check after every publish, by checksums or sampled tokens, that the servers have the learner's weights."
+        False,
+        description="Check after every publish, by checksums or sampled tokens, that the servers have the "
+        "learner's weights.",
     )
     timeout_s: float = Field(
         120.0,
         gt=0,
-        description="Deadline of one attempt to update a server to a version; a server that still responds gets a second attempt.",
+        description="Deadline of one attempt to update a server to a version; a server that still responds "
+        "gets a second attempt.",
     )
 
     @model_validator(mode="after")
     def _check_delta(self) -> WeightsConfig:
         if self.delta and self.transport != "disk":
             raise ValueError(
-                f"delta=true, transport={self.transport}: only transport=disk sends deltas; use transport=disk, or delta=false"
+                f"delta=true, transport={self.transport}: only transport=disk sends deltas; use "
+                "transport=disk, or delta=false"
             )
         return self
 
@@ -98,7 +116,8 @@ class RolloutConfig(Section):
     urls: tuple[str, ...] = Field((), description="URLs of running servers to attach to.")
     front_url: str | None = Field(
         None,
-        description="URL of a running SGLang router without workers: agents generate through it, and the run's servers become its workers.",
+        description="URL of a running SGLang router without workers: agents generate through it, and the "
+        "run's servers become its workers.",
     )
     api_key_env: str | None = Field(
         None,
@@ -107,7 +126,9 @@ class RolloutConfig(Section):
         "a random key.",
     )
     num_servers: int | None = Field(
-        None, ge=0, description="Number of servers to start, in addition to those at `urls`; null: 1, or 0 with `urls`."
+        None,
+        ge=0,
+        description="Number of servers to start, in addition to those at `urls`; null: 1, or 0 with `urls`.",
     )
     num_actors: int = Field(1, ge=1, description="Number of rollout actors (processes that run agent loops).")
     group_size: int = Field(8, ge=1, description="Attempts per task (GRPO's group size).")
@@ -117,9 +138,18 @@ class RolloutConfig(Section):
         "are not trained on. auto: for algorithm.advantage=remax; always: also for your own "
         "estimator.",
     )
-    max_concurrent_trajectories: int = Field(256, ge=1, description="Maximum trajectories in flight per rollout actor.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature; the learner divides its logits by the same value.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Must be 1 in training: the learner does not know which tokens sampling kept.")
+    max_concurrent_trajectories: int = Field(
+        256, ge=1, description="Maximum trajectories in flight per rollout actor."
+    )
+    temperature: float = Field(
+        1.0, gt=0, description="Sampling temperature; the learner divides its logits by the same value."
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Must be 1 in training: the learner does not know which tokens sampling kept.",
+    )
     top_k: int = Field(-1, description="Must be -1 in training.")
     min_p: float = Field(0.0, ge=0, le=1, description="Must be 0 in training.")
     on_outcome: dict[Outcome, OutcomePolicy] = Field(
@@ -129,17 +159,25 @@ class RolloutConfig(Section):
         "left out of both); retry, replace: play another attempt; drop: drop its group; shrink: "
         "remove it from its group. docs/agents.md has the table.",
     )
-    max_retries: int = Field(2, ge=0, description="Immediate retries of one member; then `on_exhausted` applies.")
+    max_retries: int = Field(
+        2, ge=0, description="Immediate retries of one member; then `on_exhausted` applies."
+    )
     max_replacements: int = Field(
         5,
         ge=0,
-        description="Replacements of one member, in addition to its retries, with exponential backoff; then `on_exhausted` applies.",
+        description="Replacements of one member, in addition to its retries, with exponential backoff; then "
+        "`on_exhausted` applies.",
     )
     replacement_pause_s: float = Field(
-        1.0, ge=0, description="Pause before the first replacement of a member; it doubles with each replacement, up to a minute."
+        1.0,
+        ge=0,
+        description="Pause before the first replacement of a member; it doubles with each replacement, up to "
+        "a minute.",
     )
     on_exhausted: Literal["drop", "shrink"] = Field(
-        "drop", description="What to do when a member's retries or replacements are used up: drop its group, or shrink it."
+        "drop",
+        description="What to do when a member's retries or replacements are used up: drop its group, or "
+        "shrink it.",
     )
     min_group_size: int = Field(
         2,
@@ -156,11 +194,15 @@ class RolloutConfig(Section):
         "with `replace` do not count. None: the run never ends for this reason.",
     )
     colocated: bool = Field(
-        False, description="Servers share the learner's GPUs: while it trains, they are paused and release their memory."
+        False,
+        description="Servers share the learner's GPUs: while it trains, they are paused and release their "
+        "memory.",
     )
     server_start_timeout_s: float = Field(180.0, gt=0, description="Deadline for a server to become ready.")
     server_hang_timeout_s: float = Field(
-        120.0, gt=0, description="A server that sends nothing for this long, and is not paused, is killed and restarted."
+        120.0,
+        gt=0,
+        description="A server that sends nothing for this long, and is not paused, is killed and restarted.",
     )
     max_server_silence_s: float = Field(
         60.0,
@@ -170,7 +212,9 @@ class RolloutConfig(Section):
         "`weights.timeout_s` does not count as a pause.",
     )
     max_server_restarts: int = Field(3, ge=0, description="Maximum restarts per server before the run ends.")
-    max_actor_restarts: int = Field(3, ge=0, description="Maximum restarts per rollout actor before the run ends.")
+    max_actor_restarts: int = Field(
+        3, ge=0, description="Maximum restarts per rollout actor before the run ends."
+    )
     embedded: EmbeddedServerConfig = EmbeddedServerConfig()
     sglang: SGLangServerConfig = SGLangServerConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -256,11 +300,18 @@ class RolloutConfig(Section):
         return self
 
     def _check_outcomes(self) -> None:
-        failed = [o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES]
+        failed = [
+            o.value for o, policy in self.on_outcome.items() if policy == "train" and o not in SCORED_OUTCOMES
+        ]
         if failed:
-            raise ValueError(f"on_outcome.{failed[0]}=train: a failed attempt has no reward to learn from; use retry or drop")
+            raise ValueError(
+                f"on_outcome.{failed[0]}=train: a failed attempt has no reward to learn from; use retry or "
+                "drop"
+            )
         if all(policy != "train" for policy in self.on_outcome.values()):
-            raise ValueError("on_outcome trains on no outcome, so nothing would be learned; use on_outcome.completed=train")
+            raise ValueError(
+                "on_outcome trains on no outcome, so nothing would be learned; use on_outcome.completed=train"
+            )
         key = self.shrinking_key
         if key is not None and self.min_group_size > self.group_size:
             raise ValueError(
@@ -271,8 +322,14 @@ class RolloutConfig(Section):
 
     def _check_servers(self) -> None:
         if not self.num_started and not self.urls:
-            raise ValueError("num_servers=0 starts no server, and urls is empty; set urls, or start at least one server")
-        if self.num_started and self.backend == "embedded" and self.weights.pause_mode not in ("auto", "abort"):
+            raise ValueError(
+                "num_servers=0 starts no server, and urls is empty; set urls, or start at least one server"
+            )
+        if (
+            self.num_started
+            and self.backend == "embedded"
+            and self.weights.pause_mode not in ("auto", "abort")
+        ):
             raise ValueError(
                 f"weights.pause_mode={self.weights.pause_mode}: the embedded server "
                 "(backend=embedded) supports only abort; use auto or abort"
@@ -284,12 +341,15 @@ class RolloutConfig(Section):
             )
         if self.num_started and self.backend == "embedded" and self.weights.transport == "tensor":
             raise ValueError(
-                "weights.transport=tensor: the embedded server (backend=embedded) accepts no pickled tensors; use disk or distributed"
+                "weights.transport=tensor: the embedded server (backend=embedded) accepts no pickled "
+                "tensors; use disk or distributed"
             )
         for url in self.urls:
             if why := refuse_url(url, has_key=self.api_key_env is not None):
                 raise ValueError(f"urls: {why}")
-        if self.front_url is not None and (why := refuse_url(self.front_url, has_key=self.api_key_env is not None)):
+        if self.front_url is not None and (
+            why := refuse_url(self.front_url, has_key=self.api_key_env is not None)
+        ):
             raise ValueError(f"front_url: {why}")
 
 

@@ -102,22 +102,38 @@ class Config(Section):
         if self.eval.tools is not None:
             agent = agent.model_copy(update={"tools": self.eval.tools})
         if self.eval.rewards:
-            replaced = {source for source in reward.sources if any(fnmatchcase(source, pattern) for pattern in self.eval.rewards)}
-            sources = {source: name for source, name in reward.sources.items() if source not in replaced} | self.eval.rewards
+            replaced = {
+                source
+                for source in reward.sources
+                if any(fnmatchcase(source, pattern) for pattern in self.eval.rewards)
+            }
+            sources = {
+                source: name for source, name in reward.sources.items() if source not in replaced
+            } | self.eval.rewards
             reward = reward.model_copy(update={"sources": sources, "custom_function": CustomFunctionConfig()})
-        return self if (agent, reward) == (self.agent, self.reward) else self.model_copy(update={"agent": agent, "reward": reward})
+        return (
+            self
+            if (agent, reward) == (self.agent, self.reward)
+            else self.model_copy(update={"agent": agent, "reward": reward})
+        )
 
     @property
     def has_critic(self) -> bool:
         """`critic.enabled` with None resolved."""
-        return self.algorithm.advantage in CRITIC_ADVANTAGES if self.critic.enabled is None else self.critic.enabled
+        return (
+            self.algorithm.advantage in CRITIC_ADVANTAGES
+            if self.critic.enabled is None
+            else self.critic.enabled
+        )
 
     @property
     def critic_model(self) -> ModelConfig:
         """The critic's model: `model` overridden by `critic.model`."""
         own = self.critic.model
         base = {} if own.path is None else {"path": own.path, "revision": own.revision}
-        return self.model.model_copy(update={**base, "tokenizer_path": self.model.tokenizer_path or self.model.path, "lora": own.lora})
+        return self.model.model_copy(
+            update={**base, "tokenizer_path": self.model.tokenizer_path or self.model.path, "lora": own.lora}
+        )
 
     @property
     def critic_epochs(self) -> int:
@@ -126,7 +142,9 @@ class Config(Section):
 
     @property
     def with_adapter_resolved(self) -> Config:
-        """This config, with `rollout.weights.adapter=auto` replaced by `alone`, or by `merged` if something prevents it."""
+        """This config, with `rollout.weights.adapter=auto` replaced by `alone`, or by `merged` if something
+        prevents it.
+        """
         if self.rollout.weights.adapter != "auto":
             return self
         return self.with_adapter("alone" if self.why_merged is None else "merged")
@@ -146,11 +164,17 @@ class Config(Section):
         bound, copies = rollout.embedded.max_lora_rank, rollout.sglang.args.get("dp_size", 1)
         objections = {
             "model.lora.rank=0: there is no adapter": lora.rank == 0,
-            f"rollout.weights.transport={rollout.weights.transport}: adapters are sent only by disk": rollout.weights.transport != "disk",
+            f"rollout.weights.transport={rollout.weights.transport}: adapters are sent only by disk": rollout.weights.transport  # noqa: E501
+            != "disk",
             f"rollout.weights.pause_mode={rollout.weights.pause_mode}: adapters can only change "
-            "while no request runs, so it must be auto or abort": (rollout.weights.pause_mode not in ("auto", "abort")),
-            "tracking.baselines are whole models, which replace the base weights": bool(self.tracking.baselines),
-            "model.lora.target_modules contains lm_head, for which servers load no adapter": "lm_head" in lora.target_modules,
+            "while no request runs, so it must be auto or abort": (
+                rollout.weights.pause_mode not in ("auto", "abort")
+            ),
+            "tracking.baselines are whole models, which replace the base weights": bool(
+                self.tracking.baselines
+            ),
+            "model.lora.target_modules contains lm_head, for which servers load no adapter": "lm_head"
+            in lora.target_modules,
             f"rollout.embedded.max_lora_rank={bound} is below model.lora.rank={lora.rank}": (
                 rollout.backend == "embedded" and rollout.num_started > 0 and lora.rank > bound
             ),
@@ -160,7 +184,9 @@ class Config(Section):
             "rollout.sglang.args.device=cpu: SGLang pins the memory of adapters, which requires a GPU": (
                 rollout.backend == "sglang" and rollout.sglang.args.get("device") == "cpu"
             ),
-            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters only with dp_size=1": rollout.backend == "sglang" and copies != 1,
+            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters only with dp_size=1": rollout.backend  # noqa: E501
+            == "sglang"
+            and copies != 1,
         }
         return next((why for why, holds in objections.items() if holds), None)
 
@@ -176,11 +202,17 @@ class Config(Section):
         if name in CRITIC_ADVANTAGES and self.critic.enabled is False:
             raise ValueError(f"algorithm.advantage={name} needs a critic; remove critic.enabled=false")
         if self.critic.enabled and name in ADVANTAGES and name not in CRITIC_ADVANTAGES:
-            raise ValueError(f"critic.enabled=true, but algorithm.advantage={name} uses no critic; use gae or gae_turn")
-        if self.has_critic and self.trainer.steps is not None and self.critic.warmup_steps >= self.trainer.steps:
             raise ValueError(
-                f"critic.warmup_steps={self.critic.warmup_steps} leaves no step of trainer.steps={self.trainer.steps} to "
-                "train the policy; use fewer"
+                f"critic.enabled=true, but algorithm.advantage={name} uses no critic; use gae or gae_turn"
+            )
+        if (
+            self.has_critic
+            and self.trainer.steps is not None
+            and self.critic.warmup_steps >= self.trainer.steps
+        ):
+            raise ValueError(
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves no step of "
+                f"trainer.steps={self.trainer.steps} to train the policy; use fewer"
             )
         return self
 
@@ -219,7 +251,11 @@ class Config(Section):
                 "buffer.drop_constant_groups with rollout.group_size=1 would drop every group, "
                 "because one attempt has no variance; use group_size>=2"
             )
-        if self.needs_early_rewards and self.reward.custom_function.path and self.reward.custom_function.scope == "batch":
+        if (
+            self.needs_early_rewards
+            and self.reward.custom_function.path
+            and self.reward.custom_function.scope == "batch"
+        ):
             raise ValueError(
                 f"{self.needs_early_rewards} needs rewards when a group is complete, but "
                 "reward.custom_function.scope=batch scores attempts later; use scope=trajectory"
@@ -229,24 +265,45 @@ class Config(Section):
     @property
     def asks_reward_model(self) -> tuple[str, ...]:
         """The keys that refer to the reward model."""
-        terms = (f"reward.terms.{name}" for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL)
-        sources = (f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL)
-        return (*terms, *sources, *(f"eval.rewards.{source}" for source, name in self.eval.rewards.items() if name == REWARD_MODEL))
+        terms = (
+            f"reward.terms.{name}"
+            for name, term in self.reward.terms.items()
+            if (term.reward or name) == REWARD_MODEL
+        )
+        sources = (
+            f"reward.sources.{source}" for source, name in self.reward.sources.items() if name == REWARD_MODEL
+        )
+        return (
+            *terms,
+            *sources,
+            *(f"eval.rewards.{source}" for source, name in self.eval.rewards.items() if name == REWARD_MODEL),
+        )
 
     @model_validator(mode="after")
     def _reward_model_is_asked(self) -> Config:
         asking = self.asks_reward_model
         if asking and not self.reward_model.is_used:
-            raise ValueError(f"{asking[0]} uses the reward model, but reward_model.model.path is empty; set it to a folder or hub id")
+            raise ValueError(
+                f"{asking[0]} uses the reward model, but reward_model.model.path is empty; set it to a "
+                "folder or hub id"
+            )
         if self.reward_model.is_used and not asking:
             raise ValueError(
                 f"reward_model.model.path={self.reward_model.model.path!r} is not used by any "
                 "reward; add a term, such as reward.terms.helpful={reward: reward_model}"
             )
-        late = next((name for name, term in self.reward.terms.items() if (term.reward or name) == REWARD_MODEL and term.timeout_s), None)
+        late = next(
+            (
+                name
+                for name, term in self.reward.terms.items()
+                if (term.reward or name) == REWARD_MODEL and term.timeout_s
+            ),
+            None,
+        )
         if late is not None:
             raise ValueError(
-                f"reward.terms.{late}.timeout_s: the reward model has its own deadlines; use reward_model.collective_timeout_s"
+                f"reward.terms.{late}.timeout_s: the reward model has its own deadlines; use "
+                "reward_model.collective_timeout_s"
             )
         return self
 
@@ -281,16 +338,20 @@ class Config(Section):
         updates = self.learner.minibatches_per_step * self.learner.epochs_per_step
         if self.algorithm.mode == "on_policy" and (self.buffer.max_staleness > 0 or updates > 1):
             raise ValueError(
-                f"algorithm.mode=on_policy needs buffer.max_staleness=0 (is {self.buffer.max_staleness}) and one update per step "
-                f"(is {updates}); use algorithm.mode=decoupled"
+                f"algorithm.mode=on_policy needs buffer.max_staleness=0 (is {self.buffer.max_staleness}) and "
+                f"one update per step (is {updates}); use algorithm.mode=decoupled"
             )
         if self.algorithm.advantage == "pass_at_k" and self.algorithm.passk_k > self.rollout.group_size:
             raise ValueError(
-                f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.group_size={self.rollout.group_size}: "
-                "pass_at_k draws k attempts from a group"
+                f"algorithm.passk_k={self.algorithm.passk_k} exceeds "
+                f"rollout.group_size={self.rollout.group_size}: pass_at_k draws k attempts from a group"
             )
         estimator = self.algorithm.advantage
-        if self.rollout.group_size == 1 and self.algorithm.singleton == "zero" and estimator in GROUP_ADVANTAGES:
+        if (
+            self.rollout.group_size == 1
+            and self.algorithm.singleton == "zero"
+            and estimator in GROUP_ADVANTAGES
+        ):
             raise ValueError(
                 f"rollout.group_size=1 with algorithm.advantage={estimator}: attempts are "
                 "compared within their group, so every advantage is 0 and nothing is learned; "
@@ -298,14 +359,20 @@ class Config(Section):
                 "or gae"
             )
         rollout = self.rollout
-        if self.algorithm.advantage == "pass_at_k" and rollout.shrinking_key and self.algorithm.passk_k > rollout.min_group_size:
+        if (
+            self.algorithm.advantage == "pass_at_k"
+            and rollout.shrinking_key
+            and self.algorithm.passk_k > rollout.min_group_size
+        ):
             raise ValueError(
-                f"algorithm.passk_k={self.algorithm.passk_k} exceeds rollout.min_group_size={rollout.min_group_size}: "
-                f"pass_at_k draws k attempts from a group, and rollout.{rollout.shrinking_key} may "
-                "leave fewer; use a larger min_group_size, or drop"
+                f"algorithm.passk_k={self.algorithm.passk_k} exceeds "
+                f"rollout.min_group_size={rollout.min_group_size}: pass_at_k draws k attempts from a group, "
+                f"and rollout.{rollout.shrinking_key} may leave fewer; use a larger min_group_size, or drop"
             )
         self._check_stages()
-        if self.trainer.keep_best > 0 and (min(self.trainer.save_freq, self.trainer.test_freq) < 1 or not self.data.val_files):
+        if self.trainer.keep_best > 0 and (
+            min(self.trainer.save_freq, self.trainer.test_freq) < 1 or not self.data.val_files
+        ):
             raise ValueError(
                 f"trainer.keep_best={self.trainer.keep_best} needs checkpoints and validations: "
                 "set trainer.save_freq, trainer.test_freq and data.val_files"

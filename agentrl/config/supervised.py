@@ -1,4 +1,6 @@
-"""The schemas of supervised training: `agentrl sft` imitates conversations, `agentrl rm` trains a reward model on pairs."""
+"""The schemas of supervised training: `agentrl sft` imitates conversations, `agentrl rm` trains a reward
+model on pairs.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,44 @@ class SFTDataConfig(Section):
     """Conversations to imitate: a column of messages, or a column of prompts and one of responses."""
 
     train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on.")
-    val_files: tuple[str, ...] = Field((), description="Held-out files of the same form: their loss is measured, they are not trained on.")
-    messages_key: str = Field("messages", description="Column of the chat messages; every assistant message is trained on.")
+    val_files: tuple[str, ...] = Field(
+        (), description="Held-out files of the same form: their loss is measured, they are not trained on."
+    )
+    messages_key: str = Field(
+        "messages", description="Column of the chat messages; every assistant message is trained on."
+    )
     prompt_key: str | None = Field(
         None,
-        description="Column of the prompt, text or messages; `column.field` selects a field of a struct; None: rows have `messages_key`.",
+        description="Column of the prompt, text or messages; `column.field` selects a field of a struct; "
+        "None: rows have `messages_key`.",
     )
     response_key: str | None = Field(
         None,
         description="Column of the response, text, the only part that is trained on; requires `prompt_key`; "
         "None: rows have `messages_key`.",
     )
-    tools_key: str = Field("tools", description="Column of the tools in the prompt, names or schemas; may be absent.")
+    tools_key: str = Field(
+        "tools", description="Column of the tools in the prompt, names or schemas; may be absent."
+    )
     max_tokens: int = Field(1024, ge=1, description="Longest conversation.")
     overlong: Literal["drop", "truncate"] = Field(
-        "drop", description="What to do with a longer conversation: leave it out, or cut it after `max_tokens`; both are counted."
+        "drop",
+        description="What to do with a longer conversation: leave it out, or cut it after `max_tokens`; both "
+        "are counted.",
     )
 
     @model_validator(mode="after")
     def _names_both_or_none(self) -> SFTDataConfig:
         if (self.prompt_key is None) != (self.response_key is None):
-            given, missing = ("prompt_key", "response_key") if self.response_key is None else ("response_key", "prompt_key")
-            raise ValueError(f"data.{given} requires data.{missing}: set both columns, or neither and use data.messages_key")
+            given, missing = (
+                ("prompt_key", "response_key")
+                if self.response_key is None
+                else ("response_key", "prompt_key")
+            )
+            raise ValueError(
+                f"data.{given} requires data.{missing}: set both columns, or neither and use "
+                "data.messages_key"
+            )
         return self
 
 
@@ -49,41 +67,66 @@ class SFTTrainerConfig(Section):
 
     steps: int | None = Field(None, ge=1, description="Optimizer updates; None: by total_epochs.")
     prepared_by: tuple[str, ...] = Field(
-        (), description="Commands that create the files that this config reads, in order; printed if a file is missing."
+        (),
+        description="Commands that create the files that this config reads, in order; printed if a file is "
+        "missing.",
     )
-    total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None; the last batch may be smaller.")
+    total_epochs: int = Field(
+        1,
+        ge=1,
+        description="Passes over the training rows when `steps` is None; the last batch may be smaller.",
+    )
     batch_size: int = Field(64, ge=1, description="Conversations per update.")
-    test_freq: int = Field(-1, ge=-1, description="Measure the validation loss every N updates; -1: only at the end.")
+    test_freq: int = Field(
+        -1, ge=-1, description="Measure the validation loss every N updates; -1: only at the end."
+    )
     save_freq: int = Field(-1, ge=-1, description="Checkpoint every N updates (and at the end); -1: never.")
     resume_mode: str = Field(
-        "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
+        "auto",
+        description="auto: from the newest checkpoint of the run directory; disable; or the path of a "
+        "checkpoint.",
     )
     keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
     export: Literal["last", "best"] = Field(
-        "last", description="What `output` gets: the last weights, or those with the lowest validation loss so far."
+        "last",
+        description="What `output` gets: the last weights, or those with the lowest validation loss so far.",
     )
-    untrained_output: str | None = Field(None, description="Folder for the model before the first update, as a baseline; None: not saved.")
+    untrained_output: str | None = Field(
+        None, description="Folder for the model before the first update, as a baseline; None: not saved."
+    )
     run_dir: str | None = Field(
-        None, description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with the suffix _run."
+        None,
+        description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with the suffix "
+        "_run.",
     )
     seed: int = Field(0, ge=0, description="Seed of the initialization and the data order.")
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
         ("console",), description="Trackers in addition to metrics.jsonl."
     )
-    wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
+    wandb_mode: Literal["online", "offline", "disabled"] = Field(
+        "offline", description="wandb's mode; offline needs no network."
+    )
 
 
 class RMDataConfig(Section):
     """Pairs of answers, of which people (or a program) preferred one."""
 
     train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on.")
-    val_files: tuple[str, ...] = Field((), description="Held-out files of the same form: their loss and accuracy are measured.")
-    prompt_key: str = Field("prompt", description="Column of the prompt, text or messages; absent if the answers contain it.")
+    val_files: tuple[str, ...] = Field(
+        (), description="Held-out files of the same form: their loss and accuracy are measured."
+    )
+    prompt_key: str = Field(
+        "prompt", description="Column of the prompt, text or messages; absent if the answers contain it."
+    )
     chosen_key: str = Field("chosen", description="Column of the preferred answer, text or messages.")
     rejected_key: str = Field("rejected", description="Column of the rejected answer, in the same form.")
-    tools_key: str = Field("tools", description="Column of the tools in the prompt, names or schemas; may be absent.")
-    max_tokens: int = Field(1024, ge=2, description="Maximum length of a conversation (prompt and answer), in tokens.")
+    tools_key: str = Field(
+        "tools", description="Column of the tools in the prompt, names or schemas; may be absent."
+    )
+    max_tokens: int = Field(
+        1024, ge=2, description="Maximum length of a conversation (prompt and answer), in tokens."
+    )
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
         description="What to do with a pair that contains a longer conversation: leave the pair out, or cut "
@@ -114,7 +157,9 @@ class SupervisedConfig(Section):
     @model_validator(mode="after")
     def _has_what_best_needs(self) -> Self:
         if self.trainer.export == "best" and not self.data.val_files:
-            raise ValueError("trainer.export=best needs a validation loss: set data.val_files, or use trainer.export=last")
+            raise ValueError(
+                "trainer.export=best needs a validation loss: set data.val_files, or use trainer.export=last"
+            )
         return self
 
     @model_validator(mode="after")
@@ -145,6 +190,7 @@ class RMConfig(SupervisedConfig):
     def _scores_pairs_apart(self) -> Self:
         if self.learner.shared_prefix:
             raise ValueError(
-                "learner.shared_prefix is for the attempts of a group, but pairs are scored separately: use learner.shared_prefix=false"
+                "learner.shared_prefix is for the attempts of a group, but pairs are scored separately: use "
+                "learner.shared_prefix=false"
             )
         return self

@@ -10,38 +10,68 @@ from agentrl.config.section import Section
 
 
 class AlarmsConfig(Section):
-    """Bounds on what a step measures. Crossing one warns and keeps the groups concerned; it never ends a run. None: no such alarm."""
+    """Bounds on what a step measures. Crossing one warns and keeps the groups concerned; it never ends a run.
+    None: no such alarm.
+    """
 
-    min_entropy_share: float | None = Field(0.1, gt=0, lt=1, description="Minimum entropy, as a share of the entropy of the first steps.")
-    min_ess: float | None = Field(0.3, gt=0, lt=1, description="Minimum effective sample size of the raw weights, as a share of tokens.")
-    max_ratio: float | None = Field(10.0, gt=1, description="Maximum ratio of policy to proximal policy on a token.")
+    min_entropy_share: float | None = Field(
+        0.1, gt=0, lt=1, description="Minimum entropy, as a share of the entropy of the first steps."
+    )
+    min_ess: float | None = Field(
+        0.3, gt=0, lt=1, description="Minimum effective sample size of the raw weights, as a share of tokens."
+    )
+    max_ratio: float | None = Field(
+        10.0, gt=1, description="Maximum ratio of policy to proximal policy on a token."
+    )
     max_length_change: float | None = Field(
-        2.0, gt=1, description="Maximum factor by which the mean response length may grow or shrink compared with the first steps."
+        2.0,
+        gt=1,
+        description="Maximum factor by which the mean response length may grow or shrink compared with the "
+        "first steps.",
     )
     max_logprob_gap: float | None = Field(
         0.2,
         gt=0,
-        description="Maximum mean |policy - behavior| of the log-probabilities, in nats: learner against server, including staleness.",
+        description="Maximum mean |policy - behavior| of the log-probabilities, in nats: learner against "
+        "server, including staleness.",
     )
-    max_clip_share: float | None = Field(0.3, gt=0, lt=1, description="Maximum share of loss tokens that are clipped.")
-    max_constant_groups: float | None = Field(0.9, gt=0, lt=1, description="Maximum share of groups whose rewards are all equal.")
+    max_clip_share: float | None = Field(
+        0.3, gt=0, lt=1, description="Maximum share of loss tokens that are clipped."
+    )
+    max_constant_groups: float | None = Field(
+        0.9, gt=0, lt=1, description="Maximum share of groups whose rewards are all equal."
+    )
     max_failed_share: float | None = Field(
         0.1,
         gt=0,
         lt=1,
-        description="Maximum share of failed attempts, among all attempts and among those of each plugin. Retried attempts count.",
+        description="Maximum share of failed attempts, among all attempts and among those of each plugin. "
+        "Retried attempts count.",
     )
-    window_steps: int = Field(10, ge=1, description="Number of first and of latest steps that are averaged and compared.")
-    dump_groups: int = Field(8, ge=0, description="Number of groups saved per alarm, as Parquet in alarms/ of the run directory; 0: none.")
+    window_steps: int = Field(
+        10, ge=1, description="Number of first and of latest steps that are averaged and compared."
+    )
+    dump_groups: int = Field(
+        8,
+        ge=0,
+        description="Number of groups saved per alarm, as Parquet in alarms/ of the run directory; 0: none.",
+    )
 
 
 class TrackingConfig(Section):
     """What is shown and kept."""
 
-    wandb_mode: Literal["online", "offline", "disabled"] = Field("offline", description="wandb's mode; offline needs no network.")
+    wandb_mode: Literal["online", "offline", "disabled"] = Field(
+        "offline", description="wandb's mode; offline needs no network."
+    )
     report: bool = Field(True, description="Draw report.png during the run and at its end.")
     report_interval_s: float = Field(
-        120.0, ge=0, description="Seconds between refreshes of report.png and summary.md during the run; 0: only at the end."
+        120.0,
+        ge=0,
+        description="Seconds between refreshes of report.png and summary.md during the run; 0: only at the "
+        "end.",
     )
-    baselines: dict[str, str] = Field({}, description="Name -> model folder, validated before training and shown in the closing table.")
+    baselines: dict[str, str] = Field(
+        {}, description="Name -> model folder, validated before training and shown in the closing table."
+    )
     alarms: AlarmsConfig = AlarmsConfig()

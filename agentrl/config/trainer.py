@@ -14,33 +14,52 @@ class TrainerConfig(Section):
 
     steps: int | None = Field(None, ge=1, description="Batches to train on; None: by total_epochs.")
     prepared_by: tuple[str, ...] = Field(
-        (), description="Commands that create the files that this config reads, in order; printed if a file is missing."
+        (),
+        description="Commands that create the files that this config reads, in order; printed if a file is "
+        "missing.",
     )
     total_epochs: int = Field(1, ge=1, description="Passes over the training rows when `steps` is None.")
     save_freq: int = Field(-1, ge=-1, description="Checkpoint every N steps (and at the end); -1: never.")
     test_freq: int = Field(-1, ge=-1, description="Validate every N steps; -1: never.")
-    val_before_train: bool = Field(True, description="Validate before the first step, if data.val_files is set.")
+    val_before_train: bool = Field(
+        True, description="Validate before the first step, if data.val_files is set."
+    )
     val_only: bool = Field(False, description="Validate and stop.")
     resume_mode: str = Field(
-        "auto", description="auto: from the newest checkpoint of the run directory; disable; or the path of a checkpoint."
+        "auto",
+        description="auto: from the newest checkpoint of the run directory; disable; or the path of a "
+        "checkpoint.",
     )
     save_in_background: bool = Field(
-        True, description="Continue training while a checkpoint is written; needs memory for one more copy of its data."
+        True,
+        description="Continue training while a checkpoint is written; needs memory for one more copy of its "
+        "data.",
     )
     keep_last: int = Field(3, ge=1, description="Number of newest checkpoints to keep.")
-    keep_best: int = Field(0, ge=0, description="Number of additional checkpoints to keep: the best by `best_metric`; 0: none.")
-    best_metric: str = Field("val/reward_mean", description="Validation metric by which the best checkpoints are chosen.")
-    best_mode: Literal["max", "min"] = Field("max", description="Whether a larger or a smaller `best_metric` is better.")
-    run_dir: str | None = Field(None, description="Folder of the run; None: runs/<project_name>/<experiment_name>.")
+    keep_best: int = Field(
+        0, ge=0, description="Number of additional checkpoints to keep: the best by `best_metric`; 0: none."
+    )
+    best_metric: str = Field(
+        "val/reward_mean", description="Validation metric by which the best checkpoints are chosen."
+    )
+    best_mode: Literal["max", "min"] = Field(
+        "max", description="Whether a larger or a smaller `best_metric` is better."
+    )
+    run_dir: str | None = Field(
+        None, description="Folder of the run; None: runs/<project_name>/<experiment_name>."
+    )
     project_name: str = Field("agentrl", description="Name of the project, for trackers.")
     experiment_name: str = Field("default", description="Name of the run.")
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
         ("console",), description="Trackers in addition to metrics.jsonl, which is always written."
     )
     rollout_data_dir: str | None = Field(
-        None, description="Folder for training trajectories as Parquet; None: trajectories/ of the run directory."
+        None,
+        description="Folder for training trajectories as Parquet; None: trajectories/ of the run directory.",
     )
-    validation_data_dir: str | None = Field(None, description="Folder for validation trajectories; None: validation/ of the run directory.")
+    validation_data_dir: str | None = Field(
+        None, description="Folder for validation trajectories; None: validation/ of the run directory."
+    )
     keep_trajectories: bool = Field(True, description="Write trajectories.")
     seed: int = Field(0, ge=0, description="Seed of the data order, the initialization and the learner.")
     watchdog_s: float | None = Field(
@@ -51,5 +70,7 @@ class TrainerConfig(Section):
         "slowest attempt or update takes. None: never.",
     )
     profile_steps: tuple[int, ...] = Field(
-        (), description="Steps (from 1) for which torch's profiler records the learner on every rank, in traces/ of the run directory."
+        (),
+        description="Steps (from 1) for which torch's profiler records the learner on every rank, in traces/ "
+        "of the run directory.",
     )

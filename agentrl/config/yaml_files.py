@@ -40,7 +40,9 @@ def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:
-            raise yaml.MarkedYAMLError(problem="an anchor contains an alias of itself", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem="an anchor contains an alias of itself", problem_mark=node.start_mark
+            )
         return size
     sizes[id(node)] = None
     if isinstance(node, yaml.MappingNode):

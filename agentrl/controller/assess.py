@@ -33,7 +33,9 @@ PerToken = list[NDArray[np.float32]]
 """One f32[T] per trajectory, 0 outside the action mask."""
 
 
-def assess(roles: Roles, groups: Sequence[Group], algorithm: AlgorithmConfig, config: LearnerConfig) -> Assessment:
+def assess(
+    roles: Roles, groups: Sequence[Group], algorithm: AlgorithmConfig, config: LearnerConfig
+) -> Assessment:
     """Return the model outputs that credit needs besides the rewards; empty if the algorithm needs none.
 
     Raises:
@@ -58,7 +60,8 @@ def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
     bad = int((~np.isfinite(numbers)).sum())
     if bad:
         raise LearnerError(
-            f"{what}: {bad} of {len(numbers)} numbers are not finite; resume from an earlier checkpoint with a lower learning rate"
+            f"{what}: {bad} of {len(numbers)} numbers are not finite; resume from an earlier checkpoint with "
+            "a lower learning rate"
         )
 
 
@@ -71,7 +74,12 @@ def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> lis
 
 
 def begin_critic_updates(
-    roles: Roles, minibatches: Sequence[Sequence[Sample]], algorithm: AlgorithmConfig, config: LearnerConfig, *, num_epochs: int
+    roles: Roles,
+    minibatches: Sequence[Sequence[Sample]],
+    algorithm: AlgorithmConfig,
+    config: LearnerConfig,
+    *,
+    num_epochs: int,
 ) -> list[Handle[dict[str, float]]]:
     """Start the critic's updates of one step and return a handle per update; empty without a critic.
 
@@ -82,7 +90,9 @@ def begin_critic_updates(
     if critic is None:
         return []
     packed = [pack_for_critic(critic, minibatch, algorithm, config) for minibatch in minibatches]
-    updates = [critic.begin(Critic.update, microbatches) for _ in range(num_epochs) for microbatches in packed]
+    updates = [
+        critic.begin(Critic.update, microbatches) for _ in range(num_epochs) for microbatches in packed
+    ]
     if not roles.is_critic_apart:
         for update in updates:
             update.wait()
@@ -107,16 +117,25 @@ def pack_for_critic(
 
 
 def _values(
-    critic: Workers[Critic], trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, config: LearnerConfig
+    critic: Workers[Critic],
+    trajectories: Sequence[Trajectory],
+    algorithm: AlgorithmConfig,
+    config: LearnerConfig,
 ) -> tuple[PerToken, NDArray[np.float64] | None]:
     """Return the values before action tokens, and f64[N]: V(s_T) of truncated attempts.
 
     V(s_T) is the value after the last action token, from which a truncated attempt bootstraps. It is 0 for
     other attempts, and None without `algorithm.bootstrap_truncated`.
     """
-    asks_after = [algorithm.bootstrap_truncated and t.outcome is Outcome.TRUNCATED and t.num_action_tokens > 0 for t in trajectories]
+    asks_after = [
+        algorithm.bootstrap_truncated and t.outcome is Outcome.TRUNCATED and t.num_action_tokens > 0
+        for t in trajectories
+    ]
     plain = samples_from(trajectories, [0.0] * len(trajectories))
-    samples = [_with_one_more(s, t) if asks else s for s, t, asks in zip(plain, trajectories, asks_after, strict=True)]
+    samples = [
+        _with_one_more(s, t) if asks else s
+        for s, t, asks in zip(plain, trajectories, asks_after, strict=True)
+    ]
     microbatches = pack_for_critic(critic, samples, algorithm, config)
     laid = lay_by_sample(samples, microbatches, critic.run(Critic.values, microbatches))
     after = np.zeros(len(trajectories))
@@ -128,16 +147,23 @@ def _values(
     return laid, after if algorithm.bootstrap_truncated else None
 
 
-def _kl(learner: Workers[Learner], trajectories: Sequence[Trajectory], estimator: str, config: LearnerConfig) -> PerToken:
+def _kl(
+    learner: Workers[Learner], trajectories: Sequence[Trajectory], estimator: str, config: LearnerConfig
+) -> PerToken:
     samples = samples_from(trajectories, [0.0] * len(trajectories))
     microbatches = pack_for(learner, samples, config)
     estimate = REWARD_KL_ESTIMATORS[estimator]
     pairs = learner.run(Learner.logprobs, microbatches)
-    found = [estimate(torch.from_numpy(policy).double(), torch.from_numpy(ref).double()).numpy() for policy, ref in pairs]
+    found = [
+        estimate(torch.from_numpy(policy).double(), torch.from_numpy(ref).double()).numpy()
+        for policy, ref in pairs
+    ]
     return lay_by_sample(samples, microbatches, found)
 
 
-def lay_by_sample(samples: Sequence[Sample], microbatches: Sequence[Microbatch], columns: Sequence[Floats]) -> PerToken:
+def lay_by_sample(
+    samples: Sequence[Sample], microbatches: Sequence[Microbatch], columns: Sequence[Floats]
+) -> PerToken:
     """Scatter `columns`, f[A] per microbatch, to the action tokens of each sample: f32[T], else 0."""
     by_index = {sample.index: np.zeros(sample.num_tokens, np.float32) for sample in samples}
     positions = {sample.index: np.flatnonzero(sample.action_mask) for sample in samples}

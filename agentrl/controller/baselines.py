@@ -39,7 +39,14 @@ def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
     if not found:
         raise ConfigError(f"{key} has no weights: there is no *.safetensors in it; {cure}")
     shared = sorted(found.keys() & wanted.keys())
-    other = next((f"{name} is {found[name]} instead of {wanted[name]}" for name in shared if found[name] != wanted[name]), None)
+    other = next(
+        (
+            f"{name} is {found[name]} instead of {wanted[name]}"
+            for name in shared
+            if found[name] != wanted[name]
+        ),
+        None,
+    )
     if other is None and wanted and not shared:
         other = "they have no tensor in common"
     if other is not None:
@@ -60,5 +67,7 @@ def tensor_shapes(folder: Path) -> Mapping[str, list[int]]:
                 header = orjson.loads(file.read(min(size, path.stat().st_size)))
                 shapes |= {name: list(facts["shape"]) for name, facts in header.items() if name != METADATA}
             except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-                raise ConfigError(f"{path} is not a safetensors file: its header cannot be read ({error})") from error
+                raise ConfigError(
+                    f"{path} is not a safetensors file: its header cannot be read ({error})"
+                ) from error
     return shapes

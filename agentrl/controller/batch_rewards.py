@@ -53,7 +53,9 @@ class BatchRewards:
             LearnerError: a rank of the reward model was lost.
         """
         places = _scored_places(trajectories)
-        scored = in_trio(self._score, [tasks[place] for place in places], [trajectories[place] for place in places])
+        scored = in_trio(
+            self._score, [tasks[place] for place in places], [trajectories[place] for place in places]
+        )
         return _replaced(trajectories, places, scored)
 
     def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -71,12 +73,17 @@ class BatchRewards:
             raise
         except Exception as error:  # noqa: BLE001 - boundary of one batch
             failure = failure_of(error)
-            failed = [trajectories[place].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=()) for place in places]
+            failed = [
+                trajectories[place].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=())
+                for place in places
+            ]
         return _replaced(trajectories, places, failed)
 
     async def _score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         with AsyncioHost() as host:
-            scorer = Scorer(self._config, self._table, host=host, max_response_tokens=self._max_response_tokens)
+            scorer = Scorer(
+                self._config, self._table, host=host, max_response_tokens=self._max_response_tokens
+            )
             try:
                 return await scorer.score_batch(tasks, trajectories)
             finally:
@@ -87,7 +94,9 @@ def _scored_places(trajectories: Sequence[Trajectory]) -> list[int]:
     return [place for place, trajectory in enumerate(trajectories) if trajectory.outcome in SCORED_OUTCOMES]
 
 
-def _replaced(trajectories: Sequence[Trajectory], places: Sequence[int], others: Sequence[Trajectory]) -> list[Trajectory]:
+def _replaced(
+    trajectories: Sequence[Trajectory], places: Sequence[int], others: Sequence[Trajectory]
+) -> list[Trajectory]:
     result = list(trajectories)
     for place, other in zip(places, others, strict=True):
         result[place] = other

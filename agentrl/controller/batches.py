@@ -30,7 +30,12 @@ class Batches:
     """The batches of a run, in order of their steps."""
 
     def __init__(
-        self, config: BufferConfig, buffer: Actor[ReplayBuffer], rollouts: RolloutFleet, rewards: BatchRewards, observer: Observer
+        self,
+        config: BufferConfig,
+        buffer: Actor[ReplayBuffer],
+        rollouts: RolloutFleet,
+        rewards: BatchRewards,
+        observer: Observer,
     ) -> None:
         self._config = config
         self._buffer = buffer
@@ -64,20 +69,28 @@ class Batches:
                 unscored += 1
                 if unscored == MAX_UNSCORED_BATCHES:
                     raise
-                self._observer.say(f"a batch of {len(groups)} groups could not be scored and will be replaced: {error}")
+                self._observer.say(
+                    f"a batch of {len(groups)} groups could not be scored and will be replaced: {error}"
+                )
                 self._record_unscored(groups, error, step=step - 1, version=version)
                 self._buffer.run(ReplayBuffer.reject, step, Outcome.REWARD_ERROR.value)
 
     def _score(self, groups: Sequence[Group]) -> list[Group]:
         tasks = self._buffer.run(ReplayBuffer.tasks, [group.group_id for group in groups])
         per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
-        return group_trajectories(self._rewards.score(per_member, [t for group in groups for t in group.attempts]))
+        return group_trajectories(
+            self._rewards.score(per_member, [t for group in groups for t in group.attempts])
+        )
 
-    def _record_unscored(self, groups: Sequence[Group], error: RewardError, *, step: int, version: int) -> None:
+    def _record_unscored(
+        self, groups: Sequence[Group], error: RewardError, *, step: int, version: int
+    ) -> None:
         failure = failure_of(error)
         attempts = (t for group in groups for t in group.attempts if t.outcome in SCORED_OUTCOMES)
         failed = (t.replace(outcome=Outcome.REWARD_ERROR, failure=failure) for t in attempts)
-        self._observer.failures.add([FailedAttempt.of(t, became="dropped", version=version) for t in failed], step=step)
+        self._observer.failures.add(
+            [FailedAttempt.of(t, became="dropped", version=version) for t in failed], step=step
+        )
 
     def _wait_for_groups(self, step: int, heal: Callable[[], None]) -> list[Group]:
         """Wait for `buffer.groups_per_step` complete groups within the staleness bound."""
@@ -98,11 +111,16 @@ class Batches:
             raise InfrastructureError(
                 f"no trajectory finished for buffer.stall_timeout_s={self._config.stall_timeout_s:g}; "
                 + (f"most attempts failed with: {why}; " if why else "")
-                + f"groups: {self._buffer.run(ReplayBuffer.counts)}; rollouts: {without_gaps(self._rollouts.stats())}"
+                + f"groups: {self._buffer.run(ReplayBuffer.counts)}; rollouts: "
+                f"{without_gaps(self._rollouts.stats())}"
             )
 
     def _num_constant(self) -> int:
-        return self._buffer.run(ReplayBuffer.counts).dropped.get(NO_VARIANCE, 0) if self._config.drop_constant_groups else 0
+        return (
+            self._buffer.run(ReplayBuffer.counts).dropped.get(NO_VARIANCE, 0)
+            if self._config.drop_constant_groups
+            else 0
+        )
 
 
 def check_variance(num_dropped: int, buffer: BufferConfig) -> None:

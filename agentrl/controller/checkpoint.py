@@ -8,7 +8,7 @@ checkpoints/step_000020/
   learner/        DCP: model, optimizer, schedule, random state; model.json, huggingface/: all that `agentrl export` needs
   buffer.bin      dataset cursor, ledger, ready groups
 ```
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Checkpoint:
         return (self.folder / "buffer.bin").read_bytes()
 
 
-# ----------------------------------------------------------------------------------------------------------- write
+# ------------------------------------------------------------------------------------------------------ write
 
 
 def begin(parent: Path, *, step: int, buffer_state: bytes) -> Path:
@@ -97,7 +97,13 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
 
 
 def save_checkpoint(
-    parent: Path, *, step: int, version: int, save_learner: Callable[[str], None], buffer_state: bytes, keep_last: int
+    parent: Path,
+    *,
+    step: int,
+    version: int,
+    save_learner: Callable[[str], None],
+    buffer_state: bytes,
+    keep_last: int,
 ) -> Checkpoint:
     """Write the checkpoint of `step` synchronously, then remove all but the newest `keep_last`.
 
@@ -118,7 +124,10 @@ def unwritten(partial: Path, error: Exception) -> CheckpointError:
     """Remove the partial folder and return the error to raise."""
     shutil.rmtree(partial, ignore_errors=True)
     name = partial.name.removeprefix(_PARTIAL)
-    return CheckpointError(f"checkpoint {name} could not be written to {partial.parent}: {error}; earlier checkpoints are unchanged")
+    return CheckpointError(
+        f"checkpoint {name} could not be written to {partial.parent}: {error}; earlier checkpoints are "
+        "unchanged"
+    )
 
 
 def tidy(parent: Path) -> None:
@@ -152,7 +161,10 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
         other.folder.rename(aside / other.folder.name)
     _sync(parent)
     begin_with = "nothing" if checkpoint is None else str(checkpoint.folder)
-    return f"{len(others)} checkpoint(s), up to {others[-1].folder.name}, were moved to {aside}: this run starts with {begin_with}"
+    return (
+        f"{len(others)} checkpoint(s), up to {others[-1].folder.name}, were moved to {aside}: this run "
+        f"starts with {begin_with}"
+    )
 
 
 def prune(parent: Path, trainer: TrainerConfig) -> None:
@@ -168,14 +180,17 @@ def _best(found: Sequence[Checkpoint], trainer: TrainerConfig) -> list[Checkpoin
     """Return the best `keep_best` checkpoints that have a metric; ties go to the newer."""
     sign = 1 if trainer.best_mode == "max" else -1
     measured = [(sign * c.metric, c.step, c) for c in found if c.metric is not None]
-    return [checkpoint for _, _, checkpoint in sorted(measured, key=lambda m: m[:2], reverse=True)[: trainer.keep_best]]
+    return [
+        checkpoint
+        for _, _, checkpoint in sorted(measured, key=lambda m: m[:2], reverse=True)[: trainer.keep_best]
+    ]
 
 
 def _name(step: int) -> str:
     return f"step_{step:06d}"
 
 
-# ------------------------------------------------------------------------------------------------------------ read
+# ------------------------------------------------------------------------------------------------------- read
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -187,7 +202,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     if not (folder / "manifest.json").is_file():
         raise ConfigError(
-            f"{str(folder)!r} is not a checkpoint: it has no manifest.json; checkpoints are folders such as checkpoints/step_000020"
+            f"{str(folder)!r} is not a checkpoint: it has no manifest.json; checkpoints are folders such as "
+            "checkpoints/step_000020"
         )
     checkpoint = _read(folder)
     _verify(checkpoint, older=[])
@@ -211,7 +227,10 @@ def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:
     else:
         folder = Path(trainer.resume_mode)
         if not (folder / "manifest.json").is_file():
-            raise ConfigError(f"trainer.resume_mode={trainer.resume_mode!r} is wrong; use auto, disable, or the folder of a checkpoint")
+            raise ConfigError(
+                f"trainer.resume_mode={trainer.resume_mode!r} is wrong; use auto, disable, or the folder of "
+                "a checkpoint"
+            )
         checkpoint = _read(folder)
     _verify(checkpoint, older=[c for c in _complete(parent) if c.step < checkpoint.step])
     return checkpoint
@@ -246,7 +265,9 @@ def _manifest(folder: Path) -> _Manifest:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or other fields
-        raise CheckpointError(f"checkpoint {folder} is damaged: manifest.json: {' '.join(str(error).split())[:200]}") from error
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: manifest.json: {' '.join(str(error).split())[:200]}"
+        ) from error
 
 
 def _write_manifest(folder: Path, *, step: int, version: int, metric: float | None) -> None:
@@ -263,7 +284,9 @@ def _verify(checkpoint: Checkpoint, *, older: list[Checkpoint]) -> None:
         path = checkpoint.folder / name
         if not path.is_file() or path.stat().st_size != size or _sha256(path) != digest:
             cure = f"; trainer.resume_mode={older[-1].folder} is older" if older else ""
-            raise CheckpointError(f"checkpoint {checkpoint.folder} is damaged: {name} is missing or changed{cure}")
+            raise CheckpointError(
+                f"checkpoint {checkpoint.folder} is damaged: {name} is missing or changed{cure}"
+            )
 
 
 def _sha256(path: Path) -> str:

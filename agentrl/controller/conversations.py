@@ -43,7 +43,10 @@ class Conversations:
             raise _of_section(error) from error
         _, positions = model_limits(config.model, self._chat)
         if config.max_tokens is not None and positions is not None and config.max_tokens > positions:
-            raise ConfigError(f"reward_model.max_tokens={config.max_tokens} exceeds the {positions} positions of reward_model.model.path")
+            raise ConfigError(
+                f"reward_model.max_tokens={config.max_tokens} exceeds the {positions} positions of "
+                "reward_model.model.path"
+            )
         self._max_tokens = config.max_tokens or positions
         self._config = config
         self._agent = agent
@@ -65,7 +68,10 @@ class Conversations:
         Raises:
             ConfigError: the chat template refuses the conversation.
         """
-        last = next((i for i in reversed(range(len(attempt.messages))) if attempt.messages[i].role == "assistant"), None)
+        last = next(
+            (i for i in reversed(range(len(attempt.messages))) if attempt.messages[i].role == "assistant"),
+            None,
+        )
         if last is None:
             return None
         agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
@@ -75,7 +81,9 @@ class Conversations:
         if is_long and self._config.overlong == "skip":
             return None
         # The score is read at the last token, so truncation cuts the beginning.
-        return Rendered(token_ids[-self._max_tokens :] if is_long and self._max_tokens else token_ids, is_long)
+        return Rendered(
+            token_ids[-self._max_tokens :] if is_long and self._max_tokens else token_ids, is_long
+        )
 
     def _tokens(self, messages: Sequence[Message], tools: Tools) -> NDArray[np.int32]:
         try:

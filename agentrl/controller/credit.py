@@ -42,7 +42,11 @@ NOTHING = Assessment()
 
 
 def credit(
-    groups: Sequence[Group], algorithm: AlgorithmConfig, *, group_size: int | None, assessment: Assessment = NOTHING
+    groups: Sequence[Group],
+    algorithm: AlgorithmConfig,
+    *,
+    group_size: int | None,
+    assessment: Assessment = NOTHING,
 ) -> list[list[Sample]]:
     """Return the samples of each group with their advantages; with a critic, also with values and returns.
 
@@ -56,13 +60,19 @@ def credit(
     trajectories = [t for group in groups for t in group.trajectories]
     estimator = find_estimator(algorithm.advantage)
     try:
-        batch = replace(action_batch(trajectories, group_size=group_size), greedy_rewards_N=greedy_rewards(groups))
+        batch = replace(
+            action_batch(trajectories, group_size=group_size), greedy_rewards_N=greedy_rewards(groups)
+        )
         found = estimate(estimator, assessed(batch, trajectories, assessment), advantage_options(algorithm))
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
     advantages_A = whiten(found.advantages_A) if algorithm.whiten else found.advantages_A
     plain = samples_from(trajectories, lay_on_tokens(trajectories, advantages_A.numpy()))
-    samples = iter(plain if assessment.values is None else _with_returns(plain, trajectories, found, assessment.values, algorithm))
+    samples = iter(
+        plain
+        if assessment.values is None
+        else _with_returns(plain, trajectories, found, assessment.values, algorithm)
+    )
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
@@ -90,12 +100,19 @@ def assessed(batch: ActionBatch, trajectories: Sequence[Trajectory], assessment:
     """Return the batch with the values added and the KL penalty subtracted from the rewards."""
 
     def compact(columns: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        rows = [column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, trajectories, strict=True)]
+        rows = [
+            column[sampling_order(t)].astype(np.float64)
+            for column, t in zip(columns, trajectories, strict=True)
+        ]
         return torch.from_numpy(np.concatenate([np.empty(0), *rows]))
 
     if assessment.values is not None:
         after = assessment.values_after
-        batch = replace(batch, values_A=compact(assessment.values), values_after_N=None if after is None else torch.from_numpy(after))
+        batch = replace(
+            batch,
+            values_A=compact(assessment.values),
+            values_after_N=None if after is None else torch.from_numpy(after),
+        )
     if assessment.kl is not None:
         batch = penalize(batch, compact(assessment.kl), coefficient=assessment.kl_coefficient)
     return batch
@@ -109,7 +126,10 @@ def _with_returns(
     algorithm: AlgorithmConfig,
 ) -> list[Sample]:
     if found.returns_A is None:
-        raise ConfigError(f"algorithm.advantage={algorithm.advantage} returns no value targets for the critic; use critic.enabled=false")
+        raise ConfigError(
+            f"algorithm.advantage={algorithm.advantage} returns no value targets for the critic; use "
+            "critic.enabled=false"
+        )
     returns = lay_on_tokens(trajectories, found.returns_A.numpy())
     return [replace(s, values=v, returns=r) for s, v, r in zip(samples, values, returns, strict=True)]
 
@@ -125,7 +145,9 @@ def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:
     return torch.from_numpy(np.repeat(np.array(rewards), [len(group.trajectories) for group in groups]))
 
 
-def lay_on_tokens(trajectories: Sequence[Trajectory], values_A: NDArray[np.float64]) -> list[NDArray[np.float32]]:
+def lay_on_tokens(
+    trajectories: Sequence[Trajectory], values_A: NDArray[np.float64]
+) -> list[NDArray[np.float32]]:
     """Scatter `values_A` to the tokens of each trajectory: f32[T], 0 on context tokens."""
     laid, start = [], 0
     for trajectory in trajectories:
@@ -165,22 +187,33 @@ def with_reward(groups: Sequence[Group]) -> list[Group]:
 
     A failure has no reward, so it is neither trained on nor compared.
     """
-    return [replace(group, trajectories=tuple(t for t in group.trajectories if t.outcome in SCORED_OUTCOMES)) for group in groups]
+    return [
+        replace(group, trajectories=tuple(t for t in group.trajectories if t.outcome in SCORED_OUTCOMES))
+        for group in groups
+    ]
 
 
-def leave_out_masked(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], masked: Collection[Outcome]) -> list[list[Sample]]:
+def leave_out_masked(
+    samples: Sequence[Sequence[Sample]], groups: Sequence[Group], masked: Collection[Outcome]
+) -> list[list[Sample]]:
     """Return the samples of each group without those whose attempt ended in a masked outcome.
 
     Masked attempts still count in the group's baseline: call this after `credit`. They are removed, not
     zeroed in the loss, so that means over sequences do not count them.
     """
     return [
-        [sample for sample, trajectory in zip(members, group.trajectories, strict=True) if trajectory.outcome not in masked]
+        [
+            sample
+            for sample, trajectory in zip(members, group.trajectories, strict=True)
+            if trajectory.outcome not in masked
+        ]
         for members, group in zip(samples, groups, strict=True)
     ]
 
 
-def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, lags: Lags, max_lag: int | None) -> list[list[Sample]]:
+def leave_out_old(
+    samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, lags: Lags, max_lag: int | None
+) -> list[list[Sample]]:
     """Remove tokens that lag by more than `max_lag` versions from the loss; None removes none.
 
     Their advantages stay: the reward of an old token is as valid as before.
@@ -196,14 +229,19 @@ def leave_out_old(samples: Sequence[Sequence[Sample]], groups: Sequence[Group], 
     ]
 
 
-def split_minibatches(per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator) -> list[list[Sample]]:
+def split_minibatches(
+    per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator
+) -> list[list[Sample]]:
     """Split a batch into minibatches of whole groups, in random order, as evenly as possible.
 
     Groups stay whole because their members are compared with each other: half a group could have only
     positive, or only negative, advantages. A minibatch whose members are all masked is empty.
     """
     order = rng.permutation(len(per_group))
-    return [[sample for index in part for sample in per_group[index]] for part in np.array_split(order, num_minibatches)]
+    return [
+        [sample for index in part for sample in per_group[index]]
+        for part in np.array_split(order, num_minibatches)
+    ]
 
 
 def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
@@ -216,7 +254,9 @@ def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
             greedy[trajectory.group_id] = trajectory
         else:
             sampled.append(trajectory)
-    return [Group(group_id, member_tuple(sampled), greedy.get(group_id)) for group_id, sampled in members.items()]
+    return [
+        Group(group_id, member_tuple(sampled), greedy.get(group_id)) for group_id, sampled in members.items()
+    ]
 
 
 def _anchors(trajectories: Sequence[Trajectory]) -> torch.Tensor | None:

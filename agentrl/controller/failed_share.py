@@ -34,10 +34,14 @@ class FailedShare:
     limits; and outcomes that `rollout.on_outcome` replaces, because the config expects them.
     """
 
-    def __init__(self, rollout: RolloutConfig, *, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, rollout: RolloutConfig, *, stall_timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._max_share = rollout.max_failed_share
         self._lasting_s = STALL_SHARE * stall_timeout_s
-        self.ignored = frozenset({Outcome.MODEL_ERROR} | {o for o, policy in rollout.on_outcome.items() if policy == "replace"})
+        self.ignored = frozenset(
+            {Outcome.MODEL_ERROR} | {o for o, policy in rollout.on_outcome.items() if policy == "replace"}
+        )
         self._clock = clock
         self._samples = deque([_Sample(clock(), 0, 0)])
 
@@ -60,8 +64,8 @@ class FailedShare:
         num_ended, num_failed = now.num_ended - first.num_ended, now.num_failed - first.num_failed
         if num_failed >= self._max_share * num_ended:
             raise InfrastructureError(
-                f"{num_failed} of the latest {num_ended} attempts failed (rollout.max_failed_share={self._max_share:g}), "
-                f"most of them with: {most_common()}"
+                f"{num_failed} of the latest {num_ended} attempts failed "
+                f"(rollout.max_failed_share={self._max_share:g}), most of them with: {most_common()}"
             )
 
     def _is_enough(self, first: _Sample, now: _Sample) -> bool:

@@ -27,7 +27,9 @@ def call_deadlines(config: LearnerConfig) -> CallDeadlines:
 def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
     """Launch the ranks as Ray actors in their seats without waiting; see `wait_until_ready`."""
     deadlines = call_deadlines(spec.learner)
-    return WorkerGroup.launch(Learner, spec, seats=seats, deadlines=deadlines, num_replicas=spec.learner.num_replicas)
+    return WorkerGroup.launch(
+        Learner, spec, seats=seats, deadlines=deadlines, num_replicas=spec.learner.num_replicas
+    )
 
 
 def start_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
@@ -51,7 +53,9 @@ def open_local_learner(spec: LearnerSpec) -> LocalWorker[Learner]:
     return LocalWorker(Learner(spec, rank=0, address="127.0.0.1", port=0), close=Learner.close)
 
 
-def pack_for(learner: Workers[Learner], samples: Sequence[Sample], config: LearnerConfig, *, may_split: bool = True) -> list[Microbatch]:
+def pack_for(
+    learner: Workers[Learner], samples: Sequence[Sample], config: LearnerConfig, *, may_split: bool = True
+) -> list[Microbatch]:
     """Return the microbatches of all ranks, concatenated by rank, as the learner's methods take them.
 
     Without samples (all were masked) each rank gets a filler and skips the update, so that every step still

@@ -63,7 +63,12 @@ class Observer:
 
     def _begin_alarms(self) -> None:
         options, file = self._config.tracking.alarms, self._dir.root / "alarms.jsonl"
-        self._alarms = Alarms(rules_from(options), window_steps=options.window_steps, file=file, kept=self._trackers.metrics.kept)
+        self._alarms = Alarms(
+            rules_from(options),
+            window_steps=options.window_steps,
+            file=file,
+            kept=self._trackers.metrics.kept,
+        )
 
     def go_back(self, step: int) -> None:
         """Drop the records after `step`: those steps are repeated."""
@@ -85,7 +90,9 @@ class Observer:
     def count_published(self, num_bytes: int, times: SendTimes | None) -> None:
         """Add a publish to the current step: bytes sent to all servers together, and times on the learner."""
         own = {"bytes": float(num_bytes), **(asdict(times) if times is not None else {})}
-        self._published = {name: self._published.get(name, 0.0) + own.get(name, 0.0) for name in {**self._published, **own}}
+        self._published = {
+            name: self._published.get(name, 0.0) + own.get(name, 0.0) for name in {**self._published, **own}
+        }
 
     def attempts(self, counts: AttemptCounts, failed: Sequence[FailedAttempt], *, step: int) -> None:
         """Record counts of training attempts since the run's start, and failures since the last call."""
@@ -97,7 +104,7 @@ class Observer:
         self.timer.finish_step()
         self._published = _NOTHING_PUBLISHED
 
-    # ------------------------------------------------------------------------------------------------------ steps
+    # -------------------------------------------------------------------------------------------------- steps
 
     def step(
         self,
@@ -145,7 +152,8 @@ class Observer:
             "rollout/interruptions": growth.get("num_interruptions", 0.0),
             "rollout/server_failures": growth.get("server_failures", 0.0),
             "rollout/servers_drained": growth.get("servers_drained", 0.0),
-            "rollout/redone_share": growth.get("redone_tokens", 0.0) / max(growth.get("prefilled_tokens", 0.0), 1.0),
+            "rollout/redone_share": growth.get("redone_tokens", 0.0)
+            / max(growth.get("prefilled_tokens", 0.0), 1.0),
             **{f"rollout/{name}": growth.get(name, 0.0) for name in _BECAME},
             **ended.metrics(),
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
@@ -157,11 +165,15 @@ class Observer:
         if self._config.trainer.keep_trajectories:
             played = encode([t for group in groups for t in group.attempts])
             file = self._dir.rollout_data / f"step_{step:06d}.parquet"
-            self.unwritten.attempt("trajectories", partial(write_parquet, file, played, step=step, learned_by=learned_by))
+            self.unwritten.attempt(
+                "trajectories", partial(write_parquet, file, played, step=step, learned_by=learned_by)
+            )
         self._watch(step, values, groups)
         self._refresher.consider()
 
-    def validation(self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None) -> None:
+    def validation(
+        self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None
+    ) -> None:
         """Record a validation. A baseline's is only shown, because it is no point of the run's curve."""
         if baseline is None:
             self._trackers.write("validation", step=step, version=version, values=metrics)
@@ -179,16 +191,34 @@ class Observer:
             self.say(alarm.line())
         self.unwritten.attempt("alarms.jsonl", self._alarms.write)
 
-    # -------------------------------------------------------------------------------------------------------- end
+    # ---------------------------------------------------------------------------------------------------- end
 
-    def finish(self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts) -> None:
+    def finish(
+        self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts
+    ) -> None:
         """Write result.json, summary.md and report.png, and show the closing table."""
         self._refresher.close()
-        result = {"step": step, "version": version, "counts": asdict(counts), "balanced": counts.is_balanced, "validation": results}
-        self.unwritten.attempt("result.json", partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)))
+        result = {
+            "step": step,
+            "version": version,
+            "counts": asdict(counts),
+            "balanced": counts.is_balanced,
+            "validation": results,
+        }
+        self.unwritten.attempt(
+            "result.json",
+            partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)),
+        )
         self.failures.write(is_last=True)
         records = read_metrics(self._trackers.metrics.path) if self._trackers.metrics.path.exists() else []
-        table = closing_of(results, step=step, version=version, counts=counts, records=records, failures=self.failures.lines())
+        table = closing_of(
+            results,
+            step=step,
+            version=version,
+            counts=counts,
+            records=records,
+            failures=self.failures.lines(),
+        )
         summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root))
         self.unwritten.attempt("summary.md", summary)
         self._trackers.console.show_closing(table)
@@ -220,7 +250,9 @@ def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _one(name: str, values: Sequence[float]) -> float:
     _, _, own_name = name.rpartition("/")  # metrics of the critic have the prefix `critic/`
-    if name.endswith("_max") or own_name == "non_finite_updates":  # the latter counts from the start of the process
+    if (
+        name.endswith("_max") or own_name == "non_finite_updates"
+    ):  # the latter counts from the start of the process
         return max(values)
     if own_name.startswith("num_") or own_name == "is_skipped":
         return sum(values)

@@ -98,11 +98,15 @@ class Publishing:
         """
         # Set and journaled before any server gets it: a publish that fails half-way uses the version up, too.
         self.version = max(self._dir.next_version(), self.version + 1)
-        self._observer.unwritten.attempt("versions.jsonl", partial(self._dir.journal_version, self.version, step=step, what=what))
+        self._observer.unwritten.attempt(
+            "versions.jsonl", partial(self._dir.journal_version, self.version, step=step, what=what)
+        )
         self._send(self._servers.urls + self._servers.urls_needing_weights)
 
     def catch_up(self) -> None:
-        """Bring servers that joined or restarted to the current version; remove servers that left from the actors."""
+        """Bring servers that joined or restarted to the current version; remove servers that left from the
+        actors.
+        """
         behind = self._servers.urls_needing_weights
         if behind:
             self._send(behind)
@@ -125,7 +129,10 @@ class Publishing:
         for url, why in report.repaired.items():
             say(f"server {url} loaded version {version} only at the second attempt: {why}")
         given = [url for url in joining if url not in report.failed]
-        failed = {**report.failed, **self._servers.talk(given, partial(find_unfit, version=version), adapter=self._adapter)}
+        failed = {
+            **report.failed,
+            **self._servers.talk(given, partial(find_unfit, version=version), adapter=self._adapter),
+        }
         for url, why in failed.items():
             say(f"server {url} did not load version {version}: {why}; restarting it")
             self._servers.restart(url)
@@ -143,7 +150,9 @@ class Publishing:
         if self._baseline is None:
             send = partial(self._publisher.publish, self.version, must_verify=must_verify)
         else:
-            send = partial(load_folder, self._baseline, self.version, timeout_s=self._rollout.weights.timeout_s)
+            send = partial(
+                load_folder, self._baseline, self.version, timeout_s=self._rollout.weights.timeout_s
+            )
         deadline = time.monotonic() + self._disk_patience_s
         while True:
             try:
@@ -159,11 +168,15 @@ class Publishing:
 
 
 async def find_unfit(servers: Sequence[SGLangClient], *, version: int) -> dict[str, str]:
-    """Return {url: why} of the servers that do not sample a token with `version`, which they were just given."""
+    """Return {url: why} of the servers that do not sample a token with `version`, which they were just
+    given.
+    """
 
     async def sample(server: SGLangClient) -> None:
         sampled = await server.generate([0], SamplingParams(1), rid=f"join-{uuid.uuid4().hex}")
         if (got := sampled.versions.tolist()) != [version]:
             raise ServerError(f"it received version {version} but sampled a token of version {got}")
 
-    return await for_each(servers, sample, timeout_s=FIRST_TOKEN_TIMEOUT_S, limit="the time limit for a first token")
+    return await for_each(
+        servers, sample, timeout_s=FIRST_TOKEN_TIMEOUT_S, limit="the time limit for a first token"
+    )

@@ -31,7 +31,14 @@ class Ranks:
         self.num_restarts = 0
         self.roles = launch()
 
-    def bring_up(self, others: Sequence[Starting], checkpoint: Checkpoint | None, *, start_up: StartUp, say: Callable[[str], None]) -> None:
+    def bring_up(
+        self,
+        others: Sequence[Starting],
+        checkpoint: Checkpoint | None,
+        *,
+        start_up: StartUp,
+        say: Callable[[str], None],
+    ) -> None:
         """Wait until the ranks and all `others` are ready, and load the checkpoint.
 
         If a rank is lost meanwhile, all ranks restart.
@@ -63,7 +70,9 @@ class Ranks:
             LearnerError: `learner.max_restarts` is used up.
         """
         if self.num_restarts == self._max_restarts:
-            raise LearnerError(f"{cause}, and learner.max_restarts={self._max_restarts} is used up") from cause
+            raise LearnerError(
+                f"{cause}, and learner.max_restarts={self._max_restarts} is used up"
+            ) from cause
         self.num_restarts += 1
         return f"restart {self.num_restarts} of {self._max_restarts}"
 
@@ -111,7 +120,9 @@ class Ranks:
                 except LearnerError as another:  # a rank was lost meanwhile
                     lost = another
 
-    def _stop_and_choose(self, cause: LearnerError, checkpoints: CheckpointWriter, say: Callable[[str], None]) -> Checkpoint | None:
+    def _stop_and_choose(
+        self, cause: LearnerError, checkpoints: CheckpointWriter, say: Callable[[str], None]
+    ) -> Checkpoint | None:
         """Stop all ranks; return the checkpoint to start from, None for the initial weights."""
         if not self.roles.is_lost:
             raise cause

@@ -41,7 +41,11 @@ class RewardKL:
         metrics = {"reward_kl": mean, "reward_kl_coefficient": self.coefficient}
         if self._config.target is not None:
             self.coefficient = adapt_coefficient(
-                self.coefficient, mean, target=self._config.target, num_sequences=len(kl), horizon=self._config.horizon
+                self.coefficient,
+                mean,
+                target=self._config.target,
+                num_sequences=len(kl),
+                horizon=self._config.horizon,
             )
         return metrics
 
@@ -58,5 +62,6 @@ class RewardKL:
             self.coefficient = float(json.loads((folder / FILE).read_text())["coefficient"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{folder / FILE} could not be read: {error}; the checkpoint belongs to a run without KL in the reward"
+                f"{folder / FILE} could not be read: {error}; the checkpoint belongs to a run without KL in "
+                "the reward"
             ) from error

@@ -26,7 +26,9 @@ from agentrl.workers.workers import Workers
 class RewardRole:
     """Scores the attempts of a batch on the ranks of the reward model, packed like a learner's batch."""
 
-    def __init__(self, ranks: Workers[RewardModel], conversations: Conversations, config: RewardModelConfig) -> None:
+    def __init__(
+        self, ranks: Workers[RewardModel], conversations: Conversations, config: RewardModelConfig
+    ) -> None:
         """ranks: may still be starting; they must be ready before `score` is called."""
         self.ranks = ranks
         self._conversations = conversations
@@ -65,10 +67,14 @@ class RewardRole:
         return dict(_by_index(microbatches, scores))
 
 
-def launch_reward_role(config: RewardModelConfig, conversations: Conversations, seats: Sequence[Seat], *, device: Device) -> RewardRole:
+def launch_reward_role(
+    config: RewardModelConfig, conversations: Conversations, seats: Sequence[Seat], *, device: Device
+) -> RewardRole:
     """Launch the ranks as Ray actors in their seats, without waiting; see their `wait_until_ready`."""
     deadlines = CallDeadlines(config.collective_timeout_s, "reward_model.collective_timeout_s")
-    ranks = WorkerGroup.launch(RewardModel, config, device, seats=seats, name="reward model", deadlines=deadlines)
+    ranks = WorkerGroup.launch(
+        RewardModel, config, device, seats=seats, name="reward model", deadlines=deadlines
+    )
     return RewardRole(ranks, conversations, config)
 
 
@@ -93,7 +99,9 @@ def _sample(index: int, token_ids: NDArray[np.int32]) -> Sample:
     return Sample.supervised(index, token_ids, np.zeros(len(token_ids), np.bool_))
 
 
-def _by_index(microbatches: Sequence[Microbatch], scores: Sequence[NDArray[np.floating]]) -> Iterator[tuple[int, float]]:
+def _by_index(
+    microbatches: Sequence[Microbatch], scores: Sequence[NDArray[np.floating]]
+) -> Iterator[tuple[int, float]]:
     for microbatch, values in zip(microbatches, scores, strict=True):
         if not microbatch.is_filler:
             yield from zip(microbatch.sample_indices.tolist(), values.tolist(), strict=True)

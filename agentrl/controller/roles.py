@@ -108,7 +108,9 @@ class Roles:
 
 
 def launch_roles(specs: RoleSpecs, seats: Mapping[Role, Sequence[Seat]]) -> Roles:
-    """Launch all ranks as Ray actors in their seats, without waiting for them (see `wait_until_all_ready`)."""
+    """Launch all ranks as Ray actors in their seats, without waiting for them (see
+    `wait_until_all_ready`).
+    """
     learner = launch_learner(specs.learner, seats["actor"])
     critic = None if specs.critic is None else _launch_critic(specs.critic, seats["critic"])
     return Roles(learner, critic, _reward_kl(specs), specs.is_critic_apart)
@@ -140,7 +142,9 @@ def open_local_roles(specs: RoleSpecs) -> Roles:
 def _launch_critic(spec: CriticSpec, seats: Sequence[Seat]) -> WorkerGroup[Critic]:
     make: Callable[..., Critic] = CriticWorker
     deadlines = call_deadlines(spec.learner)
-    return WorkerGroup.launch(make, spec, seats=seats, name="critic", deadlines=deadlines, num_replicas=spec.learner.num_replicas)
+    return WorkerGroup.launch(
+        make, spec, seats=seats, name="critic", deadlines=deadlines, num_replicas=spec.learner.num_replicas
+    )
 
 
 def _reward_kl(specs: RoleSpecs) -> RewardKL | None:

@@ -80,10 +80,17 @@ class Run:
         batch_rewards: BatchRewards,
         total_steps: int,
     ) -> None:
-        """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded already."""
+        """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded
+        already.
+        """
         self.config = config
         self.dir = run_dir
-        self.buffer, self.ranks, self.servers, self.rollouts = processes.buffer, processes.ranks, processes.servers, processes.rollouts
+        self.buffer, self.ranks, self.servers, self.rollouts = (
+            processes.buffer,
+            processes.ranks,
+            processes.servers,
+            processes.rollouts,
+        )
         self.observer = observer
         self.timer = observer.timer
         self.checkpoints = checkpoints
@@ -92,13 +99,23 @@ class Run:
         self.is_resumed = checkpoints.newest is not None
         self.step = checkpoints.newest.step if checkpoints.newest else 0
         self.lineage = Lineage()  # the versions that the current weights descend from, up to `version`
-        self.results: dict[str, Mapping[str, float]] = dict(run_dir.read_validations()) if self.is_resumed else {}
+        self.results: dict[str, Mapping[str, float]] = (
+            dict(run_dir.read_validations()) if self.is_resumed else {}
+        )
         self.owes_checkpoint = False
         """True if the last checkpoint could not be written. The next step retries."""
         self._validated: tuple[int, Mapping[str, float]] | None = None
         lone_adapter_of = config.model if config.rollout.weights.adapter == "alone" else None
-        self._elastic = ElasticServers(self.servers, self.rollouts, lone_adapter_of=lone_adapter_of, run_dir=run_dir.root, say=observer.say)
-        self._colocation = Colocation(self.servers, self.rollouts, say=observer.say) if config.rollout.colocated else None
+        self._elastic = ElasticServers(
+            self.servers,
+            self.rollouts,
+            lone_adapter_of=lone_adapter_of,
+            run_dir=run_dir.root,
+            say=observer.say,
+        )
+        self._colocation = (
+            Colocation(self.servers, self.rollouts, say=observer.say) if config.rollout.colocated else None
+        )
         self._publishing = Publishing(
             self.roles.learner,
             config.rollout,
@@ -147,7 +164,7 @@ class Run:
         """
         return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
 
-    # -------------------------------------------------------------------------------------------------- publish
+    # ------------------------------------------------------------------------------------------------ publish
 
     def publish(self) -> None:
         """Give the learner's weights a new version and bring every server to it."""
@@ -157,7 +174,7 @@ class Run:
         self._publishing.publish("policy", step=self.step)
         self.lineage = self.buffer.run(ReplayBuffer.advance, self.version, self.step)
 
-    # ----------------------------------------------------------------------------------------------------- take
+    # --------------------------------------------------------------------------------------------------- take
 
     def start_rollouts(self) -> None:
         """Start the rollout actors: they lease and play training tasks until the run ends."""
@@ -170,7 +187,9 @@ class Run:
         return self._batches.take(step=self.step + 1, version=self.version, heal=self.heal)
 
     def heal(self) -> None:
-        """Replace dead rollout actors; bring restarted servers to the current version before they take traffic."""
+        """Replace dead rollout actors; bring restarted servers to the current version before they take
+        traffic.
+        """
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self.observer.set_servers(self.servers.states)
@@ -186,7 +205,9 @@ class Run:
         counts, failed = self.rollouts.attempts()
         self.observer.attempts(counts, failed, step=self.step)
         tally = self.observer.failures.tally
-        self._failed_share.check(counts, most_common=partial(tally.most_common, ignored=self._failed_share.ignored))
+        self._failed_share.check(
+            counts, most_common=partial(tally.most_common, ignored=self._failed_share.ignored)
+        )
 
     def counts(self) -> BufferCounts:
         """Return the buffer's counts; they balance at any moment."""
@@ -206,7 +227,7 @@ class Run:
                 self.heal()
         return done
 
-    # ------------------------------------------------------------------------------------------------- validate
+    # ----------------------------------------------------------------------------------------------- validate
 
     def validate(self) -> None:
         """Play the validation rows with the current weights, on the same servers."""
@@ -214,7 +235,10 @@ class Run:
             return
         name = "initial" if self.step == 0 else TRAINED
         with self.timer("validate"):
-            self.results[name] = {**self.validation.run(self, step=self.step, version=self.version), STEP: self.step}
+            self.results[name] = {
+                **self.validation.run(self, step=self.step, version=self.version),
+                STEP: self.step,
+            }
         self._validated = (self.step, self.results[name])
         # raises at the first validation if the name is wrong
         metric_of(self.results[name], self.config.trainer)
@@ -229,7 +253,7 @@ class Run:
                 self._publishing.publish(f"baseline {name}", step=self.step)
                 self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
 
-    # ----------------------------------------------------------------------------------------------------- keep
+    # --------------------------------------------------------------------------------------------------- keep
 
     def save(self) -> None:
         """Start writing a checkpoint of this step: learner, ledger, ready groups and position in the dataset.
@@ -271,11 +295,13 @@ class Run:
             self.owes_checkpoint = True
             self.observer.unwritten.count(CHECKPOINT, error)
 
-    # -------------------------------------------------------------------------------------------------- recover
+    # ------------------------------------------------------------------------------------------------ recover
 
     def recovering(self) -> AbstractContextManager[None]:
         """Catch the loss of a learner rank within the block and restore the newest checkpoint."""
-        return self.ranks.recovering(self.checkpoints, go_back=self.go_back, timer=self.timer, say=self.observer.say)
+        return self.ranks.recovering(
+            self.checkpoints, go_back=self.go_back, timer=self.timer, say=self.observer.say
+        )
 
     def go_back(self, step: int) -> None:
         """Reset the run to `step`, whose weights the learner has already loaded.
@@ -289,7 +315,9 @@ class Run:
         self._publishing.set_learner(self.roles.learner)
         self.publish()
 
-    def record(self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage) -> None:
+    def record(
+        self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage
+    ) -> None:
         """Record the batch and metrics of the step. `learned_by`: lineage of the weights before the step."""
         self._look_at_attempts()
         is_weighed = self.config.data.curriculum.is_used

@@ -8,7 +8,7 @@ validation/        step_000010.parquet ...        servers/        logs of the se
 validations.json   of baselines, initial, final  alarms.jsonl    alarms raised and cleared; alarms/ keeps groups
 failures.parquet   every failed attempt           result.json  summary.md  report.png
 ```
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class RunDir:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             lock.close()
-            raise ConfigError(f"run folder {str(root)!r} is in use by another run; choose another trainer.run_dir") from error
+            raise ConfigError(
+                f"run folder {str(root)!r} is in use by another run; choose another trainer.run_dir"
+            ) from error
         write_atomically(root / "config.yaml", resolved_config)
         return cls(
             root,
@@ -74,7 +76,7 @@ class RunDir:
         """Return the folder of the disk transport."""
         return Path(config.folder) if config.folder else self.root / "weights"
 
-    # ---------------------------------------------------------------------------------------------- validations
+    # -------------------------------------------------------------------------------------------- validations
 
     def read_validations(self) -> dict[str, dict[str, float]]:
         """Return the validation metrics of this run by policy (a baseline, `initial`, `final`)."""
@@ -89,14 +91,16 @@ class RunDir:
         self.versions.close()
         self.lock.close()
 
-    # ------------------------------------------------------------------------------------------------- versions
+    # ----------------------------------------------------------------------------------------------- versions
 
     def next_version(self) -> int:
         """Return a version that was never published in this folder."""
         journal = self.root / "versions.jsonl"
         if not journal.exists():
             return 0
-        versions = [json.loads(line)["version"] for line in journal.read_text().splitlines() if line.endswith("}")]
+        versions = [
+            json.loads(line)["version"] for line in journal.read_text().splitlines() if line.endswith("}")
+        ]
         return max(versions, default=-1) + 1
 
     def journal_version(self, version: int, *, step: int, what: str) -> None:
@@ -112,4 +116,8 @@ class RunDir:
 
 def run_folder(trainer: TrainerConfig) -> Path:
     """Return the folder of the run that `trainer` names."""
-    return Path(trainer.run_dir) if trainer.run_dir else Path("runs") / trainer.project_name / trainer.experiment_name
+    return (
+        Path(trainer.run_dir)
+        if trainer.run_dir
+        else Path("runs") / trainer.project_name / trainer.experiment_name
+    )

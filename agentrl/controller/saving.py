@@ -24,14 +24,19 @@ class CheckpointWriter:
     """
 
     def __init__(self, parent: Path, trainer: TrainerConfig, *, newest: Checkpoint | None = None) -> None:
-        """newest: the newest complete checkpoint; at first the one that the run resumes from. None: the initial weights."""
+        """newest: the newest complete checkpoint; at first the one that the run resumes from.
+
+        None: the initial weights.
+        """
         self._parent = parent
         self._trainer = trainer
         self.newest = newest
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Checkpoint] | None = None
 
-    def save(self, roles: Roles, *, step: int, version: int, buffer_state: bytes, metric: float | None) -> Checkpoint | None:
+    def save(
+        self, roles: Roles, *, step: int, version: int, buffer_state: bytes, metric: float | None
+    ) -> Checkpoint | None:
         """Wait for the previous checkpoint, then start writing that of `step`.
 
         Returns the completed checkpoint if `save_in_background` is false, else None.
@@ -78,7 +83,9 @@ class CheckpointWriter:
         """Wait for the pending write and ignore its outcome: for a run that ends early."""
         self._executor.shutdown(wait=True)
 
-    def _complete(self, roles: Roles, partial: Path, step: int, version: int, metric: float | None) -> Checkpoint:
+    def _complete(
+        self, roles: Roles, partial: Path, step: int, version: int, metric: float | None
+    ) -> Checkpoint:
         with _removing(partial):
             roles.finish_save()
         self.newest = checkpoint = complete(partial, step=step, version=version, metric=metric)
@@ -109,10 +116,13 @@ def metric_of(validation: Mapping[str, float] | None, trainer: TrainerConfig) ->
     Raises:
         ConfigError: `trainer.keep_best` is set and the validation has no such metric.
     """
-    if validation is None or ("val/failed" in validation and validation["val/failed"] == validation["val/trajectories"]):
+    if validation is None or (
+        "val/failed" in validation and validation["val/failed"] == validation["val/trajectories"]
+    ):
         return None
     if trainer.keep_best > 0 and trainer.best_metric not in validation:
         raise ConfigError(
-            f"trainer.best_metric={trainer.best_metric!r} is not a validation metric; available: {', '.join(sorted(validation))}"
+            f"trainer.best_metric={trainer.best_metric!r} is not a validation metric; available: "
+            f"{', '.join(sorted(validation))}"
         )
     return validation.get(trainer.best_metric)

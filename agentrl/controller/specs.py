@@ -41,7 +41,12 @@ class RoleSpecs:
             num_steps: steps of the whole run, for the learning rate schedules.
             dump_folder: where ranks write batches with a non-finite loss.
         """
-        learner, critic, kl, algorithm = config.learner, config.critic, config.algorithm.kl, config.algorithm_in_use
+        learner, critic, kl, algorithm = (
+            config.learner,
+            config.critic,
+            config.algorithm.kl,
+            config.algorithm_in_use,
+        )
         steps_of_policy = max(1, num_steps - (critic.warmup_steps if config.has_critic else 0))
         of_learner = LearnerSpec(
             config.model,

@@ -6,7 +6,8 @@ driver
  ├─ BufferActor        no GPU        ledger, journal, place in the data
  ├─ RolloutActor x R   no GPU        agent loops on trio
  ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
- └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by threads of the driver
+ └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by
+ threads of the driver
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from pathlib import Path
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.logprob_kernels import check_kernels
-from agentrl.buffer.training_buffer import BufferPlan, BufferSettings, TaskCheck, TrainingBuffer, planned_steps
+from agentrl.buffer.training_buffer import (
+    BufferPlan,
+    BufferSettings,
+    TaskCheck,
+    TrainingBuffer,
+    planned_steps,
+)
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import dump_config
 from agentrl.config.placement import Role
@@ -93,7 +100,9 @@ def open_run(config: Config) -> Iterator[Run]:
         seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
         seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 
-        servers = ServerFleet.launch(config.rollout, config.model, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say)
+        servers = ServerFleet.launch(
+            config.rollout, config.model, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say
+        )
         stack.callback(servers.close)
         start_up = stack.enter_context(StartUp(observer.say))
         start_up.add(servers)
@@ -135,7 +144,12 @@ def open_run(config: Config) -> Iterator[Run]:
 def _resolved(config: Config) -> Config:
     """Return the config with its models resolved, after all checks that need no process."""
     check_files(config.models, config.agent)
-    config = config.model_copy(update={"model": resolve_model(config.model), "reward_model": resolve_reward_model(config.reward_model)})
+    config = config.model_copy(
+        update={
+            "model": resolve_model(config.model),
+            "reward_model": resolve_reward_model(config.reward_model),
+        }
+    )
     config = config.with_adapter_resolved
     check_nsight(config.profiler.nsight)
     with concerning("algorithm.advantage"):
@@ -184,7 +198,8 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
 class _Scoring:
     """What the controller scores: batches of training, and validations.
 
-    conversations: of attempts, for the reward model; None without one. validation: None without `data.val_files`.
+    conversations: of attempts, for the reward model; None without one. validation: None without
+    `data.val_files`.
     """
 
     batch_rewards: BatchRewards
@@ -197,50 +212,70 @@ def _open_scoring(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat)
     rewards = _batch_rewards(config, plugins)
     if rewards.is_any and config.needs_early_rewards:
         raise ConfigError(
-            f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward with scope=batch is computed later"
+            f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward with "
+            "scope=batch is computed later"
         )
-    conversations = Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
+    conversations = (
+        Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
+    )
     own = config.of_validation
     validation_rewards = rewards if own is config else _batch_rewards(own, plugins)
-    return _Scoring(rewards, validation_rewards, conversations, _open_validation(own, run_dir, plugins, chat, validation_rewards))
+    return _Scoring(
+        rewards,
+        validation_rewards,
+        conversations,
+        _open_validation(own, run_dir, plugins, chat, validation_rewards),
+    )
 
 
 def _batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
     return BatchRewards(config.reward, plugins, max_response_tokens=config.agent.max_response_tokens)
 
 
-def _open_validation(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards) -> Validation | None:
+def _open_validation(
+    config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards
+) -> Validation | None:
     """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
     if not config.data.val_files:
         return None
     playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
     dataset = build_dataset(config.data, config.data.val_files, playable, max_rows=config.data.max_val_rows)
     folder = run_dir.validation_data if config.trainer.keep_trajectories else None
-    return Validation(dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine)
+    return Validation(
+        dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine
+    )
 
 
 def _launch_reward_model(
     config: Config, scoring: _Scoring, seats: Mapping[Role, Sequence[Seat]], stack: ExitStack
 ) -> list[Workers[RewardModel]]:
-    """Launch the ranks of the reward model, if there is one, and let its rewards ask them; `stack` stops them."""
+    """Launch the ranks of the reward model, if there is one, and let its rewards ask them; `stack` stops
+    them.
+    """
     if scoring.conversations is None:
         return []
     device = config.placement.device_of("reward_model")
-    role = launch_reward_role(config.reward_model, scoring.conversations, seats["reward_model"], device=device)
+    role = launch_reward_role(
+        config.reward_model, scoring.conversations, seats["reward_model"], device=device
+    )
     stack.callback(role.ranks.stop)
     for rewards in (scoring.batch_rewards, scoring.validation_rewards):
         rewards.connect(role.score)
     return [role.ranks]
 
 
-def _launch_buffer(config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> Actor[TrainingBuffer]:
+def _launch_buffer(
+    config: Config, run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer
+) -> Actor[TrainingBuffer]:
     """Start the replay buffer with the journal in the run folder.
 
     A run that does not resume, or resumes from another folder's checkpoint, starts a new journal.
     """
     is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
-    return launch_buffer(BufferSettings.of(config), str(run_dir.root.resolve()), is_new=is_new, say=observer.say)
+    return launch_buffer(
+        BufferSettings.of(config), str(run_dir.root.resolve()), is_new=is_new, say=observer.say
+    )
 
 
 def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPlan:
@@ -252,7 +287,9 @@ def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPla
     return plan
 
 
-def _resume(buffer: Actor[TrainingBuffer], run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer) -> None:
+def _resume(
+    buffer: Actor[TrainingBuffer], run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer
+) -> None:
     """Put the buffer at the checkpoint's step, and checkpoints of other steps aside."""
     if checkpoint is not None:
         observer.say(f"resumed from {checkpoint.folder.name}")
@@ -267,8 +304,12 @@ def _readiness(config: Config, plan: BufferPlan) -> str:
     rollout = config.rollout
     counts = {"attached": len(rollout.urls), rollout.backend: rollout.num_started}
     servers = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
-    skipped = f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)" if report.filtered or report.truncated else ""
+    skipped = (
+        f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)"
+        if report.filtered or report.truncated
+        else ""
+    )
     return (
-        f"{servers} server(s), {config.learner.world_size} learner rank(s), {config.rollout.num_actors} rollout actor(s), "
-        f"{plan.num_tasks} tasks{skipped}, {plan.total_steps} steps"
+        f"{servers} server(s), {config.learner.world_size} learner rank(s), {config.rollout.num_actors} "
+        f"rollout actor(s), {plan.num_tasks} tasks{skipped}, {plan.total_steps} steps"
     )

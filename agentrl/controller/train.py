@@ -81,7 +81,9 @@ def train_step(run: Run, config: Config) -> None:
     run.record(groups, updates, learned_by=learned_by)
 
 
-def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, lags: Lags, timer: Timer) -> list[dict[str, float]]:
+def learn(
+    roles: Roles, groups: Sequence[Group], config: Config, *, step: int, lags: Lags, timer: Timer
+) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each.
 
     The outcome depends only on the state of the roles, the groups, the step and the lags. That is why a
@@ -96,7 +98,9 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
         groups = with_reward(groups)
         assessment = assess(roles, groups, config.algorithm, config.learner)
     with timer("credit"):
-        samples = credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment)
+        samples = credit(
+            groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment
+        )
         samples = leave_out_old(samples, groups, lags=lags, max_lag=config.algorithm.correction.max_lag)
         samples = leave_out_masked(samples, groups, config.rollout.masked_outcomes)
     rng = np.random.default_rng((config.trainer.seed, step))
@@ -105,16 +109,24 @@ def learn(roles: Roles, groups: Sequence[Group], config: Config, *, step: int, l
     critic_updates: list[Handle[dict[str, float]]] = []
     if roles.critic is not None:
         with timer("update_critic"):
-            critic_updates = begin_critic_updates(roles, minibatches, config.algorithm, config.learner, num_epochs=config.critic_epochs)
+            critic_updates = begin_critic_updates(
+                roles, minibatches, config.algorithm, config.learner, num_epochs=config.critic_epochs
+            )
             if step < config.critic.warmup_steps:
                 return [*beside, *(update.wait() for update in critic_updates)]
     # All minibatches are scored before the first update: the proximal policy is fixed for the whole step.
     with timer("score"):
         packed = [pack_for(learner, m, config.learner) for m in minibatches]
         scored = [learner.run(Learner.score, microbatches) for microbatches in packed]
-    beside.append(budget_metrics([m for own in packed for m in own], max_tokens=config.learner.microbatch_tokens))
+    beside.append(
+        budget_metrics([m for own in packed for m in own], max_tokens=config.learner.microbatch_tokens)
+    )
     with timer("update"):
-        updates = [learner.run(Learner.update, minibatch) for _ in range(config.learner.epochs_per_step) for minibatch in scored]
+        updates = [
+            learner.run(Learner.update, minibatch)
+            for _ in range(config.learner.epochs_per_step)
+            for minibatch in scored
+        ]
     if roles.critic is not None:
         with timer("update_critic"):  # a critic in its own pool may still be computing
             beside += [update.wait() for update in critic_updates]

@@ -53,7 +53,15 @@ class Host(Protocol):
 class Validation:
     """Plays every validation row `eval.n` times and returns metrics. These groups are not in the ledger."""
 
-    def __init__(self, dataset: Dataset, config: EvalConfig, *, rewards: BatchRewards, folder: Path | None, num_examine: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        config: EvalConfig,
+        *,
+        rewards: BatchRewards,
+        folder: Path | None,
+        num_examine: int,
+    ) -> None:
         """`rewards`: of scope batch, for validation.
 
         `folder`: stores the trajectories; None: they are not kept.
@@ -66,12 +74,18 @@ class Validation:
 
     def run(self, host: Host, *, step: int, version: int, baseline: str | None = None) -> Mapping[str, float]:
         """Play, score and record all rows; return the metrics, with the prefix `val/`."""
-        leases = [Lease(row, self._dataset.task(row), self._config.n, version) for row in range(len(self._dataset))]
+        leases = [
+            Lease(row, self._dataset.task(row), self._config.n, version) for row in range(len(self._dataset))
+        ]
         trajectories = [of_version(trajectory, version) for trajectory in self._play(host, leases)]
         tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
         if self._rewards.is_any:
             trajectories = self._rewards.score_validation(tasks, trajectories)
-        failed = [FailedAttempt.of(t, became="not_scored", version=version) for t in trajectories if t.outcome not in SCORED_OUTCOMES]
+        failed = [
+            FailedAttempt.of(t, became="not_scored", version=version)
+            for t in trajectories
+            if t.outcome not in SCORED_OUTCOMES
+        ]
         host.observer.failures.add(failed, step=step)
         for text in examined(tasks, trajectories, self._num_examine):
             host.observer.say(text)
@@ -92,7 +106,11 @@ class Validation:
         for result, share in shares.items():
             played = host.rollouts.collect(result) if result in in_time else None
             if played is None:
-                why = "died" if result in in_time else f"had not responded at the end of eval.timeout_s={self._config.timeout_s:g}"
+                why = (
+                    "died"
+                    if result in in_time
+                    else f"had not responded at the end of eval.timeout_s={self._config.timeout_s:g}"
+                )
                 played = lost(share, Failure(f"the rollout actor that played it {why}"))
                 host.observer.say(f"validation lost {len(played)} attempts: {played[0].failure}")
             trajectories += played
@@ -101,7 +119,9 @@ class Validation:
 
 def lost(leases: Sequence[Lease], failure: Failure) -> list[Trajectory]:
     """Return all attempts of `leases` as failed."""
-    attempts = (Attempt(lease.group_id, member, lease.task) for lease in leases for member in range(lease.group_size))
+    attempts = (
+        Attempt(lease.group_id, member, lease.task) for lease in leases for member in range(lease.group_size)
+    )
     return [unplayed(attempt, Outcome.ABORTED, failure) for attempt in attempts]
 
 
@@ -110,7 +130,10 @@ def of_version(trajectory: Trajectory, version: int) -> Trajectory:
     others = set(trajectory.versions[trajectory.action_mask].tolist()) - {version}
     if not others:
         return trajectory
-    failure = f"validation of version {version} contains tokens sampled by other versions: {', '.join(map(str, sorted(others)))}"
+    failure = (
+        f"validation of version {version} contains tokens sampled by other versions: "
+        f"{', '.join(map(str, sorted(others)))}"
+    )
     return trajectory.replace(outcome=Outcome.ABORTED, failure=Failure(failure), rewards=())
 
 
@@ -127,11 +150,21 @@ def examined(tasks: Sequence[Task], trajectories: Sequence[Trajectory], count: i
 
 def describe(task: Task, trajectory: Trajectory) -> str:
     """Return an attempt in full: messages, ground truth, reward events, rewards' metrics and details."""
-    lines = [RULE, f"{trajectory.task_id} ({trajectory.data_source}, {trajectory.agent_name}, {trajectory.outcome.value})"]
+    lines = [
+        RULE,
+        f"{trajectory.task_id} ({trajectory.data_source}, {trajectory.agent_name}, "
+        f"{trajectory.outcome.value})",
+    ]
     lines += [part for message in trajectory.messages for part in _message(message)]
     lines.append(f"[ground truth] {task.ground_truth}")
-    lines += [f"[reward] {event.name}: {event.value:g} on token {event.position}" for event in trajectory.rewards]
-    lines += [f"[{name}] {value:g}" for name, value in sorted(trajectory.metrics.items()) if name.startswith("reward/")]
+    lines += [
+        f"[reward] {event.name}: {event.value:g} on token {event.position}" for event in trajectory.rewards
+    ]
+    lines += [
+        f"[{name}] {value:g}"
+        for name, value in sorted(trajectory.metrics.items())
+        if name.startswith("reward/")
+    ]
     for name, details in trajectory.extra_info.get(DETAILS, {}).items():
         lines += [f"[reward/{name}/{key}] {value}" for key, value in details.items()]
     return "\n".join([*lines, f"[sum] {trajectory.reward:g}", RULE])
@@ -143,4 +176,7 @@ def _message(message: Message) -> Iterator[str]:
     if message.content or not (message.reasoning or message.tool_calls):
         yield f"[{message.role}] {message.content}"
     for call in message.tool_calls:
-        yield f"[call] {call.name} {json.dumps(call.arguments, ensure_ascii=False) if call.error is None else call.error}"
+        yield (
+            f"[call] {call.name} "
+            f"{json.dumps(call.arguments, ensure_ascii=False) if call.error is None else call.error}"
+        )

@@ -73,7 +73,10 @@ class Asker:
         pending, deadline = list(asked.values()), time.monotonic() + self._answer_s
         while pending and not self._stopping.is_set() and time.monotonic() < deadline:
             _, pending = ray.wait(pending, num_returns=len(pending), timeout=SLICE_S)
-        return {who: NoAnswer(f"{who} does not answer") if ref in pending else self._answer(who, ref) for who, ref in asked.items()}
+        return {
+            who: NoAnswer(f"{who} does not answer") if ref in pending else self._answer(who, ref)
+            for who, ref in asked.items()
+        }
 
     def _answer(self, who: str, ref: ObjectRef) -> Any:
         try:
@@ -105,35 +108,55 @@ def look_at_progress(parts: Parts, asker: Asker) -> RunProgress:
     buffer = said.pop(BUFFER)
     # A counter is missing until its first count.
     finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
-    return RunProgress(None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"], sum(finished) if finished else None)
+    return RunProgress(
+        None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"],
+        sum(finished) if finished else None,
+    )
 
 
 def find(parts: Parts, asker: Asker) -> Findings:
     """Ask every part of the run what it waits for."""
     controller = _of_controller(parts)  # first: its state may change while the others answer
     buffer = parts.buffer
-    playing = {f"rollout actor {owner}": actor.begin(RolloutWorker.scopes, KEPT_SCOPES) for owner, actor in parts.rollouts.actors.items()}
-    own = [buffer.begin(ReplayBuffer.counts), buffer.begin(ReplayBuffer.stats), buffer.begin(ReplayBuffer.leases)]
+    playing = {
+        f"rollout actor {owner}": actor.begin(RolloutWorker.scopes, KEPT_SCOPES)
+        for owner, actor in parts.rollouts.actors.items()
+    }
+    own = [
+        buffer.begin(ReplayBuffer.counts),
+        buffer.begin(ReplayBuffer.stats),
+        buffer.begin(ReplayBuffer.leases),
+    ]
     said = asker.answers({**dict(zip(("counts", "stats", "leases"), own, strict=True)), **playing})
     facts = [controller, *_of_buffer(said["counts"], said["stats"], said["leases"]), "servers:"]
     facts += [f"  {line}" for line in _of_servers(parts.servers, asker)]
     learner = [line for workers in parts.ranks() for line in workers.unanswered()]
     facts += ["learner:", *(f"  {line}" for line in learner or ["no call in progress"])]
     found = {title: said[title] for title in playing}
-    return Findings(facts, {title: scopes.why if isinstance(scopes, NoAnswer) else scopes for title, scopes in found.items()})
+    return Findings(
+        facts,
+        {title: scopes.why if isinstance(scopes, NoAnswer) else scopes for title, scopes in found.items()},
+    )
 
 
 def _of_buffer(
-    counts: BufferCounts | NoAnswer, stats: Mapping[str, float] | NoAnswer, leases: Sequence[HeldLease] | NoAnswer
+    counts: BufferCounts | NoAnswer,
+    stats: Mapping[str, float] | NoAnswer,
+    leases: Sequence[HeldLease] | NoAnswer,
 ) -> Iterator[str]:
     if isinstance(counts, NoAnswer):
         yield f"{BUFFER} does not answer"
     else:
-        since = "" if isinstance(stats, NoAnswer) else f"; last trajectory {stats['since_last_add_s']:.0f} s ago"
+        since = (
+            "" if isinstance(stats, NoAnswer) else f"; last trajectory {stats['since_last_add_s']:.0f} s ago"
+        )
         yield f"replay buffer: {counts}{since}"
     if not isinstance(leases, NoAnswer):
         for lease in leases[:SHOWN_LEASES]:
-            yield f"  group {lease.group_id} leased to {lease.owner} for {lease.age_s:.0f} s; {lease.num_members} members finished"
+            yield (
+                f"  group {lease.group_id} leased to {lease.owner} for {lease.age_s:.0f} s; "
+                f"{lease.num_members} members finished"
+            )
         if len(leases) > SHOWN_LEASES:
             yield f"  and {len(leases) - SHOWN_LEASES} more leases, all newer"
 
@@ -141,13 +164,19 @@ def _of_buffer(
 def _of_controller(parts: Parts) -> str:
     phase, since = parts.phases.current
     doing = "between two phases" if phase is None else f"in phase {phase!r}"
-    return f"controller: {doing} for {time.monotonic() - since:.0f} s, in {' < '.join(stack_of(parts.driver)) or 'no thread'}"
+    return (
+        f"controller: {doing} for {time.monotonic() - since:.0f} s, in "
+        f"{' < '.join(stack_of(parts.driver)) or 'no thread'}"
+    )
 
 
 def _of_servers(servers: ServerFleet, asker: Asker) -> list[str]:
     lines = servers.lines
     loads = asker.loads(servers.clients([line.url for line in lines if line.url]))
-    return [f"{line.name} {line.url} {line.state}, {line.restarts} restarts: {loads.get(line.url, 'not asked')}" for line in lines]
+    return [
+        f"{line.name} {line.url} {line.state}, {line.restarts} restarts: {loads.get(line.url, 'not asked')}"
+        for line in lines
+    ]
 
 
 class WatchedRun:
@@ -192,5 +221,14 @@ def watching(run: Run) -> AbstractContextManager[object]:
     silence_s = run.config.trainer.watchdog_s
     if silence_s is None:
         return nullcontext()
-    parts = Parts(run.buffer, run.servers, run.rollouts, lambda: [*run.roles.ranks], run.timer, threading.current_thread())
-    return Watchdog(WatchedRun(parts), silence_s=silence_s, folder=run.dir.root / "watchdog", say=run.observer.say)
+    parts = Parts(
+        run.buffer,
+        run.servers,
+        run.rollouts,
+        lambda: [*run.roles.ranks],
+        run.timer,
+        threading.current_thread(),
+    )
+    return Watchdog(
+        WatchedRun(parts), silence_s=silence_s, folder=run.dir.root / "watchdog", say=run.observer.say
+    )

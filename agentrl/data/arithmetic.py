@@ -51,7 +51,9 @@ class ArithmeticMix:
 
 _TEXT = pa.string()
 _PROMPT = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
-_TOOLS_KWARGS = pa.struct([("calculator", pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))]))])
+_TOOLS_KWARGS = pa.struct(
+    [("calculator", pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))]))]
+)
 _INTERACTION_KWARGS = pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_truth", _TEXT)])
 _EXTRA_INFO = pa.struct(
     [
@@ -74,12 +76,26 @@ TASK_SCHEMA = pa.schema(
         ("agent_name", _TEXT),
     ]
 )
-_CALL = pa.struct([("id", _TEXT), ("type", _TEXT), ("function", pa.struct([("name", _TEXT), ("arguments", _TEXT)]))])
-_MESSAGE = pa.struct([("role", _TEXT), ("content", _TEXT), ("tool_calls", pa.list_(_CALL)), ("tool_call_id", _TEXT), ("name", _TEXT)])
-SFT_SCHEMA = pa.schema([("messages", pa.list_(_MESSAGE)), ("tools", pa.list_(_TEXT)), ("kind", _TEXT), ("expression", _TEXT)])
+_CALL = pa.struct(
+    [("id", _TEXT), ("type", _TEXT), ("function", pa.struct([("name", _TEXT), ("arguments", _TEXT)]))]
+)
+_MESSAGE = pa.struct(
+    [
+        ("role", _TEXT),
+        ("content", _TEXT),
+        ("tool_calls", pa.list_(_CALL)),
+        ("tool_call_id", _TEXT),
+        ("name", _TEXT),
+    ]
+)
+SFT_SCHEMA = pa.schema(
+    [("messages", pa.list_(_MESSAGE)), ("tools", pa.list_(_TEXT)), ("kind", _TEXT), ("expression", _TEXT)]
+)
 
 
-def write_arithmetic(out: Path, *, seed: int, num_train: int, num_val: int, num_sft: int, mix: ArithmeticMix | None = None) -> None:
+def write_arithmetic(
+    out: Path, *, seed: int, num_train: int, num_val: int, num_sft: int, mix: ArithmeticMix | None = None
+) -> None:
     """Write `train.parquet` and `val.parquet` (tasks) and `sft.parquet` (conversations) into `out`.
 
     The three kinds alternate. The expressions of a kind in `val` are distinct; `train` and `sft` share theirs
@@ -94,14 +110,16 @@ def write_arithmetic(out: Path, *, seed: int, num_train: int, num_val: int, num_
     write_rows(out / "sft.parquet", _conversations(num_sft, seed, mix), SFT_SCHEMA)
 
 
-# --------------------------------------------------------------------------------------------------- expressions
+# ------------------------------------------------------------------------------------------------ expressions
 
 
 def normalize(expression: str) -> str:
     """Return the expression with factors and added terms in ascending order: 34*12+5 becomes 5+12*34."""
     added, *subtracted = expression.replace(" ", "").split("-")
     terms = ["*".join(sorted(term.split("*"), key=int)) for term in added.split("+")]
-    return "-".join(["+".join(sorted(terms, key=lambda term: [int(factor) for factor in term.split("*")])), *subtracted])
+    return "-".join(
+        ["+".join(sorted(terms, key=lambda term: [int(factor) for factor in term.split("*")])), *subtracted]
+    )
 
 
 def split_of(expression: str, *, val_percent: int) -> Split:
@@ -125,7 +143,9 @@ def _product(term: str) -> int:
 def _forms(kind: Kind, split: Split, mix: ArithmeticMix) -> tuple[tuple[str, ...], ...]:
     """Return the expressions of a kind that belong to a split, by form. All forms are drawn equally often."""
     forms = {"tool": lambda: _tool_forms(mix), "easy": _easy_forms, "interaction": _interaction_forms}[kind]()
-    return tuple(tuple(e for e in form if split_of(e, val_percent=mix.val_percent) == split) for form in forms)
+    return tuple(
+        tuple(e for e in form if split_of(e, val_percent=mix.val_percent) == split) for form in forms
+    )
 
 
 def _tool_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
@@ -152,12 +172,17 @@ def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: Arithme
     for position, form in enumerate(forms):
         share = len(range(position, count, len(forms)))
         if split == "val" and share > len(form):
-            raise DataError(f"the validation split has {len(form)} expressions of kind {kind!r}, but {share} are needed; lower num_val")
+            raise DataError(
+                f"the validation split has {len(form)} expressions of kind {kind!r}, but {share} are needed; "
+                "lower num_val"
+            )
         drawn.append(rng.sample(form, share) if split == "val" else rng.choices(form, k=share))
     return [drawn[i % len(forms)][i // len(forms)] for i in range(count)]
 
 
-def _draw_kinds(name: str, split: Split, count: int, seed: int, mix: ArithmeticMix) -> Iterator[tuple[random.Random, Kind, str]]:
+def _draw_kinds(
+    name: str, split: Split, count: int, seed: int, mix: ArithmeticMix
+) -> Iterator[tuple[random.Random, Kind, str]]:
     """Yield (generator, kind, expression) for `count` rows of the file `name`, with alternating kinds."""
     rng = random.Random(f"{DATA_SOURCE}:{name}:{seed}")
     shares = [len(range(position, count, len(KINDS))) for position in range(len(KINDS))]
@@ -167,7 +192,7 @@ def _draw_kinds(name: str, split: Split, count: int, seed: int, mix: ArithmeticM
         yield rng, KINDS[position], drawn[position][index // len(KINDS)]
 
 
-# --------------------------------------------------------------------------------------------------------- tasks
+# ------------------------------------------------------------------------------------------------------ tasks
 
 
 def _tasks(split: Split, count: int, seed: int, mix: ArithmeticMix) -> Iterator[dict[str, Any]]:
@@ -189,20 +214,26 @@ def _task(index: int, split: Split, kind: Kind, expression: str, question: str) 
             "kind": kind,
             "needs_tool": needs_tool,
             "expression": expression,
-            "tools_kwargs": {"calculator": {"create_kwargs": {"ground_truth": truth}}} if needs_tool else None,
-            "interaction_kwargs": {"name": "gsm8k", "query": question, "ground_truth": truth} if interacts else None,
+            "tools_kwargs": {"calculator": {"create_kwargs": {"ground_truth": truth}}}
+            if needs_tool
+            else None,
+            "interaction_kwargs": {"name": "gsm8k", "query": question, "ground_truth": truth}
+            if interacts
+            else None,
         },
         "agent_name": AGENTS[kind],
     }
 
 
-# ------------------------------------------------------------------------------------------------- conversations
+# ---------------------------------------------------------------------------------------------- conversations
 
 
 def _conversations(count: int, seed: int, mix: ArithmeticMix) -> Iterator[dict[str, Any]]:
     for rng, kind, expression in _draw_kinds("sft", "train", count, seed, mix):
         question = {"role": "user", "content": rng.choice(mix.phrasings).format(expression)}
-        answers = {"tool": _tool_turns, "easy": _easy_turns, "interaction": _interaction_turns}[kind](rng, expression, mix)
+        answers = {"tool": _tool_turns, "easy": _easy_turns, "interaction": _interaction_turns}[kind](
+            rng, expression, mix
+        )
         tools = ["calculator"] if kind == "tool" else []
         yield {"messages": [question, *answers], "tools": tools, "kind": kind, "expression": expression}
 
@@ -213,7 +244,11 @@ def _tool_turns(rng: random.Random, expression: str, mix: ArithmeticMix) -> list
         return [_answer(_bad_guess(expression))]
     function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
     return [
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "call00000", "type": "function", "function": function}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call00000", "type": "function", "function": function}],
+        },
         {"role": "tool", "content": str(truth), "tool_call_id": "call00000", "name": "calculator"},
         _answer(truth),
     ]

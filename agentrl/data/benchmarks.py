@@ -3,7 +3,8 @@
     gsm8k      the 1,319 questions of its test set      FOLDER/gsm8k/test.jsonl          openai/gsm8k
     aime_2024  AIME I and II of 2024, 30 problems       FOLDER/aime/aime_2024.jsonl      Maxwell-Jia/AIME_2024
     aime_2025  AIME I and II of 2025, 30 problems       FOLDER/aime/aime_2025.jsonl      math-ai/aime25
-    math_500   500 problems of MATH's test set          FOLDER/math_500/test.jsonl       HuggingFaceH4/MATH-500
+    math_500   500 problems of MATH's test set          FOLDER/math_500/test.jsonl
+    HuggingFaceH4/MATH-500
 
 FOLDER is the given folder, else that of the environment variable AGENTRL_DATA. If there is none, or if the
 folder of the variable has no such file, the hub data set in the last column is downloaded. A benchmark's name
@@ -60,7 +61,8 @@ class Benchmark:
         except DataError as error:
             looked = f"{str(place)!r} does not contain it" if place else f"{FOLDER_VARIABLE} is not set"
             raise DataError(
-                f"benchmark {self.name}: put its file at {self.paths[0]} in the folder $AGENTRL_DATA ({looked}); {error}"
+                f"benchmark {self.name}: put its file at {self.paths[0]} in the folder $AGENTRL_DATA "
+                f"({looked}); {error}"
             ) from error
         # A benchmark is held out, whatever the hub calls its split
         return [DataFile(file.path, "test") for file in files]
@@ -73,10 +75,43 @@ def _paths(*stems: str) -> tuple[str, ...]:
 BENCHMARKS: Mapping[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        Benchmark("gsm8k", read_gsm8k, GSM8K_INSTRUCTION, _paths("gsm8k/test", "gsm8k_test"), "openai/gsm8k", "test", 1319, subset="main"),
-        Benchmark("aime_2024", read_aime, AIME_INSTRUCTION, _paths("aime/aime_2024", "aime_2024"), "Maxwell-Jia/AIME_2024", "train", 30),
-        Benchmark("aime_2025", read_aime, AIME_INSTRUCTION, _paths("aime/aime_2025", "aime_2025"), "math-ai/aime25", "test", 30),
-        Benchmark("math_500", read_math, MATH_INSTRUCTION, _paths("math_500/test", "math_500"), "HuggingFaceH4/MATH-500", "test", 500),
+        Benchmark(
+            "gsm8k",
+            read_gsm8k,
+            GSM8K_INSTRUCTION,
+            _paths("gsm8k/test", "gsm8k_test"),
+            "openai/gsm8k",
+            "test",
+            1319,
+            subset="main",
+        ),
+        Benchmark(
+            "aime_2024",
+            read_aime,
+            AIME_INSTRUCTION,
+            _paths("aime/aime_2024", "aime_2024"),
+            "Maxwell-Jia/AIME_2024",
+            "train",
+            30,
+        ),
+        Benchmark(
+            "aime_2025",
+            read_aime,
+            AIME_INSTRUCTION,
+            _paths("aime/aime_2025", "aime_2025"),
+            "math-ai/aime25",
+            "test",
+            30,
+        ),
+        Benchmark(
+            "math_500",
+            read_math,
+            MATH_INSTRUCTION,
+            _paths("math_500/test", "math_500"),
+            "HuggingFaceH4/MATH-500",
+            "test",
+            500,
+        ),
     )
 }
 
@@ -97,7 +132,9 @@ def find(name: str, folder: Path | None = None) -> list[Problem]:
     return [benchmark.read(original) for original in read_originals(benchmark.files(folder))]
 
 
-def write_benchmark(name: str, out_dir: str | Path, *, folder: Path | None = None, style: RowStyle | None = None) -> Path:
+def write_benchmark(
+    name: str, out_dir: str | Path, *, folder: Path | None = None, style: RowStyle | None = None
+) -> Path:
     """Write the rows of a benchmark to `out_dir/NAME.parquet`, and return the path of this file.
 
     Args:

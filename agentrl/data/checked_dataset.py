@@ -67,7 +67,14 @@ def check_training_data(config: DataConfig, playable: Playable) -> int:
     Raises:
         DataError, PluginError: as `build_dataset`; or a source has no weight, or a weight has no source.
     """
-    rows = Dataset(config.train_files, config, agents=playable.agents, seed=0, shuffle=False, max_rows=config.max_train_rows)
+    rows = Dataset(
+        config.train_files,
+        config,
+        agents=playable.agents,
+        seed=0,
+        shuffle=False,
+        max_rows=config.max_train_rows,
+    )
     rows.check_first(config.check_rows, measure=playable.num_prompt_tokens, check=playable.check)
     if config.curriculum.source_weights:
         check_source_weights(config.curriculum.source_weights, rows.sources())
@@ -75,13 +82,18 @@ def check_training_data(config: DataConfig, playable: Playable) -> int:
 
 
 class Playable:
-    """Checks whether rows can be played: their agent, tools and interaction, with the row's arguments for them.
+    """Checks whether rows can be played: their agent, tools and interaction, with the row's arguments for
+    them.
 
     `check_reward`: raises if a task cannot be scored; None: nothing is scored.
     """
 
     def __init__(
-        self, config: AgentConfig, plugins: Plugins, chat: PromptRenderer, check_reward: Callable[[Task], None] | None = None
+        self,
+        config: AgentConfig,
+        plugins: Plugins,
+        chat: PromptRenderer,
+        check_reward: Callable[[Task], None] | None = None,
     ) -> None:
         self.agents = agent_choice(config, plugins)
         self._config = config
@@ -117,7 +129,9 @@ class Playable:
         if agent.uses_tools:
             self._check_names(task)
         if agent.needs_interaction and task.interaction_kwargs is None:
-            raise DataError(f"{task.task_id}: agent {agent.name} needs extra_info.interaction_kwargs with a name")
+            raise DataError(
+                f"{task.task_id}: agent {agent.name} needs extra_info.interaction_kwargs with a name"
+            )
         if task.interaction_kwargs is not None:
             self._check_partner(task.interaction_kwargs)
         if self._check_reward is not None:
@@ -134,7 +148,8 @@ class Playable:
             own = self._plugins.tools.own_name(name)
             if kwargs and own != name:
                 raise PluginError(
-                    f"extra_info.tools_kwargs: {name!r} has the name {own!r} and gets its arguments under that name: write {own}"
+                    f"extra_info.tools_kwargs: {name!r} has the name {own!r} and gets its arguments under "
+                    f"that name: write {own}"
                 )
 
     def _check_partner(self, interaction_kwargs: JsonObject) -> None:
@@ -155,7 +170,8 @@ def _prompt(agent: AgentLoop, task: Task, schemas: Sequence[JsonObject]) -> Sequ
         raise
     except Exception as error:  # user code: any exception concerns this row
         raise PluginError(
-            f"agent {agent.name!r} ({place(type(agent).prompt)}) raised in `prompt`: {type(error).__name__}: {error}"
+            f"agent {agent.name!r} ({place(type(agent).prompt)}) raised in `prompt`: {type(error).__name__}: "
+            f"{error}"
         ) from error
     if not messages or not all(isinstance(message, Message) for message in messages):
         raise PluginError(

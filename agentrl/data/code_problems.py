@@ -22,12 +22,16 @@ def read_code(original: Original) -> Problem:
     raw = original.raw
     question = first(raw, "prompt", "question", "problem", "text", "description")
     if not isinstance(question, str):
-        raise wrong(original, "needs the task as text: `prompt`, `question`, `problem`, `text` or `description`")
+        raise wrong(
+            original, "needs the task as text: `prompt`, `question`, `problem`, `text` or `description`"
+        )
     cases = _cases(original)
     name = first(raw, "task_id", "problem_id", "id")
     difficulty = first(raw, "difficulty", "level")
     solution = first(raw, "solution", "canonical_solution", "code")
-    return make_problem(original, question, json.dumps(cases), solution=solution, difficulty=difficulty, id=name)
+    return make_problem(
+        original, question, json.dumps(cases), solution=solution, difficulty=difficulty, id=name
+    )
 
 
 def _cases(original: Original) -> Mapping[str, Any]:
@@ -36,13 +40,21 @@ def _cases(original: Original) -> Mapping[str, Any]:
     if isinstance(raw.get("test_list"), list):
         setup = "\n".join(raw.get("test_imports") or [])
         setup = "\n".join(filter(None, (setup, raw.get("test_setup_code"))))
-        return {"assert_case": _some(original, "test_list", [f"{setup}\n{case}" if setup else case for case in raw["test_list"]])}
+        return {
+            "assert_case": _some(
+                original, "test_list", [f"{setup}\n{case}" if setup else case for case in raw["test_list"]]
+            )
+        }
     if isinstance(raw.get("test"), str):
         entry = raw.get("entry_point")
         return {"assert_case": [f"{raw['test']}\n\ncheck({entry})" if entry else raw["test"]]}
-    name = next((name for name in ("input_output", "ground_truth", "test_cases", "tests") if raw.get(name)), None)
+    name = next(
+        (name for name in ("input_output", "ground_truth", "test_cases", "tests") if raw.get(name)), None
+    )
     if name is None:
-        problem = "needs test cases: `input_output`, `ground_truth`, `test_cases`, `tests`, `test` or `test_list`"
+        problem = (
+            "needs test cases: `input_output`, `ground_truth`, `test_cases`, `tests`, `test` or `test_list`"
+        )
         raise wrong(original, f"{problem}; the row has {', '.join(raw)}")
     return _case_object(original, name)
 
@@ -56,20 +68,38 @@ def _case_object(original: Original, name: str) -> Mapping[str, Any]:
             raise original.place.error(name, f"is not valid JSON: {error}") from error
     if isinstance(value, list):
         if all(isinstance(case, Mapping) and {"input", "output"} <= case.keys() for case in value):
-            value = {"inputs": [case["input"] for case in value], "outputs": [case["output"] for case in value]}
+            value = {
+                "inputs": [case["input"] for case in value],
+                "outputs": [case["output"] for case in value],
+            }
         else:
             value = {"assert_case": value}
     if not isinstance(value, Mapping):
-        raise original.place.error(name, f"must be {{inputs, outputs}}, {{assert_case}} or a list of cases, is {str(value)[:80]!r}")
+        raise original.place.error(
+            name, f"must be {{inputs, outputs}}, {{assert_case}} or a list of cases, is {str(value)[:80]!r}"
+        )
     if value.get("assert_case"):
         return {"assert_case": _some(original, name, value["assert_case"])}
     inputs, outputs = value.get("inputs"), value.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
+    if (
+        not isinstance(inputs, list)
+        or not isinstance(outputs, list)
+        or len(inputs) != len(outputs)
+        or not inputs
+    ):
         raise original.place.error(name, "must have as many `inputs` as `outputs`, at least one of each")
-    return {"inputs": inputs, "outputs": outputs, **({"fn_name": value["fn_name"]} if value.get("fn_name") else {})}
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        **({"fn_name": value["fn_name"]} if value.get("fn_name") else {}),
+    }
 
 
 def _some(original: Original, name: str, cases: Any) -> Sequence[str]:
-    if not isinstance(cases, list) or not cases or not all(isinstance(case, str) and case.strip() for case in cases):
+    if (
+        not isinstance(cases, list)
+        or not cases
+        or not all(isinstance(case, str) and case.strip() for case in cases)
+    ):
         raise original.place.error(name, f"must be a list of Python code strings, is {str(cases)[:80]!r}")
     return cases

@@ -1,4 +1,6 @@
-"""Convert public data sets to Parquet files in the row schema of `agentrl.data.rows`, one file per split; filter the rows of a file."""
+"""Convert public data sets to Parquet files in the row schema of `agentrl.data.rows`, one file per split;
+filter the rows of a file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.benchmarks import FOLDER_VARIABLE
 from agentrl.data.code_problems import read_code
 from agentrl.data.files import open_rows, write_rows
-from agentrl.data.instructions import AIME_INSTRUCTION, CODE_INSTRUCTION, GSM8K_INSTRUCTION, MATH_INSTRUCTION, with_tools
+from agentrl.data.instructions import (
+    AIME_INSTRUCTION,
+    CODE_INSTRUCTION,
+    GSM8K_INSTRUCTION,
+    MATH_INSTRUCTION,
+    with_tools,
+)
 from agentrl.data.originals import SPLITS, DataFile, OriginalSource, open_originals, read_originals
 from agentrl.data.pass_rates import first_user_text
 from agentrl.data.problems import Columns, Problem, ProblemReader, read_aime, read_gsm8k, read_math
@@ -67,7 +75,10 @@ def default_source(kind: Kind) -> str | Path:
     if folder is not None and folder.is_dir():
         return folder
     if not DATA_SETS[kind].hub_name:
-        raise DataError(f"give the original files of {kind} with --in: a file, a folder, or a dataset of the hub (owner/name)")
+        raise DataError(
+            f"give the original files of {kind} with --in: a file, a folder, or a dataset of the hub "
+            "(owner/name)"
+        )
     return DATA_SETS[kind].hub_name
 
 
@@ -82,7 +93,9 @@ def open_data_set(kind: Kind, source: OriginalSource) -> list[DataFile]:
     # GSM8K's original folder also contains other solutions of the same questions.
     named = [file for file in files if file.split in SPLITS]
     if not named:
-        raise DataError(f"{str(source.name)!r} has neither train.jsonl nor test.jsonl, GSM8K's original files")
+        raise DataError(
+            f"{str(source.name)!r} has neither train.jsonl nor test.jsonl, GSM8K's original files"
+        )
     return named
 
 
@@ -99,7 +112,7 @@ def data_source_of(kind: Kind, source: OriginalSource) -> Callable[[Problem], st
     return lambda problem: problem.split if problem.split.lower().startswith("aime") else otherwise
 
 
-# ----------------------------------------------------------------------------------------------------------- styles
+# ----------------------------------------------------------------------------------------------------- styles
 
 
 def choose_styles(
@@ -125,10 +138,16 @@ def choose_styles(
     """
     plugins = plugins or load_plugins()
     if kind == "gsm8k" and agent == MIXED and (tools or interaction):
-        raise DataError(f"agent {MIXED!r} uses three agents with fixed tools and interaction: remove --tools and --interaction")
+        raise DataError(
+            f"agent {MIXED!r} uses three agents with fixed tools and interaction: remove --tools and "
+            "--interaction"
+        )
     if kind == "gsm8k" and (agent == MIXED or not (agent or tools or interaction)):
         agents = ("single_turn_agent", "tool_agent", "interaction_agent")
-        return [choose_styles(kind, agent=name, system=system, template=template, plugins=plugins)[0] for name in agents]
+        return [
+            choose_styles(kind, agent=name, system=system, template=template, plugins=plugins)[0]
+            for name in agents
+        ]
     name = AgentChoice(plugins.agents.resolve, "single_turn_agent").choose(
         agent or "", has_interaction=interaction is not None, has_tools=bool(tools)
     )
@@ -146,29 +165,42 @@ def choose_styles(
     return [RowStyle(name, tuple(tools), interaction, instruction if system is None else system, template)]
 
 
-# ------------------------------------------------------------------------------------------------------------- rows
+# ------------------------------------------------------------------------------------------------------- rows
 
 
 def problem_candidates(
-    problems: Iterable[Problem], styles: Sequence[RowStyle], *, data_source: Callable[[Problem], str], ability: str
+    problems: Iterable[Problem],
+    styles: Sequence[RowStyle],
+    *,
+    data_source: Callable[[Problem], str],
+    ability: str,
 ) -> list[Candidate]:
     """Return the rows of problems, with alternating styles."""
     candidates = []
     for problem in problems:
-        row = task_row(problem, styles[problem.index % len(styles)], data_source=data_source(problem), ability=ability)
+        row = task_row(
+            problem, styles[problem.index % len(styles)], data_source=data_source(problem), ability=ability
+        )
         question = normalise(problem.question)
-        candidates.append(Candidate(row, problem.split, question=question, identity=question, answer=problem.ground_truth))
+        candidates.append(
+            Candidate(row, problem.split, question=question, identity=question, answer=problem.ground_truth)
+        )
     return candidates
 
 
-def write_candidates(out_dir: str | Path, candidates: Sequence[Candidate], selection: Selection, schema: pa.Schema) -> Written:
+def write_candidates(
+    out_dir: str | Path, candidates: Sequence[Candidate], selection: Selection, schema: pa.Schema
+) -> Written:
     """Write `SPLIT.parquet` for each split, atomically. Files of other splits are left unchanged.
 
     Raises:
         DataError: as `select`. Nothing was written.
     """
     kept, notes = select(candidates, selection)
-    counts = {split: write_rows(Path(out_dir) / f"{split}.parquet", rows, schema) for split, rows in splits_of(kept).items()}
+    counts = {
+        split: write_rows(Path(out_dir) / f"{split}.parquet", rows, schema)
+        for split, rows in splits_of(kept).items()
+    }
     return Written(counts, tuple(notes))
 
 
@@ -221,7 +253,8 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
     """
     rows = open_rows(str(file))
     candidates = [
-        _candidate(raw, RowPlace(str(file), file.stem, index, rows.line(index))) for index, raw in enumerate(rows.rows(len(rows)))
+        _candidate(raw, RowPlace(str(file), file.stem, index, rows.line(index)))
+        for index, raw in enumerate(rows.rows(len(rows)))
     ]
     kept, notes = select(candidates, selection)
     if file.suffix == ".parquet":
@@ -239,7 +272,9 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
 
 def _candidate(raw: dict, place: RowPlace) -> Candidate:
     prompt = raw.get("prompt")
-    if not isinstance(prompt, list) or not all(isinstance(message, dict) and "role" in message for message in prompt):
+    if not isinstance(prompt, list) or not all(
+        isinstance(message, dict) and "role" in message for message in prompt
+    ):
         raise place.error("prompt", f"must be a list of {{role, content}}, is {str(prompt)[:80]!r}")
     question = (raw.get("extra_info") or {}).get("question")
     text = normalise(question if isinstance(question, str) else first_user_text(prompt))

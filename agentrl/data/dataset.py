@@ -85,10 +85,14 @@ class Dataset:
             self._sources: list[str] | None = None
             self.report = DatasetReport(rows=num_rows, filtered=0, truncated=0)
         else:
-            self._kept, self._sources, self.report = _select(self._tasks(num_rows), config, measure=measure, check=check)
+            self._kept, self._sources, self.report = _select(
+                self._tasks(num_rows), config, measure=measure, check=check
+            )
         if not len(self._kept):
             cause = (
-                f"all {num_rows} prompts exceed data.max_prompt_tokens={config.max_prompt_tokens}" if num_rows else "the files have no rows"
+                f"all {num_rows} prompts exceed data.max_prompt_tokens={config.max_prompt_tokens}"
+                if num_rows
+                else "the files have no rows"
             )
             raise DataError(f"no task in {', '.join(files)}: {cause}")
 
@@ -107,7 +111,9 @@ class Dataset:
         row = number - int(self._starts[which])
         return self._read(self._files[which].row(row), self._place(which, row))
 
-    def check_first(self, rows_per_file: int, *, measure: Callable[[Task], int], check: Callable[[Task], None]) -> None:
+    def check_first(
+        self, rows_per_file: int, *, measure: Callable[[Task], int], check: Callable[[Task], None]
+    ) -> None:
         """Read the first rows of each file, and check and measure them as the constructor does.
 
         Raises:
@@ -141,7 +147,9 @@ class Dataset:
             remaining = limit - int(self._starts[which])
             if remaining <= 0:
                 return
-            for row, raw in enumerate(file.rows(remaining if rows_per_file is None else min(remaining, rows_per_file))):
+            for row, raw in enumerate(
+                file.rows(remaining if rows_per_file is None else min(remaining, rows_per_file))
+            ):
                 place = self._place(which, row)
                 yield place, self._read(raw, place)
 
@@ -166,7 +174,10 @@ def _select(
         if tokens > config.max_prompt_tokens:
             if config.overlong_prompts == "error":
                 cure = "raise it, or set data.overlong_prompts=filter"
-                raise place.error(config.prompt_key, f"{tokens} tokens exceed data.max_prompt_tokens={config.max_prompt_tokens}; {cure}")
+                raise place.error(
+                    config.prompt_key,
+                    f"{tokens} tokens exceed data.max_prompt_tokens={config.max_prompt_tokens}; {cure}",
+                )
             if config.overlong_prompts == "filter":
                 continue
             truncated += 1
@@ -177,7 +188,13 @@ def _select(
     return np.array(kept, dtype=np.int64), sources, report
 
 
-def _size(task: Task, place: RowPlace, *, measure: Callable[[Task], int] | None, check: Callable[[Task], None] | None) -> int:
+def _size(
+    task: Task,
+    place: RowPlace,
+    *,
+    measure: Callable[[Task], int] | None,
+    check: Callable[[Task], None] | None,
+) -> int:
     try:
         if check is not None:
             check(task)

@@ -95,14 +95,22 @@ def _read(file: Path) -> pa.Table:
     try:
         return pq.read_table(file).cast(SCHEMA)
     except (pa.ArrowException, ValueError) as error:
-        raise CheckpointError(f"{file} is damaged ({str(error).splitlines()[0]}); move it away to continue without its rows") from error
+        raise CheckpointError(
+            f"{file} is damaged ({str(error).splitlines()[0]}); move it away to continue without its rows"
+        ) from error
 
 
 class FailureBook:
     """Reports failures, and stores them in `folder`. If a write fails, a later one writes everything."""
 
     def __init__(
-        self, folder: Path, *, say: Callable[[str], None], unwritten: UnwrittenFiles, is_resumed: bool, shows_tracebacks: bool
+        self,
+        folder: Path,
+        *,
+        say: Callable[[str], None],
+        unwritten: UnwrittenFiles,
+        is_resumed: bool,
+        shows_tracebacks: bool,
     ) -> None:
         self._unwritten = unwritten
         self._file = folder / FILE
@@ -141,7 +149,9 @@ def failure_lines(file: Path) -> list[str]:
 def _redacted(failed: FailedAttempt) -> FailedAttempt:
     """Redact secrets: an error may quote a URL, which may contain a user and password."""
     text = redact({"text": failed.failure.text})["text"]
-    return failed if text == failed.failure.text else replace(failed, failure=replace(failed.failure, text=text))
+    return (
+        failed if text == failed.failure.text else replace(failed, failure=replace(failed.failure, text=text))
+    )
 
 
 def _row(failed: FailedAttempt, step: int) -> dict[str, Any]:
@@ -156,12 +166,18 @@ def _row(failed: FailedAttempt, step: int) -> dict[str, Any]:
         **{name: getattr(failed, name) for name in ("task_id", "data_source", "agent_name")},
     }
     numbers = {name: getattr(failed, name) for name in ("group_id", "member", "version")}
-    valid = {name: None if text is None else text.encode("utf-8", errors="replace").decode() for name, text in texts.items()}
+    valid = {
+        name: None if text is None else text.encode("utf-8", errors="replace").decode()
+        for name, text in texts.items()
+    }
     return {"step": step, "time": int(failed.time * 1000), **valid, **numbers}
 
 
 def _attempt(row: Mapping[str, Any]) -> FailedAttempt:
     plugin = None if row["kind"] is None else PluginId(row["kind"], row["plugin"])
     failure = Failure(row["text"], plugin, row["error"], row["place"], row["traceback"])
-    own = {name: row[name] for name in ("became", "task_id", "data_source", "agent_name", "group_id", "member", "version")}
+    own = {
+        name: row[name]
+        for name in ("became", "task_id", "data_source", "agent_name", "group_id", "member", "version")
+    }
     return FailedAttempt(failure, Outcome(row["outcome"]), time=row["time"].timestamp(), **own)

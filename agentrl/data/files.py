@@ -113,7 +113,9 @@ class JsonRows:
                     sizes.append(len(text))
                     lines.append(number)
                 offset += len(text)
-        self._starts, self._sizes, self._lines = (np.array(values, dtype=np.int64) for values in (starts, sizes, lines))
+        self._starts, self._sizes, self._lines = (
+            np.array(values, dtype=np.int64) for values in (starts, sizes, lines)
+        )
         self._file = open(path, "rb")  # noqa: SIM115 - stays open for reads by offset
 
     def __len__(self) -> int:
@@ -128,7 +130,9 @@ class JsonRows:
             raise DataError(f"{self.path}: line {self.line(index)}: not valid JSON: {error}") from error
         if not isinstance(row, dict):
             kind = "a JSON array" if isinstance(row, list) else type(row).__name__
-            raise DataError(f"{self.path}: line {self.line(index)}: must be one JSON object per line, is {kind}")
+            raise DataError(
+                f"{self.path}: line {self.line(index)}: must be one JSON object per line, is {kind}"
+            )
         return row
 
     def rows(self, limit: int) -> Iterator[RawRow]:
@@ -141,7 +145,10 @@ class JsonRows:
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> int:
     """Stream `rows` into a Parquet file, which is written atomically; return the number of rows."""
     written = 0
-    with appearing_whole(Path(path)) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+    with (
+        appearing_whole(Path(path)) as partial,
+        pq.ParquetWriter(partial, schema, compression="zstd") as writer,
+    ):
         for chunk in _chunks(rows, size=4096):
             writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
             written += len(chunk)

@@ -17,7 +17,9 @@ from agentrl.errors import ConfigError
 Split = Literal["train_files", "val_files"]
 
 
-def check_prepared(config: Config | SFTConfig | RMConfig, *, splits: Sequence[Split] = ("train_files", "val_files")) -> None:
+def check_prepared(
+    config: Config | SFTConfig | RMConfig, *, splits: Sequence[Split] = ("train_files", "val_files")
+) -> None:
     """Check that the local files and folders that the config reads exist.
 
     `splits`: the splits that are read. A config without `trainer.prepared_by` is not checked here: the
@@ -30,7 +32,9 @@ def check_prepared(config: Config | SFTConfig | RMConfig, *, splits: Sequence[Sp
     missing = [f"{key}={path!r}" for key, path in _inputs(config, splits) if not Path(path).exists()]
     if commands and missing:
         made_by = "this command creates" if len(commands) == 1 else "these commands create"
-        raise ConfigError("\n  ".join([f"{missing[0]} does not exist yet; {made_by} the missing files:", *commands]))
+        raise ConfigError(
+            "\n  ".join([f"{missing[0]} does not exist yet; {made_by} the missing files:", *commands])
+        )
 
 
 def _inputs(config: Config | SFTConfig | RMConfig, splits: Sequence[Split]) -> Iterator[tuple[str, str]]:

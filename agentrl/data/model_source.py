@@ -46,21 +46,28 @@ def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConf
     if not with_weights and model.tokenizer_path:
         return model.model_copy(update={"tokenizer_path": str(find_tokenizer(model.tokenizer_path))})
     folder = find_model(model, with_weights=with_weights)
-    tokenizer = model.tokenizer_path and (str(folder) if model.tokenizer_path == model.path else str(find_tokenizer(model.tokenizer_path)))
+    tokenizer = model.tokenizer_path and (
+        str(folder) if model.tokenizer_path == model.path else str(find_tokenizer(model.tokenizer_path))
+    )
     return model.model_copy(update={"path": str(folder.absolute()), "tokenizer_path": tokenizer})
 
 
 def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
     """Return the local folder of `model.path`; raises as `resolve_model`."""
     if not model.path:
-        raise ConfigError("model.path is empty; set it to the folder of a model in Hugging Face format, or to a hub id")
+        raise ConfigError(
+            "model.path is empty; set it to the folder of a model in Hugging Face format, or to a hub id"
+        )
     folder = Path(model.path)
     if not folder.is_dir():
         folder = _download(model, "model.path", with_weights=with_weights)
     if with_weights and not (folder / "config.json").is_file():
         raise ConfigError(f"model.path={model.path!r} is not the folder of a model: it has no config.json")
     if with_weights and model.path != str(folder) and not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"model.path={model.path!r}: the hub has no safetensors weights of this model; convert it, or choose another")
+        raise ConfigError(
+            f"model.path={model.path!r}: the hub has no safetensors weights of this model; convert it, or "
+            "choose another"
+        )
     return folder
 
 
@@ -77,10 +84,23 @@ def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
 def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
     """Download the files of a hub id; return the folder, which is named after the commit."""
     if not _HUB_ID.fullmatch(model.path):
-        raise ConfigError(f"{key}={model.path!r} cannot be loaded: no such folder, and not a hub id either (owner/name)")
-    patterns = [*_DESCRIPTION, *(_WEIGHTS if with_weights else ()), *(_CODE if model.trust_remote_code else ())]
+        raise ConfigError(
+            f"{key}={model.path!r} cannot be loaded: no such folder, and not a hub id either (owner/name)"
+        )
+    patterns = [
+        *_DESCRIPTION,
+        *(_WEIGHTS if with_weights else ()),
+        *(_CODE if model.trust_remote_code else ()),
+    ]
     try:
-        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=patterns, ignore_patterns=list(_OTHER_COPIES)))
+        return Path(
+            snapshot_download(
+                model.path,
+                revision=model.revision,
+                allow_patterns=patterns,
+                ignore_patterns=list(_OTHER_COPIES),
+            )
+        )
     except GatedRepoError:
         why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
     except RevisionNotFoundError:

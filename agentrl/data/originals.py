@@ -71,7 +71,10 @@ def open_originals(source: OriginalSource) -> list[DataFile]:
         return files
     chosen = [file for file in files if file.split == source.split]
     if not chosen:
-        raise DataError(f"{name!r} has no split {source.split!r}; it has {', '.join(dict.fromkeys(file.split for file in files))}")
+        raise DataError(
+            f"{name!r} has no split {source.split!r}; it has "
+            f"{', '.join(dict.fromkeys(file.split for file in files))}"
+        )
     return chosen
 
 
@@ -116,7 +119,11 @@ def _files_in(root: Path) -> list[DataFile]:
 
 
 def _data_files(entries: Iterator[Path]) -> list[Path]:
-    return sorted(path for path in entries if path.suffix in SUFFIXES and path.name not in DESCRIPTIONS and path.is_file())
+    return sorted(
+        path
+        for path in entries
+        if path.suffix in SUFFIXES and path.name not in DESCRIPTIONS and path.is_file()
+    )
 
 
 def _rows(file: DataFile) -> Iterator[tuple[RawRow, RowPlace]]:

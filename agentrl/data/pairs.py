@@ -28,7 +28,14 @@ PAIR_SCHEMA = pa.schema(
 
 
 def write_pairs(
-    out: Path, source: OriginalSource, selection: Selection, *, data_source: str, prompt: str, chosen: str, rejected: str
+    out: Path,
+    source: OriginalSource,
+    selection: Selection,
+    *,
+    data_source: str,
+    prompt: str,
+    chosen: str,
+    rejected: str,
 ) -> Written:
     """Write `SPLIT.parquet` for each split.
 
@@ -41,9 +48,15 @@ def write_pairs(
         DataError: a row is malformed; the message names file, row and field. Nothing was written.
     """
     originals = read_originals(open_originals(source))
-    candidates, num_equal = pair_candidates(originals, data_source=data_source, prompt=prompt, chosen=chosen, rejected=rejected)
+    candidates, num_equal = pair_candidates(
+        originals, data_source=data_source, prompt=prompt, chosen=chosen, rejected=rejected
+    )
     written = write_candidates(out, candidates, selection, PAIR_SCHEMA)
-    note = (f"{num_equal:,} pair{'' if num_equal == 1 else 's'} with equal answers left out",) if num_equal else ()
+    note = (
+        (f"{num_equal:,} pair{'' if num_equal == 1 else 's'} with equal answers left out",)
+        if num_equal
+        else ()
+    )
     return Written(written.rows, (*note, *written.notes))
 
 
@@ -60,7 +73,10 @@ def pair_candidates(
         asked = _messages(original, prompt, role="user") if original.raw.get(prompt) is not None else ()
         answers = [_messages(original, column, role="assistant") for column in (chosen, rejected)]
         asked = asked or _common(*answers)
-        better, worse = (_behind(asked, answer, original, column) for answer, column in zip(answers, (chosen, rejected), strict=True))
+        better, worse = (
+            _behind(asked, answer, original, column)
+            for answer, column in zip(answers, (chosen, rejected), strict=True)
+        )
         if better == worse:
             num_equal += 1
             continue
@@ -85,23 +101,36 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message]) -> tuple[Mes
     return tuple(chosen[:count])
 
 
-def _behind(prompt: tuple[Message, ...], answer: tuple[Message, ...], original: Original, column: str) -> tuple[Message, ...]:
+def _behind(
+    prompt: tuple[Message, ...], answer: tuple[Message, ...], original: Original, column: str
+) -> tuple[Message, ...]:
     rest = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
     if not prompt:
-        raise original.place.error(column, "has no prompt: the row has no prompt column, and the two answers have no common beginning")
+        raise original.place.error(
+            column,
+            "has no prompt: the row has no prompt column, and the two answers have no common beginning",
+        )
     if not rest or rest[-1].role != "assistant":
         raise original.place.error(column, "must end with a message of the assistant")
     if any(message.tool_calls for message in (*prompt, *rest)):
         raise DataError(
-            f"{original.place}: field {column!r}: this command does not keep tool calls; use the file with `agentrl rm` directly"
+            f"{original.place}: field {column!r}: this command does not keep tool calls; use the file with "
+            "`agentrl rm` directly"
         )
     return rest
 
 
 def _candidate(
-    original: Original, data_source: str, prompt: Sequence[Message], chosen: Sequence[Message], rejected: Sequence[Message]
+    original: Original,
+    data_source: str,
+    prompt: Sequence[Message],
+    chosen: Sequence[Message],
+    rejected: Sequence[Message],
 ) -> Candidate:
-    shown = [[{"role": message.role, "content": message.content} for message in part] for part in (prompt, chosen, rejected)]
+    shown = [
+        [{"role": message.role, "content": message.content} for message in part]
+        for part in (prompt, chosen, rejected)
+    ]
     texts = [normalise("\n".join(message.content for message in part)) for part in (prompt, chosen, rejected)]
     row = {
         "data_source": data_source,

@@ -56,7 +56,9 @@ def read_pass_rates(path: Path) -> PassRates:
     results = path / "attempts.parquet"
     files = [path] if path.is_file() else [results] if results.is_file() else sorted(path.rglob("*.parquet"))
     if not files:
-        raise DataError(f"{str(path)!r}: no Parquet file of attempts; give one that an evaluation or a run has written")
+        raise DataError(
+            f"{str(path)!r}: no Parquet file of attempts; give one that an evaluation or a run has written"
+        )
     tallies: dict[str, PassTally] = {}
     for row in (row for file in files for row in _rows(file)):
         accuracy = _accuracy(row)

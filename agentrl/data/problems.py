@@ -87,7 +87,9 @@ def read_math(original: Original) -> Problem:
     level, subject = raw.get("level"), first(raw, "subject", "type")
     difficulty = f"Level {level}" if isinstance(level, int) else level
     name = first(raw, "unique_id", "id")
-    return make_problem(original, question, str(answer), solution=solution, difficulty=difficulty, subject=subject, id=name)
+    return make_problem(
+        original, question, str(answer), solution=solution, difficulty=difficulty, subject=subject, id=name
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,9 @@ class Columns:
         question = _question(original, self.prompt)
         answer = "" if self.answer is None else _required(original, self.answer)
         truth = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-        difficulty, name = (None if column is None else _column(original, column) for column in (self.difficulty, self.id))
+        difficulty, name = (
+            None if column is None else _column(original, column) for column in (self.difficulty, self.id)
+        )
         return make_problem(original, question, truth, difficulty=difficulty, id=name)
 
 
@@ -128,7 +132,7 @@ def boxed_answer(text: str) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------------------------- fields
+# ----------------------------------------------------------------------------------------------------- fields
 
 
 def make_problem(original: Original, question: str, truth: str, **known: Any) -> Problem:
@@ -146,10 +150,17 @@ def make_problem(original: Original, question: str, truth: str, **known: Any) ->
 
 def _question(original: Original, column: str) -> str:
     value = _required(original, column)
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping) and value[0].get("role") == "user":
+    if (
+        isinstance(value, list)
+        and len(value) == 1
+        and isinstance(value[0], Mapping)
+        and value[0].get("role") == "user"
+    ):
         value = value[0].get("content")
     if not isinstance(value, str):
-        raise original.place.error(column, f"must be text, or chat messages with exactly one user message, is {str(value)[:80]!r}")
+        raise original.place.error(
+            column, f"must be text, or chat messages with exactly one user message, is {str(value)[:80]!r}"
+        )
     return value
 
 

@@ -47,17 +47,25 @@ def load_function(source: str) -> Callable[[dict[str, Any]], Any]:
     return function
 
 
-def _read_with(function: Callable[[dict[str, Any]], Any], source: str, row: Row, place: RowPlace, agents: AgentChoice) -> Task:
+def _read_with(
+    function: Callable[[dict[str, Any]], Any], source: str, row: Row, place: RowPlace, agents: AgentChoice
+) -> Task:
     try:
         task = function(dict(row))
     except Exception as error:  # user code: any exception concerns this row
         raise DataError(f"{place}: data.reader={source} failed: {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
-        raise DataError(f"{place}: data.reader={source} must return an agentrl.types.Task, returned {type(task).__name__}")
+        raise DataError(
+            f"{place}: data.reader={source} must return an agentrl.types.Task, returned {type(task).__name__}"
+        )
     if not task.messages:
         raise DataError(f"{place}: data.reader={source} returned a Task without messages")
     try:
-        agent_name = agents.choose(task.agent_name, has_interaction=task.interaction_kwargs is not None, has_tools=bool(task.tools_kwargs))
+        agent_name = agents.choose(
+            task.agent_name,
+            has_interaction=task.interaction_kwargs is not None,
+            has_tools=bool(task.tools_kwargs),
+        )
     except PluginError as error:
         raise PluginError(f"{place}: {error}") from error
     return dataclasses.replace(task, agent_name=agent_name, task_id=task.task_id or place.task_id)

@@ -4,8 +4,9 @@
     prompt        [{role, content}, ...]   the conversation so far
     ability       str                      a label; optional
     reward_model  {style, ground_truth}    optional: the reward decides whether it needs a ground truth
-    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index, split,
-                  ...}; interaction_kwargs without a name are ignored, unless interactions are configured
+    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index,
+                  split, ...}; interaction_kwargs without a name are ignored, unless interactions are
+                  configured
     agent_name    str                      optional: see `AgentChoice`
 
 Every error names the file, the row (counted from 0) and the field.
@@ -83,10 +84,14 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
     reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
     extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
     tools_kwargs = _tools_kwargs(extra_info, place, config.extra_info_key)
-    interaction_kwargs = _interaction_kwargs(extra_info, place, config.extra_info_key, must_be_named=agents.has_partners)
+    interaction_kwargs = _interaction_kwargs(
+        extra_info, place, config.extra_info_key, must_be_named=agents.has_partners
+    )
     named = _text(row.get(config.agent_name_key), place, config.agent_name_key)
     try:
-        agent_name = agents.choose(named, has_interaction=interaction_kwargs is not None, has_tools=bool(tools_kwargs))
+        agent_name = agents.choose(
+            named, has_interaction=interaction_kwargs is not None, has_tools=bool(tools_kwargs)
+        )
     except PluginError as error:
         raise PluginError(f"{place}: field {config.agent_name_key!r}: {error}") from error
     return Task(
@@ -113,7 +118,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-# ------------------------------------------------------------------------------------------------------- kwargs
+# ----------------------------------------------------------------------------------------------------- kwargs
 
 
 def _tools_kwargs(extra_info: JsonObject, place: RowPlace, parent: str) -> Mapping[str, JsonObject]:
@@ -124,17 +129,22 @@ def _tools_kwargs(extra_info: JsonObject, place: RowPlace, parent: str) -> Mappi
     return tools
 
 
-def _interaction_kwargs(extra_info: JsonObject, place: RowPlace, parent: str, *, must_be_named: bool) -> JsonObject | None:
+def _interaction_kwargs(
+    extra_info: JsonObject, place: RowPlace, parent: str, *, must_be_named: bool
+) -> JsonObject | None:
     kwargs = _object(extra_info.get("interaction_kwargs"), place, f"{parent}.interaction_kwargs")
     if not kwargs or not ("name" in kwargs or must_be_named):
         return None
     if not isinstance(kwargs.get("name"), str) or not kwargs["name"]:
-        problem = f"must name the interaction that answers, is {_short(kwargs.get('name'))}; the row has {', '.join(sorted(kwargs))}"
+        problem = (
+            f"must name the interaction that answers, is {_short(kwargs.get('name'))}; the row has "
+            f"{', '.join(sorted(kwargs))}"
+        )
         raise place.error(f"{parent}.interaction_kwargs.name", problem)
     return kwargs
 
 
-# ------------------------------------------------------------------------------------------------------ messages
+# --------------------------------------------------------------------------------------------------- messages
 
 
 def read_messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
@@ -162,10 +172,14 @@ def _message(value: Any, place: RowPlace, field: str) -> Message:
     return Message(
         role=role,
         content=_content(value.get("content"), place, f"{field}.content", may_be_absent=bool(calls)),
-        tool_calls=tuple(_tool_call(call, index, place, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)),
+        tool_calls=tuple(
+            _tool_call(call, index, place, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)
+        ),
         tool_call_id=_text(value.get("tool_call_id"), place, f"{field}.tool_call_id") or None,
         name=_text(value.get("name"), place, f"{field}.name") or None,
-        reasoning=_text(value.get("reasoning_content") or value.get("reasoning"), place, f"{field}.reasoning_content"),
+        reasoning=_text(
+            value.get("reasoning_content") or value.get("reasoning"), place, f"{field}.reasoning_content"
+        ),
     )
 
 
@@ -181,7 +195,9 @@ def _content(value: Any, place: RowPlace, field: str, *, may_be_absent: bool) ->
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             problem = (
-                "images and video are not supported" if kind in ("image", "image_url", "video", "video_url") else "must be a text part"
+                "images and video are not supported"
+                if kind in ("image", "image_url", "video", "video_url")
+                else "must be a text part"
             )
             raise place.error(f"{field}[{index}]", f"{problem}, is {_short(part)}")
         texts.append(part["text"])
@@ -205,7 +221,7 @@ def _tool_call(value: Any, index: int, place: RowPlace, field: str) -> ToolCall:
     )
 
 
-# -------------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------------- values
 
 
 def _object(value: Any, place: RowPlace, field: str) -> JsonObject:

@@ -30,7 +30,9 @@ class Candidate:
     answer: str
 
     def moved(self, split: str) -> Candidate:
-        return replace(self, split=split, row={**self.row, "extra_info": {**self.row["extra_info"], "split": split}})
+        return replace(
+            self, split=split, row={**self.row, "extra_info": {**self.row["extra_info"], "split": split}}
+        )
 
 
 PassRate = Callable[[Candidate], float | None]
@@ -51,7 +53,9 @@ class Band:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.high <= 1.0:
-            raise DataError(f"pass rates from {self.low:g} to {self.high:g}: both must be from 0 to 1, in ascending order")
+            raise DataError(
+                f"pass rates from {self.low:g} to {self.high:g}: both must be from 0 to 1, in ascending order"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,9 @@ def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[
     notes: list[str] = []
     kept, found = _deduplicated(candidates)
     if found.num:
-        notes.append(f"{found}: {'left out' if selection.deduplicate else 'kept; --deduplicate leaves them out'}")
+        notes.append(
+            f"{found}: {'left out' if selection.deduplicate else 'kept; --deduplicate leaves them out'}"
+        )
     kept = kept if selection.deduplicate else list(candidates)
     if selection.test_share:
         kept = hold_out(kept, selection.test_share, seed=selection.seed)
@@ -93,7 +99,7 @@ def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[
     return kept, notes
 
 
-# ------------------------------------------------------------------------------------------------------- duplicates
+# ------------------------------------------------------------------------------------------------- duplicates
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,9 @@ class Duplicates:
     def __str__(self) -> str:
         beside = [f"{self.num_conflicting:,} with another answer"] if self.num_conflicting else []
         beside += [f"{self.num_across:,} of another split"] if self.num_across else []
-        return f"{self.num:,} row{'s repeat' if self.num != 1 else ' repeats'} another one" + (f" ({', '.join(beside)})" if beside else "")
+        return f"{self.num:,} row{'s repeat' if self.num != 1 else ' repeats'} another one" + (
+            f" ({', '.join(beside)})" if beside else ""
+        )
 
 
 def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], Duplicates]:
@@ -125,10 +133,12 @@ def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], Dup
             kept.append(index)
         conflicting += earlier.answer != candidate.answer
         across += earlier.split != candidate.split
-    return [candidates[index] for index in sorted(kept)], Duplicates(len(order) - len(kept), conflicting, across)
+    return [candidates[index] for index in sorted(kept)], Duplicates(
+        len(order) - len(kept), conflicting, across
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ held-out share
+# --------------------------------------------------------------------------------------------- held-out share
 
 
 def hold_out(candidates: Sequence[Candidate], share: float, *, seed: int) -> list[Candidate]:
@@ -141,16 +151,21 @@ def hold_out(candidates: Sequence[Candidate], share: float, *, seed: int) -> lis
     """
     splits = list(dict.fromkeys(candidate.split for candidate in candidates))
     if len(splits) > 1:
-        raise DataError(f"--test-share divides one split, but the data has {', '.join(splits)}: choose one with --split")
+        raise DataError(
+            f"--test-share divides one split, but the data has {', '.join(splits)}: choose one with --split"
+        )
     questions = list(dict.fromkeys(candidate.question for candidate in candidates))
     num_test = max(1, round(share * len(questions)))
     if not 0.0 < share < 1.0 or num_test >= len(questions):
-        raise DataError(f"--test-share={share:g} of {len(questions)} questions leaves none to train on; use a smaller share")
+        raise DataError(
+            f"--test-share={share:g} of {len(questions)} questions leaves none to train on; use a smaller "
+            "share"
+        )
     test = set(random.Random(seed).sample(questions, num_test))
     return [candidate.moved("test" if candidate.question in test else "train") for candidate in candidates]
 
 
-# ---------------------------------------------------------------------------------------------------------- difficulty
+# ------------------------------------------------------------------------------------------------- difficulty
 
 
 def _in_band(candidates: Sequence[Candidate], band: Band) -> tuple[list[Candidate], str]:
@@ -163,7 +178,10 @@ def _in_band(candidates: Sequence[Candidate], band: Band) -> tuple[list[Candidat
             kept.append(candidate)
     parts = [f"{counts['in']:,} kept", f"{counts['below']:,} below and {counts['above']:,} above left out"]
     if counts["unattempted"]:
-        parts.append(f"{counts['unattempted']:,} without attempts {'kept' if band.unattempted == 'keep' else 'left out'}")
+        parts.append(
+            f"{counts['unattempted']:,} without attempts "
+            f"{'kept' if band.unattempted == 'keep' else 'left out'}"
+        )
     if counts["held_out"]:
         parts.append(f"{counts['held_out']:,} of held-out splits kept")
     return kept, f"pass rates from {band.low:g} to {band.high:g}: {', '.join(parts)}"

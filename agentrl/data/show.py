@@ -70,7 +70,9 @@ def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Conso
     """
     rows = open_rows(str(path))
     chosen = choose(len(rows))
-    console.rule(Text(f"{path}: {len(rows):,} row{'' if len(rows) == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB"))
+    console.rule(
+        Text(f"{path}: {len(rows):,} row{'' if len(rows) == 1 else 's'}, {path.stat().st_size / 1e6:,.1f} MB")
+    )
     console.print(columns_table(path))
     facts = _all_facts(path)
     if any(fact.source or fact.chars for fact in facts):
@@ -80,7 +82,7 @@ def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Conso
         _show_row(rows.row(index), console)
 
 
-# --------------------------------------------------------------------------------------------------- the whole file
+# --------------------------------------------------------------------------------------------- the whole file
 
 
 def columns_table(path: Path) -> Table:
@@ -118,13 +120,21 @@ def short_type(kind: pa.DataType) -> str:
 def counts_table(facts: Sequence[Facts]) -> Table:
     """Return rows, lengths and results of each data source and agent."""
     has_attempts = any(fact.outcome is not None for fact in facts)
-    table = Table("data source", "agent", "rows", "chars: median", "longest", *_ATTEMPTS if has_attempts else ())
+    table = Table(
+        "data source", "agent", "rows", "chars: median", "longest", *_ATTEMPTS if has_attempts else ()
+    )
     groups: dict[tuple[str, str], list[Facts]] = {}
     for fact in facts:
         groups.setdefault((fact.source, fact.agent), []).append(fact)
     for (source, agent), group in groups.items():
         chars = [fact.chars for fact in group]
-        cells = [source or "-", agent or "-", f"{len(group):,}", f"{statistics.median(chars):,.0f}", f"{max(chars):,}"]
+        cells = [
+            source or "-",
+            agent or "-",
+            f"{len(group):,}",
+            f"{statistics.median(chars):,.0f}",
+            f"{max(chars):,}",
+        ]
         table.add_row(*map(Text, cells + (_attempt_cells(group) if has_attempts else [])))
     return table
 
@@ -159,7 +169,11 @@ def _all_facts(path: Path) -> list[Facts]:
         columns = [name for name in names if name not in TOKEN_COLUMNS[1:]]
         for batch in file.iter_batches(batch_size=256, columns=columns):
             plain = batch.select([name for name in columns if name not in TOKEN_COLUMNS]).to_pylist()
-            lengths = batch.column("token_ids").value_lengths().to_pylist() if "token_ids" in columns else [None] * len(plain)
+            lengths = (
+                batch.column("token_ids").value_lengths().to_pylist()
+                if "token_ids" in columns
+                else [None] * len(plain)
+            )
             facts += [_facts(row, tokens) for row, tokens in zip(plain, lengths, strict=True)]
     return facts
 
@@ -181,10 +195,13 @@ def _facts(row: RawRow, tokens: int | None = None) -> Facts:
 def _num_chars(value: Any) -> int:
     if not isinstance(value, list):
         return len(str(value))
-    return sum(len(str(message.get("content") or "")) if isinstance(message, Mapping) else len(str(message)) for message in value)
+    return sum(
+        len(str(message.get("content") or "")) if isinstance(message, Mapping) else len(str(message))
+        for message in value
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- one row
+# ---------------------------------------------------------------------------------------------------- one row
 
 
 def _show_row(row: RawRow, console: Console) -> None:
@@ -211,7 +228,9 @@ def _message(message: Mapping[str, Any]) -> Text:
     line.append(_short(message.get("content") or ""))
     for call in message.get("tool_calls") or []:
         function = call.get("function") or call
-        line.append(f"\n{'':>14}-> {function.get('name')}({_short(function.get('arguments'))})", style="yellow")
+        line.append(
+            f"\n{'':>14}-> {function.get('name')}({_short(function.get('arguments'))})", style="yellow"
+        )
     return line
 
 

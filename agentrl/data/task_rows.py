@@ -38,7 +38,9 @@ class RowStyle:
 
     def __post_init__(self) -> None:
         if PLACEHOLDER not in self.template:
-            raise DataError(f"the template {self.template[:80]!r} must contain {PLACEHOLDER} in the place of the question")
+            raise DataError(
+                f"the template {self.template[:80]!r} must contain {PLACEHOLDER} in the place of the question"
+            )
 
     def prompt(self, question: str) -> list[dict[str, str]]:
         """Return the chat messages that ask a question."""
@@ -65,7 +67,8 @@ def task_row(problem: Problem, style: RowStyle, *, data_source: str, ability: st
             "difficulty": problem.difficulty or None,
             "subject": problem.subject or None,
             "need_tools_kwargs": bool(style.tools),
-            "tools_kwargs": {name: {"create_kwargs": {"ground_truth": truth}} for name in style.tools} or None,
+            "tools_kwargs": {name: {"create_kwargs": {"ground_truth": truth}} for name in style.tools}
+            or None,
             "interaction_kwargs": partner if style.interaction else None,
         },
         "agent_name": style.agent,

@@ -20,7 +20,16 @@ from numpy.typing import DTypeLike, NDArray
 
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import DataError
-from agentrl.types import SCORED_OUTCOMES, Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
+from agentrl.types import (
+    SCORED_OUTCOMES,
+    Failure,
+    Message,
+    Outcome,
+    PluginId,
+    RewardEvent,
+    ToolCall,
+    Trajectory,
+)
 
 FORMAT = b"3"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
@@ -99,7 +108,7 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
 """Array columns: one value per token, or per turn."""
 
 
-# -------------------------------------------------------------------------------------------- trajectories <-> Arrow
+# ------------------------------------------------------------------------------------- trajectories <-> Arrow
 
 
 def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
@@ -174,7 +183,9 @@ def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeLis
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
     # The empty first piece sets the dtype if there are no trajectories; `casting="no"` refuses a wrong one.
-    flat = np.concatenate([np.empty(0, _ARRAY_DTYPES[name]), *arrays], dtype=_ARRAY_DTYPES[name], casting="no")
+    flat = np.concatenate(
+        [np.empty(0, _ARRAY_DTYPES[name]), *arrays], dtype=_ARRAY_DTYPES[name], casting="no"
+    )
     return pa.LargeListArray.from_arrays(offsets, pa.array(flat), type=SCHEMA.field(name).type)
 
 
@@ -220,12 +231,16 @@ def _decode_message(fields: dict[str, Any]) -> Message:
         )
         for call in fields["tool_calls"]
     )
-    return Message(fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"], fields["reasoning"])
+    return Message(
+        fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"], fields["reasoning"]
+    )
 
 
 def encode_failure(failure: Failure) -> dict[str, Any]:
     """Return the fields of the struct FAILURE."""
-    kind, plugin = (None, None) if failure.plugin is None else (failure.plugin.kind, _unicode(failure.plugin.name))
+    kind, plugin = (
+        (None, None) if failure.plugin is None else (failure.plugin.kind, _unicode(failure.plugin.name))
+    )
     texts = {name: _unicode(getattr(failure, name)) for name in ("text", "error", "place", "traceback")}
     return {"kind": kind, "plugin": plugin, **texts}
 
@@ -243,7 +258,7 @@ def _unicode(text: str | None) -> str | None:
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
-# ----------------------------------------------------------------------------------------------- Arrow <-> bytes, files
+# ------------------------------------------------------------------------------------- Arrow <-> bytes, files
 
 
 def to_ipc(batch: pa.RecordBatch) -> bytes:
@@ -268,7 +283,9 @@ def from_ipc(data: bytes) -> pa.RecordBatch:
     return _one_batch(table)
 
 
-def write_parquet(path: str | Path, batch: pa.RecordBatch, **columns: int | float | str | Sequence[Any]) -> None:
+def write_parquet(
+    path: str | Path, batch: pa.RecordBatch, **columns: int | float | str | Sequence[Any]
+) -> None:
     """Write trajectories to `path`, atomically.
 
     `columns` are put first: one value for all rows (`step=3`), or a sequence of N values.
@@ -305,7 +322,10 @@ def check_schema(schema: pa.Schema, where: str) -> None:
     """
     found = (schema.metadata or {}).get(b"agentrl.trajectories")
     if found != FORMAT and found not in FORMER_FORMATS:
-        raise DataError(f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected {FORMAT.decode()}")
+        raise DataError(
+            f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected "
+            f"{FORMAT.decode()}"
+        )
     missing = [name for name in SCHEMA.names if name not in schema.names]
     if missing:
         raise DataError(f"{where}: trajectories without the columns {', '.join(missing)}")
@@ -326,7 +346,9 @@ def accuracies(batch: pa.RecordBatch) -> list[float | None]:
     """
     columns = (batch.column(name).to_pylist() for name in ("outcome", "is_greedy", "metrics"))
     return [
-        None if is_greedy or outcome not in SCORED_OUTCOMES else _share(dict(metrics).get("accuracy", float(reward > 0)))
+        None
+        if is_greedy or outcome not in SCORED_OUTCOMES
+        else _share(dict(metrics).get("accuracy", float(reward > 0)))
         for outcome, is_greedy, metrics, reward in zip(*columns, reward_sums(batch).tolist(), strict=True)
     ]
 
@@ -336,7 +358,9 @@ def scored_rewards(batch: pa.RecordBatch) -> NDArray[np.float64]:
 
     A failure has no reward; it is not a reward of 0.
     """
-    is_scored = np.array([outcome in SCORED_OUTCOMES for outcome in batch.column("outcome").to_pylist()], dtype=bool)
+    is_scored = np.array(
+        [outcome in SCORED_OUTCOMES for outcome in batch.column("outcome").to_pylist()], dtype=bool
+    )
     return reward_sums(batch)[is_scored]
 
 

@@ -44,7 +44,9 @@ def fingerprint(folder: str | Path) -> str:
     digest = hashlib.sha256()
     files = sorted({file for pattern in _DESCRIPTIONS for file in Path(folder).glob(pattern)})
     if not files:
-        raise ConfigError(f"{str(folder)!r} is not the folder of a model: it has none of {', '.join(_DESCRIPTIONS)}")
+        raise ConfigError(
+            f"{str(folder)!r} is not the folder of a model: it has none of {', '.join(_DESCRIPTIONS)}"
+        )
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}:".encode())
@@ -79,10 +81,17 @@ def producer_of(settings: AttemptSettings, template: Template | None) -> dict[st
     These are the model, sampling, the agent with its tools, the template, the rewards, and the files in which
     they are defined.
     """
-    sampling = {name: value for name, value in settings.sampling.model_dump(mode="json").items() if name not in _NOT_OF_ATTEMPTS}
+    sampling = {
+        name: value
+        for name, value in settings.sampling.model_dump(mode="json").items()
+        if name not in _NOT_OF_ATTEMPTS
+    }
     reward = None if settings.reward is None else settings.reward.model_dump(mode="json")
     parts = {"agent": settings.agent.model_dump(mode="json"), "reward": reward}
-    tokenizer = {name: getattr(settings.model, name) for name in ("chat_template", "tool_format", "template_edits", "dtype")}
+    tokenizer = {
+        name: getattr(settings.model, name)
+        for name in ("chat_template", "tool_format", "template_edits", "dtype")
+    }
     return {
         "agentrl": agentrl.__version__,
         "model": settings.weights,

@@ -96,7 +96,9 @@ class ContaminationNote:
         return sum(source.num_overlapping for source in self.sources)
 
 
-def find_overlap(questions: Sequence[Question], training_files: Sequence[str], *, prompt_key: str = "prompt") -> ContaminationNote:
+def find_overlap(
+    questions: Sequence[Question], training_files: Sequence[str], *, prompt_key: str = "prompt"
+) -> ContaminationNote:
     """Compare `questions` with the prompts of `training_files`, which are streamed once.
 
     Args:
@@ -115,8 +117,12 @@ def find_overlap(questions: Sequence[Question], training_files: Sequence[str], *
             for place, question, share in index.find(texts):
                 if question not in best or share > best[question].share:
                     asked = questions[question]
-                    best[question] = Overlap(asked.source, asked.problem, share, file, first_row + place, _excerpt(asked.text))
-    return ContaminationNote(tuple(training_files), num_rows, _by_source(questions, best), _worst(best.values()))
+                    best[question] = Overlap(
+                        asked.source, asked.problem, share, file, first_row + place, _excerpt(asked.text)
+                    )
+    return ContaminationNote(
+        tuple(training_files), num_rows, _by_source(questions, best), _worst(best.values())
+    )
 
 
 def refuse_unreadable(training_files: Sequence[str], *, prompt_key: str = "prompt") -> None:
@@ -139,7 +145,9 @@ def _by_source(questions: Sequence[Question], best: Mapping[int, Overlap]) -> tu
     for place, question in enumerate(questions):
         shares[question.source].append(best[place].share if place in best else 0.0)
     return tuple(
-        SourceOverlap(source, len(own), sum(share > 0 for share in own), sum(share >= NEARLY_WHOLE for share in own))
+        SourceOverlap(
+            source, len(own), sum(share > 0 for share in own), sum(share >= NEARLY_WHOLE for share in own)
+        )
         for source, own in sorted(shares.items())
     )
 
@@ -175,10 +183,17 @@ class _Index:
         self._whole: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         for place, own in enumerate(own_words):
             self._add(place, tuple(self._ids[word] for word in own))
-        common = [phrase for phrase, found in self._phrases.items() if len({question for question, _ in found}) > MAX_SHARED]
+        common = [
+            phrase
+            for phrase, found in self._phrases.items()
+            if len({question for question, _ in found}) > MAX_SHARED
+        ]
         for phrase in common:
             del self._phrases[phrase]
-        self._hashes = {length: _hashes_of(self._phrases, length) for length in sorted({len(phrase) for phrase in self._phrases})}
+        self._hashes = {
+            length: _hashes_of(self._phrases, length)
+            for length in sorted({len(phrase) for phrase in self._phrases})
+        }
 
     def _add(self, question: int, ids: tuple[int, ...]) -> None:
         if 0 < len(ids) < MIN_NGRAM_WORDS:
@@ -193,7 +208,11 @@ class _Index:
 
         A text is given as its messages.
         """
-        rows = [(place, [self._ids.get(word, _UNKNOWN) for word in words(part)]) for place, parts in enumerate(texts) for part in parts]
+        rows = [
+            (place, [self._ids.get(word, _UNKNOWN) for word in words(part)])
+            for place, parts in enumerate(texts)
+            for part in parts
+        ]
         for place, ids in rows:
             for question in self._whole.get(tuple(ids), ()) if len(ids) < MIN_NGRAM_WORDS else ():
                 yield place, question, 1.0
@@ -219,7 +238,10 @@ def _without_templates(questions: Sequence[Question]) -> list[list[str]]:
     for question, own in zip(questions, all_words, strict=True):
         by_source[question.source].append(own)
     cuts = {source: _template(texts) for source, texts in by_source.items()}
-    return [own[cuts[q.source][0] : len(own) - cuts[q.source][1]] for q, own in zip(questions, all_words, strict=True)]
+    return [
+        own[cuts[q.source][0] : len(own) - cuts[q.source][1]]
+        for q, own in zip(questions, all_words, strict=True)
+    ]
 
 
 def _template(texts: Sequence[Sequence[str]]) -> tuple[int, int]:
@@ -284,7 +306,10 @@ def _prompts(file: str, prompt_key: str) -> Iterator[list[Any]]:
     open_rows(file)  # raises the proper error for a missing or broken file
     with pq.ParquetFile(file) as parquet:  # reads only one of possibly many columns
         if prompt_key not in parquet.schema_arrow.names:
-            raise DataError(f"training file {file!r} has no column {prompt_key!r}; it has {', '.join(parquet.schema_arrow.names)}")
+            raise DataError(
+                f"training file {file!r} has no column {prompt_key!r}; it has "
+                f"{', '.join(parquet.schema_arrow.names)}"
+            )
         try:
             for record in parquet.iter_batches(batch_size=STREAM_ROWS, columns=[prompt_key]):
                 yield record.column(0).to_pylist()
@@ -297,4 +322,7 @@ def _texts(value: Any, file: str, row: int, prompt_key: str) -> list[str]:
         return [value]
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):
         return [message["content"] for message in value if isinstance(message.get("content"), str)]
-    raise DataError(f"{file}: row {row}: field {prompt_key!r}: must be text or a list of messages, is {type(value).__name__}")
+    raise DataError(
+        f"{file}: row {row}: field {prompt_key!r}: must be text or a list of messages, is "
+        f"{type(value).__name__}"
+    )

@@ -60,15 +60,22 @@ def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) ->
         DataError: a benchmark's original files are not available.
     """
     if not on:
-        raise ConfigError(f"choose what to evaluate on with --on: {', '.join(BENCHMARKS)}, or files of rows (FILE.parquet)")
+        raise ConfigError(
+            f"choose what to evaluate on with --on: {', '.join(BENCHMARKS)}, or files of rows (FILE.parquet)"
+        )
     files: dict[str, str] = {}
     for text in on:
         is_file = Path(text).suffix in FILE_SUFFIXES
         name = Path(text).stem if is_file else text
         if not is_file and name not in BENCHMARKS:
-            raise ConfigError(f"--on {text!r} is not a dataset; use one of {', '.join(BENCHMARKS)}, or a file {'|'.join(FILE_SUFFIXES)}")
+            raise ConfigError(
+                f"--on {text!r} is not a dataset; use one of {', '.join(BENCHMARKS)}, or a file "
+                f"{'|'.join(FILE_SUFFIXES)}"
+            )
         if name in files:
-            raise ConfigError(f"--on contains {name!r} twice; results are stored by name, so rename one of the files")
+            raise ConfigError(
+                f"--on contains {name!r} twice; results are stored by name, so rename one of the files"
+            )
         files[name] = text if is_file else str(write_benchmark(name, scratch, folder=data_dir))
     return files
 

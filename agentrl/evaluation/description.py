@@ -59,7 +59,10 @@ class RunDescription:
             {
                 "model": self.model,
                 "servers": self.servers,
-                "data_sets": [{"name": d.name, "num_problems": d.num_problems, "template": d.template} for d in self.data_sets],
+                "data_sets": [
+                    {"name": d.name, "num_problems": d.num_problems, "template": d.template}
+                    for d in self.data_sets
+                ],
                 "sampling": dict(self.sampling),
                 "started": self.started,
                 "seconds": self.seconds,
@@ -76,11 +79,19 @@ def package_commit() -> str | None:
         return None
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
-        return commit + "+" * bool(_git(root, "status", "--porcelain", "--untracked-files=no", "--", "agentrl"))
+        return commit + "+" * bool(
+            _git(root, "status", "--porcelain", "--untracked-files=no", "--", "agentrl")
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], check=True, capture_output=True, text=True, timeout=GIT_TIMEOUT_S)
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=GIT_TIMEOUT_S,
+    )
     return done.stdout.strip()

@@ -60,7 +60,9 @@ class Evidence:
         self.failures: Counter[str] = Counter()
         self._examples: dict[tuple[str, ExampleKind], Example] = {}
         self._questions: dict[tuple[str, str], Question] = {}
-        self._readings: defaultdict[str, defaultdict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+        self._readings: defaultdict[str, defaultdict[str, list[tuple[float, float]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
 
     def add(self, trajectory: Trajectory) -> None:
         """Add one attempt."""
@@ -80,7 +82,10 @@ class Evidence:
     @property
     def examples(self) -> list[Example]:
         """The first attempt of each kind of each source."""
-        return sorted(self._examples.values(), key=lambda example: (example.attempt.source, list(ExampleKind).index(example.kind)))
+        return sorted(
+            self._examples.values(),
+            key=lambda example: (example.attempt.source, list(ExampleKind).index(example.kind)),
+        )
 
     @property
     def questions(self) -> list[Question]:
@@ -102,7 +107,10 @@ class Evidence:
     def _read(self, attempt: EvaluatedAttempt, metrics: Mapping[str, float]) -> None:
         if attempt.failure is not None:
             return
-        both = [next((v for name, v in metrics.items() if name.endswith(f"/{reading}")), None) for reading in (_STRICT, _FLEXIBLE)]
+        both = [
+            next((v for name, v in metrics.items() if name.endswith(f"/{reading}")), None)
+            for reading in (_STRICT, _FLEXIBLE)
+        ]
         if both[0] is not None and both[1] is not None:
             self._readings[attempt.source][attempt.problem].append((both[0], both[1]))
 

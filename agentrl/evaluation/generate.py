@@ -35,11 +35,15 @@ def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: S
     [source] = request.on
     table = _read(source, response_key)
     config = request.config.model_copy(update={"data": _without_filter(request.config.data)})
-    request = replace(request, config=config, folder=out.with_name(out.name + ATTEMPTS_SUFFIX), is_scored=False)
+    request = replace(
+        request, config=config, folder=out.with_name(out.name + ATTEMPTS_SUFFIX), is_scored=False
+    )
     with prepare(request, say=say) as prepared:
         play_missing(prepared, say=say)
         responses = list(_responses(prepared))
-    table = table.slice(0, len(responses)).append_column(response_key, pa.array(responses, pa.list_(pa.large_string())))
+    table = table.slice(0, len(responses)).append_column(
+        response_key, pa.array(responses, pa.list_(pa.large_string()))
+    )
     with appearing_whole(out) as partial:
         pq.write_table(table, partial, compression="zstd")
     return sum(text is None for row in responses for text in row)
@@ -47,19 +51,27 @@ def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: S
 
 def _read(source: str, response_key: str) -> pa.Table:
     if Path(source).suffix != ".parquet":
-        raise ConfigError(f"--in {source!r} must be a Parquet file: its columns are written with the responses")
+        raise ConfigError(
+            f"--in {source!r} must be a Parquet file: its columns are written with the responses"
+        )
     try:
         table = pq.read_table(source)
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"--in {source!r} cannot be read as Parquet: {error}") from error
     if response_key in table.column_names:
-        raise ConfigError(f"--in {source!r} already has a column {response_key!r}; choose another with --response-key")
+        raise ConfigError(
+            f"--in {source!r} already has a column {response_key!r}; choose another with --response-key"
+        )
     return table
 
 
 def _without_filter(config: DataConfig) -> DataConfig:
     """Return the section with overlong prompts as errors, not filtered: each row needs its responses."""
-    return config.model_copy(update={"overlong_prompts": "error"}) if config.overlong_prompts == "filter" else config
+    return (
+        config.model_copy(update={"overlong_prompts": "error"})
+        if config.overlong_prompts == "filter"
+        else config
+    )
 
 
 def _responses(prepared: Prepared) -> Iterator[list[str | None]]:
@@ -68,6 +80,8 @@ def _responses(prepared: Prepared) -> Iterator[list[str | None]]:
     for problem, members in zip(prepared.problems, batches(prepared.finished(), n), strict=True):
         limit = prepared.config.agent.max_response_tokens
         yield [
-            attempted(problem.task, trajectory, max_response_tokens=limit).response_text if trajectory.outcome in SCORED_OUTCOMES else None
+            attempted(problem.task, trajectory, max_response_tokens=limit).response_text
+            if trajectory.outcome in SCORED_OUTCOMES
+            else None
             for trajectory in members
         ]

@@ -49,7 +49,9 @@ class ModelPlace:
     urls: tuple[str, ...] = ()
 
 
-def read_place(model: str | None, config: ModelConfig, *, urls: Sequence[str]) -> tuple[ModelPlace, ModelConfig]:
+def read_place(
+    model: str | None, config: ModelConfig, *, urls: Sequence[str]
+) -> tuple[ModelPlace, ModelConfig]:
     """Return the location of the model, and the section `model` with this model.
 
     `model` is the option `--model`; None: the config's model, or the running servers at `urls`.
@@ -57,7 +59,11 @@ def read_place(model: str | None, config: ModelConfig, *, urls: Sequence[str]) -
     Raises:
         ConfigError: the URLs are of two kinds, or one of the names is not a URL.
     """
-    urls = tuple(urls) if model is None else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
+    urls = (
+        tuple(urls)
+        if model is None
+        else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
+    )
     if not urls:
         own = {} if model is None else {"path": model, "revision": None}
         return ModelPlace("folder"), config.model_copy(update=own)
@@ -67,12 +73,14 @@ def read_place(model: str | None, config: ModelConfig, *, urls: Sequence[str]) -
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(
-                f"--model {url!r} is not the URL of a server; write http://HOST:PORT, or http://HOST:PORT/v1 for OpenAI's protocol"
+                f"--model {url!r} is not the URL of a server; write http://HOST:PORT, or http://HOST:PORT/v1 "
+                "for OpenAI's protocol"
             )
     kinds = {urlsplit(url).path.endswith(OPENAI_PATH) for url in urls}
     if len(kinds) > 1:
         raise ConfigError(
-            f"--model {model!r}: all URLs must have the same protocol: either all end in {OPENAI_PATH} (OpenAI's), or none (SGLang's)"
+            f"--model {model!r}: all URLs must have the same protocol: either all end in {OPENAI_PATH} "
+            "(OpenAI's), or none (SGLang's)"
         )
     return ModelPlace("openai" if kinds.pop() else "sglang", urls), config
 
@@ -139,7 +147,9 @@ class KnownModel:
     served_name: str | None = None
 
 
-def describe_model(place: ModelPlace, config: ModelConfig, *, api_key_env: str | None, served_name: str | None = None) -> KnownModel:
+def describe_model(
+    place: ModelPlace, config: ModelConfig, *, api_key_env: str | None, served_name: str | None = None
+) -> KnownModel:
     """Determine the model's identity before anything is generated. Running servers are asked for their model.
 
     Raises:
@@ -155,13 +165,18 @@ def describe_model(place: ModelPlace, config: ModelConfig, *, api_key_env: str |
         return KnownModel(config, f"{name} at {', '.join(sorted(place.urls))}", name)
     infos = trio.run(_infos, place.urls, api_key)
     if len(set(infos)) > 1:
-        shown = ", ".join(f"{url}: {info.model_path} version {info.version}" for url, info in zip(place.urls, infos, strict=True))
+        shown = ", ".join(
+            f"{url}: {info.model_path} version {info.version}"
+            for url, info in zip(place.urls, infos, strict=True)
+        )
         raise ServerError(f"the servers have different weights: {shown}")
     return KnownModel(_with_tokenizer(config, infos[0]), _identity(infos[0]))
 
 
 @contextmanager
-def open_servers(place: ModelPlace, config: RolloutConfig, model: ModelConfig, *, say: Say) -> Iterator[Servers]:
+def open_servers(
+    place: ModelPlace, config: RolloutConfig, model: ModelConfig, *, say: Say
+) -> Iterator[Servers]:
     """Yield the running servers, or start servers for the folder, which are stopped afterwards.
 
     Raises:
@@ -203,9 +218,14 @@ async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | N
     listed = [await _answered(url, partial(served_models, url, api_key=api_key)) for url in urls]
     common = [name for name in listed[0] if all(name in names for names in listed)]
     if wanted is not None and wanted not in common:
-        raise ConfigError(f"--served-model {wanted!r} is not served; {urls[0]} has {', '.join(listed[0]) or 'no models'}")
+        raise ConfigError(
+            f"--served-model {wanted!r} is not served; {urls[0]} has {', '.join(listed[0]) or 'no models'}"
+        )
     if wanted is None and len(common) != 1:
-        raise ConfigError(f"{', '.join(urls)}: choose the model with --served-model; served by all: {', '.join(common) or 'none'}")
+        raise ConfigError(
+            f"{', '.join(urls)}: choose the model with --served-model; served by all: "
+            f"{', '.join(common) or 'none'}"
+        )
     return wanted or common[0]
 
 

@@ -106,16 +106,22 @@ class ProblemPlayer:
                         if members := self._missing(problem):
                             lease = Lease(problem.number, problem.task, len(problem.keys), version=0)
                             deliver = partial(self._deliver, problem.keys, send)
-                            await nursery.start(partial(self._groups.play, lease, self._sampling, deliver, members=members))
+                            await nursery.start(
+                                partial(self._groups.play, lease, self._sampling, deliver, members=members)
+                            )
             watching.cancel_scope.cancel()
 
     def _missing(self, problem: EvaluationProblem) -> Sequence[int]:
         """Return the members of a problem to play: all, if any is missing and a reward compares them."""
         missing = [member for member, key in enumerate(problem.keys) if not self._store.has(key)]
-        return range(len(problem.keys)) if missing and self._scorer.has_group_rewards(problem.task) else missing
+        return (
+            range(len(problem.keys)) if missing and self._scorer.has_group_rewards(problem.task) else missing
+        )
 
     @staticmethod
-    async def _deliver(keys: Sequence[str], out: trio.MemorySendChannel[tuple[str, Trajectory]], played: Shipment) -> None:
+    async def _deliver(
+        keys: Sequence[str], out: trio.MemorySendChannel[tuple[str, Trajectory]], played: Shipment
+    ) -> None:
         assert isinstance(played, Trajectory), "failures are kept"
         await out.send((keys[played.member], played))
 
@@ -129,7 +135,13 @@ class ProblemPlayer:
                 self.counts.failed += trajectory.outcome not in SCORED_OUTCOMES
                 self._on_finished(trajectory)
 
-    async def _follow(self, servers: Servers, turns: TurnSource, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _follow(
+        self,
+        servers: Servers,
+        turns: TurnSource,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Consumes the servers' URLs; unblocked by time; updates the servers of `turns`."""
         known: Sequence[str] = ()
         while True:
@@ -167,7 +179,9 @@ class _EvaluationLog:
             self._on_failed(FailedAttempt.of(record, became="went_on", version=lease.version))
         began_in = self._rounds[attempt.key]
         if trajectory.outcome in SCORED_OUTCOMES:
-            self._concurrency.went_well(began_in, trajectory.metrics.get("generate_s", 0.0), trajectory.num_action_tokens)
+            self._concurrency.went_well(
+                began_in, trajectory.metrics.get("generate_s", 0.0), trajectory.num_action_tokens
+            )
             self._failures_in_a_row = 0
             return
         if (reason := _TROUBLES.get(trajectory.outcome)) is not None:
@@ -190,7 +204,7 @@ class _EvaluationLog:
         self._on_failed(FailedAttempt.of(trajectory, became=became, version=lease.version))
         if self._failures_in_a_row == MAX_FAILURES_IN_A_ROW:
             raise InfrastructureError(
-                f"{MAX_FAILURES_IN_A_ROW} attempts failed one after the other, the last ({trajectory.outcome.value}): "
-                f"{trajectory.failure}; finished attempts are kept, and the same command "
-                "continues from there"
+                f"{MAX_FAILURES_IN_A_ROW} attempts failed one after the other, the last "
+                f"({trajectory.outcome.value}): {trajectory.failure}; finished attempts are kept, and the "
+                "same command continues from there"
             )

@@ -80,7 +80,10 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     draw_picture(summary, evidence.attempts, folder / PICTURE, title=PurePath(str(description["model"])).name)
     _write(folder / TEXT, markdown(description, summary, evidence, contamination, picture=PICTURE))
-    _write(folder / RESULTS, json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False, default=_plain) + "\n")
+    _write(
+        folder / RESULTS,
+        json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False, default=_plain) + "\n",
+    )
     return Report(folder, summary, tuple(failed))
 
 

@@ -23,7 +23,12 @@ NOT_MEASURED = "-"
 
 
 def markdown(
-    description: Mapping[str, Any], summary: EvalSummary, evidence: Evidence, contamination: ContaminationNote | None, *, picture: str
+    description: Mapping[str, Any],
+    summary: EvalSummary,
+    evidence: Evidence,
+    contamination: ContaminationNote | None,
+    *,
+    picture: str,
 ) -> str:
     """Return the whole report.
 
@@ -44,7 +49,10 @@ def markdown(
         _section("Failures", _failures(evidence.failures)),
         _section("Contamination", _contamination(contamination)),
         _section("Examples", *map(_example, evidence.examples[:MAX_EXAMPLES])),
-        _section("Config", _details("the whole config", json.dumps(description["config"], indent=1, ensure_ascii=False))),
+        _section(
+            "Config",
+            _details("the whole config", json.dumps(description["config"], indent=1, ensure_ascii=False)),
+        ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -86,7 +94,11 @@ def amount(estimate: Estimate | None) -> str:
 
 
 def _limits(estimate: Estimate, text: Callable[[float], str]) -> str:
-    return "" if estimate.low is None or estimate.high is None else f" [{text(estimate.low)}, {text(estimate.high)}]"
+    return (
+        ""
+        if estimate.low is None or estimate.high is None
+        else f" [{text(estimate.low)}, {text(estimate.high)}]"
+    )
 
 
 def _all(summary: EvalSummary) -> list[SourceSummary]:
@@ -109,14 +121,17 @@ def _results(summary: EvalSummary) -> str:
     )
     header = ["source", "problems", "n", "accuracy (mean@n)", "right format", "truncated", "failed"]
     return (
-        _table(header, rows) + "\n\nIn brackets: 95 % intervals, by problem. A failed attempt has no score; it does not count "
+        _table(header, rows)
+        + "\n\nIn brackets: 95 % intervals, by problem. A failed attempt has no score; it does not count "
         "as a wrong answer."
     )
 
 
 def _warnings(summary: EvalSummary) -> str:
     named = [(source.name, source) for source in _all(summary)]
-    named += [(f"{source.name}, {part.name}", part) for source in summary.sources for part in source.by_difficulty]
+    named += [
+        (f"{source.name}, {part.name}", part) for source in summary.sources for part in source.by_difficulty
+    ]
     return "\n".join(f"- **{name}**: {warning}" for name, source in named for warning in source.warnings)
 
 
@@ -128,7 +143,11 @@ def _attempts_table(summary: EvalSummary) -> str:
             for at in figures:
                 by_k[at.k][column] = at
         rows += [[source.name, str(k), *map(_at, by_k[k])] for k in shown_ks(source.n) if k in by_k]
-    return _table(["source", "k", "pass@k", "maj@k", "best@k"], rows) if any(source.n > 1 for source in summary.sources) else ""
+    return (
+        _table(["source", "k", "pass@k", "maj@k", "best@k"], rows)
+        if any(source.n > 1 for source in summary.sources)
+        else ""
+    )
 
 
 def _at(at: EstimateAt | None) -> str:
@@ -137,13 +156,22 @@ def _at(at: EstimateAt | None) -> str:
 
 def _readings_table(readings: Mapping[str, TwoReadings]) -> str:
     rows = [[source, percent(both.strict), percent(both.flexible)] for source, both in readings.items()]
-    note = "Strict counts answers in the form that was asked for, flexible those in any form: the difference measures format, not ability."
+    note = (
+        "Strict counts answers in the form that was asked for, flexible those in any form: the difference "
+        "measures format, not ability."
+    )
     return f"{_table(['source', 'accuracy, strict', 'accuracy, flexible'], rows)}\n\n{note}" if rows else ""
 
 
 def _difficulties(summary: EvalSummary) -> str:
     rows = (
-        [source.name, part.name, str(part.num_problems), percent(part.accuracy), _at(part.pass_at[-1] if part.pass_at else None)]
+        [
+            source.name,
+            part.name,
+            str(part.num_problems),
+            percent(part.accuracy),
+            _at(part.pass_at[-1] if part.pass_at else None),
+        ]
         for source in summary.sources
         for part in source.by_difficulty
     )
@@ -152,10 +180,19 @@ def _difficulties(summary: EvalSummary) -> str:
 
 def _lengths(summary: EvalSummary) -> str:
     rows = (
-        [source.name, amount(source.num_tokens), amount(source.num_turns), amount(source.num_tool_calls), percent(source.tool_use_rate)]
+        [
+            source.name,
+            amount(source.num_tokens),
+            amount(source.num_turns),
+            amount(source.num_tool_calls),
+            percent(source.tool_use_rate),
+        ]
         for source in _all(summary)
     )
-    return _table(["source", "tokens", "turns", "tool calls", "attempts with a tool call"], rows) + "\n\nPer scored attempt."
+    return (
+        _table(["source", "tokens", "turns", "tool calls", "attempts with a tool call"], rows)
+        + "\n\nPer scored attempt."
+    )
 
 
 # --------------------------------------------------------------------------------- failures and contamination
@@ -164,7 +201,9 @@ def _lengths(summary: EvalSummary) -> str:
 def _failures(failures: Mapping[str, int]) -> str:
     most = sorted(failures.items(), key=lambda item: (-item[1], item[0]))
     rest = sum(count for _, count in most[MAX_FAILURES:])
-    rows = [[reason, str(count)] for reason, count in most[:MAX_FAILURES]] + ([["others", str(rest)]] if rest else [])
+    rows = [[reason, str(count)] for reason, count in most[:MAX_FAILURES]] + (
+        [["others", str(rest)]] if rest else []
+    )
     return _table(["reason", "attempts"], rows)
 
 
@@ -172,12 +211,23 @@ def _contamination(note: ContaminationNote | None) -> str:
     if note is None:
         return ""
     compared = (
-        f"Compared with {note.num_rows} rows of {', '.join(f'`{PurePath(file).name}`' for file in note.files)}, by sequences of 13 words."
+        f"Compared with {note.num_rows} rows of "
+        f"{', '.join(f'`{PurePath(file).name}`' for file in note.files)}, by sequences of 13 words."
     )
-    rows = [[s.source, str(s.num_questions), str(s.num_overlapping), str(s.num_nearly_whole)] for s in note.sources]
+    rows = [
+        [s.source, str(s.num_questions), str(s.num_overlapping), str(s.num_nearly_whole)]
+        for s in note.sources
+    ]
     table = _table(["source", "questions", "that share words with a training row", "nearly whole"], rows)
-    worst = [[o.problem, f"{100 * o.share:.0f} %", f"{PurePath(o.file).name}, row {o.row}", o.excerpt] for o in note.worst]
-    return "\n\n".join(part for part in (compared, table, _table(["problem", "share", "training row", "question"], worst)) if part)
+    worst = [
+        [o.problem, f"{100 * o.share:.0f} %", f"{PurePath(o.file).name}, row {o.row}", o.excerpt]
+        for o in note.worst
+    ]
+    return "\n\n".join(
+        part
+        for part in (compared, table, _table(["problem", "share", "training row", "question"], worst))
+        if part
+    )
 
 
 # --------------------------------------------------------------------------------------------------- examples
@@ -185,12 +235,18 @@ def _contamination(note: ContaminationNote | None) -> str:
 
 def _example(example: Example) -> str:
     attempt = example.attempt
-    facts = [f"answer {attempt.answer}" if attempt.answer is not None else "no answer found", f"{attempt.num_tokens} tokens"]
+    facts = [
+        f"answer {attempt.answer}" if attempt.answer is not None else "no answer found",
+        f"{attempt.num_tokens} tokens",
+    ]
     if attempt.reward is not None:
         facts.append(f"reward {attempt.reward:g}")
     if attempt.failure is not None:
         facts = [" ".join(attempt.failure.split())]
-    title = f"{example.kind.value}: {attempt.source}, problem {attempt.problem}, attempt {attempt.member} ({', '.join(facts)})"
+    title = (
+        f"{example.kind.value}: {attempt.source}, problem {attempt.problem}, attempt {attempt.member} "
+        f"({', '.join(facts)})"
+    )
     return _details(title, "\n\n".join(text for message in example.messages for text in _message(message)))
 
 
@@ -200,7 +256,9 @@ def _message(message: Message) -> Iterator[str]:
     if message.content or not (message.reasoning or message.tool_calls):
         yield f"[{message.role}]\n{_cut(message.content)}"
     for call in message.tool_calls:
-        arguments = json.dumps(call.arguments, ensure_ascii=False, default=str) if call.error is None else call.error
+        arguments = (
+            json.dumps(call.arguments, ensure_ascii=False, default=str) if call.error is None else call.error
+        )
         yield f"[call] {call.name} {_cut(arguments)}"
 
 
@@ -226,12 +284,20 @@ def _details(title: str, text: str) -> str:
 
 def _run_lines(description: Mapping[str, Any]) -> str:
     own = description["agentrl"]
-    sampling = ", ".join(f"{name} {json.dumps(value)}" for name, value in description["sampling"].items() if value not in (None, [], {}))
+    sampling = ", ".join(
+        f"{name} {json.dumps(value)}"
+        for name, value in description["sampling"].items()
+        if value not in (None, [], {})
+    )
     commit = f" ({own['commit']})" if own["commit"] else ""
     lines = [
         f"model `{description['model']}`, {description['servers']}",
-        *(f"{d['name']}: {d['num_problems']} problems, prompt template `{d['template']}`" for d in description["data_sets"]),
+        *(
+            f"{d['name']}: {d['num_problems']} problems, prompt template `{d['template']}`"
+            for d in description["data_sets"]
+        ),
         f"sampling: {sampling}",
-        f"started {description['started']}, took {duration(description['seconds'])}; agentrl {own['version']}{commit}",
+        f"started {description['started']}, took {duration(description['seconds'])}; agentrl "
+        f"{own['version']}{commit}",
     ]
     return "\n".join(f"- {line}" for line in lines)

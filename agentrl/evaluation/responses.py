@@ -47,10 +47,20 @@ class StoredRow:
         the whole response.
         """
         thought = THOUGHT.fullmatch(response)
-        said = Message("assistant", response) if thought is None else Message("assistant", thought[2], reasoning=thought[1])
+        said = (
+            Message("assistant", response)
+            if thought is None
+            else Message("assistant", thought[2], reasoning=thought[1])
+        )
         messages = (*self.task.messages, said)
         return Attempted(
-            self.task, messages, Outcome.COMPLETED, num_turns=1, num_response_tokens=0, num_action_tokens=0, max_response_tokens=0
+            self.task,
+            messages,
+            Outcome.COMPLETED,
+            num_turns=1,
+            num_response_tokens=0,
+            num_action_tokens=0,
+            max_response_tokens=0,
         )
 
 
@@ -101,7 +111,14 @@ class ResponseFile:
     @property
     def _read_columns(self) -> list[str]:
         keys = self._keys
-        named = (keys.data_source_key, keys.prompt_key, keys.ability_key, keys.reward_model_key, keys.extra_info_key, self._response_key)
+        named = (
+            keys.data_source_key,
+            keys.prompt_key,
+            keys.ability_key,
+            keys.reward_model_key,
+            keys.extra_info_key,
+            self._response_key,
+        )
         return [name for name in named if name in self.schema.names]
 
     def _require(self, name: str, fits: Callable[[pa.DataType], bool], wanted: str) -> None:

@@ -1,6 +1,7 @@
 """Write the results of an evaluation: the Parquet file of all attempts, and the report.
 
-Rewards of scope batch are added first: an evaluation is one batch, scored when all of its attempts are finished.
+Rewards of scope batch are added first: an evaluation is one batch, scored when all of its attempts are
+finished.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ _CHUNK = 256
 
 
 def write_results(
-    prepared: Prepared, *, started: str, seconds: float, training_files: Sequence[str], thresholds: Sequence[Threshold]
+    prepared: Prepared,
+    *,
+    started: str,
+    seconds: float,
+    training_files: Sequence[str],
+    thresholds: Sequence[Threshold],
 ) -> Report:
     """Write all attempts, `results.json` and the report into the request's folder.
 
@@ -55,7 +61,9 @@ def write_results(
     run = RunDescription(
         model=", ".join(prepared.place.urls) or config.model.path,
         servers=_servers(prepared),
-        data_sets=tuple(DataSetLine(one.name, len(one.dataset), one.template_name) for one in prepared.data_sets),
+        data_sets=tuple(
+            DataSetLine(one.name, len(one.dataset), one.template_name) for one in prepared.data_sets
+        ),
         sampling=config.eval.model_dump(mode="json"),
         config=config.model_dump(mode="json"),
         started=started,
@@ -79,7 +87,9 @@ def write_attempts(path: Path, trajectories: Iterable[Trajectory], producers: Ma
     return evidence
 
 
-def _contamination(evidence: Evidence, training_files: Sequence[str], prompt_key: str) -> ContaminationNote | None:
+def _contamination(
+    evidence: Evidence, training_files: Sequence[str], prompt_key: str
+) -> ContaminationNote | None:
     return find_overlap(evidence.questions, training_files, prompt_key=prompt_key) if training_files else None
 
 
@@ -112,7 +122,9 @@ def with_batch_rewards(prepared: Prepared) -> Iterable[Trajectory]:
     return attempts
 
 
-async def _score(prepared: Prepared, table: RewardTable, tasks: Sequence[Task], attempts: Sequence[Trajectory]) -> list[Trajectory]:
+async def _score(
+    prepared: Prepared, table: RewardTable, tasks: Sequence[Task], attempts: Sequence[Trajectory]
+) -> list[Trajectory]:
     config = prepared.config
     with AsyncioHost() as host:
         scorer = Scorer(config.reward, table, host=host, max_response_tokens=config.agent.max_response_tokens)

@@ -128,7 +128,9 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
     """
     config = _as_evaluated(request.config)
     place, model = read_place(request.model, config.model, urls=config.rollout.urls)
-    known = describe_model(place, model, api_key_env=config.rollout.api_key_env, served_name=request.served_model)
+    known = describe_model(
+        place, model, api_key_env=config.rollout.api_key_env, served_name=request.served_model
+    )
     config = config.model_copy(update={"model": known.config})
     with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as scratch:
         files = resolve_files(request.on, data_dir=request.data_dir, scratch=Path(scratch))
@@ -138,11 +140,14 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
         if request.is_scored:
             _refuse_reward_model(config.asks_reward_model)
         reward, check = (config.reward, table.check) if request.is_scored else (None, None)
-        settings = AttemptSettings(known.identity, config.model, config.data, config.agent, config.eval, reward)
+        settings = AttemptSettings(
+            known.identity, config.model, config.data, config.agent, config.eval, reward
+        )
         playable = Playable(config.agent, plugins, chat, check)
         agent = None if request.agent is None else plugins.agents.resolve(request.agent)
         data_sets = tuple(
-            open_data_set(name, file, settings, playable, agent=agent, max_rows=request.max_rows) for name, file in files.items()
+            open_data_set(name, file, settings, playable, agent=agent, max_rows=request.max_rows)
+            for name, file in files.items()
         )
         problems = tuple(problems_of(data_sets, config.eval.n))
         with AttemptStore(request.folder / STORE) as store:
@@ -159,7 +164,11 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     keys = prepared.keys
     num_finished = sum(map(prepared.store.has, keys))
     for data_set in prepared.data_sets:
-        filtered = f", {data_set.report.filtered} left out: longer than data.max_prompt_tokens" if data_set.report.filtered else ""
+        filtered = (
+            f", {data_set.report.filtered} left out: longer than data.max_prompt_tokens"
+            if data_set.report.filtered
+            else ""
+        )
         say(f"{data_set.name}: {len(data_set.dataset)} problems, template {data_set.template_name}{filtered}")
     resumed = f", {num_finished} of them already finished" if num_finished else ""
     say(f"{len(keys)} attempts, {prepared.config.eval.n} per problem{resumed}")
@@ -185,13 +194,17 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     return counts
 
 
-async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, progress: EvalProgress, gaps: LoopGaps) -> Counts:
+async def _play(
+    prepared: Prepared, servers: Servers, concurrency: Concurrency, progress: EvalProgress, gaps: LoopGaps
+) -> Counts:
     """Consumes missing attempts; unblocked by servers, tools and interactions.
 
     Produces attempts in the store. A watchdog reports what it waits for.
     """
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
-    reward = config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
+    reward = (
+        config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
+    )
     connect = _connector(config.rollout, config.model, api_key=servers.api_key)
     turns = _turns(prepared, concurrency, connect, api_key=servers.api_key)
     failures = FailureBook(
@@ -202,7 +215,9 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
         shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
     )
     with AsyncioHost() as host:
-        stack = open_stack(config.agent, reward, turns, PlayerParts(plugins, chat, host, PromptLimits.of(config.data)))
+        stack = open_stack(
+            config.agent, reward, turns, PlayerParts(plugins, chat, host, PromptLimits.of(config.data))
+        )
         attempts = ProblemPlayer(
             stack.player,
             stack.scorer,
@@ -216,7 +231,11 @@ async def _play(prepared: Prepared, servers: Servers, concurrency: Concurrency, 
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
             asks = connect if isinstance(turns, Router) else None
-            with _watching(WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=asks), prepared, progress.say):
+            with _watching(
+                WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=asks),
+                prepared,
+                progress.say,
+            ):
                 await attempts.run(prepared.problems, servers, turns)
         finally:
             failures.write(is_last=True)
@@ -234,13 +253,17 @@ def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> Abstr
     return Watchdog(watched, silence_s=silence_s, folder=prepared.request.folder / "watchdog", say=say)
 
 
-def _turns(prepared: Prepared, concurrency: Concurrency, connect: Connect, *, api_key: str | None) -> Router | MessageModel:
+def _turns(
+    prepared: Prepared, concurrency: Concurrency, connect: Connect, *, api_key: str | None
+) -> Router | MessageModel:
     """Return the source of turns: a router for servers that exchange tokens, or a model for messages."""
     config, name = prepared.config, prepared.known.served_name
     rollout = config.rollout
     if name is not None:
         most = rollout.max_concurrent_trajectories
-        return MessageModel(prepared.place.urls, name, api_key=api_key, max_connections=most, backpressure=concurrency)
+        return MessageModel(
+            prepared.place.urls, name, api_key=api_key, max_connections=most, backpressure=concurrency
+        )
     vocab_size, context_tokens = model_limits(config.model, prepared.chat)
     return Router(
         connect,
@@ -253,7 +276,11 @@ def _turns(prepared: Prepared, concurrency: Concurrency, connect: Connect, *, ap
 
 def _as_evaluated(config: Config) -> Config:
     """Return the config with the tools, rewards and lengths of `eval` in place of those of training."""
-    lengths = {name: value for name in ("max_response_tokens", "max_turn_tokens") if (value := getattr(config.eval, name)) is not None}
+    lengths = {
+        name: value
+        for name in ("max_response_tokens", "max_turn_tokens")
+        if (value := getattr(config.eval, name)) is not None
+    }
     own = config.of_validation
     return own.model_copy(update={"agent": own.agent.model_copy(update=lengths)})
 
@@ -276,4 +303,6 @@ def _sources(problems: Sequence[EvaluationProblem]) -> set[str]:
 def _refuse_reward_model(asking: Sequence[str]) -> None:
     """Refuse rewards that need the ranks of a training run. `asking`: their config keys."""
     if asking:
-        raise ConfigError(f"{asking[0]} uses the reward model, which only a training run has; evaluate with another reward")
+        raise ConfigError(
+            f"{asking[0]} uses the reward model, which only a training run has; evaluate with another reward"
+        )

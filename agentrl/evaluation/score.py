@@ -128,7 +128,10 @@ def in_processes(config: RewardConfig) -> RewardConfig:
     if custom.path is None:
         return config
     if custom.scope != "trajectory":
-        raise ConfigError(f"reward.custom_function.scope={custom.scope}: stored responses are scored one by one; use scope=trajectory")
+        raise ConfigError(
+            f"reward.custom_function.scope={custom.scope}: stored responses are scored one by one; use "
+            "scope=trajectory"
+        )
     try:
         is_async = inspect.iscoroutinefunction(Reference(custom.path, custom.name).load())
     except PluginError as error:
@@ -143,7 +146,10 @@ def _check_rows(file: ResponseFile, table: RewardTable) -> int:
     for row in file.stored_rows():
         own = table.own(row.task)
         if own.scope != "trajectory":
-            raise DataError(f"{row.task.task_id}: reward {own.name!r} has the scope {own.scope}; stored responses are scored one by one")
+            raise DataError(
+                f"{row.task.task_id}: reward {own.name!r} has the scope {own.scope}; stored responses are "
+                "scored one by one"
+            )
         own.reward.check(row.task)
         total += len(row.responses)
     return total
@@ -161,7 +167,12 @@ class _Progress:
 
 
 async def _score_file(
-    file: ResponseFile, out: Path, table: RewardTable, scores_key: str, num_processes: int, progress: _Progress
+    file: ResponseFile,
+    out: Path,
+    table: RewardTable,
+    scores_key: str,
+    num_processes: int,
+    progress: _Progress,
 ) -> list[ScoredResponse]:
     field = pa.field(scores_key, pa.list_(pa.float64()))
     scored: list[ScoredResponse] = []
@@ -175,7 +186,9 @@ async def _score_file(
                     group = file.parquet.read_row_group(index)
                     rows = await scorer.score_rows(file.read(group, start))
                     scores = pa.array([[one.score for one in row] for row in rows], field.type)
-                    writer.write_table(group.append_column(field, scores), row_group_size=max(1, group.num_rows))
+                    writer.write_table(
+                        group.append_column(field, scores), row_group_size=max(1, group.num_rows)
+                    )
                     scored += chain.from_iterable(rows)
                     start += group.num_rows
         finally:
@@ -186,11 +199,16 @@ async def _score_file(
 class _Scorer:
     """Scores responses concurrently, within one trio run."""
 
-    def __init__(self, calls: RewardCalls, table: RewardTable, num_processes: int, progress: _Progress) -> None:
+    def __init__(
+        self, calls: RewardCalls, table: RewardTable, num_processes: int, progress: _Progress
+    ) -> None:
         self._calls = calls
         self._table = table
         # A call waits here for a free process or thread, before its deadline starts.
-        self._places = {"process": trio.CapacityLimiter(num_processes), "thread": trio.CapacityLimiter(MAX_THREAD_CALLS)}
+        self._places = {
+            "process": trio.CapacityLimiter(num_processes),
+            "thread": trio.CapacityLimiter(MAX_THREAD_CALLS),
+        }
         self._progress = progress
 
     async def score_rows(self, rows: Iterable[StoredRow]) -> list[list[ScoredResponse]]:
@@ -219,7 +237,9 @@ class _Scorer:
         except RewardError as error:
             return ScoredResponse(*identity, None, failure=_kind(term, error), message=str(failure_of(error)))
         if result is None:
-            return ScoredResponse(*identity, None, failure="does not apply", message=f"reward {term.name!r} does not apply")
+            return ScoredResponse(
+                *identity, None, failure="does not apply", message=f"reward {term.name!r} does not apply"
+            )
         assert isinstance(result, RewardResult), term
         return ScoredResponse(*identity, float(result.value), _accuracy(result), _answer(result))
 

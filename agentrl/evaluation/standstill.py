@@ -57,11 +57,15 @@ class WatchedEvaluation:
         places = self._turns.places()
         asked = Counter(places.values())
         statuses = self._servers.statuses()
-        clients = [] if self._connect is None else [self._connect(server.url) for server in statuses if server.url]
+        clients = (
+            [] if self._connect is None else [self._connect(server.url) for server in statuses if server.url]
+        )
         loads = ask_loads(clients, answer_s=self._answer_s, stopping=self.stopping)
         facts = [f"room for {self._concurrency.now} attempts at once", "servers:"]
         for server in statuses:
             state = f"{server.url or 'no address yet'} {server.state}, {server.restarts} restarts"
             load = f"; {loads[server.url]}" if server.url in loads else ""
             facts.append(f"  {state}: {asked[server.url]} turns requested{load}")
-        return Findings(facts, {"attempts": self._loop.look(self._attempts.scopes, limit=KEPT_SCOPES, places=places)})
+        return Findings(
+            facts, {"attempts": self._loop.look(self._attempts.scopes, limit=KEPT_SCOPES, places=places)}
+        )

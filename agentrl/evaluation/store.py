@@ -47,7 +47,9 @@ class AttemptStore:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise ConfigError(f"another process writes to {str(file)!r}; wait for it, or choose another --out") from None
+            raise ConfigError(
+                f"another process writes to {str(file)!r}; wait for it, or choose another --out"
+            ) from None
         self._database = sqlite3.connect(file, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             # The write-ahead log needs shared memory, which network file systems lack.
@@ -55,15 +57,21 @@ class AttemptStore:
             self._database.execute("PRAGMA synchronous = FULL")  # a commit is on disk when it returns
             self._database.execute(_TABLE)
             self._database.execute(_INDEX)
-            self._finished = {key for (key,) in self._database.execute("SELECT key FROM attempts WHERE NOT is_failed")}
+            self._finished = {
+                key for (key,) in self._database.execute("SELECT key FROM attempts WHERE NOT is_failed")
+            }
         except sqlite3.DatabaseError as error:
             self._close()
-            raise ConfigError(f"{str(file)!r} cannot be read as attempts ({error}); remove it, or choose another --out") from error
+            raise ConfigError(
+                f"{str(file)!r} cannot be read as attempts ({error}); remove it, or choose another --out"
+            ) from error
 
     def __enter__(self) -> AttemptStore:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._close()
 
     def has(self, key: str) -> bool:

@@ -42,7 +42,9 @@ TEMPLATES: Mapping[str, Template] = {
     template.full_name: template
     for template in (
         # verl's examples/data_preprocess/gsm8k.py
-        Template("gsm8k", 1, QUESTION + ' Let\'s think step by step and output the final answer after "####".'),
+        Template(
+            "gsm8k", 1, QUESTION + ' Let\'s think step by step and output the final answer after "####".'
+        ),
         # model cards of Qwen2.5-Math and DeepSeek-R1: after the question, and as a system message
         Template("boxed", 1, f"{QUESTION}\n{_BOXED}"),
         Template("boxed_system", 1, QUESTION, system=_BOXED),
@@ -55,8 +57,8 @@ TEMPLATES: Mapping[str, Template] = {
         Template(
             "dapo",
             1,
-            "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without "
-            "quotes) where $Answer is the answer to the problem.\n\n"
+            "Solve the following math problem step by step. The last line of your response should be of the "
+            "form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
             + QUESTION
             + '\n\nRemember to put your answer on its own line after "Answer:".',
         ),
@@ -77,7 +79,9 @@ def find_template(name: str) -> Template | None:
         return TEMPLATES[name]
     versions = [template for template in TEMPLATES.values() if template.name == name]
     if not versions:
-        raise ConfigError(f"prompt template {name!r} does not exist; available: {NONE}, {', '.join(TEMPLATES)}")
+        raise ConfigError(
+            f"prompt template {name!r} does not exist; available: {NONE}, {', '.join(TEMPLATES)}"
+        )
     return max(versions, key=lambda template: template.version)
 
 
@@ -101,8 +105,9 @@ def applied(task: Task, template: Template | None) -> Task:
         said = [message for message in task.messages if message.role != "system"]
         if [message.role for message in said] != ["user"]:
             raise DataError(
-                f"{task.task_id}: prompt template {template.full_name} needs a question: extra_info.question, or a prompt of one user "
-                f"message; this prompt has {', '.join(message.role for message in task.messages)}; use template {NONE}"
+                f"{task.task_id}: prompt template {template.full_name} needs a question: "
+                "extra_info.question, or a prompt of one user message; this prompt has "
+                f"{', '.join(message.role for message in task.messages)}; use template {NONE}"
             )
         question = said[0].content
     return dataclasses.replace(task, messages=template.messages(question))

@@ -70,7 +70,14 @@ def attempt_of(trajectory: Trajectory) -> EvaluatedAttempt:
         num_tool_calls=num_tool_calls(trajectory),
         num_tool_errors=int(trajectory.metrics.get("num_tool_errors", 0)),
         failure=failure,
-        difficulty=next((str(trajectory.extra_info[key]) for key in _DIFFICULTY_KEYS if trajectory.extra_info.get(key) is not None), None),
+        difficulty=next(
+            (
+                str(trajectory.extra_info[key])
+                for key in _DIFFICULTY_KEYS
+                if trajectory.extra_info.get(key) is not None
+            ),
+            None,
+        ),
         agent=trajectory.agent_name,
     )
 
@@ -97,14 +104,17 @@ def read_attempts(path: Path) -> list[EvaluatedAttempt]:
     if path.is_dir():
         files = [path / ATTEMPTS] if (path / ATTEMPTS).exists() else sorted(path.rglob("*.parquet"))
     if not files:
-        raise DataError(f"{path}: no *.parquet in this folder; give the folder of an evaluation, or one of its files")
+        raise DataError(
+            f"{path}: no *.parquet in this folder; give the folder of an evaluation, or one of its files"
+        )
     attempts = [attempt for file in files for batch in _batches(file) for attempt in attempts_of(batch)]
     seen: set[tuple[str, str, int]] = set()
     for attempt in attempts:
         key = (attempt.source, attempt.problem, attempt.member)
         if key in seen:
             raise DataError(
-                f"{path}: attempt {attempt.member} at problem {attempt.problem!r} occurs twice; give the file of one evaluation"
+                f"{path}: attempt {attempt.member} at problem {attempt.problem!r} occurs twice; give the "
+                "file of one evaluation"
             )
         seen.add(key)
     return attempts
@@ -124,7 +134,9 @@ def _batches(file: Path) -> Iterator[pa.RecordBatch]:
 def _failure(trajectory: Trajectory) -> str | None:
     if trajectory.outcome not in SCORED_OUTCOMES:
         return trajectory.outcome.value if trajectory.failure is None else str(trajectory.failure)
-    is_scored = bool(trajectory.rewards) or any(name == "accuracy" or name.startswith("reward/") for name in trajectory.metrics)
+    is_scored = bool(trajectory.rewards) or any(
+        name == "accuracy" or name.startswith("reward/") for name in trajectory.metrics
+    )
     return None if is_scored else "not scored by any reward"
 
 

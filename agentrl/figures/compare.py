@@ -92,7 +92,9 @@ class Comparison:
         return dataclasses.asdict(self)
 
 
-def compare(a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, only_common: bool = False) -> Comparison:
+def compare(
+    a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, only_common: bool = False
+) -> Comparison:
     """Compare two evaluations problem by problem.
 
     `only_common`: leave out problems that only one evaluation has.
@@ -109,14 +111,19 @@ def compare(a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, onl
     if len(pairs) < len(common):
         notes = (
             *notes,
-            f"{len(common) - len(pairs)} of {len(common)} problems have no score in one of the two evaluations and are left out",
+            f"{len(common) - len(pairs)} of {len(common)} problems have no score in one of the two "
+            "evaluations and are left out",
         )
     by_source: defaultdict[str, list[ProblemPair]] = defaultdict(list)
     for pair in pairs:
         by_source[pair.source].append(pair)
     overall = _difference(OVERALL, pairs)
     if (num_changed := overall.num_won + overall.num_lost) < MIN_CHANGED:
-        notes = (*notes, f"only {num_changed} problems were won or lost: with fewer than {MIN_CHANGED}, the p-value cannot be below 0.05")
+        notes = (
+            *notes,
+            f"only {num_changed} problems were won or lost: with fewer than {MIN_CHANGED}, the p-value "
+            "cannot be below 0.05",
+        )
     ranked = sorted(pairs, key=lambda pair: (-abs(pair.difference), pair.source, pair.problem))
     return Comparison(
         sources=tuple(_difference(name, members) for name, members in sorted(by_source.items())),
@@ -128,16 +135,23 @@ def compare(a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt], *, onl
 
 
 def _check_problems(
-    a: Mapping[Key, Sequence[EvaluatedAttempt]], b: Mapping[Key, Sequence[EvaluatedAttempt]], *, only_common: bool
+    a: Mapping[Key, Sequence[EvaluatedAttempt]],
+    b: Mapping[Key, Sequence[EvaluatedAttempt]],
+    *,
+    only_common: bool,
 ) -> tuple[str, ...]:
     num_common = len(a.keys() & b.keys())
     only_a, only_b = len(a) - num_common, len(b) - num_common
     if not only_a and not only_b:
         return ()
-    found = f"{num_common} problems are in both evaluations, {only_a} only in the first, {only_b} only in the second"
+    found = (
+        f"{num_common} problems are in both evaluations, {only_a} only in the first, {only_b} only in the "
+        "second"
+    )
     if not num_common:
         raise DataError(
-            f"the evaluations have no problem in common: the first has {len(a)}, the second {len(b)}; check that both used the same files"
+            f"the evaluations have no problem in common: the first has {len(a)}, the second {len(b)}; check "
+            "that both used the same files"
         )
     if not only_common:
         raise DataError(f"{found}; use --common to compare the problems in both")
@@ -149,15 +163,23 @@ def _pair(key: Key, a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt]
     scores_b = [attempt.accuracy for attempt in b if attempt.accuracy is not None]
     if not scores_a or not scores_b:
         return None
-    return ProblemPair(*key, sum(scores_a) / len(scores_a), sum(scores_b) / len(scores_b), len(scores_a), len(scores_b))
+    return ProblemPair(
+        *key, sum(scores_a) / len(scores_a), sum(scores_b) / len(scores_b), len(scores_a), len(scores_b)
+    )
 
 
 def _difference(name: str, pairs: Sequence[ProblemPair]) -> Difference:
-    values_a, values_b = np.array([pair.accuracy_a for pair in pairs]), np.array([pair.accuracy_b for pair in pairs])
+    values_a, values_b = (
+        np.array([pair.accuracy_a for pair in pairs]),
+        np.array([pair.accuracy_b for pair in pairs]),
+    )
     differences = values_b - values_a
     low, high = difference_interval(differences)
     # Sorted, so that the result of a sampled test does not depend on the order of the files.
-    test = sign_flip_test(np.sort(differences), num_attempts=math.lcm(*(count for pair in pairs for count in (pair.num_a, pair.num_b))))
+    test = sign_flip_test(
+        np.sort(differences),
+        num_attempts=math.lcm(*(count for pair in pairs for count in (pair.num_a, pair.num_b))),
+    )
     accuracy_a, accuracy_b = share(values_a), share(values_b)
     assert accuracy_a, "a difference has problems"
     assert accuracy_b, "a difference has problems"

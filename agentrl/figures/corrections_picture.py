@@ -22,7 +22,9 @@ _PANELS = {
 }
 
 
-def draw(lines: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, float | None]], path: Path) -> None:
+def draw(
+    lines: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, float | None]], path: Path
+) -> None:
     """Draw one panel per column: a bar for the mean over steps, a dot for every step.
 
     Raises:
@@ -42,7 +44,12 @@ def draw(lines: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, 
             raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _draw_panel(axes: Axes, lines: Sequence[Mapping[str, Any]], summary: Mapping[str, Mapping[str, float | None]], column: str) -> None:
+def _draw_panel(
+    axes: Axes,
+    lines: Sequence[Mapping[str, Any]],
+    summary: Mapping[str, Mapping[str, float | None]],
+    column: str,
+) -> None:
     names = list(summary)[::-1]  # the first of the table on top
     axes.barh(names, [summary[name][column] or 0.0 for name in names], color="#93c5fd", height=0.62)
     points = [(line[column], names.index(line["correction"])) for line in lines if line[column] is not None]

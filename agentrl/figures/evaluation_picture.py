@@ -26,7 +26,9 @@ NUM_LINES = len(CYCLE) - 1
 Panel = Callable[[Axes], None]
 
 
-def draw_picture(summary: EvalSummary, attempts: Sequence[EvaluatedAttempt], path: Path, *, title: str) -> None:
+def draw_picture(
+    summary: EvalSummary, attempts: Sequence[EvaluatedAttempt], path: Path, *, title: str
+) -> None:
     """Draw all available plots into one picture.
 
     Raises:
@@ -54,7 +56,9 @@ def draw_picture(summary: EvalSummary, attempts: Sequence[EvaluatedAttempt], pat
 def _draw_accuracy(axes: Axes, summary: EvalSummary) -> None:
     """Draw one bar per source, with its interval and value."""
     axes.set_title("Accuracy (mean@n), 95 % interval")
-    _bars(axes, [(source.name, source.accuracy, _color(place)) for place, source in enumerate(summary.sources)])
+    _bars(
+        axes, [(source.name, source.accuracy, _color(place)) for place, source in enumerate(summary.sources)]
+    )
 
 
 def _draw_difficulties(axes: Axes, summary: EvalSummary) -> None:
@@ -62,7 +66,10 @@ def _draw_difficulties(axes: Axes, summary: EvalSummary) -> None:
     several = sum(bool(source.by_difficulty) for source in summary.sources) > 1
     rows = []
     for place, source in enumerate(summary.sources):
-        rows += [(f"{source.name}: {p.name}" if several else p.name, p.accuracy, _color(place)) for p in source.by_difficulty]
+        rows += [
+            (f"{source.name}: {p.name}" if several else p.name, p.accuracy, _color(place))
+            for p in source.by_difficulty
+        ]
     _bars(axes, rows)
 
 
@@ -76,9 +83,23 @@ def _bars(axes: Axes, rows: Sequence[tuple[str, Estimate | None, str]]) -> None:
         axes.barh(place, estimate.value, color=color, height=0.62, alpha=0.55)
         right = estimate.value
         if estimate.low is not None and estimate.high is not None:
-            axes.plot([estimate.low, estimate.high], [place, place], color=INK, linewidth=1.6, marker="|", markersize=9)
+            axes.plot(
+                [estimate.low, estimate.high],
+                [place, place],
+                color=INK,
+                linewidth=1.6,
+                marker="|",
+                markersize=9,
+            )
             right = estimate.high
-        axes.annotate(f"{100 * estimate.value:.1f} %", (right, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            f"{100 * estimate.value:.1f} %",
+            (right, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
     axes.set_yticks(places, [_short(name) for name, _, _ in rows])
     axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.set_xlim(0, 1.18)  # leaves room for the label beside a full bar
@@ -109,10 +130,25 @@ def _draw_pass_at(axes: Axes, summary: EvalSummary) -> None:
 
 def _curve(axes: Axes, figures: Sequence[EstimateAt], color: str, *, label: str) -> None:
     ks = [at.k for at in figures]
-    axes.plot(ks, [at.estimate.value for at in figures], color=color, linewidth=2, marker="o", markersize=3.5, label=label)
+    axes.plot(
+        ks,
+        [at.estimate.value for at in figures],
+        color=color,
+        linewidth=2,
+        marker="o",
+        markersize=3.5,
+        label=label,
+    )
     known = [at for at in figures if at.estimate.low is not None and at.estimate.high is not None]
     lows, highs = [at.estimate.low for at in known], [at.estimate.high for at in known]
-    axes.fill_between([at.k for at in known], np.array(lows, float), np.array(highs, float), color=color, alpha=0.14, linewidth=0)
+    axes.fill_between(
+        [at.k for at in known],
+        np.array(lows, float),
+        np.array(highs, float),
+        color=color,
+        alpha=0.14,
+        linewidth=0,
+    )
 
 
 def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[EvaluatedAttempt]) -> None:
@@ -126,7 +162,9 @@ def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[EvaluatedA
     edges: list[float] = np.linspace(0, longest + 1, min(NUM_BINS, longest + 1) + 1).tolist()
     for place, (name, lengths) in enumerate(counts.items()):
         axes.hist(lengths, bins=edges, alpha=0.35, histtype="stepfilled", linewidth=0, color=_color(place))
-        axes.hist(lengths, bins=edges, histtype="step", linewidth=1.5, color=_color(place), label=_short(name))
+        axes.hist(
+            lengths, bins=edges, histtype="step", linewidth=1.5, color=_color(place), label=_short(name)
+        )
     axes.set_xlabel("sampled tokens")
     axes.set_ylabel("attempts")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -134,7 +172,11 @@ def _draw_tokens(axes: Axes, summary: EvalSummary, attempts: Sequence[EvaluatedA
 
 
 def _lengths(source: SourceSummary, attempts: Sequence[EvaluatedAttempt]) -> list[int]:
-    return [attempt.num_tokens for attempt in attempts if attempt.source == source.name and attempt.failure is None]
+    return [
+        attempt.num_tokens
+        for attempt in attempts
+        if attempt.source == source.name and attempt.failure is None
+    ]
 
 
 def _color(place: int) -> str:

@@ -114,8 +114,12 @@ def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
         mean, variance = differences.mean(axis=-1), differences.var(axis=-1, ddof=1)
         quantile = float(scipy.special.stdtrit(num - 1, 1 - _TAIL))
         is_count = np.isin(differences, (-1, 0, 1)).all(axis=-1)
-        low = np.where(is_count, low, mean - quantile * np.sqrt((variance + UNSEEN * (mean + 1) ** 2 / num) / num))
-        high = np.where(is_count, high, mean + quantile * np.sqrt((variance + UNSEEN * (mean - 1) ** 2 / num) / num))
+        low = np.where(
+            is_count, low, mean - quantile * np.sqrt((variance + UNSEEN * (mean + 1) ** 2 / num) / num)
+        )
+        high = np.where(
+            is_count, high, mean + quantile * np.sqrt((variance + UNSEEN * (mean - 1) ** 2 / num) / num)
+        )
     return np.clip(low, -1, 1), np.clip(high, -1, 1)
 
 

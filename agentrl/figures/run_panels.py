@@ -50,12 +50,22 @@ def draw_validation(axes: Axes, series: Series) -> None:
     axes.set_title("Validation: accuracy by agent")
     for index, agent in enumerate(series.names("validation", "val/accuracy/")):
         steps, values = series.validation(f"val/accuracy/{agent}")
-        axes.plot(steps, values, color=CYCLE[index % len(CYCLE)], marker="o", markersize=3.5, linewidth=1.3, label=agent)
+        axes.plot(
+            steps,
+            values,
+            color=CYCLE[index % len(CYCLE)],
+            marker="o",
+            markersize=3.5,
+            linewidth=1.3,
+            label=agent,
+        )
     steps, values = series.validation("val/accuracy")
     axes.plot(steps, values, color=INK, marker="o", markersize=5, linewidth=2.4, label="all rows")
     for name in (f"val/mean@{rest}" for rest in series.names("validation", "val/mean@") if "/" not in rest):
         steps, low = series.validation(f"{name}/low")
-        axes.fill_between(steps, low, series.validation(f"{name}/high")[1], color=INK, alpha=0.09, linewidth=0)
+        axes.fill_between(
+            steps, low, series.validation(f"{name}/high")[1], color=INK, alpha=0.09, linewidth=0
+        )
     _share(axes)
     _finish(axes)
 
@@ -66,7 +76,16 @@ def draw_tool_use(axes: Axes, series: Series) -> None:
     _noisy(axes, series.train("rollout/tool_use"), GREY, "all rows")
     steps, values = series.validation("val/tool_use/needs_tool")
     if len(values):
-        axes.plot(steps, values, color=INK, marker="o", markersize=5, linewidth=1.6, linestyle="--", label="validation, rows that need one")
+        axes.plot(
+            steps,
+            values,
+            color=INK,
+            marker="o",
+            markersize=5,
+            linewidth=1.6,
+            linestyle="--",
+            label="validation, rows that need one",
+        )
     _share(axes)
     _finish(axes)
 
@@ -76,7 +95,9 @@ def draw_wall_clock(axes: Axes, series: Series) -> None:
     _noisy(axes, series.train("rollout/reward_mean", over_minutes=True), BLUE, "training reward")
     minutes, values = series.validation("val/accuracy", over_minutes=True)
     if len(values):
-        axes.plot(minutes, values, color=INK, marker="o", markersize=5, linewidth=2.0, label="validation accuracy")
+        axes.plot(
+            minutes, values, color=INK, marker="o", markersize=5, linewidth=2.0, label="validation accuracy"
+        )
     _finish(axes, x_label="minutes", integers=False)
 
 
@@ -88,7 +109,13 @@ def draw_lag(axes: Axes, series: Series, max_staleness: int | None) -> None:
     axes.fill_between(steps, mean, color=BLUE, alpha=0.12, linewidth=0)
     axes.plot(steps, mean, color=BLUE, linewidth=1.8, label="mean")
     if max_staleness is not None:
-        axes.axhline(max_staleness, color=PINK, linestyle="--", linewidth=1.4, label=f"bound: max_staleness = {max_staleness}")
+        axes.axhline(
+            max_staleness,
+            color=PINK,
+            linestyle="--",
+            linewidth=1.4,
+            label=f"bound: max_staleness = {max_staleness}",
+        )
     top = max([float(largest.max(initial=0)), float(max_staleness or 0), 1.0])
     axes.set_ylim(0, top * 1.3)
     axes.set_ylabel("versions")
@@ -110,14 +137,25 @@ def draw_time(axes: Sequence[Axes], series: Series) -> None:
 
 
 def _stack_phases(axes: Axes, series: Series) -> None:
-    names = [n for n in series.names("train", "time/") if n.endswith("_s") and n not in ("step_s", "validate_s", "save_s")]
+    names = [
+        n
+        for n in series.names("train", "time/")
+        if n.endswith("_s") and n not in ("step_s", "validate_s", "save_s")
+    ]
     steps, seconds = series.stacked([f"time/{name}" for name in names])
     order = np.argsort(-seconds.sum(axis=1))
     shown = [int(index) for index in order if seconds[index].sum() > 0.01 * seconds.sum()]
     if not shown:
         return
     labels = [names[index].removesuffix("_s") for index in shown]
-    axes.stackplot(steps, seconds[shown], labels=labels, colors=[CYCLE[i % len(CYCLE)] for i in range(len(shown))], alpha=0.6, linewidth=0)
+    axes.stackplot(
+        steps,
+        seconds[shown],
+        labels=labels,
+        colors=[CYCLE[i % len(CYCLE)] for i in range(len(shown))],
+        alpha=0.6,
+        linewidth=0,
+    )
     # The first step waits for the first trajectories: clip it, or it would flatten all others.
     axes.set_ylim(0, 1.5 * float(np.quantile(seconds[shown].sum(axis=0), 0.97)) or 1.0)
 
@@ -141,7 +179,17 @@ def _finish_strip(axes: Axes, label: str, color: str, *, is_last: bool) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.margins(y=0.3)
     _finish(axes, x_label="step" if is_last else "", legend=False)
-    axes.text(0.985, 0.93, label, transform=axes.transAxes, ha="right", va="top", color=color, fontsize=9, fontweight="bold")
+    axes.text(
+        0.985,
+        0.93,
+        label,
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        color=color,
+        fontsize=9,
+        fontweight="bold",
+    )
     axes.tick_params(labelbottom=is_last)
 
 
@@ -152,13 +200,20 @@ def draw_outcomes(axes: Axes, series: Series) -> None:
     if names and len(steps):
         shares = counts / np.maximum(counts.sum(axis=0), 1)
         # A rare outcome is invisible in the plot, so the legend has its share of all attempts.
-        labels = [f"{name} {share:.1%}" for name, share in zip(names, counts.sum(axis=1) / max(counts.sum(), 1), strict=True)]
-        axes.stackplot(steps, shares, labels=labels, colors=[OUTCOME_COLORS[name] for name in names], linewidth=0)
+        labels = [
+            f"{name} {share:.1%}"
+            for name, share in zip(names, counts.sum(axis=1) / max(counts.sum(), 1), strict=True)
+        ]
+        axes.stackplot(
+            steps, shares, labels=labels, colors=[OUTCOME_COLORS[name] for name in names], linewidth=0
+        )
     _share(axes)
     axes.set_ylim(0, 1)
     _finish(axes, legend=False)
     if names:
-        axes.legend(loc="lower left", ncols=2, frameon=True, facecolor="white", framealpha=0.85, edgecolor="none")
+        axes.legend(
+            loc="lower left", ncols=2, frameon=True, facecolor="white", framealpha=0.85, edgecolor="none"
+        )
 
 
 def _noisy(axes: Axes, curve: Curve, color: str, label: str) -> None:
@@ -183,7 +238,9 @@ def _share(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _finish(axes: Axes, *, x_label: str = "step", integers: bool = True, legend: bool = True, legend_columns: int = 1) -> None:
+def _finish(
+    axes: Axes, *, x_label: str = "step", integers: bool = True, legend: bool = True, legend_columns: int = 1
+) -> None:
     axes.set_xlabel(x_label)
     axes.margins(x=0.01)
     if integers:

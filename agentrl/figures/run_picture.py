@@ -74,7 +74,9 @@ def draw_figure(series: Series, title: str, max_staleness: int | None) -> Figure
     """Draw all panels; `max_staleness` as `draw_report` has it."""
     figure = Figure(figsize=(19, 9.2))
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 4, left=0.045, right=0.985, top=0.865, bottom=0.07, hspace=0.36, wspace=0.22)
+    grid = figure.add_gridspec(
+        2, 4, left=0.045, right=0.985, top=0.865, bottom=0.07, hspace=0.36, wspace=0.22
+    )
 
     def panel(row: int, column: int) -> Axes:
         return figure.add_subplot(grid[row, column])
@@ -101,6 +103,8 @@ def _subtitle(series: Series) -> str:
     _, accuracy = series.validation("val/accuracy")
     if len(accuracy):
         parts.append(
-            f"validation accuracy {accuracy[0]:.3f} → {accuracy[-1]:.3f}" if len(accuracy) > 1 else f"validation accuracy {accuracy[0]:.3f}"
+            f"validation accuracy {accuracy[0]:.3f} → {accuracy[-1]:.3f}"
+            if len(accuracy) > 1
+            else f"validation accuracy {accuracy[0]:.3f}"
         )
     return "   ·   ".join(parts)

@@ -89,7 +89,9 @@ class ReportRefresher:
         self._errors.seek(0)
         self._errors.truncate()
         try:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors
+            )
         except OSError as error:
             self._say(f"the report cannot be refreshed: {error}")
 
@@ -121,7 +123,9 @@ def _table_of(folder: Path) -> ClosingTable:
     results = json.loads(validations.read_text()) if validations.is_file() else {}
     failures = failure_lines(folder / FAILURES)
     counts = _counts_at_the_end(folder / "result.json", last.step) or _counts(last)
-    return closing_of(results, step=last.step, version=last.version, counts=counts, records=records, failures=failures)
+    return closing_of(
+        results, step=last.step, version=last.version, counts=counts, records=records, failures=failures
+    )
 
 
 def _counts_at_the_end(file: Path, step: int) -> BufferCounts | None:
@@ -134,13 +138,23 @@ def _counts_at_the_end(file: Path, step: int) -> BufferCounts | None:
 
 def _counts(record: StepRecord) -> BufferCounts:
     """Return the counts of groups by state when the step was recorded."""
-    own = {name.removeprefix("buffer/"): int(value) for name, value in record.values.items() if name.startswith("buffer/")}
+    own = {
+        name.removeprefix("buffer/"): int(value)
+        for name, value in record.values.items()
+        if name.startswith("buffer/")
+    }
     reasons = {
-        what: {name.removeprefix(f"{what}_"): count for name, count in own.items() if name.startswith(f"{what}_")}
+        what: {
+            name.removeprefix(f"{what}_"): count for name, count in own.items() if name.startswith(f"{what}_")
+        }
         for what in ("dropped", "discarded")
     }
-    drawn, queued, leased, ready, consumed = (own.get(name, 0) for name in ("drawn", "queued", "leased", "ready", "consumed"))
-    return BufferCounts(drawn, queued, leased, ready, consumed, dropped=reasons["dropped"], discarded=reasons["discarded"])
+    drawn, queued, leased, ready, consumed = (
+        own.get(name, 0) for name in ("drawn", "queued", "leased", "ready", "consumed")
+    )
+    return BufferCounts(
+        drawn, queued, leased, ready, consumed, dropped=reasons["dropped"], discarded=reasons["discarded"]
+    )
 
 
 def _max_staleness(folder: Path) -> int | None:

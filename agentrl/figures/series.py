@@ -33,16 +33,29 @@ class Series:
 
     def names(self, kind: Kind, prefix: str) -> list[str]:
         """Return the remainders of all metric names with `prefix`, sorted: for example agents or outcomes."""
-        return sorted({name.removeprefix(prefix) for r in self._records[kind] for name in r.values if name.startswith(prefix)})
+        return sorted(
+            {
+                name.removeprefix(prefix)
+                for r in self._records[kind]
+                for name in r.values
+                if name.startswith(prefix)
+            }
+        )
 
     def stacked(self, names: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return steps f64[N] and values f64[len(names), N] of the training records; missing values are 0."""
         records = self._records["train"]
         values = [[r.values.get(name, 0.0) for r in records] for name in names]
-        return np.array([r.step for r in records], float), np.nan_to_num(np.array(values, float).reshape(len(names), len(records)))
+        return np.array([r.step for r in records], float), np.nan_to_num(
+            np.array(values, float).reshape(len(names), len(records))
+        )
 
     def _curve(self, kind: Kind, name: str, over_minutes: bool) -> Curve:
-        points = [(r.wall_s / 60 if over_minutes else r.step, r.values[name]) for r in self._records[kind] if name in r.values]
+        points = [
+            (r.wall_s / 60 if over_minutes else r.step, r.values[name])
+            for r in self._records[kind]
+            if name in r.values
+        ]
         array = np.array(points, float).reshape(-1, 2)
         array = array[np.isfinite(array).all(axis=1)]
         return array[:, 0], array[:, 1]

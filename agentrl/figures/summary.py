@@ -159,7 +159,9 @@ def _summary(name: str, problems: Sequence[Problem], *, has_difficulties: bool =
         num_solved=num_solved,
         accuracy=share(_means(scored, lambda a: a.accuracy)),
         pass_at=_at(_passes(scored)),
-        majority_at=_at([_majority(problem) for problem in scored]) if any(a.answer is not None for a in attempts) else (),
+        majority_at=_at([_majority(problem) for problem in scored])
+        if any(a.answer is not None for a in attempts)
+        else (),
         best_of_at=_at([_best(problem) for problem in scored]),
         reward=_mean(_means(scored, lambda a: a.reward)),
         format_rate=share(_means(scored, lambda a: a.format)),
@@ -241,7 +243,9 @@ def _means(problems: Iterable[Problem], fact: Callable[[EvaluatedAttempt], float
 
     Problems without it are left out.
     """
-    rows = ([float(value) for attempt in problem if (value := fact(attempt)) is not None] for problem in problems)
+    rows = (
+        [float(value) for attempt in problem if (value := fact(attempt)) is not None] for problem in problems
+    )
     return np.array([sum(row) / len(row) for row in rows if row], np.float64)
 
 

@@ -17,7 +17,11 @@ def summary_table(summary: EvalSummary) -> Table:
     of_several = (f"pass@{n}", f"maj@{n}") if n > 1 else ()
     table = Table("data set", "problems", f"mean@{n}", *of_several, "format", "truncated", "tokens", "failed")
     for source in sources:
-        several = (with_interval(_at(source.pass_at, n)), with_interval(_at(source.majority_at, n))) if n > 1 else ()
+        several = (
+            (with_interval(_at(source.pass_at, n)), with_interval(_at(source.majority_at, n)))
+            if n > 1
+            else ()
+        )
         table.add_row(
             source.name,
             str(source.num_problems),
@@ -35,7 +39,9 @@ def with_interval(estimate: Estimate | None) -> str:
     """Return a figure with its interval; a dash if there is no figure."""
     if estimate is None:
         return "-"
-    interval = "" if estimate.low is None or estimate.high is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    interval = (
+        "" if estimate.low is None or estimate.high is None else f" [{estimate.low:.3f}, {estimate.high:.3f}]"
+    )
     return f"{estimate.value:.3f}{interval}"
 
 

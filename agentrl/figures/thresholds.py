@@ -16,7 +16,10 @@ ACCURACY = "accuracy"
 FIGURES = "accuracy (mean@n), format, pass@K, maj@K, best@K"
 
 _WRITTEN = re.compile(r"accuracy|format|(?:pass|maj|best)@[1-9][0-9]*")
-_PLAIN: Mapping[str, Callable[[SourceSummary], Estimate | None]] = {ACCURACY: lambda s: s.accuracy, "format": lambda s: s.format_rate}
+_PLAIN: Mapping[str, Callable[[SourceSummary], Estimate | None]] = {
+    ACCURACY: lambda s: s.accuracy,
+    "format": lambda s: s.format_rate,
+}
 _AT: Mapping[str, Callable[[SourceSummary], Sequence[EstimateAt]]] = {
     "pass": lambda s: s.pass_at,
     "maj": lambda s: s.majority_at,
@@ -61,8 +64,8 @@ def parse_threshold(text: str) -> Threshold:
         wanted = math.nan
     if not sign or not source or not 0 <= wanted <= 1:
         raise ConfigError(
-            f"--fail-below {text!r} must be SOURCE=VALUE or SOURCE.FIGURE=VALUE with a value from 0 to 1, such as gsm8k=0.5 or "
-            f"gsm8k.pass@8=0.7; figures: {FIGURES}"
+            f"--fail-below {text!r} must be SOURCE=VALUE or SOURCE.FIGURE=VALUE with a value from 0 to 1, "
+            f"such as gsm8k=0.5 or gsm8k.pass@8=0.7; figures: {FIGURES}"
         )
     return Threshold(source, figure, wanted)
 
@@ -81,7 +84,8 @@ def refuse_unknown(thresholds: Sequence[Threshold], sources: Sequence[str], *, n
         _resolve(threshold.source, sources)
         if threshold.k is not None and threshold.k > n:
             raise ConfigError(
-                f"--fail-below {threshold.source}.{threshold.figure} needs more attempts than n={n} per problem; use --n {threshold.k}"
+                f"--fail-below {threshold.source}.{threshold.figure} needs more attempts than n={n} per "
+                f"problem; use --n {threshold.k}"
             )
 
 
@@ -96,10 +100,13 @@ def failed_thresholds(thresholds: Sequence[Threshold], summary: EvalSummary) -> 
         name = _resolve(threshold.source, list(by_name))
         estimate = _estimate(threshold, summary.overall if name == OVERALL else by_name[name])
         if estimate is None:
-            lines.append(f"{name}: {threshold.figure} could not be measured; required: at least {threshold.wanted:g}")
+            lines.append(
+                f"{name}: {threshold.figure} could not be measured; required: at least {threshold.wanted:g}"
+            )
         elif estimate.value < threshold.wanted:
             lines.append(
-                f"{name}: {threshold.figure} is {estimate.value:.4f}{_interval(estimate)}; required: at least {threshold.wanted:g}"
+                f"{name}: {threshold.figure} is {estimate.value:.4f}{_interval(estimate)}; required: at "
+                f"least {threshold.wanted:g}"
             )
     return lines
 
@@ -112,9 +119,13 @@ def _resolve(written: str, sources: Sequence[str]) -> str:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise ConfigError(f"--fail-below {written}: several sources have this name; use one of {', '.join(sorted(meant))}")
+        raise ConfigError(
+            f"--fail-below {written}: several sources have this name; use one of {', '.join(sorted(meant))}"
+        )
     known = ", ".join([*sorted(sources), OVERALL])
-    raise ConfigError(f"--fail-below {written}: no such source; available: {known} (each with the figures {FIGURES})")
+    raise ConfigError(
+        f"--fail-below {written}: no such source; available: {known} (each with the figures {FIGURES})"
+    )
 
 
 def _estimate(threshold: Threshold, source: SourceSummary) -> Estimate | None:
@@ -125,4 +136,8 @@ def _estimate(threshold: Threshold, source: SourceSummary) -> Estimate | None:
 
 
 def _interval(estimate: Estimate) -> str:
-    return "" if estimate.low is None or estimate.high is None else f" (95 % interval {estimate.low:.4f} to {estimate.high:.4f})"
+    return (
+        ""
+        if estimate.low is None or estimate.high is None
+        else f" (95 % interval {estimate.low:.4f} to {estimate.high:.4f})"
+    )

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from agentrl.types import SCORED_OUTCOMES, Lags, Outcome, Trajectory
 
 
-def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | None, prefix: str = "rollout/") -> dict[str, float]:
+def summarise_trajectories(
+    trajectories: Sequence[Trajectory], *, lags: Lags | None, prefix: str = "rollout/"
+) -> dict[str, float]:
     """Return means and shares over `trajectories`; undefined values are absent.
 
     A failed trajectory says nothing about the policy: it counts only in `trajectories`, `failed` and
@@ -32,8 +34,8 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | N
         `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over tasks with
         `extra_info.needs_tool`);
         `segments/mean`, `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
-        `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled ones);
-        `lag/mean`, `lag/max` and the shares `lag/0`, `lag/1`, ... over action tokens.
+        `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled
+        ones); `lag/mean`, `lag/max` and the shares `lag/0`, `lag/1`, ... over action tokens.
     """
     if not trajectories:
         return {}
@@ -41,7 +43,9 @@ def summarise_trajectories(trajectories: Sequence[Trajectory], *, lags: Lags | N
     values: dict[str, float] = {"trajectories": len(trajectories), "failed": len(trajectories) - len(scored)}
     values |= _outcomes(trajectories)
     if scored:
-        values |= _rewards(scored) | _reward_metrics(scored) | _sources(scored) | _tools(scored) | _lengths(scored)
+        values |= (
+            _rewards(scored) | _reward_metrics(scored) | _sources(scored) | _tools(scored) | _lengths(scored)
+        )
     if lags is not None:
         values |= _lags(scored, lags)
     return {prefix + name: float(value) for name, value in values.items()}
@@ -61,7 +65,9 @@ def num_tool_calls(trajectory: Trajectory) -> int:
 
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     counts = Counter(t.outcome for t in trajectories)
-    shares = {f"outcome/{outcome.value}": count / len(trajectories) for outcome, count in sorted(counts.items())}
+    shares = {
+        f"outcome/{outcome.value}": count / len(trajectories) for outcome, count in sorted(counts.items())
+    }
     return {**shares, "truncated": counts[Outcome.TRUNCATED] / len(trajectories)}
 
 
@@ -134,11 +140,15 @@ def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _lags(scored: Sequence[Trajectory], lags_of: Lags) -> dict[str, float]:
-    lags: NDArray[np.int32] = np.concatenate([lags_of(t.versions[t.action_mask]) for t in scored] or [np.empty(0, np.int32)])
+    lags: NDArray[np.int32] = np.concatenate(
+        [lags_of(t.versions[t.action_mask]) for t in scored] or [np.empty(0, np.int32)]
+    )
     if not len(lags):
         return {}
     found, counts = np.unique(lags, return_counts=True)
-    shares = {f"lag/{lag}": count / len(lags) for lag, count in zip(found.tolist(), counts.tolist(), strict=True)}
+    shares = {
+        f"lag/{lag}": count / len(lags) for lag, count in zip(found.tolist(), counts.tolist(), strict=True)
+    }
     return {"lag/mean": float(lags.mean()), "lag/max": float(lags.max()), **shares}
 
 

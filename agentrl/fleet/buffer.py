@@ -1,4 +1,5 @@
-"""The replay buffer as the other processes call it: the controller by `Actor`, a rollout actor by `RemoteBuffer`.
+"""The replay buffer as the other processes call it: the controller by `Actor`, a rollout actor by
+`RemoteBuffer`.
 
 If its process is killed, Ray restarts it, the buffer reads its journal, and Ray retries the calls in flight.
 """
@@ -24,14 +25,20 @@ DATA_TIMEOUT_S = 3600.0
 LEASE_WAIT_S = 5.0
 """Duration of one long poll for leases."""
 LEASE_TIMEOUT_S = 120.0
-"""If the buffer does not answer for this long, the rollout process ends, and its leases go to another owner."""
+"""If the buffer does not answer for this long, the rollout process ends, and its leases go to another
+owner.
+"""
 
-# A call may take a minute: after a restart, the buffer reads its journal. If there are more rollout actors than
-# lease threads, the actors take turns.
-BUFFER = ActorKind("BufferActor", "the replay buffer", timeout_s=60.0, num_threads=8, long_polls={"lease": 64, "take": 2})
+# A call may take a minute: after a restart, the buffer reads its journal. If there are more rollout actors
+# than lease threads, the actors take turns.
+BUFFER = ActorKind(
+    "BufferActor", "the replay buffer", timeout_s=60.0, num_threads=8, long_polls={"lease": 64, "take": 2}
+)
 
 
-def launch_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool, say: Callable[[str], None]) -> Actor[TrainingBuffer]:
+def launch_buffer(
+    settings: BufferSettings, folder: str | None, *, is_new: bool, say: Callable[[str], None]
+) -> Actor[TrainingBuffer]:
     """Start the replay buffer of a run, with its journal in `folder`; see `TrainingBuffer`.
 
     While the disk is full, its calls are retried for `buffer.disk_patience_s`.
@@ -43,9 +50,13 @@ def launch_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool,
 
 def open_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool) -> TrainingBuffer:
     """Return the buffer, in its process. `is_new`: the journal in `folder` belongs to an abandoned run."""
-    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each of the many threads what that thread has freed
+    pa.set_memory_pool(
+        pa.system_memory_pool()
+    )  # Arrow's own keeps for each of the many threads what that thread has freed
     is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
-    return TrainingBuffer(settings, None if folder is None else Path(folder), is_new=is_new and not is_restarted)
+    return TrainingBuffer(
+        settings, None if folder is None else Path(folder), is_new=is_new and not is_restarted
+    )
 
 
 class RemoteBuffer:
@@ -62,7 +73,9 @@ class RemoteBuffer:
         self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
 
     async def lease(self, limit: int) -> Sequence[Lease]:
-        leases = await self._buffer.run_async(ReplayBuffer.lease, self._owner, limit, LEASE_WAIT_S, tuple(self._missing))
+        leases = await self._buffer.run_async(
+            ReplayBuffer.lease, self._owner, limit, LEASE_WAIT_S, tuple(self._missing)
+        )
         for lease in leases:
             self._missing[lease.group_id] = set(range(lease.num_attempts))
         return leases
@@ -70,7 +83,9 @@ class RemoteBuffer:
     async def withdrawn(self) -> Sequence[int]:
         asked = dict(self._missing)
         gone = await self._buffer.run_async(ReplayBuffer.withdrawn, self._owner, tuple(asked))
-        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]  # not ended or leased again since
+        mine = [
+            group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]
+        ]  # not ended or leased again since
         for group_id in mine:
             del self._missing[group_id]
         return mine

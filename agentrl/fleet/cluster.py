@@ -56,7 +56,9 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
         try:
             with shipped(user_files) as runtime_env, _keeping_signals():
                 _start(config, runtime_env)
-        except Exception as error:  # boundary: Ray raises any type, a bare Exception if its processes start slowly
+        except (
+            Exception
+        ) as error:  # boundary: Ray raises any type, a bare Exception if its processes start slowly
             where = (
                 f"no Ray cluster answers at cluster.address={config.address!r}"
                 if config.address
@@ -101,14 +103,19 @@ def object_store_bytes(grant: Granted, free_bytes: int) -> int | None:
     """
     if grant.memory_bytes >= grant.machine_memory_bytes:
         return None
-    return max(MIN_OBJECT_STORE_BYTES, min(int(OBJECT_STORE_SHARE * grant.memory_bytes), int(0.95 * free_bytes)))
+    return max(
+        MIN_OBJECT_STORE_BYTES, min(int(OBJECT_STORE_SHARE * grant.memory_bytes), int(0.95 * free_bytes))
+    )
 
 
 def _wait_for_nodes(num_nodes: int) -> None:
     deadline = time.monotonic() + NODES_TIMEOUT_S
     while (found := sum(node["Alive"] for node in ray.nodes())) < num_nodes:
         if time.monotonic() > deadline:
-            raise InfrastructureError(f"{found} of cluster.num_nodes={num_nodes} nodes joined the cluster within {NODES_TIMEOUT_S:g} s")
+            raise InfrastructureError(
+                f"{found} of cluster.num_nodes={num_nodes} nodes joined the cluster within "
+                f"{NODES_TIMEOUT_S:g} s"
+            )
         time.sleep(NODES_POLL_S)
 
 
@@ -150,7 +157,10 @@ def interruptible() -> Iterator[None]:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt)}
+    previous = {
+        signal.SIGINT: signal.getsignal(signal.SIGINT),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt),
+    }
     try:
         yield
     finally:
@@ -180,7 +190,10 @@ def ending_at_the_second_interrupt() -> Iterator[None]:
 
 
 def _end_at_once() -> NoReturn:
-    text = b"interrupted twice: ended at once; the newest whole checkpoint is untouched, the same command resumes\n"
+    text = (
+        b"interrupted twice: ended at once; the newest whole checkpoint is untouched, the same command "
+        b"resumes\n"
+    )
     if os.isatty(1):
         text = b"\x1b[?25h" + text  # a display may have hidden the cursor
     with suppress(OSError):

@@ -51,7 +51,10 @@ class Colocation:
 
         Restart those that fail, and return the URLs of the others.
         """
-        failed = self._servers.talk(urls, partial(for_each, action=verb, timeout_s=TIMEOUT_S, limit="the time limit for releasing memory"))
+        failed = self._servers.talk(
+            urls,
+            partial(for_each, action=verb, timeout_s=TIMEOUT_S, limit="the time limit for releasing memory"),
+        )
         for url, why in failed.items():
             self._say(f"server {url} does not release its memory: {why}; restarting it")
             self._servers.restart(url)

@@ -116,14 +116,22 @@ class ControlDesk:
         except UserError as error:
             return Answer(is_done=False, message=str(error))
 
-    def show(self, lines: Sequence[ServerLine], *, version: int, outstanding_tokens: Callable[[], Mapping[str, int]]) -> None:
+    def show(
+        self,
+        lines: Sequence[ServerLine],
+        *,
+        version: int,
+        outstanding_tokens: Callable[[], Mapping[str, int]],
+    ) -> None:
         """Write the table of servers if it has changed, or if SHOW_INTERVAL_S has passed."""
         state, now = (tuple(lines), version), time.monotonic()
         if state == self._shown[0] and now - self._shown[1] < SHOW_INTERVAL_S:
             return
         self._shown = (state, now)
         tokens = outstanding_tokens()
-        servers = tuple(ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines)
+        servers = tuple(
+            ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines
+        )
         table = ServerTable(time=time.time(), version=version, servers=servers)
         # the disk is full: readers see by its `time` that the table is stale
         with suppress(InfrastructureError):
@@ -147,7 +155,8 @@ def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:
         if time.monotonic() > deadline:
             asked.unlink(missing_ok=True)
             raise InfrastructureError(
-                f"the run did not answer within {timeout_s:g} s (a run answers between steps and while it waits for a batch)"
+                f"the run did not answer within {timeout_s:g} s (a run answers between steps and while it "
+                "waits for a batch)"
             )
         refuse_idle(run_dir)
         time.sleep(POLL_S)
@@ -174,8 +183,14 @@ def format_servers(table: ServerTable) -> str:
     """Return a header, a line per server, the servers' messages if any, and the time of the table."""
     rows = [_HEADS, *(_cells(server, table.version) for server in table.servers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    notes = [f"{server.url or server.name}: {server.message.splitlines()[0]}" for server in table.servers if server.message]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    notes = [
+        f"{server.url or server.name}: {server.message.splitlines()[0]}"
+        for server in table.servers
+        if server.message
+    ]
     seen = datetime.datetime.fromtimestamp(table.time).astimezone()
     return "\n".join([*lines, *notes, f"as last seen by the run at {seen:%Y-%m-%d %H:%M:%S}"])
 

@@ -57,12 +57,18 @@ class ElasticServers:
         if self._lone_adapter_of is not None:
             for url in self._servers.guests_needing_weights:
                 self._ask_for_adapters(url, self._lone_adapter_of)
-        self._desk.show(self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens)
+        self._desk.show(
+            self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens
+        )
 
     def _act(self, request: ControlRequest, version: int) -> str:
         if request.verb == "drain":
             return self._drain(request.server, version)
-        joining = self._servers.attach(request.server) if request.verb == "attach" else self._servers.start_another()
+        joining = (
+            self._servers.attach(request.server)
+            if request.verb == "attach"
+            else self._servers.start_another()
+        )
         self._say(f"server {joining} joins")
         return f"{joining} joins: when it generates, it receives the weights, is checked and then serves"
 
@@ -78,7 +84,9 @@ class ElasticServers:
 
     def _tell(self, url: str, verb: Callable[[SGLangClient], Awaitable[None]]) -> None:
         """Call a verb of a leaving server, which leaves even if it does not obey."""
-        self._servers.talk([url], partial(for_each, action=verb, timeout_s=DRAIN_TIMEOUT_S, limit="the time to drain"))
+        self._servers.talk(
+            [url], partial(for_each, action=verb, timeout_s=DRAIN_TIMEOUT_S, limit="the time to drain")
+        )
 
     def _ask_for_adapters(self, url: str, model: ModelConfig) -> None:
         """Remove a guest that cannot load the LoRA adapter that all other servers sample with."""
@@ -103,7 +111,9 @@ async def why_no_adapter(servers: Sequence[SGLangClient], *, model: ModelConfig)
             with trio.fail_after(ASK_TIMEOUT_S):
                 why = await _objection(server, model)
         except trio.TooSlowError:
-            raise ServerError(f"{server.url} did not report within {ASK_TIMEOUT_S:g} s whether it loads LoRA adapters") from None
+            raise ServerError(
+                f"{server.url} did not report within {ASK_TIMEOUT_S:g} s whether it loads LoRA adapters"
+            ) from None
         if why is not None:
             return why
     return None

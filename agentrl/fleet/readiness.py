@@ -53,13 +53,18 @@ class StartUp:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._end()
 
     def finish(self, file: Path) -> None:
         """Stop reporting, and write the table with the seconds until each part was seen ready."""
         self._end()
-        rows = [f"{ready.name:<16}{f'{ready.num_ready}/{ready.num_parts}':>8}{age_s:>10.1f} s\n" for ready, age_s in self._rows()]
+        rows = [
+            f"{ready.name:<16}{f'{ready.num_ready}/{ready.num_parts}':>8}{age_s:>10.1f} s\n"
+            for ready, age_s in self._rows()
+        ]
         file.write_text("".join(rows), encoding="utf-8")
 
     def add(self, *parts: Starting) -> None:
@@ -80,7 +85,10 @@ class StartUp:
 
     def line(self) -> str:
         """Return the table in one line; only parts that are not ready show their age."""
-        words = [(f"{ready.name} {ready.num_ready}/{ready.num_parts}", ready.is_ready, age_s) for ready, age_s in self._rows()]
+        words = [
+            (f"{ready.name} {ready.num_ready}/{ready.num_parts}", ready.is_ready, age_s)
+            for ready, age_s in self._rows()
+        ]
         return ", ".join(text if is_ready else f"{text} ({age_s:.0f} s)" for text, is_ready, age_s in words)
 
     def _end(self) -> None:

@@ -33,9 +33,13 @@ START_TIMEOUT_S = 600.0
 """Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
 
 
-def rollout_worker(owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None) -> RolloutWorker:
+def rollout_worker(
+    owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None
+) -> RolloutWorker:
     """Return the worker, in its process. It leases as `owner`; `buffer` None: only `play` can be used."""
-    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps for each thread what that thread has freed
+    pa.set_memory_pool(
+        pa.system_memory_pool()
+    )  # Arrow's own keeps for each thread what that thread has freed
     remote = None if buffer is None else RemoteBuffer(owner, buffer)
     worker = RolloutWorker(settings, remote)
     collect_rarely()
@@ -62,7 +66,9 @@ class RolloutFleet:
     `key_of` returns the API key of the server at a URL.
     """
 
-    def __init__(self, settings: RolloutSettings, buffer: Actor[ReplayBuffer], *, key_of: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, settings: RolloutSettings, buffer: Actor[ReplayBuffer], *, key_of: Callable[[str], str | None]
+    ) -> None:
         self._settings = settings
         self._buffer = buffer
         self._key_of = key_of
@@ -70,7 +76,11 @@ class RolloutFleet:
         self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
         self._version = -1
         front_url = settings.rollout.front_url
-        self._router = None if front_url is None else SGLangRouter(front_url, api_key=server_key(settings.rollout.api_key_env))
+        self._router = (
+            None
+            if front_url is None
+            else SGLangRouter(front_url, api_key=server_key(settings.rollout.api_key_env))
+        )
         self._is_running = False
         self._attempts = AttemptCounts()
         self._members = [self._new_member(index) for index in range(settings.rollout.num_actors)]
@@ -84,7 +94,11 @@ class RolloutFleet:
 
     @property
     def readiness(self) -> Readiness:
-        return Readiness("rollout actors", len(self._members) - len(self._starting) + num_done(self._starting), len(self._members))
+        return Readiness(
+            "rollout actors",
+            len(self._members) - len(self._starting) + num_done(self._starting),
+            len(self._members),
+        )
 
     @property
     def actors(self) -> dict[str, Actor[RolloutWorker]]:
@@ -107,7 +121,12 @@ class RolloutFleet:
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
         kind = replace(ROLLOUT, who=owner)
-        return _Member(owner, kind.launch({"scheduling_strategy": "SPREAD"}, rollout_worker, owner, self._settings, self._buffer))
+        return _Member(
+            owner,
+            kind.launch(
+                {"scheduling_strategy": "SPREAD"}, rollout_worker, owner, self._settings, self._buffer
+            ),
+        )
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -165,7 +184,9 @@ class RolloutFleet:
     def _replace(self, index: int, say: Callable[[str], None]) -> None:
         old = self._members[index]
         if self._restarts_left == 0:
-            raise InfrastructureError(f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up")
+            raise InfrastructureError(
+                f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up"
+            )
         self._restarts_left -= 1
         # an unreachable actor may still play; its leases are free only after it is killed
         old.actor.kill()
@@ -184,7 +205,11 @@ class RolloutFleet:
         Returns the leases behind each pending result; `collect` reads a result.
         """
         shares = [list(leases[i :: len(self._members)]) for i in range(len(self._members))]
-        return {m.actor.begin(RolloutWorker.play, share): share for m, share in zip(self._members, shares, strict=True) if share}
+        return {
+            m.actor.begin(RolloutWorker.play, share): share
+            for m, share in zip(self._members, shares, strict=True)
+            if share
+        }
 
     @staticmethod
     def collect(result: ObjectRef) -> list[Trajectory] | None:
@@ -244,6 +269,10 @@ class RolloutFleet:
                 in_trio(self._router.remove_servers)
         with suppress(AgentRLError):
             if not self._starting:
-                get([m.actor.begin(RolloutWorker.stop) for m in self._members], timeout_s=CALL_TIMEOUT_S, who="a rollout actor")
+                get(
+                    [m.actor.begin(RolloutWorker.stop) for m in self._members],
+                    timeout_s=CALL_TIMEOUT_S,
+                    who="a rollout actor",
+                )
         for member in self._members:
             member.actor.kill()

@@ -1,4 +1,6 @@
-"""Seats of the ranks of a run: reserved by the pools of the config, and recorded by NVIDIA Nsight Systems if wanted."""
+"""Seats of the ranks of a run: reserved by the pools of the config, and recorded by NVIDIA Nsight Systems if
+wanted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def reserve_seats(
     with reserve(wanted, timeout_s=RESERVE_TIMEOUT_S) as groups:
         yield {
             role: [
-                Seat(spot.num_gpus) if spot.bundle is None else Seat(spot.num_gpus, groups[spot.pool][spot.group], spot.bundle)
+                Seat(spot.num_gpus)
+                if spot.bundle is None
+                else Seat(spot.num_gpus, groups[spot.pool][spot.group], spot.bundle)
                 for spot in spots
             ]
             for role, spots in seated.items()
@@ -55,11 +59,14 @@ def check_nsight(config: NsightConfig) -> None:
     """
     if config.roles and shutil.which("nsys") is None:
         raise ConfigError(
-            "profiler.nsight needs the program nsys (NVIDIA Nsight Systems) on PATH; install it, or use profiler.nsight.roles=[]"
+            "profiler.nsight needs the program nsys (NVIDIA Nsight Systems) on PATH; install it, or use "
+            "profiler.nsight.roles=[]"
         )
 
 
-def recorded(seats: Mapping[Role, Sequence[Seat]], config: NsightConfig, folder: Path) -> dict[Role, Sequence[Seat]]:
+def recorded(
+    seats: Mapping[Role, Sequence[Seat]], config: NsightConfig, folder: Path
+) -> dict[Role, Sequence[Seat]]:
     """Return the seats, with those of `config.roles` wrapped in nsys.
 
     Each wrapped process writes `<role>_<pid>.nsys-rep` to `folder` when it ends.
@@ -70,5 +77,11 @@ def recorded(seats: Mapping[Role, Sequence[Seat]], config: NsightConfig, folder:
     # activated environment.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     place = str(folder.resolve()).replace(" ", r"\ ")  # a shell reads the command
-    wrapped = {role: {"nsight": {**config.options, "o": f"{place}/{role}_%p"}, "env_vars": {"PATH": path}} for role in config.roles}
-    return {role: [replace(seat, runtime_env=wrapped.get(role, {})) for seat in own] for role, own in seats.items()}
+    wrapped = {
+        role: {"nsight": {**config.options, "o": f"{place}/{role}_%p"}, "env_vars": {"PATH": path}}
+        for role in config.roles
+    }
+    return {
+        role: [replace(seat, runtime_env=wrapped.get(role, {})) for seat in own]
+        for role, own in seats.items()
+    }

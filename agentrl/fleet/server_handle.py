@@ -35,7 +35,8 @@ class SupervisorLost(InfrastructureError):
 
 
 class ServerHandle(Protocol):
-    """A server and whoever watches it: a `Supervisor` behind a Ray actor, or an `AttachedServer` in this process.
+    """A server and whoever watches it: a `Supervisor` behind a Ray actor, or an `AttachedServer` in this
+    process.
 
     name: for display until the URL is known.
     origin: whether this run started the server.
@@ -66,10 +67,16 @@ class ServerHandle(Protocol):
         """
 
     def mark_ready(self, url: str) -> None:
-        """Record that the server has the current weights. Ignored if the server at `url` was replaced since."""
+        """Record that the server has the current weights.
+
+        Ignored if the server at `url` was replaced since.
+        """
 
     def restart(self, url: str) -> None:
-        """Have a server that did not obey replaced, or waited for if it is attached. Ignored like `mark_ready`."""
+        """Have a server that did not obey replaced, or waited for if it is attached.
+
+        Ignored like `mark_ready`.
+        """
 
     def begin_stop(self) -> None:
         """Begin `stop` without waiting, so that several servers stop at once."""
@@ -90,13 +97,25 @@ class StartedServer:
     origin: Literal["started"] = "started"
 
     def __init__(
-        self, name: str, rollout: RolloutConfig, model: ModelConfig, *, seat: Seat, run_dir: Path, is_open: bool, api_key: str
+        self,
+        name: str,
+        rollout: RolloutConfig,
+        model: ModelConfig,
+        *,
+        seat: Seat,
+        run_dir: Path,
+        is_open: bool,
+        api_key: str,
     ) -> None:
         self.name = name
         self.api_key: str | None = api_key
         log_file = run_dir / "servers" / f"{name}.log"
-        self._actor = SERVER.launch(seat.ray_options(), supervisor, rollout, model, log_file, api_key=api_key, is_open=is_open)
-        self._start: ObjectRef | None = self._actor.begin(Supervisor.start, model.path, UNPUBLISHED)  # None: the start has ended
+        self._actor = SERVER.launch(
+            seat.ray_options(), supervisor, rollout, model, log_file, api_key=api_key, is_open=is_open
+        )
+        self._start: ObjectRef | None = self._actor.begin(
+            Supervisor.start, model.path, UNPUBLISHED
+        )  # None: the start has ended
         self._deadline = time.monotonic() + rollout.server_start_timeout_s + SUPERVISOR_START_S
         self._last = ServerStatus("", "starting", rollout.backend)
         self._stop: ObjectRef | None = None
@@ -120,7 +139,9 @@ class StartedServer:
         if not self.readiness.is_ready:
             if time.monotonic() > self._deadline:
                 who = self._last.url or self.name
-                raise InfrastructureError(f"server {who} did not start: no free resources, or its machine hangs")
+                raise InfrastructureError(
+                    f"server {who} did not start: no free resources, or its machine hangs"
+                )
             return self._last
         self._start = None
         try:
@@ -150,7 +171,9 @@ class StartedServer:
         self._actor.kill()
 
 
-def supervisor(rollout: RolloutConfig, model: ModelConfig, log_file: Path, *, api_key: str, is_open: bool) -> Supervisor:
+def supervisor(
+    rollout: RolloutConfig, model: ModelConfig, log_file: Path, *, api_key: str, is_open: bool
+) -> Supervisor:
     """Return the supervisor of a server of the kind `rollout.backend`, in its process.
 
     Args:

@@ -60,13 +60,23 @@ class ServerLine:
 
     @classmethod
     def of(cls, handle: ServerHandle, status: ServerStatus) -> ServerLine:
-        return cls(handle.name, status.url, handle.origin, status.kind or "unknown", status.state, status.restarts, status.message)
+        return cls(
+            handle.name,
+            status.url,
+            handle.origin,
+            status.kind or "unknown",
+            status.state,
+            status.restarts,
+            status.message,
+        )
 
 
 class ServerFleet:
     """All servers of a run. `urls` are the servers with the current weights, which may take traffic."""
 
-    def __init__(self, rollout: RolloutConfig, model: ModelConfig, *, run_dir: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rollout: RolloutConfig, model: ModelConfig, *, run_dir: Path, say: Callable[[str], None]
+    ) -> None:
         self._rollout = rollout
         self._model = model
         self._run_dir = run_dir
@@ -81,7 +91,13 @@ class ServerFleet:
 
     @classmethod
     def launch(
-        cls, rollout: RolloutConfig, model: ModelConfig, seats: Sequence[Seat], *, run_dir: Path, say: Callable[[str], None]
+        cls,
+        rollout: RolloutConfig,
+        model: ModelConfig,
+        seats: Sequence[Seat],
+        *,
+        run_dir: Path,
+        say: Callable[[str], None],
     ) -> ServerFleet:
         """Launch a server in every seat and attach to rollout.urls; see `wait_until_ready`.
 
@@ -111,7 +127,9 @@ class ServerFleet:
         name = f"server_{self._num_started}"
         self._num_started += 1
         is_open, key = self._listens_to_the_network(), self._key_of_started
-        server = StartedServer(name, self._rollout, self._model, seat=seat, run_dir=self._run_dir, is_open=is_open, api_key=key)
+        server = StartedServer(
+            name, self._rollout, self._model, seat=seat, run_dir=self._run_dir, is_open=is_open, api_key=key
+        )
         return self._add(_Member(server, ServerStatus("", "starting", self._rollout.backend), is_guest, seat))
 
     def _add(self, member: _Member) -> _Member:
@@ -127,7 +145,7 @@ class ServerFleet:
         self._is_open |= len(machines) > 1  # sticky: a lost machine may return
         return self._is_open
 
-    # ---------------------------------------------------------------------------------------------------- start-up
+    # ----------------------------------------------------------------------------------------------- start-up
 
     @property
     def starting(self) -> Mapping[ObjectRef, float]:
@@ -137,7 +155,9 @@ class ServerFleet:
     @property
     def readiness(self) -> Readiness:
         parts = [handle.readiness for handle in self._handles]
-        return Readiness("servers", sum(part.num_ready for part in parts), len(parts), any(part.may_come for part in parts))
+        return Readiness(
+            "servers", sum(part.num_ready for part in parts), len(parts), any(part.may_come for part in parts)
+        )
 
     @property
     def _handles(self) -> list[ServerHandle]:
@@ -162,12 +182,16 @@ class ServerFleet:
         """
         pending = self.starting
         # All at once: the first that fails ends the wait, however long the others still take.
-        get(list(pending), timeout_s=max(0.0, max(pending.values(), default=0.0) - time.monotonic()), who=SERVER.who)
+        get(
+            list(pending),
+            timeout_s=max(0.0, max(pending.values(), default=0.0) - time.monotonic()),
+            who=SERVER.who,
+        )
         for handle in self._handles:
             handle.wait_until_ready()
         self.poll()
 
-    # ------------------------------------------------------------------------------------------------------- state
+    # -------------------------------------------------------------------------------------------------- state
 
     @property
     def urls(self) -> list[str]:
@@ -193,7 +217,10 @@ class ServerFleet:
 
     def kind_of(self, url: str) -> ServerKind:
         """Return the kind of server at `url`; `rollout.backend` if the server did not report its kind."""
-        return next((m.status.kind for m in self._members if m.status.url == url and m.status.kind), self._rollout.backend)
+        return next(
+            (m.status.kind for m in self._members if m.status.url == url and m.status.kind),
+            self._rollout.backend,
+        )
 
     def has_restarted(self, url: str) -> bool:
         return any(m.status.url == url and m.status.restarts for m in self._members)
@@ -213,7 +240,9 @@ class ServerFleet:
                 self._say(f"{error}; the run continues without this server")
                 self._end(member)
                 if not self._members:
-                    raise InfrastructureError(f"no server of this run is left; the last error: {error}") from error
+                    raise InfrastructureError(
+                        f"no server of this run is left; the last error: {error}"
+                    ) from error
 
     def _ask(self, member: _Member) -> None:
         before = member.status
@@ -226,7 +255,10 @@ class ServerFleet:
             raise InfrastructureError(f"server {member.label} is lost permanently: {status.message}")
         if status.restarts > before.restarts:
             limit = self._rollout.max_server_restarts
-            self._say(f"server {before.url}: {status.message.partition(chr(10))[0]}; restart {status.restarts} of {limit}")
+            self._say(
+                f"server {before.url}: {status.message.partition(chr(10))[0]}; restart {status.restarts} of "
+                f"{limit}"
+            )
 
     def _replace(self, lost: _Member, why: InfrastructureError) -> None:
         """Start a guest in the seat of a server whose supervisor is lost, perhaps with its machine.
@@ -238,7 +270,9 @@ class ServerFleet:
                 server) are used up.
         """
         if lost.seat is None or self._replacements_left == 0:
-            raise InfrastructureError(f"server {lost.label} is lost ({why}), and rollout.max_server_restarts is used up") from why
+            raise InfrastructureError(
+                f"server {lost.label} is lost ({why}), and rollout.max_server_restarts is used up"
+            ) from why
         self._replacements_left -= 1
         self._members.remove(lost)
         lost.handle.stop()  # an unreachable supervisor may still be alive
@@ -263,7 +297,7 @@ class ServerFleet:
     def _with(self, urls: Sequence[str]) -> list[_Member]:
         return [m for m in self._members if m.status.url in urls]
 
-    # -------------------------------------------------------------------------------------------- joining, leaving
+    # --------------------------------------------------------------------------------------- joining, leaving
 
     def attach(self, url: str) -> str:
         """Attach to a running server during the run; return its URL.
@@ -288,7 +322,8 @@ class ServerFleet:
             seat = self._free_seats.pop()
         elif gpus and ray.available_resources().get("GPU", 0.0) < gpus:
             raise ConfigError(
-                f"no {gpus:g} GPU of this Ray is free for another server; drain one, or attach to a server that runs elsewhere"
+                f"no {gpus:g} GPU of this Ray is free for another server; drain one, or attach to a server "
+                "that runs elsewhere"
             )
         else:
             seat = Seat(gpus)
@@ -305,9 +340,13 @@ class ServerFleet:
         Raises:
             ConfigError: the run has no such server, or no other server is ready.
         """
-        member = next((m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.handle.name)), None)
+        member = next(
+            (m for m in self._members if url_or_name.rstrip("/") in (m.status.url, m.handle.name)), None
+        )
         if member is None:
-            raise ConfigError(f"{url_or_name} is not a server of this run; its servers: {', '.join(self.states)}")
+            raise ConfigError(
+                f"{url_or_name} is not a server of this run; its servers: {', '.join(self.states)}"
+            )
         if not [url for url in self.urls if url != member.status.url]:
             raise ConfigError(f"{url_or_name} cannot be removed: no other server is ready; add one first")
         return member.label
@@ -323,13 +362,19 @@ class ServerFleet:
             self._free_seats.append(member.seat)
         member.handle.stop()
 
-    # --------------------------------------------------------------------------------------------------------- end
+    # ---------------------------------------------------------------------------------------------------- end
 
     def pids(self) -> list[int]:
         """Return the process ids of the supervised servers."""
         return [m.status.pid for m in self._members if m.status.pid]
 
-    def talk(self, urls: Sequence[str], script: Callable[[Sequence[SGLangClient]], Awaitable[T]], *, adapter: str | None = None) -> T:
+    def talk(
+        self,
+        urls: Sequence[str],
+        script: Callable[[Sequence[SGLangClient]], Awaitable[T]],
+        *,
+        adapter: str | None = None,
+    ) -> T:
         """Run `script(clients)` under trio, with a client for each URL that samples with `adapter`."""
 
         async def run() -> T:
@@ -343,7 +388,9 @@ class ServerFleet:
         return in_trio(run)
 
     def clients(self, urls: Sequence[str], *, adapter: str | None = None) -> list[SGLangClient]:
-        """Return a client for each URL that samples with `adapter`; valid within one trio.run, and to be closed."""
+        """Return a client for each URL that samples with `adapter`; valid within one trio.run, and to be
+        closed.
+        """
         num_ids = num_ids_of(self._model)
         return [SGLangClient(url, api_key=self.key_of(url), adapter=adapter, num_ids=num_ids) for url in urls]
 

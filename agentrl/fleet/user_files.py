@@ -21,10 +21,20 @@ def user_files(config: Config) -> list[str]:
 
     Files that are named only in rows of the data are not included: list them in `agent.plugins` as well.
     """
-    rewards = [*config.reward.sources.values(), *(term.reward for term in config.reward.terms.values() if term.reward)]
+    rewards = [
+        *config.reward.sources.values(),
+        *(term.reward for term in config.reward.terms.values() if term.reward),
+    ]
     rewards += config.eval.rewards.values()
     targets = [str(settings.get("target", "")) for settings in config.agent.agent_config.values()]
-    named = [*config.agent.tools, *(config.eval.tools or ()), config.agent.default, *targets, config.data.reader or "", *rewards]
+    named = [
+        *config.agent.tools,
+        *(config.eval.tools or ()),
+        config.agent.default,
+        *targets,
+        config.data.reader or "",
+        *rewards,
+    ]
     files = [source for source in config.agent.plugins if source.endswith(".py")]
     files += [*_plugin_files(named), *rank_files(config.models, policy_loss=config.algorithm.policy_loss)]
     files += [config.reward.custom_function.path] if config.reward.custom_function.path else []
@@ -67,7 +77,9 @@ def _model_files(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, str]]
 
 
 def _plugin_files(named: Iterable[str]) -> list[str]:
-    references = [reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file]
+    references = [
+        reference for text in named if (reference := Reference.parse(text)) is not None and reference.is_file
+    ]
     return [reference.source for reference in references]
 
 

@@ -34,7 +34,9 @@ def refusal_of(headers: Mapping[str, str], *, is_on_loopback: bool) -> Refusal |
             the network may be reached by any name, so Host is not checked there; it needs a key.
     """
     if is_on_loopback and not is_local(_name_of(headers.get("host", ""))):
-        return Refusal(403, f"the Host {headers.get('host', '')[:100]!r} is not this machine; use 127.0.0.1 or localhost")
+        return Refusal(
+            403, f"the Host {headers.get('host', '')[:100]!r} is not this machine; use 127.0.0.1 or localhost"
+        )
     if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
         return Refusal(403, "requests of web pages are refused: leave Origin and Sec-Fetch-Site out")
     content_type = headers.get("content-type", "")

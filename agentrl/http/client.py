@@ -39,7 +39,9 @@ class HttpReply:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
             start = self.body[:80].decode(errors="replace")
-            raise ServerError(f"{self.origin} sent a body that is not JSON: {start!r}", status=self.status) from error
+            raise ServerError(
+                f"{self.origin} sent a body that is not JSON: {start!r}", status=self.status
+            ) from error
 
 
 class _StaleConnection(Exception):
@@ -84,7 +86,9 @@ class HttpClient:
     async def __aenter__(self) -> HttpClient:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.aclose()
 
     async def request(self, method: str, path: str, *, json: Any = None) -> HttpReply:
@@ -114,7 +118,9 @@ class HttpClient:
             try:
                 return await self._exchange(connection, request, body)
             except _StaleConnection as error:
-                raise ServerError(f"{self.origin} closed the connection without a reply to {method} {path}") from error
+                raise ServerError(
+                    f"{self.origin} closed the connection without a reply to {method} {path}"
+                ) from error
 
     async def aclose(self) -> None:
         """Close the idle connections. Requests in flight close theirs when they end."""
@@ -127,7 +133,9 @@ class HttpClient:
         try:
             stream: trio.abc.Stream = await trio.open_tcp_stream(self._host, self._port)
             if self._is_tls:
-                tls = trio.SSLStream(stream, ssl.create_default_context(), server_hostname=self._host, https_compatible=True)
+                tls = trio.SSLStream(
+                    stream, ssl.create_default_context(), server_hostname=self._host, https_compatible=True
+                )
                 await tls.do_handshake()
                 stream = tls
         except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
@@ -139,7 +147,9 @@ class HttpClient:
             status, reply = await connection.exchange(request, body, max_bytes=self._max_reply_bytes)
         except (trio.BrokenResourceError, h11.RemoteProtocolError, _ReplyTooLong) as error:
             what = f"{request.method.decode()} {request.target.decode()}"
-            raise ServerError(f"{self.origin} broke off its reply to {what}: {error or type(error).__name__}") from error
+            raise ServerError(
+                f"{self.origin} broke off its reply to {what}: {error or type(error).__name__}"
+            ) from error
         finally:
             # After an error or a cancellation, the rest of the reply may still be in the stream: do not reuse
             # it.
@@ -215,7 +225,9 @@ class _Connection:
 
     async def close(self) -> None:
         self.is_reusable = False
-        with trio.CancelScope(shield=True):  # does not block: the connection is dropped without a TLS or TCP goodbye
+        with trio.CancelScope(
+            shield=True
+        ):  # does not block: the connection is dropped without a TLS or TCP goodbye
             await trio.aclose_forcefully(self._stream)
 
 
@@ -223,5 +235,8 @@ def _checked(headers: Mapping[str, str]) -> list[tuple[str, str]]:
     # Checked here because h11's own error would print the value, which may be a key.
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise ValueError(f"header {name!r} has an empty value, or characters that HTTP headers may not have (a line break, say)")
+            raise ValueError(
+                f"header {name!r} has an empty value, or characters that HTTP headers may not have (a line "
+                "break, say)"
+            )
     return list(headers.items())

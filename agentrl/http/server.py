@@ -1,4 +1,5 @@
-"""A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive, whole bodies in and out.
+"""A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive, whole bodies in and
+out.
 
 If the client disconnects, the handling of its request is cancelled. Unauthorised requests are refused by
 their head; their body is not read.
@@ -65,7 +66,13 @@ def admit_all(head: HttpHead) -> HttpResponse | None:
     return None
 
 
-async def serve_http(handler: Handler, listeners: Sequence[trio.SocketListener], *, max_body_bytes: int, admit: Admit = admit_all) -> None:
+async def serve_http(
+    handler: Handler,
+    listeners: Sequence[trio.SocketListener],
+    *,
+    max_body_bytes: int,
+    admit: Admit = admit_all,
+) -> None:
     """Serve until cancelled.
 
     An exception of the handler is logged and answered with 500: a failed request never ends the others.
@@ -73,7 +80,9 @@ async def serve_http(handler: Handler, listeners: Sequence[trio.SocketListener],
     await trio.serve_listeners(partial(_serve_connection, handler, admit, max_body_bytes), list(listeners))
 
 
-async def _serve_connection(handler: Handler, admit: Admit, max_body_bytes: int, stream: trio.SocketStream) -> None:
+async def _serve_connection(
+    handler: Handler, admit: Admit, max_body_bytes: int, stream: trio.SocketStream
+) -> None:
     connection = _Connection(stream, admit, max_body_bytes)
     try:
         while (request := await connection.read_request()) is not None:
@@ -133,7 +142,9 @@ class _Connection:
             *response.headers.items(),
         ]
         reason = HTTPStatus(response.status).phrase.encode()
-        data = self._state.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
+        data = (
+            self._state.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
+        )
         data += self._state.send(h11.Data(data=response.body)) or b""
         data += self._state.send(h11.EndOfMessage()) or b""
         await self._stream.send_all(data)
@@ -149,13 +160,17 @@ class _Connection:
             event = self._state.next_event()
             if event is h11.NEED_DATA:
                 if self._state.they_are_waiting_for_100_continue:
-                    await self._stream.send_all(self._state.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                    await self._stream.send_all(
+                        self._state.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
+                    )
                 await self._receive()
             elif isinstance(event, h11.Request):
                 head = _head(event)
                 if (refusal := self._admit(head)) is not None:
                     raise _Refused(refusal)
-                self._check_size(int(head.headers.get("content-length", 0)))  # h11 has checked that it is a number
+                self._check_size(
+                    int(head.headers.get("content-length", 0))
+                )  # h11 has checked that it is a number
             elif isinstance(event, h11.Data):
                 body += event.data
                 self._check_size(len(body))
@@ -203,7 +218,9 @@ def _text(status: int, problem: str) -> HttpResponse:
 
 def _head(request: h11.Request) -> HttpHead:
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
-    return HttpHead(request.method.decode("latin-1"), request.target.decode("latin-1").partition("?")[0], headers)
+    return HttpHead(
+        request.method.decode("latin-1"), request.target.decode("latin-1").partition("?")[0], headers
+    )
 
 
 async def _guarded(handler: Handler, request: HttpRequest) -> HttpResponse:
@@ -211,4 +228,7 @@ async def _guarded(handler: Handler, request: HttpRequest) -> HttpResponse:
         return await handler(request)
     except Exception:  # boundary of one HTTP request
         log.exception("%s %s failed", request.method, request.path)
-        return HttpResponse(500, b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": null}}')
+        return HttpResponse(
+            500,
+            b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": null}}',
+        )

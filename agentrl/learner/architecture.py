@@ -1,4 +1,6 @@
-"""Checks of a model by its config alone, before any weight is read: its head, and whether it can be trained."""
+"""Checks of a model by its config alone, before any weight is read: its head, and whether it can be
+trained.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _UNNAMED_LABELS = (0, 1)
 
 def find_own_head(model: ModelConfig) -> str | None:
     """Return the architecture of a folder with a classifier (a trained head); None for a causal model."""
-    return next((name for name in _description(model).get("architectures") or [] if name.endswith(_CLASSIFIER)), None)
+    return next(
+        (name for name in _description(model).get("architectures") or [] if name.endswith(_CLASSIFIER)), None
+    )
 
 
 def check_policy(model: ModelConfig) -> None:
@@ -30,7 +34,8 @@ def check_policy(model: ModelConfig) -> None:
     """
     if classifier := find_own_head(model):
         raise ConfigError(
-            f"model.path={model.path!r} is a {classifier}, which has no head over the vocabulary; a policy is a causal language model"
+            f"model.path={model.path!r} is a {classifier}, which has no head over the vocabulary; a policy "
+            "is a causal language model"
         )
     check_kind(model)
 
@@ -62,7 +67,9 @@ def check_value_head(model: ModelConfig) -> None:
         )
     num_labels = len(_description(model).get("id2label") or _UNNAMED_LABELS)
     if num_labels > 1:
-        raise ConfigError(f"model.path={model.path!r} has {num_labels} labels; a score or value needs exactly one")
+        raise ConfigError(
+            f"model.path={model.path!r} has {num_labels} labels; a score or value needs exactly one"
+        )
 
 
 def check_dtype(model: ModelConfig) -> None:
@@ -72,7 +79,9 @@ def check_dtype(model: ModelConfig) -> None:
         ConfigError: it is float16.
     """
     if model.dtype == "float16":
-        raise ConfigError("model.dtype=float16 cannot be trained: small gradients underflow to 0; use bfloat16 or float32")
+        raise ConfigError(
+            "model.dtype=float16 cannot be trained: small gradients underflow to 0; use bfloat16 or float32"
+        )
 
 
 def _description(model: ModelConfig) -> Mapping[str, Any]:

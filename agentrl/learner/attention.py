@@ -40,7 +40,14 @@ class Segments:
         self.prefixes = None if prefixes is None else list(prefixes)
 
 
-def choose_attention(requested: str, *, device: str, dtype: str, shares_microbatches: bool = False, shares_prefixes: bool = False) -> str:
+def choose_attention(
+    requested: str,
+    *,
+    device: str,
+    dtype: str,
+    shares_microbatches: bool = False,
+    shares_prefixes: bool = False,
+) -> str:
     """Resolve `model.attention` for a device type (`cpu`, `cuda`) and a compute dtype (`float32`, ...).
 
     shares_microbatches: True with sequence parallelism.
@@ -71,9 +78,15 @@ def register_attention() -> None:
 
 def _check_flash(device: str, dtype: str, *, is_installed: bool) -> None:
     if not is_installed:
-        raise ConfigError("model.attention=flash_attention_2 needs the package flash-attn; install it or use model.attention=auto")
+        raise ConfigError(
+            "model.attention=flash_attention_2 needs the package flash-attn; install it or use "
+            "model.attention=auto"
+        )
     if device == "cpu":
-        raise ConfigError("model.attention=flash_attention_2 runs on GPUs, but the ranks compute on CPUs; use model.attention=auto")
+        raise ConfigError(
+            "model.attention=flash_attention_2 runs on GPUs, but the ranks compute on CPUs; use "
+            "model.attention=auto"
+        )
     if dtype == "float32":
         raise ConfigError(
             "model.attention=flash_attention_2 computes in bfloat16 or float16, but "
@@ -100,13 +113,21 @@ def packed_arguments(
     """
     has_prefixes = any(segment >= 0 for segment in prefix_segments)
     if attention == SEGMENT_SDPA:
-        return {"segments": Segments(segment_lengths, prefix_segments if has_prefixes else None), "sequence_group": sequence_group}
+        return {
+            "segments": Segments(segment_lengths, prefix_segments if has_prefixes else None),
+            "sequence_group": sequence_group,
+        }
     assert sequence_group is None, f"{attention} computes whole microbatches"
     assert not has_prefixes, f"{attention} knows no segment that continues another"
     if attention == _FLASH:
         starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)
         longest = max(segment_lengths)
-        return {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest}
+        return {
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
     return {}
 
 
@@ -155,7 +176,9 @@ def segment_sdpa(
     if segments.prefixes is not None:
         keys, values = (_behind_prefixes(t, segments.prefixes) for t in (keys, values))
     outputs = [
-        scaled_dot_product_attention(q, k, v, **_causal(q, k, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True)
+        scaled_dot_product_attention(
+            q, k, v, **_causal(q, k, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True
+        )
         for q, k, v in zip(queries, keys, values, strict=True)
     ]
     attended = torch.cat(outputs, dim=2)
@@ -166,7 +189,10 @@ def segment_sdpa(
 
 def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int]) -> list[Tensor]:
     """Return each segment's keys or values, preceded by those of the segment that it continues."""
-    return [own if prefix < 0 else torch.cat([segments[prefix], own], dim=2) for own, prefix in zip(segments, prefix_segments, strict=True)]
+    return [
+        own if prefix < 0 else torch.cat([segments[prefix], own], dim=2)
+        for own, prefix in zip(segments, prefix_segments, strict=True)
+    ]
 
 
 def _causal(query: Tensor, key: Tensor, sliding_window: int | None) -> dict[str, Any]:

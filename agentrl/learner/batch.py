@@ -52,14 +52,26 @@ class Sample:
     returns: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.token_ids, self.action_mask, self.loss_mask, self.behavior_logprobs, self.advantages, self.values, self.returns)
+        columns = (
+            self.token_ids,
+            self.action_mask,
+            self.loss_mask,
+            self.behavior_logprobs,
+            self.advantages,
+            self.values,
+            self.returns,
+        )
         lengths = {len(a) for a in columns if a is not None}
         assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
         assert len(self.token_ids) > 0, "a sample without tokens"
         bounds = (*self.segment_starts, len(self.token_ids))
         assert bounds[0] == 0, "the first segment does not begin at the first token"
-        assert all(start < end for start, end in itertools.pairwise(bounds)), f"segment starts that do not rise: {self.segment_starts}"
-        assert not self.action_mask[list(self.segment_starts)].any(), "a segment's first token is an action, but nothing predicts it"
+        assert all(start < end for start, end in itertools.pairwise(bounds)), (
+            f"segment starts that do not rise: {self.segment_starts}"
+        )
+        assert not self.action_mask[list(self.segment_starts)].any(), (
+            "a segment's first token is an action, but nothing predicts it"
+        )
         assert not (self.loss_mask & ~self.action_mask).any(), "loss_mask is True off the action mask"
 
     @property
@@ -75,11 +87,18 @@ class Sample:
         bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         per_token = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
-        return [Sample(**columns | {name: c[a:b] for name, c in per_token.items()} | {"segment_starts": (0,)}) for a, b in bounds]
+        return [
+            Sample(**columns | {name: c[a:b] for name, c in per_token.items()} | {"segment_starts": (0,)})
+            for a, b in bounds
+        ]
 
     @classmethod
     def supervised(
-        cls, index: int, token_ids: NDArray[np.int32], mask: NDArray[np.bool_], segment_starts: tuple[int, ...] = (0,)
+        cls,
+        index: int,
+        token_ids: NDArray[np.int32],
+        mask: NDArray[np.bool_],
+        segment_starts: tuple[int, ...] = (0,),
     ) -> Sample:
         """Return a sample for supervised learning; `mask` (bool[T]) is True on the tokens to learn."""
         mask = mask.copy()
@@ -100,7 +119,15 @@ def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float 
 def _sample_from(index: int, trajectory: Trajectory, advantage: float | Floats) -> Sample:
     mask = trajectory.action_mask
     advantages = np.where(mask, np.asarray(advantage, np.float32), np.float32(0.0))
-    return Sample(index, trajectory.token_ids, mask, mask, trajectory.behavior_logprobs, advantages, trajectory.segment_starts)
+    return Sample(
+        index,
+        trajectory.token_ids,
+        mask,
+        mask,
+        trajectory.behavior_logprobs,
+        advantages,
+        trajectory.segment_starts,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,7 +185,10 @@ class Microbatch:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences with at least one action token. A split sequence counts in only one of its microbatches."""
+        """Sequences with at least one action token.
+
+        A split sequence counts in only one of its microbatches.
+        """
         return int(self.is_counted.sum())
 
     @property

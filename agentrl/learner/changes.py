@@ -82,12 +82,17 @@ class WrittenWeights:
                 self._copy[name] = full
         if not self._place.is_first:
             return 0, 0
-        base, self._name = self._name, changed_name(self._name, {key: tensor_bytes(part) for key, part in parts.items()})
+        base, self._name = (
+            self._name,
+            changed_name(self._name, {key: tensor_bytes(part) for key, part in parts.items()}),
+        )
         writer = FolderWriter(folder)
         writer.write(partial(_write_parts, parts, {"base": base, "name": self._name}))
         writer.write(partial(_write_tensors, whole))
         writer.finish()
-        return (folder / CHANGES_FILE).stat().st_size, (folder / "tensors" / "model.safetensors").stat().st_size
+        return (folder / CHANGES_FILE).stat().st_size, (
+            folder / "tensors" / "model.safetensors"
+        ).stat().st_size
 
 
 def _changes_of(name: str, tensor: Tensor, base: Tensor) -> dict[str, Tensor]:

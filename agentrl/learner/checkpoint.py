@@ -36,13 +36,24 @@ DESCRIPTION = "huggingface"
 MODEL = "model.json"
 """File in a checkpoint with the learner's `model` config."""
 
-FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError)
+FAILURES = (
+    CheckpointException,
+    OSError,
+    RuntimeError,
+    ValueError,
+    KeyError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 """What torch raises if a checkpoint cannot be written or read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Saving:
-    """A checkpoint that is being written to `folder` from a copy in memory. Later updates do not affect it."""
+    """A checkpoint that is being written to `folder` from a copy in memory.
+
+    Later updates do not affect it.
+    """
 
     folder: Path
     written: Future[Any]
@@ -70,7 +81,9 @@ class Saver:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
         self._write_own(policy, place, folder, self._group)
         try:
-            written = dcp.async_save(_state(policy, stepper), checkpoint_id=str(folder), process_group=self._group)
+            written = dcp.async_save(
+                _state(policy, stepper), checkpoint_id=str(folder), process_group=self._group
+            )
         except FAILURES as error:
             raise _unwritten(folder, error) from error
         assert isinstance(written, Future), "the staging is not asynchronous"
@@ -151,7 +164,9 @@ def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> No
         if _random_file(folder, place.rank).is_file():
             _set_random_state(torch.load(_random_file(folder, place.rank), weights_only=True), place)
     except FAILURES as error:
-        raise CheckpointError(f"the learner's checkpoint at {folder} could not be read: {reason(error)}") from error
+        raise CheckpointError(
+            f"the learner's checkpoint at {folder} could not be read: {reason(error)}"
+        ) from error
     stepper.num_updates = int(state["progress"]["num_updates"])
     stepper.num_non_finite = int(state["progress"]["num_non_finite"])
 
@@ -159,9 +174,16 @@ def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> No
 def _state(policy: Policy, stepper: Stepper) -> dict[str, Any]:
     model, optimizer = get_state_dict(policy.module, stepper.optimizer)
     # Not with torch's ignore_frozen_params: it keeps the second name of a frozen tied weight.
-    frozen = {name for name, weight in policy.module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    frozen = {
+        name
+        for name, weight in policy.module.named_parameters(remove_duplicate=False)
+        if not weight.requires_grad
+    }
     model = {name: value for name, value in model.items() if name not in frozen}
-    progress = {"num_updates": torch.tensor(stepper.num_updates), "num_non_finite": torch.tensor(stepper.num_non_finite)}
+    progress = {
+        "num_updates": torch.tensor(stepper.num_updates),
+        "num_non_finite": torch.tensor(stepper.num_non_finite),
+    }
     return {"model": model, "optimizer": optimizer, "progress": progress}
 
 

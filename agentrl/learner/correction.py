@@ -56,9 +56,14 @@ class Corrector:
         self._algorithm = algorithm
         self._mode = mode
         self._config = algorithm.correction
-        self._rules = {name: RejectionRule(r.statistic, r.level, r.lower, r.upper) for name, r in self._config.reject.items()}
+        self._rules = {
+            name: RejectionRule(r.statistic, r.level, r.lower, r.upper)
+            for name, r in self._config.reject.items()
+        }
 
-    def correct(self, microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None]) -> list[Correction]:
+    def correct(
+        self, microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None]
+    ) -> list[Correction]:
         """Return one Correction for each microbatch of this rank's part of ONE update. A collective.
 
         proximal: f[A] per microbatch, the policy's log-probabilities at the start of the step. None where
@@ -70,23 +75,33 @@ class Corrector:
         is_corrected = self._mode == "decoupled" and all(p is not None for p in proximal)
         weights = self._weigh(facts, accepted, split, is_corrected=is_corrected)
         selected = self._select(facts, accepted)
-        rests = _exchange_decisions(facts, split, accepted, weights, selected, is_bypass=self._mode == "bypass")
-        dtypes = [m.behavior_logprobs.dtype if p is None else p.dtype for m, p in zip(microbatches, proximal, strict=True)]
+        rests = _exchange_decisions(
+            facts, split, accepted, weights, selected, is_bypass=self._mode == "bypass"
+        )
+        dtypes = [
+            m.behavior_logprobs.dtype if p is None else p.dtype
+            for m, p in zip(microbatches, proximal, strict=True)
+        ]
         columns = zip(facts, dtypes, accepted, weights, selected, rejected, rests, strict=True)
         return [
             Correction(a.numpy(), w.numpy().astype(dtype), s, r, log_products=_products_of(f), rest=rest)
             for f, dtype, a, w, s, r, rest in columns
         ]
 
-    # ----------------------------------------------------------------------------------------------------- rejection
+    # ---------------------------------------------------------------------------------------------- rejection
 
     def _reject(self, facts: Sequence[_Facts]) -> tuple[list[Tensor], list[dict[str, int]]]:
         accepted = [torch.tensor(f.microbatch.loss_mask) for f in facts]
         rejected: list[dict[str, int]] = [{} for _ in facts]
-        if self._config.max_lag is not None:  # already removed from the loss mask, where the versions are known
+        if (
+            self._config.max_lag is not None
+        ):  # already removed from the loss mask, where the versions are known
             for f, counts in zip(facts, rejected, strict=True):
                 counts[MAX_LAG] = f.microbatch.num_action_tokens - f.microbatch.num_loss_tokens
-        kept_by = {name: [f.own(accepts(f.whole_ratios, f.whole_ids, rule)) for f in facts] for name, rule in self._rules.items()}
+        kept_by = {
+            name: [f.own(accepts(f.whole_ratios, f.whole_ids, rule)) for f in facts]
+            for name, rule in self._rules.items()
+        }
         for name, kept in kept_by.items():
             for f, counts, own in zip(facts, rejected, kept, strict=True):
                 counts[name] = int((torch.tensor(f.microbatch.loss_mask) & ~own).sum())
@@ -97,9 +112,15 @@ class Corrector:
         return accepted, rejected
 
     def _bound_second_moment(
-        self, facts: Sequence[_Facts], accepted: Sequence[Tensor], rejected: Sequence[dict[str, int]], threshold: float
+        self,
+        facts: Sequence[_Facts],
+        accepted: Sequence[Tensor],
+        rejected: Sequence[dict[str, int]],
+        threshold: float,
     ) -> list[Tensor]:
-        """Reject by M2PO, last in the chain: the mean of the tokens that remain must be under the threshold."""
+        """Reject by M2PO, last in the chain: the mean of the tokens that remain must be under the
+        threshold.
+        """
         # Rounding noise must not separate equal attempts.
         squares = [off_rounding(f.log_ratios).square() for f in facts]
         cut = second_moment_cut(_gather(squares, accepted), threshold)
@@ -108,9 +129,16 @@ class Corrector:
             counts[M2PO] = int(before.sum() - after.sum())
         return kept
 
-    # ------------------------------------------------------------------------------------------------------- weights
+    # ------------------------------------------------------------------------------------------------ weights
 
-    def _weigh(self, facts: Sequence[_Facts], accepted: Sequence[Tensor], split: SplitSequences, *, is_corrected: bool) -> list[Tensor]:
+    def _weigh(
+        self,
+        facts: Sequence[_Facts],
+        accepted: Sequence[Tensor],
+        split: SplitSequences,
+        *,
+        is_corrected: bool,
+    ) -> list[Tensor]:
         config = self._config
         if config.weight == "none" or not is_corrected:
             return [torch.ones_like(f.log_ratios) for f in facts]
@@ -119,17 +147,23 @@ class Corrector:
         if not config.self_normalize:
             return weights
         # A weight shared by a sequence counts once in the mean, whatever the sequence's length.
-        shares = [a.double() for a in accepted] if config.weight == "token" else _shares_of_sequences(facts, accepted, split)
+        shares = (
+            [a.double() for a in accepted]
+            if config.weight == "token"
+            else _shares_of_sequences(facts, accepted, split)
+        )
         weight = sum(float((w * s).sum()) for w, s in zip(weights, shares, strict=True))
         local = {"weight": weight, "count": sum(float(s.sum()) for s in shares)}
         sums = add_over_ranks(local)
         # Self-normalized importance sampling: the mean weight becomes 1.
         return [w * (sums["count"] / sums["weight"]) for w in weights] if sums["weight"] > 0 else weights
 
-    # ----------------------------------------------------------------------------------------------------- selection
+    # ---------------------------------------------------------------------------------------------- selection
 
     def _select(self, facts: Sequence[_Facts], accepted: Sequence[Tensor]) -> list[NDArray[np.bool_] | None]:
-        select = {"clip_cov": self._select_clip_cov, "kl_cov": self._select_kl_cov}.get(self._algorithm.policy_loss)
+        select = {"clip_cov": self._select_clip_cov, "kl_cov": self._select_kl_cov}.get(
+            self._algorithm.policy_loss
+        )
         return [None for _ in facts] if select is None else _select_by_covariance(facts, accepted, select)
 
     def _select_clip_cov(
@@ -140,12 +174,16 @@ class Corrector:
         The choice is pseudo-random, but the same for any packing and number of ranks (see `fair_keys`).
         """
         config = self._algorithm.clip_cov
-        eligible = [a & (c > config.lower) & (c < config.upper) for a, c in zip(accepted, covariance, strict=True)]
+        eligible = [
+            a & (c > config.lower) & (c < config.upper) for a, c in zip(accepted, covariance, strict=True)
+        ]
         keys = [_keys(f.microbatch) for f in facts]
         cut = smallest_cut(_gather(keys, eligible), num_selected(config.share, total))
         return [e & (k < cut) for e, k in zip(eligible, keys, strict=True)]
 
-    def _select_kl_cov(self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int) -> list[Tensor]:
+    def _select_kl_cov(
+        self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int
+    ) -> list[Tensor]:
         """Select the share of all tokens with the largest covariance."""
         keys = [largest_first(c, _keys(f.microbatch)) for c, f in zip(covariance, facts, strict=True)]
         cut = smallest_cut(_gather(keys, accepted), num_selected(self._algorithm.kl_cov.share, total))
@@ -155,24 +193,33 @@ class Corrector:
 _Select = Callable[[Sequence[_Facts], Sequence[Tensor], Sequence[Tensor], int], list[Tensor]]
 
 
-def _select_by_covariance(facts: Sequence[_Facts], accepted: Sequence[Tensor], select: _Select) -> list[NDArray[np.bool_] | None]:
+def _select_by_covariance(
+    facts: Sequence[_Facts], accepted: Sequence[Tensor], select: _Select
+) -> list[NDArray[np.bool_] | None]:
     advantages = [torch.tensor(f.microbatch.advantages).double() for f in facts]
     logprobs = [f.logprobs for f in facts]
     tokens = float(sum(int(a.sum()) for a in accepted))
-    sums = add_over_ranks({"tokens": tokens, "logprob": _sum(logprobs, accepted), "advantage": _sum(advantages, accepted)})
+    sums = add_over_ranks(
+        {"tokens": tokens, "logprob": _sum(logprobs, accepted), "advantage": _sum(advantages, accepted)}
+    )
     total = max(sums["tokens"], 1.0)
     means = {"mean_logprob": sums["logprob"] / total, "mean_advantage": sums["advantage"] / total}
     covariance = [covariances(p, a, **means) for p, a in zip(logprobs, advantages, strict=True)]
     return [chosen.numpy() for chosen in select(facts, covariance, accepted, int(sums["tokens"]))]
 
 
-def _find_facts(microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], split: SplitSequences) -> list[_Facts]:
+def _find_facts(
+    microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], split: SplitSequences
+) -> list[_Facts]:
     behavior = [torch.tensor(m.behavior_logprobs).double() for m in microbatches]
     logprobs = [b if p is None else torch.tensor(p).double() for b, p in zip(behavior, proximal, strict=True)]
     ratios = [p - b for p, b in zip(logprobs, behavior, strict=True)]
     rest = split.gather([r[:, None] for r in ratios])
     whole = [torch.cat([r, e[:, 0]]) for r, e in zip(ratios, rest, strict=True)]
-    ids = [torch.tensor(np.concatenate([m.sequence_ids, e])) for m, e in zip(microbatches, split.sequence_ids, strict=True)]
+    ids = [
+        torch.tensor(np.concatenate([m.sequence_ids, e]))
+        for m, e in zip(microbatches, split.sequence_ids, strict=True)
+    ]
     return [_Facts(*columns) for columns in zip(microbatches, ratios, whole, ids, logprobs, strict=True)]
 
 
@@ -200,12 +247,20 @@ def _exchange_decisions(
     return found
 
 
-def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], split: SplitSequences) -> list[Tensor]:
-    """Return f64[A] per microbatch: 1 / number of accepted tokens of the sequence on accepted tokens, else 0."""
+def _shares_of_sequences(
+    facts: Sequence[_Facts], accepted: Sequence[Tensor], split: SplitSequences
+) -> list[Tensor]:
+    """Return f64[A] per microbatch: 1 / number of accepted tokens of the sequence on accepted tokens, else
+    0.
+    """
     found = []
-    for f, a, rest in zip(facts, accepted, split.gather([a.double()[:, None] for a in accepted]), strict=True):
+    for f, a, rest in zip(
+        facts, accepted, split.gather([a.double()[:, None] for a in accepted]), strict=True
+    ):
         whole = torch.cat([a.double(), rest[:, 0]])
-        counts = torch.zeros(len(f.microbatch.sample_indices), dtype=torch.float64).index_add_(0, f.whole_ids, whole)
+        counts = torch.zeros(len(f.microbatch.sample_indices), dtype=torch.float64).index_add_(
+            0, f.whole_ids, whole
+        )
         found.append(a.double() / counts.clamp(min=1.0)[f.own(f.whole_ids)])
     return found
 
@@ -213,7 +268,9 @@ def _shares_of_sequences(facts: Sequence[_Facts], accepted: Sequence[Tensor], sp
 def _products_of(facts: _Facts) -> NDArray[np.float64]:
     """Return f64[.], sum of log rho' of each sequence counted here, over all of its action tokens."""
     microbatch = facts.microbatch
-    sums = torch.zeros(len(microbatch.sample_indices), dtype=torch.float64).index_add_(0, facts.whole_ids, facts.whole_ratios)
+    sums = torch.zeros(len(microbatch.sample_indices), dtype=torch.float64).index_add_(
+        0, facts.whole_ids, facts.whole_ratios
+    )
     products: NDArray[np.float64] = sums.numpy()[microbatch.is_counted]
     return products
 

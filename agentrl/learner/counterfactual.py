@@ -85,13 +85,19 @@ def _policy_term(algorithm: AlgorithmConfig) -> AlgorithmConfig:
     return algorithm.model_copy(update={"kl": kl, "entropy_coefficient": 0.0})
 
 
-def _score(microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], algorithm: AlgorithmConfig) -> list[ScoredMicrobatch]:
+def _score(
+    microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None], algorithm: AlgorithmConfig
+) -> list[ScoredMicrobatch]:
     corrections = Corrector(algorithm).correct(microbatches, proximal)
-    return [ScoredMicrobatch(m, p, None, c) for m, p, c in zip(microbatches, proximal, corrections, strict=True)]
+    return [
+        ScoredMicrobatch(m, p, None, c) for m, p, c in zip(microbatches, proximal, corrections, strict=True)
+    ]
 
 
 def _weights(items: Sequence[ScoredMicrobatch]) -> dict[str, float]:
-    applied = torch.cat([torch.tensor(i.correction.weights).double()[torch.tensor(i.correction.accepted)] for i in items])
+    applied = torch.cat(
+        [torch.tensor(i.correction.weights).double()[torch.tensor(i.correction.accepted)] for i in items]
+    )
     local = {
         "actions": float(sum(i.microbatch.num_action_tokens for i in items)),
         "accepted": float(len(applied)),
@@ -116,7 +122,9 @@ class _Gradients:
         self._place = place
         self._temperature = temperature
 
-    def of(self, items: Sequence[ScoredMicrobatch], algorithm: AlgorithmConfig, mode: Mode) -> tuple[dict[str, float], list[Tensor]]:
+    def of(
+        self, items: Sequence[ScoredMicrobatch], algorithm: AlgorithmConfig, mode: Mode
+    ) -> tuple[dict[str, float], list[Tensor]]:
         """Return {loss, grad_norm} and the gradient, sharded like the weights.
 
         The gradient is empty if no rank has loss tokens.

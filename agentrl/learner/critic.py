@@ -69,16 +69,27 @@ class ValueObjective:
         self._cliprange = cliprange
 
     def part(self, critic: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart:
-        """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
+        """Run the forward and return the microbatch's part of the loss of the update that `counts`
+        describes.
+        """
         assert microbatch.values is not None, "the samples were credited without values"
         assert microbatch.returns is not None, "the samples were credited without returns"
         tokens = LossTokens.of(microbatch, critic.device)
         values = scores_at(critic, microbatch, microbatch.predictor_positions[microbatch.loss_mask])
         returns = tokens.select(microbatch.returns, values)
-        found = value_loss(values, tokens.select(microbatch.values, values), returns, cliprange=self._cliprange)
-        scales = token_scales(self._aggregation, whole_loss_ids(microbatch).to(values.device), counts, dtype=values.dtype)[: len(values)]
+        found = value_loss(
+            values, tokens.select(microbatch.values, values), returns, cliprange=self._cliprange
+        )
+        scales = token_scales(
+            self._aggregation, whole_loss_ids(microbatch).to(values.device), counts, dtype=values.dtype
+        )[: len(values)]
         loss = (scales * found.losses_A).sum()
-        sums = {"loss": loss, "clip": found.is_clipped_A.sum(), "value_mean": values.sum(), **value_moments(values, returns)}
+        sums = {
+            "loss": loss,
+            "clip": found.is_clipped_A.sum(),
+            "value_mean": values.sum(),
+            **value_moments(values, returns),
+        }
         return LossPart(loss, sums, {})
 
 
@@ -90,10 +101,14 @@ class Critic:
     """
 
     def __init__(self, spec: CriticSpec, place: RankPlace) -> None:
-        from agentrl.learner.checkpoint import Saver  # takes a second to load; the controller needs only the names of this module
+        from agentrl.learner.checkpoint import (
+            Saver,
+        )  # takes a second to load; the controller needs only the names of this module
 
         self._place = place
-        with torch.random.fork_rng():  # leaves the random state of the policy's dropout in the same process unchanged
+        with (
+            torch.random.fork_rng()
+        ):  # leaves the random state of the policy's dropout in the same process unchanged
             torch.manual_seed(spec.seed)  # a new head must be equal on all ranks
             self._model = _build(spec, place)
         self._stepper = Stepper(
@@ -129,7 +144,9 @@ class Critic:
         self._model.module.train()
         counts = count_update(microbatches)
         with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
-            metrics = self._stepper.run(microbatches, lambda i: self._objective.part(self._model, microbatches[i], counts), counts)
+            metrics = self._stepper.run(
+                microbatches, lambda i: self._objective.part(self._model, microbatches[i], counts), counts
+            )
         return {PREFIX + name: value for name, value in _with_explained_variance(metrics).items()}
 
     @dispatch("rank0")
@@ -150,7 +167,7 @@ class Critic:
         """Return {name: sha256 of the bytes} of the weights."""
         return weights.checksums(self._model)
 
-    # ------------------------------------------------------------------------------------------------ checkpoints
+    # -------------------------------------------------------------------------------------------- checkpoints
 
     @dispatch("all")
     def start_save(self, folder: str) -> None:
@@ -174,10 +191,15 @@ class Critic:
 
 
 class CriticWorker(Critic):
-    """A rank in its own process. The ranks join at address:port, in a process group separate from the policy's."""
+    """A rank in its own process.
+
+    The ranks join at address:port, in a process group separate from the policy's.
+    """
 
     def __init__(self, spec: CriticSpec, *, rank: int, address: str, port: int) -> None:
-        super().__init__(spec, join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device))
+        super().__init__(
+            spec, join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
+        )
 
 
 def _build(spec: CriticSpec, place: RankPlace) -> Policy:
@@ -200,7 +222,9 @@ def _build(spec: CriticSpec, place: RankPlace) -> Policy:
 
 
 def _with_explained_variance(metrics: dict[str, float]) -> dict[str, float]:
-    moments = {name: metrics.pop(name) for name in ("error_mean", "error_square", "return_square") if name in metrics}
+    moments = {
+        name: metrics.pop(name) for name in ("error_mean", "error_square", "return_square") if name in metrics
+    }
     if len(moments) == 3 and "return_mean" in metrics:
         share = explained_variance(return_mean=metrics["return_mean"], **moments)
         metrics |= {"explained_variance": share} if share == share else {}  # NaN where all returns are equal

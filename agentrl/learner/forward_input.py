@@ -1,4 +1,6 @@
-"""The input of one rank's forward: the whole microbatch or, with sequence parallelism, the rank's part of it."""
+"""The input of one rank's forward: the whole microbatch or, with sequence parallelism, the rank's part of
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ class ForwardInput:
 
     @classmethod
     def of(
-        cls, microbatch: Microbatch, positions_P: Tensor, *, attention: str, device: torch.device, group: ProcessGroup | None
+        cls,
+        microbatch: Microbatch,
+        positions_P: Tensor,
+        *,
+        attention: str,
+        device: torch.device,
+        group: ProcessGroup | None,
     ) -> ForwardInput:
         """Lay out a microbatch, of which `positions_P` (i64[P], on `device`) are read.
 
@@ -41,7 +49,11 @@ class ForwardInput:
         shard = None
         if group is not None:
             shard = TokenShard.of(positions_P, num_tokens=len(token_ids), group=group)
-            token_ids, position_ids, positions_P = shard.cut(token_ids), shard.cut(position_ids), shard.positions
+            token_ids, position_ids, positions_P = (
+                shard.cut(token_ids),
+                shard.cut(position_ids),
+                shard.positions,
+            )
             # The padding is a segment of its own, and its output is never read.
             lengths += [shard.padding] if shard.padding else []
         arguments = {
@@ -51,7 +63,11 @@ class ForwardInput:
             # would attend to each other.
             "use_cache": False,
             **packed_arguments(
-                attention, lengths, device=device, sequence_group=group, prefix_segments=microbatch.prefix_segments.tolist()
+                attention,
+                lengths,
+                device=device,
+                sequence_group=group,
+                prefix_segments=microbatch.prefix_segments.tolist(),
             ),
         }
         return cls(arguments, positions_P, shard)

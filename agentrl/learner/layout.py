@@ -49,5 +49,7 @@ def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
     try:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={model.path!r} has no config that transformers reads: {error}") from error
+        raise ConfigError(
+            f"model.path={model.path!r} has no config that transformers reads: {error}"
+        ) from error
     check_layout(config, model, learner)

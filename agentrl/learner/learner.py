@@ -73,7 +73,9 @@ class Learner:
     """
 
     def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
-        from agentrl.learner.checkpoint import Saver  # takes a second to load; the controller needs only the names of this module
+        from agentrl.learner.checkpoint import (
+            Saver,
+        )  # takes a second to load; the controller needs only the names of this module
 
         self._spec = spec
         self._place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
@@ -90,7 +92,9 @@ class Learner:
         self._meter = Meter(self._place)
         self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
-        self._supervised: Objective = SupervisedObjective() if spec.score_head is None else PreferenceObjective()
+        self._supervised: Objective = (
+            SupervisedObjective() if spec.score_head is None else PreferenceObjective()
+        )
         self._weights_group: ProcessGroup | None = None
         self._sender: weights.BucketSender | None = None
         self._written = WrittenWeights(self._policy, self._place, spec.model)
@@ -102,7 +106,7 @@ class Learner:
         """Rank, device and process groups, for a critic in the same process."""
         return self._place
 
-    # ------------------------------------------------------------------------------------------------------ learn
+    # -------------------------------------------------------------------------------------------------- learn
 
     @dispatch("dp", join="remote")
     def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]:
@@ -118,14 +122,19 @@ class Learner:
             proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
             ref = [self._logprobs(reference, m) if reference is not None else None for m in microbatches]
             corrections = self._corrector.correct(microbatches, proximal)
-        return [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
+        return [
+            ScoredMicrobatch(*columns)
+            for columns in zip(microbatches, proximal, ref, corrections, strict=True)
+        ]
 
     @dispatch("dp", join="concat")
     def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
         """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A]."""
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
         with self._meter.phase("assess", num_tokens=2 * _count_tokens(microbatches)):
-            return [(self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches]
+            return [
+                (self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches
+            ]
 
     @dispatch("dp", join="concat")
     def own_logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
@@ -146,10 +155,14 @@ class Learner:
         """
         self._policy.module.train()
         counts = count_update(minibatch)
-        with self._meter.phase("update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])):
+        with self._meter.phase(
+            "update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])
+        ):
             rest = self._objective.score_rest(self._policy, minibatch)
             return self._stepper.run(
-                minibatch, lambda index: self._objective.part(self._policy, minibatch[index], counts, rest[index]), counts
+                minibatch,
+                lambda index: self._objective.part(self._policy, minibatch[index], counts, rest[index]),
+                counts,
             )
 
     @dispatch("dp")
@@ -163,7 +176,9 @@ class Learner:
         counts = count_update(microbatches)
         objective = self._supervised
         with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
-            return self._stepper.run(microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts)
+            return self._stepper.run(
+                microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts
+            )
 
     @dispatch("dp")
     def measure(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
@@ -192,16 +207,27 @@ class Learner:
 
     @dispatch("dp")
     def compare(
-        self, microbatches: Sequence[Microbatch], reference: Sequence[Microbatch], variants: Mapping[str, AlgorithmConfig]
+        self,
+        microbatches: Sequence[Microbatch],
+        reference: Sequence[Microbatch],
+        variants: Mapping[str, AlgorithmConfig],
     ) -> dict[str, Counterfactual]:
         """Return what each of `variants` would do in an update of `microbatches` (see `counterfactual`).
 
         No weight changes.
         """
         proximal = [self._logprobs(self._policy, m) for m in microbatches]
-        return compare(self._policy, self._place, microbatches, proximal, reference, variants, temperature=self._spec.temperature)
+        return compare(
+            self._policy,
+            self._place,
+            microbatches,
+            proximal,
+            reference,
+            variants,
+            temperature=self._spec.temperature,
+        )
 
-    # ---------------------------------------------------------------------------------------------------- weights
+    # ------------------------------------------------------------------------------------------------ weights
 
     @dispatch("rank0")
     def collective_backend(self) -> str:
@@ -258,7 +284,9 @@ class Learner:
         weights.export_adapter(self._policy, self._place, self._spec.model, Path(folder))
 
     @dispatch("all")
-    def join_weights_group(self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
+    def join_weights_group(
+        self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float
+    ) -> None:
         """Open the process group to the servers, with the learner's rank 0 as its rank 0.
 
         Blocks until all members have joined, at most `timeout_s`.
@@ -266,13 +294,21 @@ class Learner:
         self.leave_weights_group()
         if self._place.is_first:
             self._weights_group = join_weights_group(
-                address=address, port=port, rank=0, world_size=world_size, name=name, backend=backend, timeout_s=timeout_s
+                address=address,
+                port=port,
+                rank=0,
+                world_size=world_size,
+                name=name,
+                backend=backend,
+                timeout_s=timeout_s,
             )
 
     @dispatch("all")
     def send_bucket(self, names: Sequence[str]) -> None:
         """Gather the named weights and start sending them, concatenated in this order, to all servers."""
-        assert not self._place.is_first or self._weights_group is not None, "send_bucket before join_weights_group"
+        assert not self._place.is_first or self._weights_group is not None, (
+            "send_bucket before join_weights_group"
+        )
         if self._sender is None:
             self._sender = weights.BucketSender(self._policy, self._weights_group)
         self._sender.send(names)
@@ -297,7 +333,7 @@ class Learner:
             group, self._weights_group = self._weights_group, None
             leave_weights_group(group)
 
-    # ------------------------------------------------------------------------------------------------ checkpoints
+    # -------------------------------------------------------------------------------------------- checkpoints
 
     @dispatch("all")
     def start_save(self, folder: str) -> None:
@@ -330,7 +366,7 @@ class Learner:
         self.leave_weights_group()
         leave_ranks()
 
-    # ----------------------------------------------------------------------------------------------------- private
+    # ------------------------------------------------------------------------------------------------ private
 
     def _build(self, *, has_backward: bool) -> Policy:
         spec = self._spec

@@ -46,7 +46,9 @@ def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
     if requested != "onednn":
         return
     if device != "cpu":
-        raise ConfigError(f"learner.linear_kernels=onednn works only on CPUs, but the ranks compute on a {device}; use auto")
+        raise ConfigError(
+            f"learner.linear_kernels=onednn works only on CPUs, but the ranks compute on a {device}; use auto"
+        )
     if not _has_onednn():
         raise ConfigError("learner.linear_kernels=onednn needs a torch that was built with oneDNN; use auto")
 
@@ -56,7 +58,11 @@ class OneDnnLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight
-        is_plain = type(weight) in (Tensor, nn.Parameter) and weight.dtype == input.dtype == torch.float32 and weight.device.type == "cpu"
+        is_plain = (
+            type(weight) in (Tensor, nn.Parameter)
+            and weight.dtype == input.dtype == torch.float32
+            and weight.device.type == "cpu"
+        )
         if not is_plain or input.numel() * self.out_features < _MIN_PRODUCTS:
             return super().forward(input)
         product: Tensor = _Product.apply(input, weight, self.bias)
@@ -94,7 +100,11 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
 @functools.cache
 def _is_faster() -> bool:
     file = Path("/proc/cpuinfo")
-    return "AVX512" in torch.backends.cpu.get_cpu_capability() and file.is_file() and "AuthenticAMD" in file.read_text(errors="replace")
+    return (
+        "AVX512" in torch.backends.cpu.get_cpu_capability()
+        and file.is_file()
+        and "AuthenticAMD" in file.read_text(errors="replace")
+    )
 
 
 def _has_onednn() -> bool:

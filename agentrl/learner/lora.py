@@ -74,11 +74,14 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
     try:
         inject_adapter_in_model(described, module, _ADAPTER)
     except ValueError as error:
-        raise ConfigError(f"model.lora.target_modules={list(config.target_modules)} does not fit the model: {error}") from error
+        raise ConfigError(
+            f"model.lora.target_modules={list(config.target_modules)} does not fit the model: {error}"
+        ) from error
     strange = [name for name, layer in _layers(module) if not layer.lora_A]
     if strange:
         raise ConfigError(
-            f"model.lora.target_modules names {strange[0]!r}, which is not a linear layer; only linear layers can have adapters"
+            f"model.lora.target_modules names {strange[0]!r}, which is not a linear layer; only linear "
+            "layers can have adapters"
         )
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -97,7 +100,9 @@ def low_ranks(module: nn.Module) -> Mapping[str, LowRank]:
         down, up = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
         assert isinstance(down, Tensor), name
         assert isinstance(up, Tensor), name
-        found[f"{name}.weight"] = LowRank(down, up, float(layer.scaling[_ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False)))
+        found[f"{name}.weight"] = LowRank(
+            down, up, float(layer.scaling[_ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False))
+        )
     return found
 
 
@@ -126,14 +131,20 @@ def adapter_tensors(adapters: Mapping[str, LowRank]) -> dict[str, Tensor]:
 
 
 def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, folder: Path) -> None:
-    """Write gathered `adapter_tensors` in peft's format: adapter_config.json and adapter_model.safetensors."""
+    """Write gathered `adapter_tensors` in peft's format: adapter_config.json and
+    adapter_model.safetensors.
+    """
     described = _peft_config(config)
     described.base_model_name_or_path = base
     described.inference_mode = True
     described.target_modules = sorted({name.rsplit(".", 3)[1] for name in tensors})
     described.save_pretrained(str(folder))
     file = folder / "adapter_model.safetensors"
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, str(file), metadata={"format": "pt"})
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+        str(file),
+        metadata={"format": "pt"},
+    )
     file.chmod(0o644)  # safetensors creates private files, but a server may run under another account
 
 

@@ -34,7 +34,9 @@ class PolicyObjective:
     """
 
     def __init__(self, algorithm: AlgorithmConfig, mode: Mode, *, temperature: float) -> None:
-        self._aggregation = Aggregation(algorithm.aggregation, algorithm.constant_length, algorithm.correction.denominator)
+        self._aggregation = Aggregation(
+            algorithm.aggregation, algorithm.constant_length, algorithm.correction.denominator
+        )
         self._policy_loss = bind_policy_loss(algorithm)
         self._algorithm = algorithm
         self._mode = mode
@@ -43,25 +45,38 @@ class PolicyObjective:
     @property
     def needs_scores(self) -> bool:
         """Whether the ratio or rejection needs the policy's log-probabilities from the start of the step."""
-        return self._mode == "decoupled" or (self._mode == "bypass" and self._algorithm.correction.has_comparison)
+        return self._mode == "decoupled" or (
+            self._mode == "bypass" and self._algorithm.correction.has_comparison
+        )
 
     def score_rest(self, policy: Policy, minibatch: Sequence[ScoredMicrobatch]) -> list[Tensor] | list[None]:
-        """Return per microbatch the policy's log-probabilities of the rest of its sequences, f64[E]. A collective.
+        """Return per microbatch the policy's log-probabilities of the rest of its sequences, f64[E]. A
+        collective.
 
         None if no rank has split sequences, or if the loss of a token depends on that token alone.
         """
         found = None
         if sees_sequences(self._algorithm):
-            found = score_rest(policy, [scored.microbatch for scored in minibatch], temperature=self._temperature)
+            found = score_rest(
+                policy, [scored.microbatch for scored in minibatch], temperature=self._temperature
+            )
         return [None for _ in minibatch] if found is None else found
 
-    def part(self, policy: Policy, scored: ScoredMicrobatch, counts: UpdateCounts, policy_rest: Tensor | None = None) -> LossPart:
+    def part(
+        self,
+        policy: Policy,
+        scored: ScoredMicrobatch,
+        counts: UpdateCounts,
+        policy_rest: Tensor | None = None,
+    ) -> LossPart:
         """Run the forward and return the microbatch's part of the loss of the update that `counts` describes.
 
         policy_rest: f64[E] from `score_rest`, or None.
         """
         tokens = LossTokens.of(scored.microbatch, policy.device, scored.correction.accepted)
-        logprobs, entropies = policy.score(scored.microbatch, tokens.predictors, tokens.targets, temperature=self._temperature)
+        logprobs, entropies = policy.score(
+            scored.microbatch, tokens.predictors, tokens.targets, temperature=self._temperature
+        )
         own = self._columns(scored, tokens, logprobs)
         whole = own if policy_rest is None else self._with_rest(own, scored, policy_rest)
         whole_scales = self._scales(scored, tokens, counts, dtype=logprobs.dtype)[: len(whole.weights)]
@@ -70,7 +85,9 @@ class PolicyObjective:
         policy_loss = self._policy_loss(whole.tokens)
         kept = self._kept(whole)
         kl = self._kl(scored, tokens, own)
-        policy_term = sum_own(whole_scales * whole.weights * torch.where(kept, policy_loss.losses_A, 0.0), len(logprobs))
+        policy_term = sum_own(
+            whole_scales * whole.weights * torch.where(kept, policy_loss.losses_A, 0.0), len(logprobs)
+        )
         # The tokens were sampled by the behavior policy, so the KL term is an expectation under it too and
         # needs the same importance weights as the policy term.
         kl_term = self._algorithm.kl.coefficient * (scales * own.weights * kl).sum()
@@ -105,11 +122,15 @@ class PolicyObjective:
             proximal=self._proximal(scored, tokens, logprobs, behavior),
             advantages=tokens.select(scored.microbatch.advantages, logprobs),
             sequence_ids=tokens.sequence_ids,
-            is_selected=None if selected is None else torch.tensor(selected)[tokens.chosen].to(logprobs.device),
+            is_selected=None
+            if selected is None
+            else torch.tensor(selected)[tokens.chosen].to(logprobs.device),
         )
         return LossColumns(policy_tokens, behavior, tokens.select(scored.correction.weights, logprobs))
 
-    def _proximal(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, behavior: Tensor) -> Tensor:
+    def _proximal(
+        self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor, behavior: Tensor
+    ) -> Tensor:
         if self._mode == "bypass":
             return behavior
         if self._mode == "on_policy":
@@ -122,12 +143,18 @@ class PolicyObjective:
         proximal = policy_rest if self._mode == "on_policy" else torch.from_numpy(rest.proximal_logprobs)
         return own.with_rest(rest, policy=policy_rest, proximal=proximal)
 
-    def _scales(self, scored: ScoredMicrobatch, tokens: LossTokens, counts: UpdateCounts, *, dtype: torch.dtype) -> Tensor:
+    def _scales(
+        self, scored: ScoredMicrobatch, tokens: LossTokens, counts: UpdateCounts, *, dtype: torch.dtype
+    ) -> Tensor:
         """Return f[A + E], the scale of each loss token here and in other microbatches."""
         rest = scored.correction.rest
-        ids = torch.cat([tokens.sequence_ids, torch.from_numpy(rest.sequence_ids[rest.accepted]).to(tokens.sequence_ids)])
+        ids = torch.cat(
+            [tokens.sequence_ids, torch.from_numpy(rest.sequence_ids[rest.accepted]).to(tokens.sequence_ids)]
+        )
         original = np.concatenate([scored.microbatch.sequence_ids, rest.sequence_ids])
-        return token_scales(self._aggregation, ids, counts, dtype=dtype, original_ids=torch.tensor(original).to(ids))
+        return token_scales(
+            self._aggregation, ids, counts, dtype=dtype, original_ids=torch.tensor(original).to(ids)
+        )
 
     def _kept(self, columns: LossColumns) -> Tensor:
         delta = self._algorithm.correction.opsm_delta
@@ -145,7 +172,10 @@ class PolicyObjective:
         return KL_ESTIMATORS[name](logprobs, ref)
 
     def _statistics(self, scored: ScoredMicrobatch, own: LossColumns) -> CorrectionStatistics:
-        """Measure all scored action tokens. Over accepted tokens alone, rejection would look like agreement."""
+        """Measure all scored action tokens.
+
+        Over accepted tokens alone, rejection would look like agreement.
+        """
         cap = self._algorithm.correction.cap
         proximal, behavior = own.tokens.proximal, own.behavior
         if scored.proximal_logprobs is None:
@@ -155,7 +185,11 @@ class PolicyObjective:
             is_whole = ~torch.tensor(scored.microbatch.is_split, device=proximal.device)[ids]
             products = log_products((proximal - behavior).detach().double()[is_whole], ids[is_whole])
             return correction_statistics(proximal, behavior, products, cap=cap)
-        columns = (scored.proximal_logprobs, scored.microbatch.behavior_logprobs, scored.correction.log_products)
+        columns = (
+            scored.proximal_logprobs,
+            scored.microbatch.behavior_logprobs,
+            scored.correction.log_products,
+        )
         proximal, behavior, products = (torch.tensor(column, device=proximal.device) for column in columns)
         return correction_statistics(proximal, behavior, products, cap=cap)
 

@@ -1,4 +1,6 @@
-"""What every loss reads from a microbatch (`LossTokens`) and returns for it (`LossPart`), and the metrics of an update."""
+"""What every loss reads from a microbatch (`LossTokens`) and returns for it (`LossPart`), and the metrics of
+an update.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ class LossTokens:
     chosen: Tensor
 
     @classmethod
-    def of(cls, microbatch: Microbatch, device: torch.device, accepted: NDArray[np.bool_] | None = None) -> LossTokens:
-        """Return the tokens that a correction accepted (bool[all action tokens]), or those of the loss_mask."""
+    def of(
+        cls, microbatch: Microbatch, device: torch.device, accepted: NDArray[np.bool_] | None = None
+    ) -> LossTokens:
+        """Return the tokens that a correction accepted (bool[all action tokens]), or those of the
+        loss_mask.
+        """
         chosen = torch.tensor(microbatch.loss_mask if accepted is None else accepted)
         columns = (microbatch.predictor_positions, microbatch.targets, microbatch.sequence_ids)
         predictors, targets, sequence_ids = (torch.tensor(column)[chosen].to(device) for column in columns)
@@ -53,14 +59,18 @@ class LossTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossPart:
-    """One microbatch's part of the loss (with gradient), sums over its loss tokens, and maxima; 0-d, by name."""
+    """One microbatch's part of the loss (with gradient), sums over its loss tokens, and maxima; 0-d, by
+    name.
+    """
 
     loss: Tensor
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]
 
 
-def finish_metrics(sums: Mapping[str, float], maxima: Mapping[str, float], *, num_tokens: int) -> dict[str, float]:
+def finish_metrics(
+    sums: Mapping[str, float], maxima: Mapping[str, float], *, num_tokens: int
+) -> dict[str, float]:
     """Turn global sums and maxima into metrics.
 
     The losses are already complete sums, rejected tokens become shares of all action tokens, and all other
@@ -71,7 +81,10 @@ def finish_metrics(sums: Mapping[str, float], maxima: Mapping[str, float], *, nu
     metrics |= _without(maxima, CORRECTION)
     correction_sums = _only(sums, CORRECTION)
     if correction_sums:
-        metrics |= {CORRECTION + k: v for k, v in correction_metrics(correction_sums, _only(maxima, CORRECTION)).items()}
+        metrics |= {
+            CORRECTION + k: v
+            for k, v in correction_metrics(correction_sums, _only(maxima, CORRECTION)).items()
+        }
     rejected = _only(sums, REJECTED)
     if rejected:
         action_tokens = max(rejected.pop(ACTION_TOKENS), 1.0)

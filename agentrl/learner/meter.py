@@ -38,7 +38,9 @@ class Meter:
             yield
         if self._is_gpu:
             torch.cuda.synchronize(self._place.device)  # kernels may still be running
-            self._peaks[name] = max(self._peaks[name], float(torch.cuda.max_memory_allocated(self._place.device)))
+            self._peaks[name] = max(
+                self._peaks[name], float(torch.cuda.max_memory_allocated(self._place.device))
+            )
         self._seconds[name] += time.perf_counter() - started
         self._tokens[name] += num_tokens
 
@@ -52,7 +54,9 @@ class Meter:
         seconds = largest_over_ranks({f"{name}_s": s for name, s in self._seconds.items()})
         tokens = add_over_ranks(dict(self._tokens))
         peaks = {f"memory/{name}_gpu_bytes_max": peak for name, peak in self._peaks.items()}
-        speeds = {f"{name}_tokens_per_s": count / max(seconds[f"{name}_s"], 1e-9) for name, count in tokens.items()}
+        speeds = {
+            f"{name}_tokens_per_s": count / max(seconds[f"{name}_s"], 1e-9) for name, count in tokens.items()
+        }
         values = seconds | speeds | largest_over_ranks(peaks | {"memory/rss_bytes_max": _largest_rss_bytes()})
         self._reset()
         return values

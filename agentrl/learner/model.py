@@ -66,7 +66,9 @@ class Policy:
         """Return the policy with its adapters switched off, i.e. as before training. Shares the weights."""
         return replace(self, uses_adapters=False)
 
-    def score(self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+    def score(
+        self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of targets and entropies at the given positions, each f[A], with gradient.
 
         positions_A: i64[A], where the targets are predicted. Logits are computed for these positions only,
@@ -86,14 +88,19 @@ class Policy:
 
     def forward_input(self, microbatch: Microbatch, positions_P: Tensor) -> ForwardInput:
         """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output."""
-        return ForwardInput.of(microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group)
+        return ForwardInput.of(
+            microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group
+        )
 
     def reshard(self) -> None:
         """Free gathered weights after a forward without backward; the next step would make them stale."""
         sharding.reshard(self.module)
 
     def full_tensor(self, name: str) -> Tensor:
-        """Gather one weight as published: adapter merged, on this device, in `published_dtype`. A collective."""
+        """Gather one weight as published: adapter merged, on this device, in `published_dtype`.
+
+        A collective.
+        """
         tensor = sharding.gather(self.tensors[name])
         adapter = self.adapters.get(name)
         if adapter is not None:
@@ -136,7 +143,9 @@ def build_policy(
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
     # Frozen weights need no master copy: no update is ever added to them.
     dtype = master_dtype if model.lora.rank == 0 else compute_dtype or master_dtype
-    module = load_module(model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None)
+    module = load_module(
+        model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None
+    )
     class_name = type(module).__name__
     check_layout(module.config, model, learner)
     if score_head is None:
@@ -155,7 +164,13 @@ def build_policy(
     return replace(policy, sequence_group=place.sequence_group)
 
 
-def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: torch.device, published_dtype: torch.dtype) -> Policy:
+def as_policy(
+    module: PreTrainedModel,
+    class_name: str,
+    attention: str,
+    device: torch.device,
+    published_dtype: torch.dtype,
+) -> Policy:
     """Wrap a model whose parameters are final, i.e. after sharding and after adding adapters.
 
     Raises:
@@ -165,13 +180,19 @@ def as_policy(module: PreTrainedModel, class_name: str, attention: str, device: 
     missing = sorted(set(adapters) - set(tensors))
     if missing:
         raise ConfigError(
-            f"model.lora.target_modules names the layer of {missing[0]!r}, whose weight is tied to another layer's; remove it"
+            f"model.lora.target_modules names the layer of {missing[0]!r}, whose weight is tied to another "
+            "layer's; remove it"
         )
     return Policy(module, class_name, attention, device, published_dtype, tensors, adapters)
 
 
 def load_module(
-    model: ModelConfig, attention: str, dtype: torch.dtype, *, from_scratch: ModelFromScratchConfig | None, has_score_head: bool = False
+    model: ModelConfig,
+    attention: str,
+    dtype: torch.dtype,
+    *,
+    from_scratch: ModelFromScratchConfig | None,
+    has_score_head: bool = False,
 ) -> PreTrainedModel:
     """Return the model of `model.path`, or a new one, on the CPU and without adapters.
 
@@ -189,10 +210,16 @@ def load_module(
     return _load_model(model, attention, dtype, has_score_head=has_score_head)
 
 
-def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool) -> PreTrainedModel:
+def _load_model(
+    model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool
+) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": attention,
+        "trust_remote_code": model.trust_remote_code,
+    }
     is_new_head = has_score_head and find_own_head(model) is None
     kind: Any = AutoModelForSequenceClassification if has_score_head else AutoModelForCausalLM
     module: PreTrainedModel
@@ -207,9 +234,13 @@ def _load_model(model: ModelConfig, attention: str, dtype: torch.dtype, *, has_s
     except (OSError, ValueError, RuntimeError) as error:
         called = "sequence classifier with one label" if has_score_head else "causal language model"
         raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {called}: {error}") from error
-    missing = sorted(name for name in info["missing_keys"] if not (is_new_head and name.startswith(f"{SCORE_HEAD}.")))
+    missing = sorted(
+        name for name in info["missing_keys"] if not (is_new_head and name.startswith(f"{SCORE_HEAD}."))
+    )
     if missing:  # transformers would silently initialize it at random
-        raise ConfigError(f"model.path={model.path!r} lacks the weight {missing[0]!r}; use the folder of a complete model")
+        raise ConfigError(
+            f"model.path={model.path!r} lacks the weight {missing[0]!r}; use the folder of a complete model"
+        )
     return module
 
 
@@ -230,26 +261,39 @@ def _is_no_report(record: logging.LogRecord) -> bool:
 
 
 def _new_model(
-    model: ModelConfig, from_scratch: ModelFromScratchConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool
+    model: ModelConfig,
+    from_scratch: ModelFromScratchConfig,
+    attention: str,
+    dtype: torch.dtype,
+    *,
+    has_score_head: bool,
 ) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
     sizes = dict(from_scratch.sizes)
     unknown = sorted(set(sizes) - set(Qwen2Config().to_dict()))
     if unknown:
-        raise ConfigError(f"from_scratch.sizes has the unknown key {unknown[0]!r}; its keys are those of transformers' Qwen2Config")
+        raise ConfigError(
+            f"from_scratch.sizes has the unknown key {unknown[0]!r}; its keys are those of transformers' "
+            "Qwen2Config"
+        )
     if "vocab_size" not in sizes:
         sizes["vocab_size"] = _vocabulary_size(model)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if has_score_head:
-        return AutoModelForSequenceClassification.from_config(Qwen2Config(**{**sizes, "num_labels": 1}), **options)
+        return AutoModelForSequenceClassification.from_config(
+            Qwen2Config(**{**sizes, "num_labels": 1}), **options
+        )
     return AutoModelForCausalLM.from_config(Qwen2Config(**sizes), **options)
 
 
 def _vocabulary_size(model: ModelConfig) -> int:
     file = Path(model.tokenizer_path or model.path) / "tokenizer.json"
     if not file.is_file():
-        raise ConfigError(f"{file} does not exist; set model.tokenizer_path to the folder of a tokenizer, or from_scratch.sizes.vocab_size")
+        raise ConfigError(
+            f"{file} does not exist; set model.tokenizer_path to the folder of a tokenizer, or "
+            "from_scratch.sizes.vocab_size"
+        )
     return Tokenizer.from_file(str(file)).get_vocab_size(with_added_tokens=True)
 
 

@@ -14,14 +14,21 @@ from agentrl.learner.sharding import gather, mesh_of
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW over all trainable weights; weight decay applies only to matrices, not biases and norms."""
+    """Return AdamW over all trainable weights; weight decay applies only to matrices, not biases and
+    norms.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     vectors = [p for p in trained if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     # foreach steps all weights of a device in one operation, which cannot mix weights of two meshes.
     foreach = None if len(_by_mesh(trained)) == 1 else False
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=foreach)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, foreach=foreach
+    )
 
 
 def learning_rate(update: int, config: OptimizerConfig, *, total_updates: int) -> float:
@@ -50,7 +57,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 @contextmanager
-def state_at_hand(optimizer: torch.optim.Optimizer, device: torch.device, *, is_offloaded: bool) -> Iterator[None]:
+def state_at_hand(
+    optimizer: torch.optim.Optimizer, device: torch.device, *, is_offloaded: bool
+) -> Iterator[None]:
     """Keep the optimizer's state on `device` inside the block and, if offloaded, on the CPU afterwards."""
     if not is_offloaded:
         yield
@@ -76,7 +85,10 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Return the float64 inner product of tensors that are sharded alike; equal on every rank. A collective."""
+    """Return the float64 inner product of tensors that are sharded alike; equal on every rank.
+
+    A collective.
+    """
     products = [(a.double() * b.double()).sum() for a, b in zip(left, right, strict=True)]
     return sum(float(gather(torch.stack(own).sum())) for own in _by_mesh(products))
 

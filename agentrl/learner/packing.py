@@ -18,7 +18,9 @@ Models of 0.5 B to 8 B parameters have 20,000 to 60,000; the quickstart's has 1,
 """
 
 
-def segment_cost(lengths: NDArray[np.int64], prefix_segments: NDArray[np.int64], parity_tokens: float) -> float:
+def segment_cost(
+    lengths: NDArray[np.int64], prefix_segments: NDArray[np.int64], parity_tokens: float
+) -> float:
     """Return the cost of segments of these lengths, in units of one token through the linear layers.
 
     Attention grows with the square of the length: for a segment of `parity_tokens` it costs as much as all
@@ -55,7 +57,9 @@ def pack(
     """
     if not samples:
         raise ValueError("nothing to pack: the batch holds no samples")
-    pieces = [piece for sample in samples for piece in _cut(sample, max_tokens if may_split else sample.num_tokens)]
+    pieces = [
+        piece for sample in samples for piece in _cut(sample, max_tokens if may_split else sample.num_tokens)
+    ]
     if shared_prefix:
         bundles = share_prefixes(pieces, max_tokens=max_tokens, world_size=world_size)
     else:
@@ -74,7 +78,10 @@ def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> di
     The first counts microbatches of more than `max_tokens`: single pieces that are longer than the limit.
     """
     sizes = [m.num_tokens for m in microbatches]
-    return {"microbatches_over_budget": float(sum(n > max_tokens for n in sizes)), "microbatch_tokens_max": float(max(sizes))}
+    return {
+        "microbatches_over_budget": float(sum(n > max_tokens for n in sizes)),
+        "microbatch_tokens_max": float(max(sizes)),
+    }
 
 
 def _cut(sample: Sample, max_tokens: int) -> list[SequencePart]:
@@ -83,14 +90,19 @@ def _cut(sample: Sample, max_tokens: int) -> list[SequencePart]:
     first_with_actions = int(np.searchsorted(ends, 1))  # len(parts) if there are no action tokens
     starts = [0, *ends.tolist()]
     length = int(sample.loss_mask.sum())
-    return [SequencePart(part, starts[i], len(parts) > 1, i == first_with_actions, length) for i, part in enumerate(parts)]
+    return [
+        SequencePart(part, starts[i], len(parts) > 1, i == first_with_actions, length)
+        for i, part in enumerate(parts)
+    ]
 
 
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _spread(ordered: Sequence[tuple[Bundle, float]], num_bins: int, max_tokens: int) -> list[list[Bundle]] | None:
+def _spread(
+    ordered: Sequence[tuple[Bundle, float]], num_bins: int, max_tokens: int
+) -> list[list[Bundle]] | None:
     """Put each bundle, costliest first, into the cheapest bin with room for it; None if no bin has room.
 
     Source: Graham 1969 (LPT scheduling). Without the token limit, the costliest bin is within 4/3 of optimal.
@@ -112,7 +124,9 @@ def _spread(ordered: Sequence[tuple[Bundle, float]], num_bins: int, max_tokens: 
     return bins
 
 
-def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: float) -> list[list[Microbatch]]:
+def _deal(
+    microbatches: Sequence[Microbatch], world_size: int, parity_tokens: float
+) -> list[list[Microbatch]]:
     """Deal the `world_size` costliest microbatches to the ranks, then the next ones, and so on.
 
     Ranks wait for each other at every microbatch, so microbatches at the same index should have similar
@@ -120,7 +134,9 @@ def _deal(microbatches: Sequence[Microbatch], world_size: int, parity_tokens: fl
     """
     shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
     loads = [0.0] * world_size
-    ordered = sorted(microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens))
+    ordered = sorted(
+        microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens)
+    )
     for start in range(0, len(ordered), world_size):
         dealt = ordered[start : start + world_size]
         dealt += [filler() for _ in range(world_size - len(dealt))]
@@ -147,7 +163,11 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
     starts = np.cumsum([0, *(bundle.num_tokens for bundle in bundles)])
     # Position of each token of each piece in the microbatch; a shared prompt has one position for several
     # pieces.
-    positions = [start + places for bundle, start in zip(bundles, starts[:-1], strict=True) for places in bundle.places()]
+    positions = [
+        start + places
+        for bundle, start in zip(bundles, starts[:-1], strict=True)
+        for places in bundle.places()
+    ]
     token_ids, position_ids = np.zeros((2, starts[-1]), np.int64)
     for sample, own in zip(samples, positions, strict=True):
         token_ids[own] = sample.token_ids
@@ -182,10 +202,14 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
 def _prefix_segments(bundles: Sequence[Bundle]) -> NDArray[np.int64]:
     per_bundle = [bundle.segments[1] for bundle in bundles]
     starts = np.cumsum([0, *(len(own) for own in per_bundle)])[:-1]
-    return np.concatenate([np.where(own >= 0, own + start, -1) for own, start in zip(per_bundle, starts, strict=True)])
+    return np.concatenate(
+        [np.where(own >= 0, own + start, -1) for own, start in zip(per_bundle, starts, strict=True)]
+    )
 
 
-def _join(columns: Sequence[NDArray[np.float32] | None], actions: NDArray[np.int64]) -> NDArray[np.float32] | None:
+def _join(
+    columns: Sequence[NDArray[np.float32] | None], actions: NDArray[np.int64]
+) -> NDArray[np.float32] | None:
     present = [column for column in columns if column is not None]
     return np.concatenate(present)[actions] if present else None
 

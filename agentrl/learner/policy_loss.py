@@ -69,5 +69,9 @@ _OPTIONS: Mapping[str, Callable[[AlgorithmConfig], Mapping[str, Any]]] = {
     "sapo": lambda a: {"tau_positive": a.sapo.tau_positive, "tau_negative": a.sapo.tau_negative},
     "clip_cov": _clip_dual,
     "kl_cov": lambda a: {"coefficient": a.kl_cov.coefficient},
-    "dppo_tv": lambda a: {"delta_low": a.dppo_tv.delta_low, "delta_high": a.dppo_tv.delta_high, "cap": _or_inf(a.dppo_tv.cap)},
+    "dppo_tv": lambda a: {
+        "delta_low": a.dppo_tv.delta_low,
+        "delta_high": a.dppo_tv.delta_high,
+        "cap": _or_inf(a.dppo_tv.cap),
+    },
 }

@@ -61,7 +61,9 @@ class RankPlace:
         return self.rank == 0
 
 
-def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on: Device = "auto") -> RankPlace:
+def join_ranks(
+    config: LearnerConfig, *, rank: int, address: str, port: int, on: Device = "auto"
+) -> RankPlace:
     """Form the default process group; blocks until all `config.world_size` ranks have joined at address:port.
 
     Raises:
@@ -84,7 +86,9 @@ def join_ranks(config: LearnerConfig, *, rank: int, address: str, port: int, on:
             timeout=timedelta(seconds=config.collective_timeout_s),
         )
     except (RuntimeError, ValueError) as error:
-        raise LearnerError(f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}") from error
+        raise LearnerError(
+            f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}"
+        ) from error
     _count_replicas_once(config)
     sequence_group = dist.new_subgroups(config.sequence_parallel)[0] if config.sequence_parallel > 1 else None
     if config.tensor_parallel == 1:
@@ -137,10 +141,14 @@ def _count_replicas_once(config: LearnerConfig) -> None:
     global _data_group
     size = config.num_replicas
     if size > 1:
-        _data_group, _ = dist.new_subgroups_by_enumeration([list(range(index, config.world_size, size)) for index in range(size)])
+        _data_group, _ = dist.new_subgroups_by_enumeration(
+            [list(range(index, config.world_size, size)) for index in range(size)]
+        )
 
 
-def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, group: ProcessGroup | None = None) -> dict[str, float]:
+def _reduce(
+    values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, group: ProcessGroup | None = None
+) -> dict[str, float]:
     names = sorted(values)
     tensor = torch.tensor([values[name] for name in names], dtype=torch.float64)
     dist.all_reduce(tensor, op=operation, group=group)
@@ -150,7 +158,8 @@ def _reduce(values: Mapping[str, float], operation: dist.ReduceOp.RedOpType, gro
 def _device(requested: str, rank: int) -> torch.device:
     if requested == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "the rank's pool has GPUs, but torch finds none on this machine; give the role a pool with gpus_per_node=0 (placement.pools)"
+            "the rank's pool has GPUs, but torch finds none on this machine; give the role a pool with "
+            "gpus_per_node=0 (placement.pools)"
         )
     if requested == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")

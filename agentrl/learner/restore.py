@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
@@ -86,20 +92,31 @@ def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> 
 def _score_head(description: Path) -> ScoreHead | None:
     """Return the head of a reward model; None for a policy."""
     config = read_json(description / "config.json")
-    is_classifier = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+    is_classifier = any(
+        name.endswith("ForSequenceClassification") for name in config.get("architectures") or []
+    )
     return ScoreHead(config.get("pad_token_id")) if is_classifier else None
 
 
 def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
     """Return the tensors that a checkpoint contains: all but frozen ones, tied weights under every name."""
-    frozen = {name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+    frozen = {
+        name for name, weight in module.named_parameters(remove_duplicate=False) if not weight.requires_grad
+    }
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
 def _read(tensors: Mapping[str, Tensor], folder: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # expected: this is a single process
-            dcp.load({"model": dict(tensors)}, storage_reader=PlainReader(folder), planner=PlainPlanner(), no_dist=True)
+            warnings.filterwarnings(
+                "ignore", "torch.distributed is disabled"
+            )  # expected: this is a single process
+            dcp.load(
+                {"model": dict(tensors)},
+                storage_reader=PlainReader(folder),
+                planner=PlainPlanner(),
+                no_dist=True,
+            )
     except FAILURES as error:
         raise CheckpointError(f"the policy in {folder} could not be read: {reason(error)}") from error

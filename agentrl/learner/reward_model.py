@@ -41,15 +41,21 @@ class RewardModel:
         LearnerError: the other ranks did not join in time.
     """
 
-    def __init__(self, config: RewardModelConfig, device: Device = "auto", *, rank: int, address: str, port: int) -> None:
+    def __init__(
+        self, config: RewardModelConfig, device: Device = "auto", *, rank: int, address: str, port: int
+    ) -> None:
         learner = config.as_learner
         place = join_ranks(learner, rank=rank, address=address, port=port, on=device)
-        attention = choose_attention(config.model.attention, device=place.device.type, dtype=config.model.dtype)
+        attention = choose_attention(
+            config.model.attention, device=place.device.type, dtype=config.model.dtype
+        )
         module = load_classifier(config.model, attention)
         class_name = type(module).__name__
         module.requires_grad_(False)
         sharding.shard(module, place.mesh, learner, compute_dtype=None, has_backward=False)
-        self._model = as_policy(module.eval(), class_name, attention, place.device, getattr(torch, config.model.dtype))
+        self._model = as_policy(
+            module.eval(), class_name, attention, place.device, getattr(torch, config.model.dtype)
+        )
 
     @dispatch("dp", join="concat")
     @torch.no_grad()
@@ -97,7 +103,11 @@ def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
     """
     kind = find_classifier(model)
     register_attention()
-    options = {"dtype": getattr(torch, model.dtype), "attn_implementation": attention, "trust_remote_code": model.trust_remote_code}
+    options = {
+        "dtype": getattr(torch, model.dtype),
+        "attn_implementation": attention,
+        "trust_remote_code": model.trust_remote_code,
+    }
     module: PreTrainedModel
     try:
         module, info = kind.from_pretrained(model.path, output_loading_info=True, **options)
@@ -105,7 +115,10 @@ def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
         raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
     if info["missing_keys"]:
         # transformers would initialize it at random, and random scores look like scores.
-        raise ConfigError(f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; check that the model was saved with its head")
+        raise ConfigError(
+            f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; check that the model was saved "
+            "with its head"
+        )
     answer_with_scores(module)
     return module
 
@@ -130,7 +143,10 @@ def find_classifier(model: ModelConfig) -> Any:
         "ForSequenceClassification": AutoModelForSequenceClassification,
         "ForTokenClassification": AutoModelForTokenClassification,
     }
-    kind = next((kind for suffix, kind in classifiers.items() for name in architectures if name.endswith(suffix)), None)
+    kind = next(
+        (kind for suffix, kind in classifiers.items() for name in architectures if name.endswith(suffix)),
+        None,
+    )
     if kind is None:
         raise ConfigError(
             f"{_named(model)} is not a reward model: its config names "
@@ -138,7 +154,9 @@ def find_classifier(model: ModelConfig) -> Any:
             "use a ...ForSequenceClassification or ...ForTokenClassification"
         )
     if config.num_labels != 1:
-        raise ConfigError(f"{_named(model)} has {config.num_labels} labels; a reward model has one, the score")
+        raise ConfigError(
+            f"{_named(model)} has {config.num_labels} labels; a reward model has one, the score"
+        )
     return kind
 
 

@@ -59,7 +59,8 @@ def answer_with_scores(module: PreTrainedModel) -> None:
     """
     if not hasattr(module, SCORE_HEAD):
         raise ConfigError(
-            f"{type(module).__name__} has no scalar head {SCORE_HEAD!r} on a causal model; use a decoder such as Llama or Qwen"
+            f"{type(module).__name__} has no scalar head {SCORE_HEAD!r} on a causal model; use a decoder "
+            "such as Llama or Qwen"
         )
     module.forward = partial(_scores_at, module)
 

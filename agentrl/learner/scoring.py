@@ -33,7 +33,9 @@ class ScoreRequest:
     temperature: float
 
 
-def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None, kernels: ChunkKernels = EAGER) -> None:
+def answer_scores(
+    module: PreTrainedModel, *, chunk_tokens: int | None, kernels: ChunkKernels = EAGER
+) -> None:
     """Make `module(..., score=ScoreRequest(...))` return (logprobs, entropies), each f[A] with gradient.
 
     Call it before the module is wrapped or sharded. `chunk_tokens`, `kernels`: see
@@ -46,7 +48,9 @@ def answer_scores(module: PreTrainedModel, *, chunk_tokens: int | None, kernels:
         # The head may have been replaced since, for example by one with an adapter.
         if form is None or module.get_output_embeddings() is not head:
             logits = forward(**inputs, logits_to_keep=request.positions_A).logits[0]
-            return logprobs_and_entropy(logits, request.targets_A, temperature=request.temperature, kernels=kernels)
+            return logprobs_and_entropy(
+                logits, request.targets_A, temperature=request.temperature, kernels=kernels
+            )
         hidden = module.base_model(**inputs).last_hidden_state[0]
         return linear_logprobs_and_entropy(
             hidden[request.positions_A],
@@ -83,7 +87,9 @@ def find_head_form(module: PreTrainedModel) -> HeadForm | None:
     if logits is None:
         return None
     forms = (HeadForm(scale, _softcap(module)) for scale in _scales(module))
-    return next((form for form in forms if torch.allclose(form.apply(products), logits.float(), rtol=1e-4)), None)
+    return next(
+        (form for form in forms if torch.allclose(form.apply(products), logits.float(), rtol=1e-4)), None
+    )
 
 
 def _forward_around(module: PreTrainedModel, products: Tensor) -> Tensor | None:
@@ -134,5 +140,9 @@ def _scales(module: PreTrainedModel) -> list[float]:
     Granite divides by its factor; Cohere and Falcon-H1 multiply.
     """
     divisor, config = getattr(module.config, "logits_scaling", None), module.config
-    factors = [getattr(config, "logit_scale", None), getattr(config, "lm_head_multiplier", None), 1.0 / divisor if divisor else None]
+    factors = [
+        getattr(config, "logit_scale", None),
+        getattr(config, "lm_head_multiplier", None),
+        1.0 / divisor if divisor else None,
+    ]
     return [1.0, *(float(factor) for factor in factors if isinstance(factor, int | float))]

@@ -47,11 +47,15 @@ class TokenShard:
 
     @classmethod
     def of(cls, positions_P: Tensor, *, num_tokens: int, group: ProcessGroup) -> TokenShard:
-        """Return this rank's part of a microbatch of `num_tokens`, of which `positions_P` (i64[P]) are read."""
+        """Return this rank's part of a microbatch of `num_tokens`, of which `positions_P` (i64[P]) are
+        read.
+        """
         length = -(-num_tokens // group.size())
         start = group.rank() * length
         is_own = (positions_P >= start) & (positions_P < start + length)
-        return cls(start, length, length * group.size() - num_tokens, is_own, positions_P[is_own] - start, group)
+        return cls(
+            start, length, length * group.size() - num_tokens, is_own, positions_P[is_own] - start, group
+        )
 
     def cut(self, column_T: Tensor) -> Tensor:
         """Return this rank's part of one number per token, i64[T] to i64[t]; padding is 0."""
@@ -80,7 +84,10 @@ def tokens_to_heads(heads: tuple[Tensor, ...], group: ProcessGroup) -> tuple[Ten
     received = _Exchange.apply(torch.cat([b[0].flatten(1) for b in blocks], dim=1), group)
     pieces = received.split([shape.numel() for shape in shapes], dim=1)
     # The first dimension is the sending rank: [N, H/N, t, D] to [1, H/N, N t, D].
-    return tuple(p.unflatten(1, shape).transpose(0, 1).flatten(1, 2)[None] for p, shape in zip(pieces, shapes, strict=True))
+    return tuple(
+        p.unflatten(1, shape).transpose(0, 1).flatten(1, 2)[None]
+        for p, shape in zip(pieces, shapes, strict=True)
+    )
 
 
 def heads_to_tokens(heads: Tensor, group: ProcessGroup) -> Tensor:
@@ -104,16 +111,25 @@ def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     name = f"learner.sequence_parallel={size}"
     if heads % size:
-        raise ConfigError(f"{name} does not divide the {heads} attention heads of the model; use a divisor of {heads}")
+        raise ConfigError(
+            f"{name} does not divide the {heads} attention heads of the model; use a divisor of {heads}"
+        )
     if kv_heads % size and size % kv_heads:
-        raise ConfigError(f"{name} does not fit the {kv_heads} key-value heads of the model; use a divisor or a multiple of {kv_heads}")
+        raise ConfigError(
+            f"{name} does not fit the {kv_heads} key-value heads of the model; use a divisor or a multiple "
+            f"of {kv_heads}"
+        )
     mixers = sorted(set(getattr(config, "layer_types", None) or ()) - _PER_TOKEN_LAYERS)
     if mixers:
-        raise ConfigError(f"{name} supports only attention layers, but the model has {mixers[0]!r}; use learner.sequence_parallel=1")
+        raise ConfigError(
+            f"{name} supports only attention layers, but the model has {mixers[0]!r}; use "
+            "learner.sequence_parallel=1"
+        )
     ropes = sorted(_LENGTH_BOUND_ROPES & _rope_types(getattr(config, "rope_parameters", None) or {}))
     if ropes:
         raise ConfigError(
-            f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole microbatch; use learner.sequence_parallel=1"
+            f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole microbatch; "
+            "use learner.sequence_parallel=1"
         )
 
 

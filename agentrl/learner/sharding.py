@@ -1,4 +1,6 @@
-"""Sharding of a model over ranks: FSDP2 per layer, over one mesh dimension or two (HSDP), and layer wrappers."""
+"""Sharding of a model over ranks: FSDP2 per layer, over one mesh dimension or two (HSDP), and layer
+wrappers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> D
     """
     if shard_size is None or shard_size == world_size:
         return init_device_mesh(device_type, (world_size,))
-    return init_device_mesh(device_type, (world_size // shard_size, shard_size), mesh_dim_names=("copy", "shard"))
+    return init_device_mesh(
+        device_type, (world_size // shard_size, shard_size), mesh_dim_names=("copy", "shard")
+    )
 
 
 def open_tensor_mesh(device_type: str, *, world_size: int, tensor_parallel: int) -> DeviceMesh:
@@ -33,10 +37,19 @@ def open_tensor_mesh(device_type: str, *, world_size: int, tensor_parallel: int)
 
     FSDP shards over the first dimension; neighboring ranks form the second and compute together.
     """
-    return init_device_mesh(device_type, (world_size // tensor_parallel, tensor_parallel), mesh_dim_names=("data", "tensor"))
+    return init_device_mesh(
+        device_type, (world_size // tensor_parallel, tensor_parallel), mesh_dim_names=("data", "tensor")
+    )
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, config: LearnerConfig, *, compute_dtype: torch.dtype | None, has_backward: bool) -> None:
+def shard(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    config: LearnerConfig,
+    *,
+    compute_dtype: torch.dtype | None,
+    has_backward: bool,
+) -> None:
     """Wrap every layer of the model as `config` says, and shard layers and root in place.
 
     Args:

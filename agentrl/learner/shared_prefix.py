@@ -81,7 +81,14 @@ def share_prefixes(pieces: Sequence[SequencePart], *, max_tokens: int, world_siz
     whole = [_as_bundle(members, _prefix_length(members)) for members in by_prompt.values()]
     num_tokens = sum(b.num_tokens for b in (*alone, *whole))
     parts = [-(-world_size * b.num_tokens // num_tokens) for b in whole]
-    return [*alone, *(b for bundle, least in zip(whole, parts, strict=True) for b in _fit(bundle.pieces, max_tokens, least))]
+    return [
+        *alone,
+        *(
+            b
+            for bundle, least in zip(whole, parts, strict=True)
+            for b in _fit(bundle.pieces, max_tokens, least)
+        ),
+    ]
 
 
 def _prefix_length(members: Sequence[SequencePart]) -> int:
@@ -99,7 +106,9 @@ def _prompt(sample: Sample) -> NDArray[np.int32] | None:
 
 
 def _fit(members: Sequence[SequencePart], max_tokens: int, least: int) -> list[Bundle]:
-    """Distribute pieces of one prompt over as few bundles as fit, at least `least`, with balanced responses."""
+    """Distribute pieces of one prompt over as few bundles as fit, at least `least`, with balanced
+    responses.
+    """
     prefix = _prefix_length(members)
     ordered = sorted(members, key=lambda p: -p.sample.num_tokens)
     responses = sum(p.sample.num_tokens - prefix for p in members)

@@ -54,10 +54,15 @@ class SplitSequences:
         # A number unique to each microbatch over all ranks, to tell a microbatch's own tokens from the
         # others.
         homes = [rank + world_size * i for i in range(len(microbatches))]
-        labels = _gather([m.sample_indices[m.sequence_ids][s] for m, s in zip(microbatches, sent, strict=True)])
+        labels = _gather(
+            [m.sample_indices[m.sequence_ids][s] for m, s in zip(microbatches, sent, strict=True)]
+        )
         origins = _gather([np.full(s.sum(), home) for s, home in zip(sent, homes, strict=True)])
         return cls(
-            [_window(m, s, labels, origins, home) for m, s, home in zip(microbatches, sent, homes, strict=True)],
+            [
+                _window(m, s, labels, origins, home)
+                for m, s, home in zip(microbatches, sent, homes, strict=True)
+            ],
             is_empty=False,
         )
 
@@ -80,20 +85,35 @@ class SplitSequences:
 
 
 def _gather(columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    gathered: NDArray[np.int64] = gather_over_ranks(torch.from_numpy(np.concatenate(columns)).double()).long().numpy()
+    gathered: NDArray[np.int64] = (
+        gather_over_ranks(torch.from_numpy(np.concatenate(columns)).double()).long().numpy()
+    )
     return gathered
 
 
-def _window(microbatch: Microbatch, sent: NDArray[np.bool_], labels: NDArray[np.int64], origins: NDArray[np.int64], home: int) -> _Window:
-    own = {int(index): place for place, index in enumerate(microbatch.sample_indices) if microbatch.is_split[place]}
+def _window(
+    microbatch: Microbatch,
+    sent: NDArray[np.bool_],
+    labels: NDArray[np.int64],
+    origins: NDArray[np.int64],
+    home: int,
+) -> _Window:
+    own = {
+        int(index): place
+        for place, index in enumerate(microbatch.sample_indices)
+        if microbatch.is_split[place]
+    }
     read = np.flatnonzero(np.isin(labels, list(own)) & (origins != home))
     ids = np.array([own[int(label)] for label in labels[read]], np.int64)
     return _Window(torch.from_numpy(sent), torch.from_numpy(read), ids)
 
 
 @torch.no_grad()
-def score_rest(policy: Policy, microbatches: Sequence[Microbatch], *, temperature: float) -> list[Tensor] | None:
-    """Return per microbatch the policy's log-probabilities of the rest of its sequences, f64[E]. A collective.
+def score_rest(
+    policy: Policy, microbatches: Sequence[Microbatch], *, temperature: float
+) -> list[Tensor] | None:
+    """Return per microbatch the policy's log-probabilities of the rest of its sequences, f64[E]. A
+    collective.
 
     None if no rank has split sequences; otherwise this costs one more forward.
     """
@@ -103,7 +123,10 @@ def score_rest(policy: Policy, microbatches: Sequence[Microbatch], *, temperatur
     devices = [policy.device] if policy.device.type == "cuda" else []
     # Restored afterwards, so the forward with gradient draws the same dropout.
     with torch.random.fork_rng(devices=devices):
-        own = [policy.score_actions(microbatch, temperature=temperature).cpu()[:, None] for microbatch in microbatches]
+        own = [
+            policy.score_actions(microbatch, temperature=temperature).cpu()[:, None]
+            for microbatch in microbatches
+        ]
     policy.reshard()
     return [table[:, 0] for table in split.gather(own)]
 
@@ -120,7 +143,8 @@ class LossColumns:
     weights: Tensor
 
     def with_rest(self, rest: RestOfSequences, *, policy: Tensor, proximal: Tensor) -> LossColumns:
-        """Return the columns of whole sequences: these A tokens, then the E loss tokens of `rest` as constants.
+        """Return the columns of whole sequences: these A tokens, then the E loss tokens of `rest` as
+        constants.
 
         policy, proximal: log-probabilities of all tokens of the rest.
         """
@@ -134,9 +158,13 @@ class LossColumns:
             proximal=join(self.tokens.proximal, proximal),
             advantages=join(self.tokens.advantages, rest.advantages),
             sequence_ids=join(self.tokens.sequence_ids, rest.sequence_ids),
-            is_selected=None if self.tokens.is_selected is None else join(self.tokens.is_selected, rest.is_selected),
+            is_selected=None
+            if self.tokens.is_selected is None
+            else join(self.tokens.is_selected, rest.is_selected),
         )
-        return LossColumns(tokens, join(self.behavior, rest.behavior_logprobs), join(self.weights, rest.weights))
+        return LossColumns(
+            tokens, join(self.behavior, rest.behavior_logprobs), join(self.weights, rest.weights)
+        )
 
 
 def sum_own(values: Tensor, num_own: int) -> Tensor:
@@ -151,7 +179,9 @@ def sum_own(values: Tensor, num_own: int) -> Tensor:
 
 
 def whole_loss_ids(microbatch: Microbatch) -> Tensor:
-    """Return i64[A + E], the sequence of each token of the loss_mask here, then of those in other microbatches."""
+    """Return i64[A + E], the sequence of each token of the loss_mask here, then of those in other
+    microbatches.
+    """
     own = microbatch.sequence_ids[microbatch.loss_mask]
     num_sequences = len(microbatch.sample_indices)
     num_elsewhere = microbatch.loss_lengths - np.bincount(own, minlength=num_sequences)

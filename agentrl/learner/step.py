@@ -17,7 +17,14 @@ from agentrl.config.learner import OptimizerConfig
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
 from agentrl.learner.loss_part import LossPart, finish_metrics
 from agentrl.learner.model import Policy
-from agentrl.learner.optimizer import build_optimizer, clip_gradients, gradient_norm, learning_rate, set_learning_rate, state_at_hand
+from agentrl.learner.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    gradient_norm,
+    learning_rate,
+    set_learning_rate,
+    state_at_hand,
+)
 from agentrl.learner.ranks import RankPlace, add_over_ranks, largest_over_ranks
 from agentrl.learner.sharding import hold, is_alone
 
@@ -59,7 +66,9 @@ class Stepper:
         self._is_offloaded = is_offloaded
         self._is_alone = is_alone(place.mesh)
 
-    def run(self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts) -> dict[str, float]:
+    def run(
+        self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts
+    ) -> dict[str, float]:
         """Make one update over `items` and return the global metrics. A collective.
 
         `part_of(index)` computes the loss part of an item. If there is nothing to learn on any rank, or a
@@ -93,8 +102,14 @@ class Stepper:
             self.num_non_finite += 1
             self._dump(items)
         self.optimizer.zero_grad(set_to_none=True)
-        metrics = finish_metrics(add_over_ranks(_floats(sums)), largest_over_ranks(_floats(maxima)), num_tokens=counts.loss_tokens)
-        metrics |= {"grad_norm": float(norm), "is_skipped": float(not is_finite), "non_finite_updates": float(self.num_non_finite)}
+        metrics = finish_metrics(
+            add_over_ranks(_floats(sums)), largest_over_ranks(_floats(maxima)), num_tokens=counts.loss_tokens
+        )
+        metrics |= {
+            "grad_norm": float(norm),
+            "is_skipped": float(not is_finite),
+            "non_finite_updates": float(self.num_non_finite),
+        }
         return facts | {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _all_finite(self, loss: float, norm: float) -> bool:
@@ -108,8 +123,14 @@ class Stepper:
             return
         folder = Path(self._dump_folder)
         folder.mkdir(parents=True, exist_ok=True)
-        arrays = {f"{index}.{name}": column for index, item in enumerate(items) for name, column in _columns(item).items()}
-        save_file(arrays, str(folder / f"update{self.num_updates - 1:06d}_rank{self._place.rank}.safetensors"))
+        arrays = {
+            f"{index}.{name}": column
+            for index, item in enumerate(items)
+            for name, column in _columns(item).items()
+        }
+        save_file(
+            arrays, str(folder / f"update{self.num_updates - 1:06d}_rank{self._place.rank}.safetensors")
+        )
 
 
 def _add(part: LossPart, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:

@@ -21,7 +21,13 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import ReadItem
 
 from agentrl.errors import CheckpointError
@@ -35,12 +41,22 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
     **{
         (metadata.__name__, kind.__name__): kind
         for kind in (
-            *(metadata.Metadata, metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING),
+            *(
+                metadata.Metadata,
+                metadata.MetadataIndex,
+                metadata.StorageMeta,
+                metadata.TensorProperties,
+                metadata._MEM_FORMAT_ENCODING,
+            ),
             *(metadata.TensorStorageMetadata, metadata.ChunkStorageMetadata, metadata.BytesStorageMetadata),
         )
     },
     # The checkpoint's own path in its metadata, never opened. Python 3.13 writes another module name.
-    **{(module, name): PurePosixPath for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "PurePosixPath")},
+    **{
+        (module, name): PurePosixPath
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath")
+    },
 }
 """Everything that a learner checkpoint's metadata contain, besides dtypes."""
 
@@ -65,7 +81,9 @@ class _MetadataUnpickler(pickle._Unpickler):
             found = getattr(torch, name, None)
             found = found if isinstance(found, torch.dtype) else None
         if found is None:
-            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which does not belong in a checkpoint")
+            raise pickle.UnpicklingError(
+                f"it refers to {module}.{name}, which does not belong in a checkpoint"
+            )
         return found
 
     def persistent_load(self, pid: Any) -> Any:
@@ -114,7 +132,10 @@ def _problem(found: object) -> str | None:
     for index, place in found.storage_data.items():
         if not isinstance(index, MetadataIndex) or not isinstance(place, filesystem._StorageInfo):
             return "its table of places is of other types"
-        if not isinstance(place.relative_path, str) or os.path.basename(place.relative_path) != place.relative_path:
+        if (
+            not isinstance(place.relative_path, str)
+            or os.path.basename(place.relative_path) != place.relative_path
+        ):
             return f"{index.fqn} should be in {place.relative_path!r}, which is not a file of the folder"
     return None
 
@@ -138,7 +159,9 @@ class PlainReader(FileSystemReader):
         found.storage_meta.load_id = self.load_id
         return found
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         if self._failed is not None:
             raise self._failed
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
@@ -152,4 +175,6 @@ class PlainPlanner(DefaultLoadPlanner):
         try:
             set_element(self.original_state_dict, path, torch.load(value, weights_only=True))
         except pickle.UnpicklingError as error:
-            raise CheckpointError(f"{read_item.dest_index.fqn} is damaged: it contains more than numbers, text and tensors") from error
+            raise CheckpointError(
+                f"{read_item.dest_index.fqn} is damaged: it contains more than numbers, text and tensors"
+            ) from error

@@ -22,7 +22,9 @@ class Objective(Protocol):
     """Computes a microbatch's part of a loss."""
 
     def part(self, policy: Policy, microbatch: Microbatch, counts: UpdateCounts) -> LossPart:
-        """Run the forward and return the microbatch's part of the loss of the update that `counts` describes."""
+        """Run the forward and return the microbatch's part of the loss of the update that `counts`
+        describes.
+        """
         ...
 
 

@@ -42,7 +42,9 @@ def cut_layers(module: PreTrainedModel, mesh: DeviceMesh) -> None:
     styles = dict(zip(_STYLES, (ColwiseParallel, RowwiseParallel), strict=True))
     prefix = f"{module.base_model_prefix}." if module.base_model is not module else ""
     plan = {prefix + name: style for name, style in _plan(module.config).items()}
-    parallelize_module(module, mesh, {name: styles[style]() for name, style in plan.items() if style in styles})
+    parallelize_module(
+        module, mesh, {name: styles[style]() for name, style in plan.items() if style in styles}
+    )
     shared = [pattern for pattern, style in plan.items() if style == _WHOLE]
     for name, child in module.named_modules():
         if any(fnmatch(name, pattern) for pattern in shared):
@@ -63,7 +65,9 @@ def check_tensor_parallel(config: PretrainedConfig, size: int) -> None:
     strange = sorted(set(plan.values()) - {*_STYLES, _WHOLE})
     if not plan or strange:
         reason = f"its layers are cut as {strange[0]!r}" if strange else "transformers has no plan for it"
-        raise ConfigError(f"{name} is for models such as Llama, Qwen2 and Qwen3, not {config.model_type!r}: {reason}")
+        raise ConfigError(
+            f"{name} is for models such as Llama, Qwen2 and Qwen3, not {config.model_type!r}: {reason}"
+        )
     heads = config.num_attention_heads
     sizes = {
         "attention heads": heads,
@@ -72,7 +76,9 @@ def check_tensor_parallel(config: PretrainedConfig, size: int) -> None:
     }
     for what, number in sizes.items():
         if number % size:
-            raise ConfigError(f"{name} does not divide the {number} {what} of the model; use a divisor of {number}")
+            raise ConfigError(
+                f"{name} does not divide the {number} {what} of the model; use a divisor of {number}"
+            )
 
 
 def _plan(config: PretrainedConfig) -> dict[str, str]:

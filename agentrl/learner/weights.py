@@ -35,12 +35,26 @@ from agentrl.plugins.sources import locate
 from agentrl.sglang.process_group import Broadcast, flatten, tensor_bytes, tensor_checksum
 from agentrl.types import SendTimes, TensorSpec
 
-_COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "*.model", "*.jinja")
+_COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "*.model",
+    "*.jinja",
+)
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Layers that SGLang computes as one, with their parts in the order of their rows."""
 
-_ROUNDED = {"embed_tokens": (0, 64), "lm_head": (0, 64), "gate_proj": (0, 32), "up_proj": (0, 32), "down_proj": (1, 32)}
+_ROUNDED = {
+    "embed_tokens": (0, 64),
+    "lm_head": (0, 64),
+    "gate_proj": (0, 32),
+    "up_proj": (0, 32),
+    "down_proj": (1, 32),
+}
 """Dimension of a layer's weight that SGLang pads, and to which multiple.
 
 The vocabulary is padded everywhere, the width of an MLP on CPUs.
@@ -53,7 +67,9 @@ def tensor_specs(policy: Policy) -> list[TensorSpec]:
     """Return name, dtype, shape and bytes of every published weight, in sending order."""
     dtype = policy.published_dtype
     return [
-        TensorSpec(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize)
+        TensorSpec(
+            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize
+        )
         for name, tensor in policy.tensors.items()
     ]
 
@@ -66,7 +82,9 @@ def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = Fals
     """
     as_dtype = policy.published_dtype if dtype is None else getattr(torch, dtype)
     sums: dict[str, Any] = {}
-    for name, parts in (_fused(policy.tensors) if is_fused else {name: [name] for name in policy.tensors}).items():
+    for name, parts in (
+        _fused(policy.tensors) if is_fused else {name: [name] for name in policy.tensors}
+    ).items():
         sums[name] = hashlib.sha256()
         for part in parts:
             tensor = policy.full_tensor(part).to(as_dtype)
@@ -138,7 +156,9 @@ def adapter_specs(policy: Policy) -> list[TensorSpec]:
     """Return name (as in peft's files), dtype, shape and bytes of every tensor of the adapter."""
     dtype = policy.published_dtype
     return [
-        TensorSpec(name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize)
+        TensorSpec(
+            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize
+        )
         for name, tensor in adapter_tensors(policy.adapters).items()
     ]
 
@@ -163,7 +183,10 @@ def export_adapter(policy: Policy, place: RankPlace | None, model: ModelConfig, 
 
 def _whole_adapter(policy: Policy) -> dict[str, Tensor]:
     # In the published dtype: the learner's own forward also casts the adapter to it.
-    return {name: gather(tensor).to(policy.published_dtype).cpu() for name, tensor in adapter_tensors(policy.adapters).items()}
+    return {
+        name: gather(tensor).to(policy.published_dtype).cpu()
+        for name, tensor in adapter_tensors(policy.adapters).items()
+    }
 
 
 def describe(policy: Policy, model: ModelConfig, folder: Path) -> None:
@@ -199,7 +222,9 @@ def pickle_bucket(policy: Policy, place: RankPlace, names: Sequence[str]) -> str
     tensors = [(name, policy.full_tensor(name)) for name in names]
     if not place.is_first:
         return ""
-    return base64.b64encode(pickle.dumps([(name, tensor.cpu().contiguous()) for name, tensor in tensors])).decode()
+    return base64.b64encode(
+        pickle.dumps([(name, tensor.cpu().contiguous()) for name, tensor in tensors])
+    ).decode()
 
 
 class FolderWriter:
@@ -229,7 +254,9 @@ class FolderWriter:
         self.write(self._replace)
         if self._error is not None:
             shutil.rmtree(self._partial, ignore_errors=True)
-            raise DiskError(f"the policy could not be written to {self._folder}: {self._error}") from self._error
+            raise DiskError(
+                f"the policy could not be written to {self._folder}: {self._error}"
+            ) from self._error
 
     def _replace(self, written: Path) -> None:
         _sync(written)
@@ -240,7 +267,9 @@ class FolderWriter:
 
 def _write_weights(tensors: dict[str, Tensor], file: str, folder: Path) -> None:
     save_file(tensors, str(folder / file), metadata={"format": "pt"})
-    (folder / file).chmod(0o644)  # safetensors creates private files, but a server may run under another account
+    (folder / file).chmod(
+        0o644
+    )  # safetensors creates private files, but a server may run under another account
 
 
 def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:
@@ -249,7 +278,9 @@ def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec]
             "metadata": {"total_size": sum(spec.num_bytes for spec in specs)},
             "weight_map": {name: file for file, names in files.items() for name in names},
         }
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def _write_configs(policy: Policy, folder: Path) -> None:
@@ -266,7 +297,11 @@ def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
     """Copy the tokenizer's files, the chat template in use, and the model's own code."""
     source = Path(model.tokenizer_path or model.path)
     patterns = (*_COPIED, "*.py") if model.trust_remote_code else _COPIED
-    files = {file for pattern in patterns for file in source.glob(pattern) if file.is_file()} if source.is_dir() else set()
+    files = (
+        {file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
+        if source.is_dir()
+        else set()
+    )
     for file in files:
         shutil.copyfile(file, folder / file.name)
     if model.chat_template is not None:

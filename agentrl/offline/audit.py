@@ -32,8 +32,8 @@ class RunAudit:
         found, counts = self.audit, self.audit.counts()
         drawn = sum(counts.values())
         lines = [
-            f"{found.num_events:,} events, {drawn:,} groups of {len(set(self.tasks.values())):,} tasks, step {found.step}, "
-            f"version {found.lineage.version}, undone {found.num_rollbacks} times",
+            f"{found.num_events:,} events, {drawn:,} groups of {len(set(self.tasks.values())):,} tasks, step "
+            f"{found.step}, version {found.lineage.version}, undone {found.num_rollbacks} times",
             " + ".join(f"{count} {state}" for state, count in counts.items()) + f" = {drawn} drawn",
             f"dropped: {_listed(found.dropped())}",
             f"came back: {_listed(found.came_back())}",
@@ -54,7 +54,9 @@ class RunAudit:
         rows: dict[str, dict[str, int]] = {}
         for group_id, life in self.audit.groups.items():
             row = rows.setdefault(self.tasks.get(group_id, "?"), {})
-            state = f"dropped: {life.dropped_for}" if life.dropped_for and life.state == "dropped" else life.state
+            state = (
+                f"dropped: {life.dropped_for}" if life.dropped_for and life.state == "dropped" else life.state
+            )
             row[state] = row.get(state, 0) + 1
         return [{"task": task, **states} for task, states in sorted(rows.items())]
 
@@ -104,7 +106,11 @@ def audit_run(folder: Path) -> RunAudit:
         for damage in damages:
             found.complain(damage)
         return RunAudit(found, bound, tasks, (attempts_note,))
-    notes = (_compare_trajectories(found, folder, bound), _compare_versions(found, folder), _compare_result(found, folder))
+    notes = (
+        _compare_trajectories(found, folder, bound),
+        _compare_versions(found, folder),
+        _compare_result(found, folder),
+    )
     return RunAudit(found, bound, tasks, (attempts_note, *(note for note in notes if note is not None)))
 
 
@@ -146,18 +152,24 @@ def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
         expected = batches.get(step)
         if expected is not None and groups != expected and not found.imported:
             found.complain(
-                f"step {step}: its trajectories are of {len(groups)} groups, {len(groups - expected)} of which the journal "
-                f"does not have in it, which has {len(expected - groups)} others"
+                f"step {step}: its trajectories are of {len(groups)} groups, {len(groups - expected)} of "
+                f"which the journal does not have in it, which has {len(expected - groups)} others"
             )
         num_groups += len(groups)
-        versions = np.unique(np.concatenate([t.versions[t.action_mask] for group in batch.groups for t in group.attempts]))
+        versions = np.unique(
+            np.concatenate([t.versions[t.action_mask] for group in batch.groups for t in group.attempts])
+        )
         newest = int(versions.max(initial=NO_VERSION))
         if newest > batch.learned_by:
-            found.complain(f"step {step}: a token of version {newest} was trained on by version {batch.learned_by}")
+            found.complain(
+                f"step {step}: a token of version {newest} was trained on by version {batch.learned_by}"
+            )
         lag = int(batch.lineage.lags(versions).max(initial=0))
         if lag > bound:
             found.complain(f"step {step}: a token is {lag} versions old; the bound is {bound}")
-    return f"trajectories of {last} steps: {num_groups} groups, as in the journal" if found.is_balanced else None
+    return (
+        f"trajectories of {last} steps: {num_groups} groups, as in the journal" if found.is_balanced else None
+    )
 
 
 def _compare_versions(found: Audit, folder: Path) -> str | None:
@@ -187,7 +199,9 @@ def _compare_result(found: Audit, folder: Path) -> str | None:
             found.complain(f"result.json tells {told[state]} {state} groups, the journal {counts[state]}")
     if sum(counts.values()) != told["drawn"]:
         found.complain(f"result.json tells {told['drawn']} drawn groups, the journal {sum(counts.values())}")
-    return f"result.json: {told['consumed']} groups consumed, as in the journal" if found.is_balanced else None
+    return (
+        f"result.json: {told['consumed']} groups consumed, as in the journal" if found.is_balanced else None
+    )
 
 
 def _listed(counts: dict[str, int]) -> str:

@@ -37,8 +37,14 @@ CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "sequence_tis": {"weight": "sequence", "cap": 2.0},
     "geometric_tis": {"weight": "geometric", "cap": 2.0},
     "icepop": {"weight": "token", "floor": 0.5, "cap": 5.0, "outside": "mask"},
-    "geometric_band": {"weight": "token", "reject": {"band": {"statistic": "k1", "level": "sequence_mean", "lower": 0.99, "upper": 1.01}}},
-    "token_band": {"weight": "none", "reject": {"band": {"statistic": "k1", "level": "token", "lower": 0.5, "upper": 2.0}}},
+    "geometric_band": {
+        "weight": "token",
+        "reject": {"band": {"statistic": "k1", "level": "sequence_mean", "lower": 0.99, "upper": 1.01}},
+    },
+    "token_band": {
+        "weight": "none",
+        "reject": {"band": {"statistic": "k1", "level": "token", "lower": 0.5, "upper": 2.0}},
+    },
     "m2po": {"weight": "none", "m2po_threshold": 0.04},
 }
 """Name in the report -> `algorithm.correction`.
@@ -53,7 +59,13 @@ class CorrectionsReport:
     """Compares corrections at each step, writes a line per step and correction, and a summary at the end."""
 
     def __init__(
-        self, algorithm: AlgorithmConfig, rollout: RolloutConfig, learner: LearnerConfig, folder: Path, *, resumed_at: int
+        self,
+        algorithm: AlgorithmConfig,
+        rollout: RolloutConfig,
+        learner: LearnerConfig,
+        folder: Path,
+        *,
+        resumed_at: int,
     ) -> None:
         """algorithm: with all values resolved."""
         self._algorithm = algorithm
@@ -71,16 +83,30 @@ class CorrectionsReport:
         groups = with_reward(batch.groups)
         assessment = assess(roles, groups, algorithm, self._learner)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
-        credited = leave_out_old(credited, groups, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag)
-        samples = [sample for members in leave_out_masked(credited, groups, rollout.masked_outcomes) for sample in members]
+        credited = leave_out_old(
+            credited, groups, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag
+        )
+        samples = [
+            sample
+            for members in leave_out_masked(credited, groups, rollout.masked_outcomes)
+            for sample in members
+        ]
         if not samples:  # all are masked, so there is no gradient
             return
-        learned = [t for group in groups for t in group.trajectories if t.outcome not in rollout.masked_outcomes]
+        learned = [
+            t for group in groups for t in group.trajectories if t.outcome not in rollout.masked_outcomes
+        ]
         fresh = [s for s, t in zip(samples, learned, strict=True) if is_fresh(t, batch.learned_by)]
-        microbatches, reference = (pack_for(learner, chosen, self._learner) for chosen in (samples, fresh or samples))
+        microbatches, reference = (
+            pack_for(learner, chosen, self._learner) for chosen in (samples, fresh or samples)
+        )
         others = variants(algorithm)
         found = learner.patient(len(others) + 1).run(Learner.compare, microbatches, reference, others)
-        facts = {"step": batch.step, "reference": "fresh" if fresh else "proximal := policy", "fresh": len(fresh) / len(samples)}
+        facts = {
+            "step": batch.step,
+            "reference": "fresh" if fresh else "proximal := policy",
+            "fresh": len(fresh) / len(samples),
+        }
         with self._lines.open("a", encoding="utf-8") as file:
             for name, one in found.items():
                 file.write(json.dumps({**facts, "correction": name, **_without_nan(asdict(one))}) + "\n")
@@ -89,7 +115,9 @@ class CorrectionsReport:
         """Write corrections.json, .md and .png, show the table, and return the Markdown file."""
         lines = list(self._read())
         summary = summarise(lines)
-        write_atomically(self._folder / "corrections.json", json.dumps({"steps": lines, "mean": summary}, indent=1))
+        write_atomically(
+            self._folder / "corrections.json", json.dumps({"steps": lines, "mean": summary}, indent=1)
+        )
         markdown = self._folder / "corrections.md"
         write_atomically(markdown, _markdown(summary, lines))
         from agentrl.figures.corrections_picture import draw  # matplotlib takes a second to load
@@ -106,7 +134,9 @@ class CorrectionsReport:
 def variants(algorithm: AlgorithmConfig) -> dict[str, AlgorithmConfig]:
     """Return the algorithm with each of CORRECTIONS, and as configured, by name."""
     others = {name: CorrectionConfig.model_validate(values) for name, values in CORRECTIONS.items()}
-    return {name: algorithm.model_copy(update={"correction": c}) for name, c in others.items()} | {"configured": algorithm}
+    return {name: algorithm.model_copy(update={"correction": c}) for name, c in others.items()} | {
+        "configured": algorithm
+    }
 
 
 def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -120,7 +150,9 @@ def summarise(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float |
 
 def _mean(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     columns = {column: [line[column] for line in lines if line[column] is not None] for column in COLUMNS}
-    means: dict[str, float | None] = {name: statistics.fmean(values) if values else None for name, values in columns.items()}
+    means: dict[str, float | None] = {
+        name: statistics.fmean(values) if values else None for name, values in columns.items()
+    }
     return means | {"cosine_std": statistics.pstdev(columns["cosine"]) if columns["cosine"] else None}
 
 
@@ -136,9 +168,16 @@ def _markdown(summary: Mapping[str, Mapping[str, float | None]], lines: Sequence
     references = ", ".join(sorted({str(line["reference"]) for line in lines}))
     steps = len({line["step"] for line in lines})
     head = ["correction", *COLUMNS]
-    rows = [head, ["---"] + ["---:"] * len(COLUMNS), *([name, *_cells(values)] for name, values in summary.items())]
+    rows = [
+        head,
+        ["---"] + ["---:"] * len(COLUMNS),
+        *([name, *_cells(values)] for name, values in summary.items()),
+    ]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"# Corrections on stored trajectories\n\nMeans over {steps} steps; reference gradient: {references}.\n\n{table}\n"
+    return (
+        f"# Corrections on stored trajectories\n\nMeans over {steps} steps; reference gradient: "
+        f"{references}.\n\n{table}\n"
+    )
 
 
 def _console(summary: Mapping[str, Mapping[str, float | None]]) -> str:

@@ -16,7 +16,12 @@ from agentrl.learner.score_head import SCORE_HEAD
 
 
 def export_checkpoint(
-    checkpoint: Path, out: Path, *, adapter_only: bool = False, base: str | None = None, trusts_code: bool = False
+    checkpoint: Path,
+    out: Path,
+    *,
+    adapter_only: bool = False,
+    base: str | None = None,
+    trusts_code: bool = False,
 ) -> None:
     """Write the policy of a checkpoint to `out`, in one process without Ray.
 
@@ -26,7 +31,8 @@ def export_checkpoint(
     Args:
         adapter_only: write the LoRA adapter alone.
         base: folder or hub id of the base model of the adapter.
-        trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib` name.
+        trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib`
+            name.
 
     Raises:
         ConfigError: `checkpoint` is none, or names code that is not trusted; `out` is not empty; or
@@ -43,21 +49,28 @@ def export_checkpoint(
     if base is not None:
         model = model.model_copy(update={"path": base, "revision": None})
     if adapter_only and model.lora.rank == 0:
-        raise ConfigError(f"{str(checkpoint)!r} has no LoRA adapter: all weights were trained; export it without --adapter")
+        raise ConfigError(
+            f"{str(checkpoint)!r} has no LoRA adapter: all weights were trained; export it without --adapter"
+        )
     base_name = model.path
     if model.lora.rank > 0:
         model = resolve_model(model)
     policy = read_policy(model, found.learner)
     if adapter_only and hasattr(policy.module, SCORE_HEAD):
         raise ConfigError(
-            f"{str(checkpoint)!r} belongs to a reward model, whose head is trained together with the adapter; export it without --adapter"
+            f"{str(checkpoint)!r} belongs to a reward model, whose head is trained together with the "
+            "adapter; export it without --adapter"
         )
     # Config and tokenizer come from the checkpoint: those at the run's model.path may have changed since.
     description = str(found.learner / DESCRIPTION)
-    described = model.model_copy(update={"path": description, "tokenizer_path": description, "chat_template": None})
+    described = model.model_copy(
+        update={"path": description, "tokenizer_path": description, "chat_template": None}
+    )
     if adapter_only:
         writer = weights.FolderWriter(out)
-        writer.write(lambda partial: write_adapter(adapter_tensors(policy.adapters), model.lora, base_name, partial))
+        writer.write(
+            lambda partial: write_adapter(adapter_tensors(policy.adapters), model.lora, base_name, partial)
+        )
         writer.write(lambda partial: weights.copy_tokenizer(described, partial))
         writer.finish()
     else:
@@ -70,5 +83,6 @@ def _refuse_code(model: ModelConfig, checkpoint: Path) -> None:
     named += ["model.trust_remote_code=true"] if model.trust_remote_code else []
     if named:
         raise ConfigError(
-            f"{str(checkpoint)!r} runs code to build its model ({', '.join(named)}); add --trust-remote-code if you trust its source"
+            f"{str(checkpoint)!r} runs code to build its model ({', '.join(named)}); add --trust-remote-code "
+            "if you trust its source"
         )

@@ -52,7 +52,9 @@ class ReplayResult:
     report: Path | None = None
 
 
-def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Path | None = None, out: Path | None = None) -> Config:
+def load_replay_config(
+    folder: Path, overrides: Sequence[str] = (), *, file: Path | None = None, out: Path | None = None
+) -> Config:
     """Read the config of a run and adapt it for a replay.
 
     Args:
@@ -66,7 +68,9 @@ def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Pat
     found = [place / "config.yaml" for place in (folder, folder.parent) if (place / "config.yaml").is_file()]
     source = file or (found[0] if found else None)
     if source is None:
-        raise ConfigError(f"neither {str(folder)!r} nor its parent contains a config.yaml; give one with --config")
+        raise ConfigError(
+            f"neither {str(folder)!r} nor its parent contains a config.yaml; give one with --config"
+        )
     own = {
         "trainer.run_dir": json.dumps(str(out or folder / "replay")),
         "trainer.resume_mode": "auto",  # of the replay; the run's own resume_mode does not apply
@@ -76,7 +80,9 @@ def load_replay_config(folder: Path, overrides: Sequence[str] = (), *, file: Pat
     return load_config(str(source), [*(f"{key}={value}" for key, value in own.items()), *overrides])
 
 
-def replay(folder: Path, config: Config, *, last_step: int | None = None, report: bool = False) -> ReplayResult:
+def replay(
+    folder: Path, config: Config, *, last_step: int | None = None, report: bool = False
+) -> ReplayResult:
     """Train on the stored steps in `folder` as the run did.
 
     Resumes a stopped replay in the same `trainer.run_dir`.
@@ -90,12 +96,18 @@ def replay(folder: Path, config: Config, *, last_step: int | None = None, report
         InfrastructureError: a learner rank was lost, or a file cannot be written.
     """
     with _open_replay(folder, config, has_report=report) as run:
-        last = min(last_step or run.stored.num_steps, run.stored.num_steps, config.trainer.steps or run.stored.num_steps)
+        last = min(
+            last_step or run.stored.num_steps,
+            run.stored.num_steps,
+            config.trainer.steps or run.stored.num_steps,
+        )
         run.observer.set_total_steps(last)
         run.observer.begin_steps()
         while run.step < last:
             run.learn_step()
-            if run.step == last or (config.trainer.save_freq > 0 and run.step % config.trainer.save_freq == 0):
+            if run.step == last or (
+                config.trainer.save_freq > 0 and run.step % config.trainer.save_freq == 0
+            ):
                 run.save()
         return run.finish()
 
@@ -119,7 +131,9 @@ class _Replay:
             with self.observer.timer("compare"):
                 self.report.observe(self.roles, batch)
         lags = batch.lineage.lags
-        updates = learn(self.roles, batch.groups, self.config, step=self.step, lags=lags, timer=self.observer.timer)
+        updates = learn(
+            self.roles, batch.groups, self.config, step=self.step, lags=lags, timer=self.observer.timer
+        )
         self.step = batch.step
         self.observer.step(
             self.step,
@@ -147,7 +161,10 @@ class _Replay:
         policy = self.dir.root / "policy"
         self.roles.learner.run(Learner.export, str(policy))
         weights = _digest(self.roles.learner)
-        write_atomically(self.dir.root / "result.json", json.dumps({"step": self.step, "weights_sha256": weights}, indent=1))
+        write_atomically(
+            self.dir.root / "result.json",
+            json.dumps({"step": self.step, "weights_sha256": weights}, indent=1),
+        )
         self.observer.say(f"replayed {self.step} steps; weights sha256 {weights}")
         table = self.report.finish(self.observer.say) if self.report is not None else None
         return ReplayResult(self.dir.root, policy, self.step, weights, table)
@@ -155,7 +172,9 @@ class _Replay:
 
 @contextmanager
 def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[_Replay]:
-    """Yield a replay that is ready to learn: its ranks run, in this process if there is one, with the newest checkpoint."""
+    """Yield a replay that is ready to learn: its ranks run, in this process if there is one, with the newest
+    checkpoint.
+    """
     stored = StoredSteps.find(_trajectories(folder, config.trainer.rollout_data_dir))
     with ExitStack() as stack:
         run_dir = RunDir.open(config.trainer, dump_config(config))
@@ -165,9 +184,17 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
         stack.callback(observer.close)
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
-        specs = RoleSpecs.of(located, num_steps=config.trainer.steps or stored.num_steps, dump_folder=str(run_dir.root / "non_finite"))
+        specs = RoleSpecs.of(
+            located,
+            num_steps=config.trainer.steps or stored.num_steps,
+            dump_folder=str(run_dir.root / "non_finite"),
+        )
         if config.learner.world_size > 1:
-            stack.enter_context(ray_session(config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)))
+            stack.enter_context(
+                ray_session(
+                    config.cluster, rank_files(config.models, policy_loss=config.algorithm.policy_loss)
+                )
+            )
             seats = stack.enter_context(reserve_seats(located.placement, located.num_ranks, roles=_ROLES))
             roles = start_roles(specs, seats)
         else:
@@ -178,7 +205,9 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
             observer.say(f"resumed from {checkpoint.folder.name}")
         run = _Replay(config, stored, roles, observer, run_dir, step=checkpoint.step if checkpoint else 0)
         if has_report:
-            run.report = CorrectionsReport(config.algorithm_in_use, config.rollout, config.learner, run_dir.root, resumed_at=run.step)
+            run.report = CorrectionsReport(
+                config.algorithm_in_use, config.rollout, config.learner, run_dir.root, resumed_at=run.step
+            )
             if checkpoint is not None and config.trainer.resume_mode == "auto" and run.report.is_empty:
                 raise ConfigError(
                     f"{run_dir.root} contains a replay up to step {run.step} without comparisons; "

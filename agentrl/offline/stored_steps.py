@@ -58,16 +58,26 @@ class StoredSteps:
             DataError: there are no files, or a step is missing.
         """
         for place in (folder / "trajectories", folder):
-            found = {int(m[1]): path for path in place.glob("step_*.parquet") if (m := _STEP_FILE.fullmatch(path.name))}
+            found = {
+                int(m[1]): path
+                for path in place.glob("step_*.parquet")
+                if (m := _STEP_FILE.fullmatch(path.name))
+            }
             if found:
                 break
         else:
-            raise DataError(f"{str(folder)!r} contains no trajectories; give a run's folder, or a folder of step_000001.parquet, ...")
+            raise DataError(
+                f"{str(folder)!r} contains no trajectories; give a run's folder, or a folder of "
+                "step_000001.parquet, ..."
+            )
         publishes = _read_publishes(place.parent / "versions.jsonl")
         last = min(max(found), publishes[-1][1]) if publishes else max(found)
         missing = [step for step in range(1, last + 1) if step not in found]
         if missing:
-            raise DataError(f"{place}: step_{missing[0]:06d}.parquet is missing; a replay needs every step up to the last, {last}")
+            raise DataError(
+                f"{place}: step_{missing[0]:06d}.parquet is missing; a replay needs every step up to the "
+                f"last, {last}"
+            )
         return cls(tuple(found[step] for step in range(1, last + 1)), publishes)
 
     def read(self, step: int) -> StoredStep:
@@ -79,7 +89,9 @@ class StoredSteps:
         batch = read_parquet(self.files[step - 1])
         groups = tuple(group_trajectories(decode(batch)))
         named = "learned_by" in batch.schema.names and batch.num_rows > 0
-        return StoredStep(step, groups, self._lineage(batch.column("learned_by")[0].as_py() if named else _newest(groups)))
+        return StoredStep(
+            step, groups, self._lineage(batch.column("learned_by")[0].as_py() if named else _newest(groups))
+        )
 
     def _lineage(self, version: int) -> Lineage:
         lineage = Lineage.of(publish for publish in self.publishes if publish[0] <= version)

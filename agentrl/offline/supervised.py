@@ -63,7 +63,11 @@ def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:
     Raises:
         ConfigError: all special tokens of the tokenizer end a conversation.
     """
-    ends = {int(sample.token_ids[end - 1]) for sample in examples.samples for end in (*sample.segment_starts[1:], sample.num_tokens)}
+    ends = {
+        int(sample.token_ids[end - 1])
+        for sample in examples.samples
+        for end in (*sample.segment_starts[1:], sample.num_tokens)
+    }
     folder = Path(model.tokenizer_path or model.path)
     named = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
     for name in _PADDING:
@@ -72,4 +76,7 @@ def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:
         ids = chat.encode(text) if text else []
         if len(ids) == 1 and ids[0] not in ends:
             return ids[0]
-    raise ConfigError(f"the tokenizer of {folder} has no padding token other than the one that ends a turn; set pad_token in its config")
+    raise ConfigError(
+        f"the tokenizer of {folder} has no padding token other than the one that ends a turn; set pad_token "
+        "in its config"
+    )

@@ -70,7 +70,9 @@ class ExampleRenderer:
             try:
                 value = json.loads(value) if value.strip() else None
             except json.JSONDecodeError as error:
-                raise place.error(self._tools_key, f"must be a list of tools, or one as JSON text: {error}") from error
+                raise place.error(
+                    self._tools_key, f"must be a list of tools, or one as JSON text: {error}"
+                ) from error
         if value is not None and not isinstance(value, list):
             raise place.error(self._tools_key, f"must be a list of tool names or schemas, is {value!r}")
         return value or ()
@@ -80,7 +82,10 @@ class ExampleRenderer:
             schema: JsonObject = without_nulls(tool)
             return schema
         if not isinstance(tool, str):
-            raise place.error(self._tools_key, f"must contain names of tools or schemas {{type, function}}, contains {tool!r}")
+            raise place.error(
+                self._tools_key,
+                f"must contain names of tools or schemas {{type, function}}, contains {tool!r}",
+            )
         if tool not in self._schemas:
             try:
                 self._schemas[tool] = self._plugins.tools.get(tool)().schema()
@@ -89,7 +94,7 @@ class ExampleRenderer:
         return self._schemas[tool]
 
 
-# --------------------------------------------------------------------------------------------------- conversations
+# ---------------------------------------------------------------------------------------------- conversations
 
 
 def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, plugins: Plugins) -> Examples:
@@ -105,7 +110,9 @@ def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, 
 
     def build(row: RawRow, place: RowPlace) -> Replay:
         if config.prompt_key is None or config.response_key is None:
-            return renderer.render(row, place, read_messages(_column(row, config.messages_key), place, config.messages_key))
+            return renderer.render(
+                row, place, read_messages(_column(row, config.messages_key), place, config.messages_key)
+            )
         prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key)
         response = _column(row, config.response_key)
         if not isinstance(response, str):
@@ -135,7 +142,7 @@ def _last_turn(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return last
 
 
-# ----------------------------------------------------------------------------------------------------------- pairs
+# ------------------------------------------------------------------------------------------------------ pairs
 
 
 def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: Plugins) -> Examples:
@@ -170,7 +177,9 @@ def pair_sample(index: int, chosen: NDArray[np.int32], rejected: NDArray[np.int3
     return Sample.supervised(index, token_ids, mask, (0, len(chosen)))
 
 
-def _compare(index: int, pair: tuple[NDArray[np.int32], NDArray[np.int32]], config: RMDataConfig) -> tuple[Sample | None, bool]:
+def _compare(
+    index: int, pair: tuple[NDArray[np.int32], NDArray[np.int32]], config: RMDataConfig
+) -> tuple[Sample | None, bool]:
     is_long = max(map(len, pair)) > config.max_tokens
     if is_long and config.overlong == "drop":
         return None, True
@@ -186,11 +195,16 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
     """
     if isinstance(value, str):
         if not prompt:
-            raise place.error(field, "is text without a prompt; set data.prompt_key to the column of the prompt, or use messages")
+            raise place.error(
+                field,
+                "is text without a prompt; set data.prompt_key to the column of the prompt, or use messages",
+            )
         return [*prompt, Message("assistant", value)]
     messages = read_messages(value, place, field)
     if messages[-1].role != "assistant":
-        raise place.error(field, f"must end with a message of the assistant, ends with a message of {messages[-1].role}")
+        raise place.error(
+            field, f"must end with a message of the assistant, ends with a message of {messages[-1].role}"
+        )
     return list(messages) if messages[: len(prompt)] == tuple(prompt) else [*prompt, *messages]
 
 
@@ -202,10 +216,14 @@ def _last_row(replay: Replay) -> NDArray[np.int32]:
     return replay.token_ids[replay.segment_starts[-1] :]
 
 
-# ------------------------------------------------------------------------------------------------------------- rows
+# ------------------------------------------------------------------------------------------------------- rows
 
 
-def _collect(files: Sequence[str], build: Callable[[RawRow, RowPlace], T], fit: Callable[[int, T], tuple[Sample | None, bool]]) -> Examples:
+def _collect(
+    files: Sequence[str],
+    build: Callable[[RawRow, RowPlace], T],
+    fit: Callable[[int, T], tuple[Sample | None, bool]],
+) -> Examples:
     samples: list[Sample] = []
     num_dropped = num_truncated = 0
     for row, place in _rows(files):
@@ -228,7 +246,9 @@ def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, RowPlace]]:
 def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: int) -> Examples:
     if not examples.samples:
         long = f"all {examples.num_dropped} exceed data.max_tokens={max_tokens}"
-        raise DataError(f"no {what} to train on: {long if examples.num_dropped else f'{list(files)} hold no rows'}")
+        raise DataError(
+            f"no {what} to train on: {long if examples.num_dropped else f'{list(files)} hold no rows'}"
+        )
     return examples
 
 

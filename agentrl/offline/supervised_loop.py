@@ -85,7 +85,11 @@ class SupervisedJob:
     @property
     def run_dir(self) -> Path:
         output = Path(self.config.trainer.output)
-        return Path(self.config.trainer.run_dir) if self.config.trainer.run_dir else output.with_name(f"{output.name}_run")
+        return (
+            Path(self.config.trainer.run_dir)
+            if self.config.trainer.run_dir
+            else output.with_name(f"{output.name}_run")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,17 @@ class Order:
     @classmethod
     def of(cls, num_samples: int, trainer: SFTTrainerConfig) -> Order:
         if trainer.steps is not None:
-            return cls(num_samples, trainer.batch_size, trainer.steps, trainer.seed, trainer.steps * trainer.batch_size)
+            return cls(
+                num_samples,
+                trainer.batch_size,
+                trainer.steps,
+                trainer.seed,
+                trainer.steps * trainer.batch_size,
+            )
         total = num_samples * trainer.total_epochs
-        return cls(num_samples, trainer.batch_size, math.ceil(total / trainer.batch_size), trainer.seed, total)
+        return cls(
+            num_samples, trainer.batch_size, math.ceil(total / trainer.batch_size), trainer.seed, total
+        )
 
     def batches(self, *, made_updates: int = 0) -> Iterator[NDArray[np.int64]]:
         """Yield the sample indices of each update after the first `made_updates`, i64[batch_size].
@@ -177,7 +189,10 @@ def run_job(job: SupervisedJob) -> Path:
         ray_session(job.config.cluster, rank_files({"model": job.config.model})),
         _open_trackers(job, order, checkpoint) as trackers,
     ):
-        trackers.console.say(job.train.summary(job.noun) + (f", from checkpoint {checkpoint.folder}" if checkpoint is not None else ""))
+        trackers.console.say(
+            job.train.summary(job.noun)
+            + (f", from checkpoint {checkpoint.folder}" if checkpoint is not None else "")
+        )
         if job.validation is not None:
             trackers.console.say(f"held out: {job.validation.summary(job.noun)}")
         with _open_learner(job, order) as learner:
@@ -197,7 +212,12 @@ class Loop:
     """The update loop with its records, validations and checkpoints, and the export at the end."""
 
     def __init__(
-        self, job: SupervisedJob, order: Order, learner: Workers[Learner], trackers: Trackers, progress: SupervisedProgress
+        self,
+        job: SupervisedJob,
+        order: Order,
+        learner: Workers[Learner],
+        trackers: Trackers,
+        progress: SupervisedProgress,
     ) -> None:
         self._job, self._order, self._learner, self._trackers = job, order, learner, trackers
         self._trainer = job.config.trainer
@@ -232,7 +252,10 @@ class Loop:
         values[f"{self._job.name}/epoch"] = num_seen / self._order.num_samples
         self._trackers.write("train", step=step, version=step, values=values)
         if metrics["is_skipped"]:
-            self._trackers.console.say(f"update {step} was skipped: its loss or gradient is not finite; the batch is saved in non_finite/")
+            self._trackers.console.say(
+                f"update {step} was skipped: its loss or gradient is not finite; the batch is saved in "
+                "non_finite/"
+            )
 
     def _validate(self, step: int) -> None:
         if self._held_out is None:
@@ -281,17 +304,21 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     return config.model.model_copy(update={"tokenizer_path": str(folder)})
 
 
-# --------------------------------------------------------------------------------------------------------- starting
+# --------------------------------------------------------------------------------------------------- starting
 
 
 def _open_run(job: SupervisedJob, data: str) -> tuple[Checkpoint | None, SupervisedProgress]:
     folder = job.run_dir / "checkpoints"
     checkpoint = find_checkpoint(folder, TrainerConfig(resume_mode=job.config.trainer.resume_mode))
-    progress = SupervisedProgress.resumed(checkpoint, data) if checkpoint is not None else SupervisedProgress(data)
+    progress = (
+        SupervisedProgress.resumed(checkpoint, data) if checkpoint is not None else SupervisedProgress(data)
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"trainer.run_dir {str(job.run_dir)!r} cannot be written: {error.strerror}") from error
+        raise ConfigError(
+            f"trainer.run_dir {str(job.run_dir)!r} cannot be written: {error.strerror}"
+        ) from error
     write_atomically(job.run_dir / "config.yaml", dump_config(job.config))
     return checkpoint, progress
 
@@ -299,7 +326,11 @@ def _open_run(job: SupervisedJob, data: str) -> tuple[Checkpoint | None, Supervi
 def _open_trackers(job: SupervisedJob, order: Order, checkpoint: Checkpoint | None) -> Trackers:
     trainer = job.config.trainer
     restored_step = checkpoint.step if checkpoint is not None else None
-    console = JobConsole(job.name, total=order.num_updates, restored_step=restored_step or 0) if "console" in trainer.logger else None
+    console = (
+        JobConsole(job.name, total=order.num_updates, restored_step=restored_step or 0)
+        if "console" in trainer.logger
+        else None
+    )
     return open_trackers(
         trainer,
         trainer.logger,

@@ -1,13 +1,22 @@
 """Extension points: agent loops, tools, interactions and rewards, and the registry that finds them by name.
 
-from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, InteractionReply, Reward, RewardResult
+from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, InteractionReply, Reward,
+RewardResult
 """
 
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, OpenAIEndpoint, Session, TurnLimits, tools_for
 from agentrl.plugins.functions import function_tool, tool, tool_of
 from agentrl.plugins.interactions import Interaction, InteractionReply
 from agentrl.plugins.registry import Plugins, Registry, load_plugins
-from agentrl.plugins.rewards import AnyReward, Attempted, BatchReward, GroupReward, Reward, RewardResult, TurnReward
+from agentrl.plugins.rewards import (
+    AnyReward,
+    Attempted,
+    BatchReward,
+    GroupReward,
+    Reward,
+    RewardResult,
+    TurnReward,
+)
 from agentrl.plugins.sources import Reference, import_source, locate
 from agentrl.plugins.tools import Runtime, Tool, ToolResult, WrongCall, not_run
 

@@ -81,7 +81,9 @@ class Session(Protocol):
         """Run calls that the agent loop parsed itself, under the same rules, and append nothing."""
 
     def add_user_message(self, text: str) -> None:
-        """Append a user message that the model sees before its next turn, such as an observation or feedback."""
+        """Append a user message that the model sees before its next turn, such as an observation or
+        feedback.
+        """
 
     def add_reward(self, name: str, value: float) -> None:
         """Give the last turn a reward from the agent loop, reported as `agent/<name>`."""
@@ -146,5 +148,8 @@ def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> 
         return offered
     for name in chosen:
         if name not in offered:
-            raise DataError(f"{task.task_id}: tool_selection: {name!r} is not offered; offered: {', '.join(offered) or 'none'}")
+            raise DataError(
+                f"{task.task_id}: tool_selection: {name!r} is not offered; offered: "
+                f"{', '.join(offered) or 'none'}"
+            )
     return tuple(dict.fromkeys(chosen))

@@ -29,7 +29,9 @@ def arguments_schema(arguments: type[BaseModel], notes: Mapping[str, str], *, la
     try:
         schema = arguments.model_json_schema(by_alias=True)
     except PydanticUserError as error:
-        raise PluginError(f"{label}: a parameter has no JSON schema: {' '.join(str(error).split())}") from error
+        raise PluginError(
+            f"{label}: a parameter has no JSON schema: {' '.join(str(error).split())}"
+        ) from error
     definitions = {name: _without_titles(definition) for name, definition in schema.pop("$defs", {}).items()}
     schema = {"type": "object", "properties": {}, **_without_titles(schema)}
     for field in arguments.model_fields.values():
@@ -39,16 +41,22 @@ def arguments_schema(arguments: type[BaseModel], notes: Mapping[str, str], *, la
             schema["properties"][name].setdefault("description", " ".join(text.split()))
     inlined: dict[str, Any] = _inline(schema, definitions, frozenset())
     if kept := _references(inlined):
-        inlined["$defs"] = {name: _inline(definitions[name], definitions, kept | {name}) for name in sorted(kept)}
+        inlined["$defs"] = {
+            name: _inline(definitions[name], definitions, kept | {name}) for name in sorted(kept)
+        }
     return inlined
 
 
 def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return an object's schema without the titles that pydantic derives from names, which only waste tokens."""
+    """Return an object's schema without the titles that pydantic derives from names, which only waste
+    tokens.
+    """
     bare = {key: value for key, value in schema.items() if key != "title"}
     if bare.get("type") == "object":
         properties = bare.get("properties", {})
-        bare["properties"] = {name: {k: v for k, v in of.items() if k != "title"} for name, of in properties.items()}
+        bare["properties"] = {
+            name: {k: v for k, v in of.items() if k != "title"} for name, of in properties.items()
+        }
     return bare
 
 
@@ -76,5 +84,9 @@ def _references(node: Any) -> Set[str]:
     if not isinstance(node, dict):
         return set()
     reference = node.get("$ref")
-    own = {reference.removeprefix(REFERENCE)} if isinstance(reference, str) and reference.startswith(REFERENCE) else set()
+    own = (
+        {reference.removeprefix(REFERENCE)}
+        if isinstance(reference, str) and reference.startswith(REFERENCE)
+        else set()
+    )
     return own | {name for value in node.values() for name in _references(value)}

@@ -29,8 +29,12 @@ MAX_FRAMES = 20
 
 _BLAMED = "agentrl_plugin"
 _LIBRARY_FOLDERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_PLUGIN_PACKAGES = tuple(f"agentrl.{name}." for name in ("agents", "tools", "interactions", "rewards", "adapters"))
-_CALLERS = frozenset(f"agentrl.rewards.{name}" for name in ("calls", "custom", "pool", "worker", "recipes", "select"))
+_PLUGIN_PACKAGES = tuple(
+    f"agentrl.{name}." for name in ("agents", "tools", "interactions", "rewards", "adapters")
+)
+_CALLERS = frozenset(
+    f"agentrl.rewards.{name}" for name in ("calls", "custom", "pool", "worker", "recipes", "select")
+)
 """Modules in the rewards package that are not rewards."""
 
 
@@ -145,7 +149,9 @@ def _kind(frame: FrameType) -> Literal["user", "plugin", "machinery", "library"]
 
 def _read(frame: FrameType, line: int, *, is_wanted: bool) -> _Frame:
     file = frame.f_code.co_filename
-    return _Frame(named_by_user(file), line, frame.f_code.co_name, linecache.getline(file, line).strip(), is_wanted)
+    return _Frame(
+        named_by_user(file), line, frame.f_code.co_name, linecache.getline(file, line).strip(), is_wanted
+    )
 
 
 def _place(frames: list[_Frame]) -> str:
@@ -156,5 +162,8 @@ def _place(frames: list[_Frame]) -> str:
 def _traceback(error: BaseException, frames: list[_Frame]) -> str:
     if not frames:
         return ""
-    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.source}' for frame in frames[-MAX_FRAMES:]]
+    lines = [
+        f'  File "{frame.file}", line {frame.line}, in {frame.function}\n    {frame.source}'
+        for frame in frames[-MAX_FRAMES:]
+    ]
     return "\n".join(["Traceback (most recent call last):", *lines, type(error).__name__])

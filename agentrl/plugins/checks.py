@@ -31,7 +31,13 @@ class Method:
 
 
 METHODS: Mapping[str, tuple[Method, ...]] = {
-    "tool": (Method("start", (), True), Method("call", ("arguments",)), Method("score"), Method("close"), Method("schema", (), False)),
+    "tool": (
+        Method("start", (), True),
+        Method("call", ("arguments",)),
+        Method("score"),
+        Method("close"),
+        Method("schema", (), False),
+    ),
     "interaction": (Method("start"), Method("respond", ("messages",)), Method("score"), Method("finalize")),
     "agent": (Method("prompt", ("task", "tools"), False), Method("run", ("task", "session"))),
     "reward": (Method("check", ("task",), False), Method("score", ("attempt",), None)),
@@ -49,15 +55,21 @@ def check_class(kind: str, cls: type[Any]) -> None:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.strip():
         found = "has no `name`" if name is None else f"has name = {name!r}"
-        raise PluginError(f'{kind} class {cls.__name__} ({place(cls)}) {found}: write `name = "{_snake(cls.__name__)}"` in the class')
+        raise PluginError(
+            f'{kind} class {cls.__name__} ({place(cls)}) {found}: write `name = "{_snake(cls.__name__)}"` in '
+            "the class"
+        )
     label = f"{kind} {name!r} ({place(cls)})"
     if kind == "tool" and not NAME.fullmatch(name):
         raise PluginError(f"{label}: a tool's name has 1 to 64 letters, digits, _ . or -")
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise PluginError(f"{label} does not define {', '.join(f'`{_signature(kind, method)}`' for method in missing)}")
+        raise PluginError(
+            f"{label} does not define {', '.join(f'`{_signature(kind, method)}`' for method in missing)}"
+        )
     if not _takes(cls, {}):
         raise PluginError(
-            f"{label}: it is constructed as {cls.__name__}(config): write `def __init__(self, config=None)`, and read the settings there"
+            f"{label}: it is constructed as {cls.__name__}(config): write `def __init__(self, config=None)`, "
+            "and read the settings there"
         )
     for method in METHODS[kind]:
         _check_method(kind, cls, method)
@@ -91,17 +103,21 @@ def check_start(kind: str, plugin: Any, kwargs: Mapping[str, Any], *, column: st
     except TypeError as error:
         given = ", ".join(sorted(kwargs)) or "nothing"
         raise PluginError(
-            f"{kind} {plugin.name!r} ({place(type(plugin).start)}): `start{inspect.signature(plugin.start)}` {_of_bind(error)}; "
-            f"the row's {column} passes {given}"
+            f"{kind} {plugin.name!r} ({place(type(plugin).start)}): `start{inspect.signature(plugin.start)}` "
+            f"{_of_bind(error)}; the row's {column} passes {given}"
         ) from error
 
 
 def place(where: Any) -> str:
-    """Return the file and line of a class or function, as `path:line`; the module's name if they are unknown."""
+    """Return the file and line of a class or function, as `path:line`; the module's name if they are
+    unknown.
+    """
     where = inspect.unwrap(where) if callable(where) and not inspect.isclass(where) else where
     try:
         file = inspect.getsourcefile(where)
-        line = where.__code__.co_firstlineno if hasattr(where, "__code__") else inspect.getsourcelines(where)[1]
+        line = (
+            where.__code__.co_firstlineno if hasattr(where, "__code__") else inspect.getsourcelines(where)[1]
+        )
     except (OSError, TypeError):
         return str(getattr(where, "__module__", type(where).__name__))
     path = Path(file or "")
@@ -112,13 +128,15 @@ def _check_method(kind: str, cls: type[Any], method: Method) -> None:
     function = getattr(cls, method.name)
     label = f"{kind} {cls.name!r} ({place(function)})"
     if not callable(function):
-        raise PluginError(f"{label}: `{method.name}` is {function!r}; write it as `{_signature(kind, method.name)}`")
+        raise PluginError(
+            f"{label}: `{method.name}` is {function!r}; write it as `{_signature(kind, method.name)}`"
+        )
     if not inspect.isfunction(function):  # a static method or callable object: errors show in use
         return
     if method.name != "start" and not _takes(function, None, *method.arguments):
         raise PluginError(
-            f"{label}: `{method.name}{inspect.signature(function)}` is called with {', '.join(method.arguments) or 'no argument'}: "
-            f"write `{_signature(kind, method.name)}`"
+            f"{label}: `{method.name}{inspect.signature(function)}` is called with "
+            f"{', '.join(method.arguments) or 'no argument'}: write `{_signature(kind, method.name)}`"
         )
     if method.is_async is not None:
         check_awaited(function, label, method.name, is_async=method.is_async)
@@ -142,29 +160,49 @@ def check_awaited(function: Callable[..., Any], label: str, name: str, *, is_asy
 def _may_be_awaited(function: Callable[..., Any]) -> bool:
     """Return whether a plain function may return an awaitable: it is decorated, or its annotation says so."""
     returns = str(getattr(function, "__annotations__", {}).get("return", ""))
-    return hasattr(function, "__wrapped__") or not inspect.isfunction(function) or "Awaitable" in returns or "Coroutine" in returns
+    return (
+        hasattr(function, "__wrapped__")
+        or not inspect.isfunction(function)
+        or "Awaitable" in returns
+        or "Coroutine" in returns
+    )
 
 
 def _check_tool(label: str, tool: Any) -> None:
     description, parameters = getattr(tool, "description", None), getattr(tool, "parameters", None)
     if not isinstance(description, str) or not description.strip():
-        raise PluginError(f'{label} has no `description`: write `description = "..."` in the class; the model reads it to choose the tool')
+        raise PluginError(
+            f'{label} has no `description`: write `description = "..."` in the class; the model reads it to '
+            "choose the tool"
+        )
     if not isinstance(parameters, Mapping):
         found = "no `parameters`" if parameters is None else f"parameters = {parameters!r}"
         raise PluginError(
             f"{label} has {found}: write the JSON schema of its arguments, such as "
-            '`parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}`'
+            '`parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}`'  # noqa: E501
         )
     if parameters.get("type") != "object":
-        raise PluginError(f'{label}: `parameters` has type {parameters.get("type")!r}: a call passes one object, so write "type": "object"')
+        raise PluginError(
+            f"{label}: `parameters` has type {parameters.get('type')!r}: a call passes one object, so write "
+            '"type": "object"'
+        )
 
 
 def _check_needs(label: str, agent: Any) -> None:
     needed = agent.required_tools
-    if isinstance(needed, str) or not isinstance(needed, Sequence) or not all(isinstance(name, str) for name in needed):
-        raise PluginError(f'{label}: required_tools={needed!r} must be a tuple of names, such as `required_tools = ("calculator",)`')
+    if (
+        isinstance(needed, str)
+        or not isinstance(needed, Sequence)
+        or not all(isinstance(name, str) for name in needed)
+    ):
+        raise PluginError(
+            f"{label}: required_tools={needed!r} must be a tuple of names, such as `required_tools = "
+            '("calculator",)`'
+        )
     if needed and not agent.uses_tools:
-        raise PluginError(f"{label}: it requires {', '.join(needed)}, but has uses_tools = False: remove one of the two")
+        raise PluginError(
+            f"{label}: it requires {', '.join(needed)}, but has uses_tools = False: remove one of the two"
+        )
 
 
 def _check_reward(label: str, reward: Any) -> None:
@@ -172,11 +210,19 @@ def _check_reward(label: str, reward: Any) -> None:
     _check_choice(label, "scope", reward.scope, get_args(Scope))
     is_async = reward.runs_in in ASYNC_PLACES
     if inspect.iscoroutinefunction(reward.score) and not is_async:
-        raise PluginError(f'{label}: `score` is async, but runs_in = {reward.runs_in!r} does not await it: write `runs_in = "asyncio"`')
+        raise PluginError(
+            f"{label}: `score` is async, but runs_in = {reward.runs_in!r} does not await it: write `runs_in "
+            '= "asyncio"`'
+        )
     is_plain = inspect.ismethod(reward.score) and not inspect.iscoroutinefunction(reward.score)
     if is_async and is_plain and not _may_be_awaited(reward.score.__func__):
-        raise PluginError(f"{label}: `score` is not async, but runs_in = {reward.runs_in!r} awaits it: write `async def score`")
-    if reward.max_concurrent is not None and not (isinstance(reward.max_concurrent, int) and reward.max_concurrent >= 1):
+        raise PluginError(
+            f"{label}: `score` is not async, but runs_in = {reward.runs_in!r} awaits it: write `async def "
+            "score`"
+        )
+    if reward.max_concurrent is not None and not (
+        isinstance(reward.max_concurrent, int) and reward.max_concurrent >= 1
+    ):
         raise PluginError(f"{label}: max_concurrent={reward.max_concurrent!r} must be None or at least 1")
 
 
@@ -207,9 +253,16 @@ def _of_bind(error: TypeError) -> str:
     """Return the error of `Signature.bind` as a verb phrase, the same for all versions of Python."""
     text = str(error).replace(" keyword-only ", " ")
     return (
-        f"gets {text[4:]}" if text.startswith("got ") else f"lacks {text.removeprefix('missing ')}" if text.startswith("missing") else text
+        f"gets {text[4:]}"
+        if text.startswith("got ")
+        else f"lacks {text.removeprefix('missing ')}"
+        if text.startswith("missing")
+        else text
     )
 
 
 def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() and index else letter.lower() for index, letter in enumerate(name))
+    return "".join(
+        f"_{letter.lower()}" if letter.isupper() and index else letter.lower()
+        for index, letter in enumerate(name)
+    )

@@ -49,11 +49,15 @@ def _split(
 ) -> tuple[BaseException | None, BaseException]:
     """Return the part of a group that must pass, and the root error of the rest."""
     passing = group.subgroup(
-        lambda error: isinstance(error, cancellation) or (isinstance(error, KeyboardInterrupt) and _is_of_signal(error))
+        lambda error: (
+            isinstance(error, cancellation) or (isinstance(error, KeyboardInterrupt) and _is_of_signal(error))
+        )
     )
     leaf: BaseException = group
     while isinstance(leaf, BaseExceptionGroup):
-        leaf = next((inner for inner in leaf.exceptions if not isinstance(inner, Exception)), leaf.exceptions[0])
+        leaf = next(
+            (inner for inner in leaf.exceptions if not isinstance(inner, Exception)), leaf.exceptions[0]
+        )
     return passing, leaf
 
 

@@ -8,7 +8,20 @@ from collections.abc import Iterable
 from agentrl.errors import ConfigError
 
 PASSED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "TERM",
+        "TMPDIR",
+        "TZ",
+        "LANG",
+        "LANGUAGE",
+        "LC_ALL",
+        "LC_CTYPE",
+    ),
     *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 """Variables passed to every program: search paths, locale and the like."""
@@ -26,5 +39,7 @@ def clean_environment(names: Iterable[str], *, key: str) -> dict[str, str]:
     wanted = tuple(names)
     missing = [name for name in wanted if name not in os.environ]
     if missing:
-        raise ConfigError(f"{key}: the environment variable {missing[0]!r} is not set; set it, or remove it from the config")
+        raise ConfigError(
+            f"{key}: the environment variable {missing[0]!r} is not set; set it, or remove it from the config"
+        )
     return {name: os.environ[name] for name in (*PASSED, *wanted) if name in os.environ}

@@ -23,7 +23,11 @@ def foreign_loop(error: BaseException, runtime: Literal["asyncio", "trio"]) -> s
     """
     other = "trio" if runtime == "asyncio" else "asyncio"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in FOLDERS.values())]
+    own = [
+        frame
+        for frame in frames
+        if not any(Path(frame.filename).is_relative_to(folder) for folder in FOLDERS.values())
+    ]
     is_raised_there = bool(frames) and Path(frames[-1].filename).is_relative_to(FOLDERS[other])
     is_refused = runtime == "trio" and isinstance(error, TypeError) and UNKNOWN_YIELD in str(error)
     if not (is_refused or (is_raised_there and isinstance(error, RuntimeError | AttributeError | TypeError))):

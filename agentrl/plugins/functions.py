@@ -40,7 +40,11 @@ MARK = "__agentrl_tool__"
 def tool(function: F, /) -> F: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, runtime: Runtime | None = None, is_idempotent: bool = False
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    runtime: Runtime | None = None,
+    is_idempotent: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     """Mark a typed function as a tool. The function itself is unchanged; loading its module registers the
@@ -64,7 +68,10 @@ def tool_of(value: object) -> type[Tool] | None:
     """
     made = vars(value).get(MARK) if inspect.isfunction(value) else None
     if made is not None and made.function is not value:  # functools.wraps copies the mark to the wrapper
-        raise PluginError(f"tool function {made.name!r} has a decorator above @tool, which would be ignored; put @tool first")
+        raise PluginError(
+            f"tool function {made.name!r} has a decorator above @tool, which would be ignored; put @tool "
+            "first"
+        )
     return made
 
 
@@ -91,7 +98,9 @@ def function_tool(
             schema; or there is no description.
     """
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
-        raise PluginError(f"{function!r} is not a Python function; a tool function is written with `def` or `async def`")
+        raise PluginError(
+            f"{function!r} is not a Python function; a tool function is written with `def` or `async def`"
+        )
     if (made := tool_of(function)) is not None:
         return made
     name = name or function.__name__
@@ -101,9 +110,13 @@ def function_tool(
     documented = _documented(function, label)
     description = (description or documented.description or "").strip()
     if not description:
-        raise PluginError(f"{label} has no description: the model reads it in the docstring, or in @tool(description=...)")
+        raise PluginError(
+            f"{label} has no description: the model reads it in the docstring, or in @tool(description=...)"
+        )
     arguments = _arguments(function, label)
-    notes = {parameter.arg_name: parameter.description for parameter in documented.params if parameter.description}
+    notes = {
+        parameter.arg_name: parameter.description for parameter in documented.params if parameter.description
+    }
     attributes = {
         "__doc__": description,
         "__module__": function.__module__,
@@ -117,7 +130,11 @@ def function_tool(
     }
     if inspect.iscoroutinefunction(function):
         return type(function.__name__, (AsyncFunctionTool,), attributes)
-    return type(function.__name__, (BlockingFunctionTool,), attributes | {"threads": trio.CapacityLimiter(MAX_THREADS)})
+    return type(
+        function.__name__,
+        (BlockingFunctionTool,),
+        attributes | {"threads": trio.CapacityLimiter(MAX_THREADS)},
+    )
 
 
 class FunctionTool(Tool):
@@ -141,7 +158,9 @@ class FunctionTool(Tool):
             return not_run(_problem(error), self.parameters)
         fields = type(given).model_fields
         # Omitted parameters are not passed, so that the function uses its own default instead of a copy.
-        value = await self._run({str(fields[field].alias): getattr(given, field) for field in given.model_fields_set})
+        value = await self._run(
+            {str(fields[field].alias): getattr(given, field) for field in given.model_fields_set}
+        )
         return value if isinstance(value, ToolResult) else ToolResult(self._text(value))
 
     @abstractmethod
@@ -153,7 +172,9 @@ class FunctionTool(Tool):
         try:
             return to_json(value, fallback=_plain).decode()
         except (PydanticSerializationError, TypeError) as error:
-            raise ToolError(f"tool {self.name!r} returned {type(value).__name__}, which is not JSON: {error}") from error
+            raise ToolError(
+                f"tool {self.name!r} returned {type(value).__name__}, which is not JSON: {error}"
+            ) from error
 
 
 class AsyncFunctionTool(FunctionTool):
@@ -169,7 +190,9 @@ class BlockingFunctionTool(FunctionTool):
     threads: ClassVar[trio.CapacityLimiter]
 
     async def _run(self, arguments: Mapping[str, Any]) -> Any:
-        return await trio.to_thread.run_sync(self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads)
+        return await trio.to_thread.run_sync(
+            self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads
+        )
 
     def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
         with contained():
@@ -190,7 +213,9 @@ def _runtime(function: Callable[..., Any], runtime: Runtime | None, label: str) 
     if inspect.iscoroutinefunction(function):
         return runtime or "asyncio"
     if runtime is not None:
-        raise PluginError(f"{label}: runtime={runtime!r} is for `async def`; a plain function runs in a thread")
+        raise PluginError(
+            f"{label}: runtime={runtime!r} is for `async def`; a plain function runs in a thread"
+        )
     return "trio"
 
 
@@ -216,11 +241,19 @@ def _arguments(function: Callable[..., Any], label: str) -> type[BaseModel]:
 
 def _check_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any], label: str) -> None:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-        raise PluginError(f"{label}: parameter `{parameter}` cannot be passed by name; write plain or keyword-only parameters")
+        raise PluginError(
+            f"{label}: parameter `{parameter}` cannot be passed by name; write plain or keyword-only "
+            "parameters"
+        )
     if parameter.name not in hints:
-        raise PluginError(f"{label}: parameter {parameter.name!r} has no annotation; write `{parameter.name}: str`, or its type")
+        raise PluginError(
+            f"{label}: parameter {parameter.name!r} has no annotation; write `{parameter.name}: str`, or its "
+            "type"
+        )
     if isinstance(parameter.default, FieldInfo):
-        raise PluginError(f"{label}: parameter {parameter.name!r}: write Annotated[..., Field(...)] and a plain default")
+        raise PluginError(
+            f"{label}: parameter {parameter.name!r}: write Annotated[..., Field(...)] and a plain default"
+        )
 
 
 def _problem(error: ValidationError) -> str:

@@ -16,7 +16,8 @@ from agentrl.types import JsonObject
 class PluginInfo:
     """One plugin.
 
-    source: the package or file it comes from. parameters: JSON schema of a tool's arguments. problem: why it does not load.
+    source: the package or file it comes from. parameters: JSON schema of a tool's arguments. problem: why it
+    does not load.
     """
 
     kind: str
@@ -41,7 +42,11 @@ def format_plugins(infos: Iterable[PluginInfo]) -> str:
             kind = info.kind
             lines += ["", f"{kind}s"] if lines else [f"{kind}s"]
         lines.append(f"  {info.name:<20} {info.source}")
-        lines += [f"      {line}" for line in (info.description, _arguments(info.parameters), _problem(info.problem)) if line]
+        lines += [
+            f"      {line}"
+            for line in (info.description, _arguments(info.parameters), _problem(info.problem))
+            if line
+        ]
     return "\n".join(lines)
 
 
@@ -61,7 +66,9 @@ def _arguments(parameters: JsonObject | None) -> str:
         return ""
     required = parameters.get("required", ())
     properties: Mapping[str, Any] = parameters.get("properties", {})
-    return ", ".join(f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items())
+    return ", ".join(
+        f"{name}{'' if name in required else '?'}: {_type(schema)}" for name, schema in properties.items()
+    )
 
 
 def _type(schema: Mapping[str, Any]) -> str:

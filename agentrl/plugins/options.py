@@ -32,7 +32,9 @@ def read_options(kind: type[OptionsT], config: Mapping[str, Any], *, plugin: str
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "config"
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{plugin}: {key}: {message}; the keys are {', '.join(kind.model_fields)}") from error
+        raise ConfigError(
+            f"{plugin}: {key}: {message}; the keys are {', '.join(kind.model_fields)}"
+        ) from error
 
 
 def secret(variable: str | None, *, plugin: str) -> str | None:

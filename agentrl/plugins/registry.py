@@ -81,7 +81,9 @@ class Registry(Generic[P]):
             return name
         if Reference.parse(name) is None:
             stray = f"; {self._strays[name]}" if name in self._strays else ""
-            raise PluginError(f"unknown {self.kind} {name!r}{stray}; registered: {', '.join(self.names()) or 'none'}")
+            raise PluginError(
+                f"unknown {self.kind} {name!r}{stray}; registered: {', '.join(self.names()) or 'none'}"
+            )
         self._load_reference(name)
         return name
 
@@ -99,7 +101,9 @@ class Registry(Generic[P]):
             try:
                 found = entry.load()
             except Exception as error:  # a third party's code runs at import
-                raise PluginError(f"{self.kind} {name!r} ({entry.value}) cannot be imported: {error}") from error
+                raise PluginError(
+                    f"{self.kind} {name!r} ({entry.value}) cannot be imported: {error}"
+                ) from error
             self._classes[name] = self._as_class(found, shown=f"{name!r} ({entry.value})")
         return self._classes[name]
 
@@ -132,7 +136,9 @@ class Registry(Generic[P]):
         except Exception as error:  # the user's code: whatever its constructor raises
             problem = f"{type(error).__name__}: {error}"
             shown = "without a config" if config is None else f"with its config {dict(config)}"
-            raise PluginError(f"{self.kind} {cls.name!r} ({place(cls)}) cannot be constructed {shown}: {problem}") from error
+            raise PluginError(
+                f"{self.kind} {cls.name!r} ({place(cls)}) cannot be constructed {shown}: {problem}"
+            ) from error
         if cls not in self._made:
             check_instance(self.kind, plugin)
             self._made.add(cls)
@@ -150,7 +156,10 @@ class Registry(Generic[P]):
         name = name or cls.name
         known = self._classes.get(name) if name in self._origins else None
         if known is not None and _identity(known) != _identity(cls):
-            raise PluginError(f"two {self.kind}s have the name {name!r}: {place(known)} and {place(cls)}; rename one of them")
+            raise PluginError(
+                f"two {self.kind}s have the name {name!r}: {place(known)} and {place(cls)}; rename one of "
+                "them"
+            )
         self._classes[name] = cls
         self._origins[name] = getattr(inspect.getmodule(cls), "__file__", None) or cls.__module__
         return cls
@@ -173,10 +182,17 @@ class Registry(Generic[P]):
         it.
         """
         if inspect.isclass(value):
-            why = f"class {value.__name__} ({place(value)}) is not a subclass of agentrl.plugins.{self._base.__name__}"
-            self._strays |= {name: why for name in (value.__name__, getattr(value, "name", None)) if isinstance(name, str)}
+            why = (
+                f"class {value.__name__} ({place(value)}) is not a subclass of "
+                f"agentrl.plugins.{self._base.__name__}"
+            )
+            self._strays |= {
+                name: why for name in (value.__name__, getattr(value, "name", None)) if isinstance(name, str)
+            }
         elif self._from_function is not None:
-            self._strays[value.__name__] = f"function {value.__name__} ({place(value)}) is not a tool without the decorator @tool"
+            self._strays[value.__name__] = (
+                f"function {value.__name__} ({place(value)}) is not a tool without the decorator @tool"
+            )
 
     def is_from(self, module: ModuleType) -> bool:
         """Return whether an added plugin is defined in `module`."""
@@ -198,10 +214,14 @@ class Registry(Generic[P]):
             return self._from_function(plugin)
         article = "an" if self.kind[0] in "aeiou" else "a"
         if isinstance(plugin, self._base):
-            raise PluginError(f"{shown} is an instance; use its class, {type(plugin).__name__}: each trajectory gets its own instance")
+            raise PluginError(
+                f"{shown} is an instance; use its class, {type(plugin).__name__}: each trajectory gets its "
+                "own instance"
+            )
         or_function = " or a typed function" if self._from_function else ""
         raise PluginError(
-            f"{shown} is not {article} {self.kind}: it must be a subclass of agentrl.plugins.{self._base.__name__}{or_function}"
+            f"{shown} is not {article} {self.kind}: it must be a subclass of "
+            f"agentrl.plugins.{self._base.__name__}{or_function}"
         )
 
 
@@ -225,7 +245,9 @@ class Plugins:
             PluginError: a tool is unknown, or the agent needs a tool that is not offered.
         """
         agent = self.agents.get(task.agent_name)
-        names = tuple(dict.fromkeys(map(self.tools.own_name, tools_for(task, agent, (*configured, *self.served_tools)))))
+        names = tuple(
+            dict.fromkeys(map(self.tools.own_name, tools_for(task, agent, (*configured, *self.served_tools))))
+        )
         for name in agent.required_tools:
             if name not in names:
                 raise PluginError(
@@ -245,7 +267,11 @@ class Plugins:
         """
         for value in vars(module).values():
             cls = tool_of(value) or value
-            if not (inspect.isclass(cls) or inspect.isfunction(cls)) or value.__module__ != module.__name__ or _is_base(cls, module):
+            if (
+                not (inspect.isclass(cls) or inspect.isfunction(cls))
+                or value.__module__ != module.__name__
+                or _is_base(cls, module)
+            ):
                 continue
             for registry in self.registries:
                 if registry.has(cls):
@@ -260,7 +286,11 @@ class Plugins:
 
     def may_come_from(self, module: ModuleType) -> bool:
         """Return whether `module` defines a plugin, or a function that rows can name as a tool."""
-        functions = (value for value in vars(module).values() if inspect.isfunction(value) and value.__module__ == module.__name__)
+        functions = (
+            value
+            for value in vars(module).values()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        )
         return any(registry.is_from(module) for registry in self.registries) or any(functions)
 
 

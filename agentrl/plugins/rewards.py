@@ -58,7 +58,9 @@ class Attempted:
 
     @property
     def answer(self) -> str:
-        """`handed_in`, or else the text of the last assistant message; "" if there is no assistant message."""
+        """`handed_in`, or else the text of the last assistant message; "" if there is no assistant
+        message.
+        """
         last, handed_in = self._last_message, self.handed_in
         return (last.content if last is not None else "") if handed_in is None else handed_in
 
@@ -69,7 +71,14 @@ class Attempted:
     @property
     def response(self) -> tuple[Message, ...]:
         """The messages after the prompt."""
-        first = next((i for i, message in enumerate(self.messages) if i >= len(self.task.messages) and message.role == "assistant"), None)
+        first = next(
+            (
+                i
+                for i, message in enumerate(self.messages)
+                if i >= len(self.task.messages) and message.role == "assistant"
+            ),
+            None,
+        )
         return self.messages[first:] if first is not None else ()
 
     @property
@@ -77,7 +86,12 @@ class Attempted:
         """The response as one text with a line break between messages; thinking is enclosed in `<think>`
         tags.
         """
-        return "\n".join(text for message in self.response for text in (_with_thought(message), _handed_in(message)) if text is not None)
+        return "\n".join(
+            text
+            for message in self.response
+            for text in (_with_thought(message), _handed_in(message))
+            if text is not None
+        )
 
     @property
     def assistant_texts(self) -> tuple[str, ...]:
@@ -186,10 +200,15 @@ class BatchReward(AnyReward):
 
 def _handed_in(message: Message) -> str | None:
     """Return the answer that a message passes to the tool `finish`, if any."""
-    given = next((call.arguments for call in message.tool_calls if call.name == FINISH and call.arguments is not None), {})
+    given = next(
+        (call.arguments for call in message.tool_calls if call.name == FINISH and call.arguments is not None),
+        {},
+    )
     answer = given.get("answer")
     return answer if isinstance(answer, str) else None
 
 
 def _with_thought(message: Message) -> str:
-    return f"<think>\n{message.reasoning}\n</think>\n{message.content}" if message.reasoning else message.content
+    return (
+        f"<think>\n{message.reasoning}\n</think>\n{message.content}" if message.reasoning else message.content
+    )

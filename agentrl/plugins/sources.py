@@ -54,7 +54,9 @@ class Reference:
         module = import_source(self.source)
         if not hasattr(module, self.attribute):
             close = difflib.get_close_matches(self.attribute, vars(module), n=1)
-            raise PluginError(f"{self.source} has no {self.attribute!r}{f'; did you mean {close[0]!r}?' if close else ''}")
+            raise PluginError(
+                f"{self.source} has no {self.attribute!r}{f'; did you mean {close[0]!r}?' if close else ''}"
+            )
         return getattr(module, self.attribute)
 
 
@@ -70,7 +72,8 @@ def function_reference(text: str) -> Reference | None:
 
 
 def import_source(source: str) -> ModuleType:
-    """Import `path/to/file.py` (`~/` is the home folder) or `package.module`; a file is imported once per process.
+    """Import `path/to/file.py` (`~/` is the home folder) or `package.module`; a file is imported once per
+    process.
 
     Raises:
         PluginError: the source does not exist or fails to import.
@@ -82,7 +85,9 @@ def import_source(source: str) -> ModuleType:
     except PluginError:
         raise
     except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
-        raise PluginError(f"plugin source {source!r} fails to import: {type(error).__name__}: {error}") from error
+        raise PluginError(
+            f"plugin source {source!r} fails to import: {type(error).__name__}: {error}"
+        ) from error
 
 
 def locate(path: str) -> Path:
@@ -119,7 +124,9 @@ def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
         (package / names[path]).write_bytes(Path(path).read_bytes())
     if not names:
         return None
-    (package / MANIFEST).write_text(json.dumps({"working_directory": os.getcwd(), "files": names}), encoding="utf-8")
+    (package / MANIFEST).write_text(
+        json.dumps({"working_directory": os.getcwd(), "files": names}), encoding="utf-8"
+    )
     return package
 
 
@@ -152,7 +159,9 @@ def _shipped() -> _Shipped | None:
         return None
     folder = Path(folders[0])
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    return _Shipped(manifest["working_directory"], {path: folder / name for path, name in manifest["files"].items()})
+    return _Shipped(
+        manifest["working_directory"], {path: folder / name for path, name in manifest["files"].items()}
+    )
 
 
 def _import_file(source: str) -> ModuleType:

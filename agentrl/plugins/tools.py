@@ -92,5 +92,7 @@ class Tool(ABC):
 def not_run(problem: str, parameters: JsonObject | None = None) -> ToolResult:
     """Return the result of a call that was not run: what was wrong, and the expected arguments."""
     if parameters is not None:
-        problem += f"; expected arguments: {json.dumps(dict(parameters), ensure_ascii=False, separators=(',', ':'))}"
+        problem += (
+            f"; expected arguments: {json.dumps(dict(parameters), ensure_ascii=False, separators=(',', ':'))}"
+        )
     return ToolResult(f"not run: {problem}", is_error=True)

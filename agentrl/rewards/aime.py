@@ -10,7 +10,13 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.answer_number import MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
+from agentrl.rewards.answer_number import (
+    MAX_TAIL_CHARS,
+    boxed_number,
+    concluding_number,
+    is_contradicted,
+    stated_number,
+)
 from agentrl.rewards.boxed import BoxOptions, answer_box
 from agentrl.rewards.gsm8k import parse_number
 from agentrl.rewards.readings import Readings, read_value
@@ -19,7 +25,10 @@ from agentrl.types import JsonObject, Task
 
 MAX_ANSWER = 999
 
-_MODULUS = re.compile(r"\\text\{\s?mod\s?\}\s?[0-9]{1,5}|\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby \$?1,?000\b\$?")
+_MODULUS = re.compile(
+    r"\\text\{\s?mod\s?\}\s?[0-9]{1,5}|\(?\\?[pb]?mod(?:ulo|ulus)?\b\s?\{?\s?[0-9]{1,5}\}?\)?|\bby "
+    r"\$?1,?000\b\$?"
+)
 _MODULI = re.compile(r"mod(?:ulo|ulus)?\b[\s{}]{0,3}([0-9]{1,5})")
 """The modulus of a remainder is not the answer: in "42 (mod 1000)", 42 is."""
 
@@ -35,12 +44,18 @@ def extract_integer(text: str, *, strict: bool) -> int | None:
         number = boxed_number(_MODULUS.sub(" modulus ", boxed))
         if number is not None and any(number >= int(modulus) for modulus in _MODULI.findall(boxed)):
             return None  # a remainder is smaller than its modulus
-        return None if number is not None and is_contradicted(number, tail[tail.rfind("}") :]) else _in_range(number)
+        return (
+            None
+            if number is not None and is_contradicted(number, tail[tail.rfind("}") :])
+            else _in_range(number)
+        )
     return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail)))
 
 
 def parse_integer(value: Any) -> int | None:
-    """Parse a ground truth or the content of a box ("042", 42, "$42$") to an integer from 0 to 999, or None."""
+    """Parse a ground truth or the content of a box ("042", 42, "$42$") to an integer from 0 to 999, or
+    None.
+    """
     return _in_range(stated_number(value) if isinstance(value, str) else parse_number(value))
 
 
@@ -51,7 +66,9 @@ def canonical(text: str, *, strict: bool = False) -> str | None:
 
 
 def _in_range(number: Fraction | None) -> int | None:
-    return int(number) if number is not None and number.denominator == 1 and 0 <= number <= MAX_ANSWER else None
+    return (
+        int(number) if number is not None and number.denominator == 1 and 0 <= number <= MAX_ANSWER else None
+    )
 
 
 class Aime(Reward):
@@ -71,8 +88,8 @@ class Aime(Reward):
     def check(self, task: Task) -> None:
         if parse_integer(task.ground_truth) is None:
             raise DataError(
-                f"task {task.task_id}: reward {self.name!r} needs an integer from 0 to 999 as reward_model.ground_truth "
-                f"(got {str(task.ground_truth)[:80]!r})"
+                f"task {task.task_id}: reward {self.name!r} needs an integer from 0 to 999 as "
+                f"reward_model.ground_truth (got {str(task.ground_truth)[:80]!r})"
             )
 
     def score(self, attempt: Attempted) -> RewardResult:
@@ -82,5 +99,10 @@ class Aime(Reward):
         in_form = extract_integer(text, strict=True) if attempt.handed_in is None else flexible
         truth = parse_integer(attempt.task.ground_truth)
         has_box = bool(answer_box(without_thoughts(text)[-MAX_TAIL_CHARS:]))
-        readings = Readings(read_value(in_form, truth), read_value(flexible, truth), counts_strict=options.strict, has_format=has_box)
+        readings = Readings(
+            read_value(in_form, truth),
+            read_value(flexible, truth),
+            counts_strict=options.strict,
+            has_format=has_box,
+        )
         return readings.result(wrong=options.score_wrong(has_box=has_box))

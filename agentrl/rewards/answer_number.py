@@ -49,94 +49,104 @@ _LIST = re.compile(rf"\s?(?:,|;|&|//)\s?(?:and|or)?\s?\$?|{_WORDS},?\s(?:and|or)
 _BARE_LIST = re.compile(r"\s?(?:,|;|&|//)\s?(?:and|or)?\s?\$?")
 # Text that explains the numbers beside the answer.
 _PREMISE = re.compile(
-    r"(?i)\b(?:so|therefore|thus|hence|meaning|means|which (?:is|makes|gives|means)|that is|that's|i\.e|rounds (?:up |down )?to"
-    r"|rounded (?:up |down )?to|or rather|comes to|makes|gives|yields|leaves|leaving|total(?:ing|s)?|altogether|in all"
-    r"|in total)\b|→|⇒|->|=>"
+    r"(?i)\b(?:so|therefore|thus|hence|meaning|means|which (?:is|makes|gives|means)|that "
+    r"is|that's|i\.e|rounds (?:up |down )?to|rounded (?:up |down )?to|or rather|comes "
+    r"to|makes|gives|yields|leaves|leaving|total(?:ing|s)?|altogether|in all|in total)\b|→|⇒|->|=>"
 )
-_NAMED_SUM = re.compile(r"\s?[,;]\s?(?:and\s)?[A-Za-z][A-Za-z0-9_]{0,6}(?:\s?[-+×*/]\s?[A-Za-z][A-Za-z0-9_]{0,6}){1,5}\s?=\s?\$?")
+_NAMED_SUM = re.compile(
+    r"\s?[,;]\s?(?:and\s)?[A-Za-z][A-Za-z0-9_]{0,6}(?:\s?[-+×*/]\s?[A-Za-z][A-Za-z0-9_]{0,6}){1,5}\s?=\s?\$?"
+)
 _UNIT = r"(?:[\s/-]{0,2}[$€£¥₹%°\"']?[A-Za-z%°$]{0,20}[.\"']?(?:\^[23])?){0,4}?"
 _DETAIL = re.compile(
-    rf"(?i){_UNIT},?\s?(?:[/@(\[]|\b(?:per|for|from|in|at|of|out of|by|after|with|on|during|within|if|when|where|than|given|"
-    r"assuming|using|including|before|until|since|as|because|among|across|every|each of)\b)(?:\s?[A-Za-z$€£'\"#(]{1,20}){0,6}\s?[$€£]?"
+    rf"(?i){_UNIT},?\s?(?:[/@(\[]|\b(?:per|for|from|in|at|of|out "
+    rf"of|by|after|with|on|during|within|if|when|where|than|given|"
+    r"assuming|using|including|before|until|since|as|because|among|across|every|each "
+    r"of)\b)(?:\s?[A-Za-z$€£'\"#(]{1,20}){0,6}\s?[$€£]?"
 )
 _REMAINDER = re.compile(r"(?i)\b(?:remainder|r|rem|mod|modulo|choose|base|point|squared|cubed|factorial)\b")
 # Text that turns a number into something else, or retracts it.
 _BELOW_OR_ABOVE = re.compile(
     r"(?i)(?:(?<![-=])>|[<≤≥≠≮≯∈∉∪±]|\b[b-hj-zB-HJ-Z]\s?[-+*×/]|\b(?:log|ln|lg|exp|sin|cos|tan|sqrt)|[√ƒ∞π]\s?[-+*×/]?"
-    r"|\b(?:wrong|incorrect|false|mistaken|bad)(?:\s\w{1,12})?\s?(?::|is|was|would be|=)|(?:\b(?:less|more|fewer"
+    r"|\b(?:wrong|incorrect|false|mistaken|bad)(?:\s\w{1,12})?\s?(?::|is|was|would "
+    r"be|=)|(?:\b(?:less|more|fewer"
     r"|greater|larger|smaller|bigger|higher|lower|older|younger|longer|shorter|better)(?:\sor\s"
-    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly"
-    r"|almost|barely|(?:close|next|near) to"
-    r"|max|minimum|maximum"
-    r"|not exceeding|upwards? of|as (?:many|much|few|little) as|multiples? of|divisible by|half|third|twice|double|triple|thrice"
-    r"|(?:halves|quarter|fourth|fifth|sixth|eighth|tenth|percent|per cent|multiple|factor|divisor|power|root|square|cube"
-    r"|factorial|reciprocal|inverse|opposite|complement)s? of|sqrt|without|except|excluding|(?:all|every(?:thing"
-    r"|one)|any(?:thing|one)?) but|other than|besides|apart from"
-    r"|aside from|different (?:from|than|to)|(?:far|away|off) from|unequal(?:\sto)?|unlike"
-    r"|anywhere (?:near|from)"
-    r"|between|within|neither|nor|either)(?:\s(?:of|or equal to|than|exactly|a|an))?))\s?(?:about\s)?[(\[]?[$€£¥₹]?\s?$"
+    r"equal)?\s(?:than|to)|\bat (?:least|most)|\bup "
+    r"to|\b(?:under|over|above|below|beyond|exceed(?:s|ing)?|nearly|almost|barely|(?:close|next|near) to"
+    r"|max|minimum|maximum|not exceeding|upwards? of|as (?:many|much|few|little) as|multiples? of|divisible "
+    r"by|half|third|twice|double|triple|thrice|(?:halves|quarter|fourth|fifth|sixth|eighth|tenth|percent|per "
+    r"cent|multiple|factor|divisor|power|root|square|cube"
+    r"|factorial|reciprocal|inverse|opposite|complement)s? "
+    r"of|sqrt|without|except|excluding|(?:all|every(?:thing|one)|any(?:thing|one)?) but|other "
+    r"than|besides|apart from|aside from|different (?:from|than|to)|(?:far|away|off) "
+    r"from|unequal(?:\sto)?|unlike|anywhere (?:near|from)|between|within|neither|nor|either)(?:\s(?:of|or "
+    r"equal to|than|exactly|a|an))?))\s?(?:about\s)?[(\[]?[$€£¥₹]?\s?$"
 )
 _OR_MORE = re.compile(
-    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:‰|%%|per mille\b|basis points\b|half[- ]dozens?\b)|\s?!!+"
-    rf"|,?\s(?:plus or minus|give or take|plus/minus)\b|\swithin\s[0-9.]{{1,9}}\s?%?\s*\Z|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]"
-    rf"|\s?mod(?:ulo)?\s?[0-9]|{_UNIT}\s?(?:(?<![-=])>|[<≤≥≠≮≯±+]|\b(?:or|and) (?:more|less|fewer|greater|above|below|up"
-    rf"|upwards?|over|under|higher|lower|beyond)\b"
-    r"|\b(?:(?:at|or) (?:least|most)|minimum|max(?:imum)?|plus|tops|and counting|squared|cubed|factorial|point"
-    r"|and (?:a )?(?:bit|some|change|something)|something|odd|and (?:one|another)|too (?:many|much|few|little)|(?:ten|hundred"
-    r"|thousand)ths?|halves)\b|\bor (?!so\b|[$€£]?-?[0-9])[A-Za-z]))"
+    rf"(?i)(?:\s?[-+*×]\s?\(?[b-hj-z]\b|\s?\\[lcv]?dots|ths\b|\s?(?:‰|%%|per mille\b|basis points\b|half[- "
+    rf"]dozens?\b)|\s?!!+|,?\s(?:plus or minus|give or "
+    rf"take|plus/minus)\b|\swithin\s[0-9.]{{1,9}}\s?%?\s*\Z|\s?(?:%|percent|per cent)?\s?of [$€£]?-?[0-9]"
+    rf"|\s?mod(?:ulo)?\s?[0-9]|{_UNIT}\s?(?:(?<![-=])>|[<≤≥≠≮≯±+]|\b(?:or|and) "
+    rf"(?:more|less|fewer|greater|above|below|up|upwards?|over|under|higher|lower|beyond)\b"
+    r"|\b(?:(?:at|or) (?:least|most)|minimum|max(?:imum)?|plus|tops|and "
+    r"counting|squared|cubed|factorial|point|and (?:a )?(?:bit|some|change|something)|something|odd|and "
+    r"(?:one|another)|too (?:many|much|few|little)|(?:ten|hundred|thousand)ths?|halves)\b|\bor "
+    r"(?!so\b|[$€£]?-?[0-9])[A-Za-z]))"
 )
 _WITHDRAWN = re.compile(
     r"(?i)(?:\b(?:is|are|was|were|be|being|seems?|looks?|that's|it's|isn't|wasn't)\s(?:\w{1,15}\s)?(?:wrong|incorrect|mistaken"
-    r"|false|untrue|"
-    r"invalid|impossible|off|a mistake|an error|a typo|not right|not correct|not the (?:\w{1,10}\s)?(?:answer|result|solution)|not it|"
-    r"(?:right|correct|the (?:\w{1,10}\s)?answer)(?<=n't right)|not possible|not true|too (?:much|many|high|low|small|large|big"
-    r"|few|little))\b"
-    r"|\b(?:isn't|wasn't|is not|was not|cannot be|can't be)\s(?:right|correct|true|possible|it|the (?:\w{1,10}\s)?(?:answer"
-    r"|result|solution))\b"
-    r"|[-,:(]\s?(?:this is )?(?:wrong|incorrect|no|nope|not|false)\b(?=\s?[).,;:!?]|\s*$)|\?\s?(?:no|nope)\b|[✗✘❌✖]|\b(?:ignore"
-    r"|discard|scrap) (?:that|this|it)\b"
-    r"|\b(?:was|were) my (?:first|initial|old|previous) )"
+    r"|false|untrue|invalid|impossible|off|a mistake|an error|a typo|not right|not correct|not the "
+    r"(?:\w{1,10}\s)?(?:answer|result|solution)|not it|(?:right|correct|the (?:\w{1,10}\s)?answer)(?<=n't "
+    r"right)|not possible|not true|too (?:much|many|high|low|small|large|big|few|little))\b"
+    r"|\b(?:isn't|wasn't|is not|was not|cannot be|can't be)\s(?:right|correct|true|possible|it|the "
+    r"(?:\w{1,10}\s)?(?:answer|result|solution))\b|[-,:(]\s?(?:this is "
+    r")?(?:wrong|incorrect|no|nope|not|false)\b(?=\s?[).,;:!?]|\s*$)|\?\s?(?:no|nope)\b|[✗✘❌✖]|\b(?:ignore"
+    r"|discard|scrap) (?:that|this|it)\b|\b(?:was|were) my (?:first|initial|old|previous) )"
 )
 _THAT = re.compile(r"(?i)\s?(?:that|to say)\b")
 _UNDECIDED = re.compile(
-    r"(?i)\b(?:no (?:answer|solution)|(?:can ?not|can't) be (?:determined|known|solved|found)|undefined|undetermined|depends"
-    r"|insufficient|not enough"
+    r"(?i)\b(?:no (?:answer|solution)|(?:can ?not|can't) be "
+    r"(?:determined|known|solved|found)|undefined|undetermined|depends|insufficient|not enough"
     r"|unknown|unsolvable|impossible)\b"
 )
 _NEGATION = re.compile(
-    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|nobody|no one|hardly|rather than|instead of"
-    r"|(?:is|was|are|were|do|does|did"
-    r"|would|could|should|ca|wo)n't"
-    r"|cannot|as opposed to|unlike)\b"
+    r"(?i)(?:,?\s?\b(?:and|but)\s)?(?:,\s?)?\b(?:not|never|no longer|nobody|no one|hardly|rather "
+    r"than|instead of|(?:is|was|are|were|do|does|did|would|could|should|ca|wo)n't|cannot|as opposed "
+    r"to|unlike)\b"
 )
 _CLAUSE_END = re.compile(r",|;|:|\bbut\b|\brather\b|\binstead\b|[.!?](?=\s|$)|[-–—] ")
 # Text that announces an answer.
 _ANSWER_IS = re.compile(
-    r"(?i)\b(?:answer|correct (?:option|choice))(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ ]?(?:\([^()\n]{1,40}\))?"
-    r"(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|will[ ]be|must[ ]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|"
-    r"\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
+    r"(?i)\b(?:answer|correct (?:option|choice))(?:[ ](?:to|for|of)[ ][^\n.:=]{1,60}?)?[ "
+    r"]?(?:\([^()\n]{1,40}\))?(?:\s{0,3}(?:\bis\b|\bwas\b|would[ ]be|should[ ]be|will[ ]be|must[ "
+    r"]be|equals|:|=|->|→|-(?=[ ]))){1,2}\s{0,10}|\banswer[ ]?\n\s{0,10}|答案(?:是|为|:){1,2}\s?"
 )
 _SECOND_THOUGHT = re.compile(
-    r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error)|on second thought|i meant?|let me correct)\b"
-    r"|\b(?:no|nope|sorry),?\s(?=(?:it's |it is |rather )?[$\\]{0,3}[0-9])|\b(?:oops|hmm+)\b"
+    r"(?i)\b(?:wait|actually|correction|hold on|scratch that|i made an? (?:mistake|error)|on second "
+    r"thought|i meant?|let me correct)\b|\b(?:no|nope|sorry),?\s(?=(?:it's |it is |rather "
+    r")?[$\\]{0,3}[0-9])|\b(?:oops|hmm+)\b"
 )
-_SENTENCE_END = re.compile(r"(?<!\bapprox)(?<!\bca)(?<!\bRs)(?<!\bi\.e)(?<!\be\.g)[.!?](?=\s|$)(?!\s?[=+*×/^])")
+_SENTENCE_END = re.compile(
+    r"(?<!\bapprox)(?<!\bca)(?<!\bRs)(?<!\bi\.e)(?<!\be\.g)[.!?](?=\s|$)(?!\s?[=+*×/^])"
+)
 _INTRODUCTION = re.compile(
     r"(?i)(?:\s|[$€£¥₹≈~=:(\[\"']|\b(?:a|an|the|is|it|exactly|approximately|about|around|roughly|approx\.|only|just|simply|total|of|"
     r"equal|to|be|therefore|so|thus|indeed|still|then|also|again)(?!\w))*+"
 )
 _LEAD = re.compile(
-    r"[=≈≡]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich is\b)|"
-    r"(?P<clause>,? so\b|\bmeaning\b|\bwhich means\b)"
+    r"[=≈≡]|(?P<colon>:(?=\s))|\brounds (?:up |down )?to\b|\bis\b(?=\s?\$?-?[0-9])|(?P<converted>\bwhich "
+    r"is\b)|(?P<clause>,? so\b|\bmeaning\b|\bwhich means\b)"
 )
 _REASON = re.compile(
-    r"(?<!\band)\s(?:because|since)\b|,\s?where\b|,?\swhich is [$]?[0-9.,]{1,20} \w{0,15}\s?(?:more|less|fewer|times|older|younger)\b"
+    r"(?<!\band)\s(?:because|since)\b|,\s?where\b|,?\swhich is [$]?[0-9.,]{1,20} "
+    r"\w{0,15}\s?(?:more|less|fewer|times|older|younger)\b"
 )
 _FACTORIAL = re.compile(r"(?<=[0-9])\s?!")
 _FACTORIAL_IN_LATEX = re.compile(r"(?<=[0-9])!(?=\s?(?:\$|\\[)\]]))")
 _MACRO = re.compile(r"\\(?:def|let|(?:re)?newcommand|providecommand|input|include|write)(?![a-z])")
 _IS_THE_ANSWER = re.compile(r"(?i)\bis (?:the|our|my) (?:final |correct )?answer\b")
-_ASIDE = re.compile(r"(?<![0-9)+*×/^=-])(?<![+*×/^=-]\s)\([^()\n]{0,200}\)(?!\s?[+*×/^(]|-|\s-\s?[0-9])|\[[^\[\]\n]{0,200}\]")
+_ASIDE = re.compile(
+    r"(?<![0-9)+*×/^=-])(?<![+*×/^=-]\s)\([^()\n]{0,200}\)(?!\s?[+*×/^(]|-|\s-\s?[0-9])|\[[^\[\]\n]{0,200}\]"
+)
 _OTHER_ASIDE = re.compile(
     r"(?i)[(\[]\s?(?:or|maybe|perhaps|alternatively|possibly|could be|might be|may be|should be"
     r"|correction|corrected|edit|typo|actually|instead|i mean|rather|else)\b"
@@ -150,12 +160,13 @@ _VALUES = re.compile(
     r"(?:\s?(?:and\s)?(?:[A-Za-z]\w{0,12}\s?(?:is|=|:)\s?)?[(\[{$]{0,2}0[)\]}$]{0,2}(?:\s[A-Za-z]{1,15}){0,2}\s?[,;.&|]?){2,20}"
 )
 _TAKEN_BACK = re.compile(
-    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not the answer)\b|\s*\?\s*no\b"
-    r"|[.;\s]*(?:but\s)?(?:this|that|it)(?:'s| is)\s(?:only|just)\s(?:an? |the )?(?:half|part|first|intermediate)"
-    r"|\s*(?:no[,.;]?\s)?(?:wait[,.;]?\s|sorry[,.;]?\s|but\s)?(?:that|this|it|the (?:above|answer above)|my (?:answer"
-    r"|result))(?:'s| is| was|"
-    r" seems| looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|false|a mistake|an error|not right|not correct)\b"
-    r"|\s*\b(?:wrong|incorrect|scratch that|i was wrong|i made an? (?:mistake|error)|ignore that)\s*(?:[.!,]|$)"
+    r"(?i)\s*(?:is|was|seems|looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|not right|not correct|not "
+    r"the answer)\b|\s*\?\s*no\b|[.;\s]*(?:but\s)?(?:this|that|it)(?:'s| is)\s(?:only|just)\s(?:an? |the "
+    r")?(?:half|part|first|intermediate)"
+    r"|\s*(?:no[,.;]?\s)?(?:wait[,.;]?\s|sorry[,.;]?\s|but\s)?(?:that|this|it|the (?:above|answer above)|my "
+    r"(?:answer|result))(?:'s| is| was| seems| looks)\s(?:\w{1,12}\s)?(?:wrong|incorrect|mistaken|false|a "
+    r"mistake|an error|not right|not correct)\b|\s*\b(?:wrong|incorrect|scratch that|i was wrong|i made an? "
+    r"(?:mistake|error)|ignore that)\s*(?:[.!,]|$)"
 )
 _OFFER = re.compile(
     r"(?i)[\s.,;*)}$\\]*(?:or|alternatively|otherwise|perhaps|maybe|possibly|edit|update|correction|corrected|revised|instead|ou|oder"
@@ -180,7 +191,9 @@ def stated_number(text: str) -> Fraction | None:
     73), ranges, lists, relations and unfinished sums state no number.
     """
     text = _FACTORIAL_IN_LATEX.sub("^", text[:MAX_LINE_CHARS])
-    whole = "" if _MACRO.search(text) else with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text))))
+    whole = (
+        "" if _MACRO.search(text) else with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text))))
+    )
     first, rest = _first_sentence(whole)
     line = _what_is_meant(first)
     found = numbers_in(line)
@@ -190,7 +203,9 @@ def stated_number(text: str) -> Fraction | None:
         return None
     if (value := worked_out(line)) is not None:
         return value
-    start = 0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_lead(line, found, colons=True)
+    start = (
+        0 if _INTRODUCTION.fullmatch(line, 0, found[0].start) else _behind_last_lead(line, found, colons=True)
+    )
     if start == 0 and _end_of_sum(line, found, start):  # in several steps: the result of the last one
         start = _behind_last_lead(line, found, colons=True)
     end = _end_of_sum(line, found, start)
@@ -206,7 +221,9 @@ def boxed_number(inside: str) -> Fraction | None:
 
 
 def is_contradicted(number: Fraction | None, text: str) -> bool:
-    """Return whether the text after a stated number retracts it: "that is wrong", or another number as the answer."""
+    """Return whether the text after a stated number retracts it: "that is wrong", or another number as the
+    answer.
+    """
     tail = text[:MAX_TAIL_CHARS]
     if _TAKEN_BACK.match(tail.lstrip("}$*.!) \n")):
         return True
@@ -221,7 +238,8 @@ def is_contradicted(number: Fraction | None, text: str) -> bool:
 
 
 def concluding_number(text: str) -> Fraction | None:
-    """Return a response's concluding number: after its last "answer is", else the last bold one, else the last.
+    """Return a response's concluding number: after its last "answer is", else the last bold one, else the
+    last.
 
     Text before a second thought ("wait", "actually") counts only if no number follows that.
     """
@@ -235,7 +253,9 @@ def concluding_number(text: str) -> Fraction | None:
         return None
     if named := _IS_THE_ANSWER.search(tail):  # "18 is the answer"
         tail = tail[: named.start()]
-    return _last_number(tail) if len(tail) > MAX_WORDS_CHARS or has_number(plain(tail)) else stated_number(tail)
+    return (
+        _last_number(tail) if len(tail) > MAX_WORDS_CHARS or has_number(plain(tail)) else stated_number(tail)
+    )
 
 
 def _states_too_much(stated: str) -> bool:
@@ -265,15 +285,23 @@ def answer_phrases(text: str) -> Iterator[str]:
 
 
 def _last_number(text: str) -> Fraction | None:
-    """Return the conclusion of the last line with a number: its last bold number, else that of its last sentence."""
+    """Return the conclusion of the last line with a number: its last bold number, else that of its last
+    sentence.
+    """
     for raw in reversed(text.splitlines()):
         line = with_signs(_LIST_MARK.sub("", plain(_FACTORIAL_IN_LATEX.sub("^", raw))))
         if not has_number(line):
             continue
         if _are_several(line):
             return None
-        bold = [number for one, other in _BOLD.findall(raw) if (number := stated_number(one or other)) is not None]
-        return bold[-1] if bold else next(_concluded(sentence) for sentence in _sentences_from_last(line) if has_number(sentence))
+        bold = [
+            number for one, other in _BOLD.findall(raw) if (number := stated_number(one or other)) is not None
+        ]
+        return (
+            bold[-1]
+            if bold
+            else next(_concluded(sentence) for sentence in _sentences_from_last(line) if has_number(sentence))
+        )
     return None
 
 
@@ -281,7 +309,11 @@ def _are_several(line: str) -> bool:
     """Return whether a line consists of several values: "x is 17, y is 18", "18 apples 19 pears"."""
     found = numbers_in(line) if len(line) <= MAX_BARE_CHARS else []
     gaps = [line[one.end : other.start] for one, other in pairwise(found)]
-    if len({number.value for number in found}) < 2 or any(map(_OPERATOR.fullmatch, gaps)) or any(map(_EQUALS.fullmatch, gaps)):
+    if (
+        len({number.value for number in found}) < 2
+        or any(map(_OPERATOR.fullmatch, gaps))
+        or any(map(_EQUALS.fullmatch, gaps))
+    ):
         return False
     for number in reversed(found):
         line = f"{line[: number.start]}0{line[number.end :]}"
@@ -302,7 +334,11 @@ def _concluded(sentence: str) -> Fraction | None:
     if (value := worked_out(sentence)) is not None:
         return value
     start = _behind_last_lead(sentence, found, colons=False)
-    return None if _UNFINISHED.fullmatch(sentence, found[-1].end) else _result(sentence, found, start, (_ALTERNATIVE,))
+    return (
+        None
+        if _UNFINISHED.fullmatch(sentence, found[-1].end)
+        else _result(sentence, found, start, (_ALTERNATIVE,))
+    )
 
 
 def _first_sentence(text: str) -> tuple[str, str]:
@@ -357,14 +393,20 @@ def _offers_another(rest: str, values: Set[Fraction | None]) -> bool:
 
 
 def _are_accounted_for(line: str, found: Sequence[FoundNumber], start: int, end: int) -> bool:
-    """Return whether the numbers beside the sum start..end are explained: premises before, details after it."""
+    """Return whether the numbers beside the sum start..end are explained: premises before, details after
+    it.
+    """
     value = found[end].value
     for position in range(start):
         gap = line[found[position].end : found[position + 1].start]
         is_step = _are_same(line, found[position], found[position + 1]) or any(
             joint.fullmatch(gap) for joint in (_OPERATOR, _EQUALS, _COMES_TO, _NAMED_SUM)
         )
-        if not (is_step or _PREMISE.search(gap) or _CONTEXT.search(line[max(0, found[position].start - 40) : found[position].start])):
+        if not (
+            is_step
+            or _PREMISE.search(gap)
+            or _CONTEXT.search(line[max(0, found[position].start - 40) : found[position].start])
+        ):
             return False
     others = [number.value for number in found[end + 1 :]]
     if None in others or _is_breakdown(value, others):
@@ -374,7 +416,9 @@ def _are_accounted_for(line: str, found: Sequence[FoundNumber], start: int, end:
         gap = line[found[position].end : found[position + 1].start]
         if _are_same(line, found[end], found[position + 1]):
             continue
-        if _REMAINDER.search(gap) or not (_DETAIL.fullmatch(gap) or (is_detail and (_OPERATOR.fullmatch(gap) or _EQUALS.fullmatch(gap)))):
+        if _REMAINDER.search(gap) or not (
+            _DETAIL.fullmatch(gap) or (is_detail and (_OPERATOR.fullmatch(gap) or _EQUALS.fullmatch(gap)))
+        ):
             return False
         is_detail = True
     return True
@@ -389,7 +433,9 @@ def _are_same(line: str, one: FoundNumber, other: FoundNumber) -> bool:
     (unit, is_share), (other_unit, is_other_share) = unit_of(line, one), unit_of(line, other)
     if is_share != is_other_share:
         return one.value == other.value / 100 if is_other_share else one.value / 100 == other.value
-    return other.value == in_smaller_unit(one.value, unit, other_unit) or one.value == in_smaller_unit(other.value, other_unit, unit)
+    return other.value == in_smaller_unit(one.value, unit, other_unit) or one.value == in_smaller_unit(
+        other.value, other_unit, unit
+    )
 
 
 def _is_breakdown(value: Fraction | None, parts: Sequence[Fraction | None]) -> bool:
@@ -405,7 +451,10 @@ def _product(parts: Sequence[Fraction | None]) -> Fraction:
 
 
 def _last_sentence(text: str) -> str:
-    return next((sentence for sentence in _sentences_from_last(text.strip().rpartition("\n")[2]) if sentence.strip()), "")
+    return next(
+        (sentence for sentence in _sentences_from_last(text.strip().rpartition("\n")[2]) if sentence.strip()),
+        "",
+    )
 
 
 def _sentences_from_last(line: str) -> Iterator[str]:
@@ -423,7 +472,9 @@ def _without_asides(line: str) -> str:
 
 
 def _behind_last_lead(line: str, found: Sequence[FoundNumber], *, colons: bool) -> int:
-    """Return the index of the number after the last "=" ("rounds to", a colon, "so"), else of the last number."""
+    """Return the index of the number after the last "=" ("rounds to", a colon, "so"), else of the last
+    number.
+    """
     chosen = len(found) - 1
     has_equals, starts = False, [number.start for number in found]
     for lead in _LEAD.finditer(line):
@@ -444,7 +495,9 @@ def _without_reason(line: str) -> str:
     return line[: reason.start()] if reason and has_number(line[: reason.start()]) else line
 
 
-def _result(line: str, found: Sequence[FoundNumber], start: int, joints: tuple[re.Pattern[str], ...]) -> Fraction | None:
+def _result(
+    line: str, found: Sequence[FoundNumber], start: int, joints: tuple[re.Pattern[str], ...]
+) -> Fraction | None:
     """Return number `start`, or the result of the sum that begins there.
 
     None if it has none, or beside `joints`.
@@ -452,15 +505,21 @@ def _result(line: str, found: Sequence[FoundNumber], start: int, joints: tuple[r
     end = _end_of_sum(line, found, start)
     if end is None or _is_joined(line, found, start, joints) or _is_joined(line, found, end + 1, joints):
         return None
-    return None if _is_relation(line, found, start, end) or is_no_result(line, found, end) else found[end].value
+    return (
+        None if _is_relation(line, found, start, end) or is_no_result(line, found, end) else found[end].value
+    )
 
 
 def _is_relation(line: str, found: Sequence[FoundNumber], start: int, end: int) -> bool:
-    """Return whether the sum start..end is only a bound or a part of the answer: "less than 18", "18 or more"."""
+    """Return whether the sum start..end is only a bound or a part of the answer: "less than 18", "18 or
+    more".
+    """
     before = {line[max(0, found[position].start - 40) : found[position].start] for position in (start, end)}
     if any(_BELOW_OR_ABOVE.search(text) or _is_modified(_LAST_MARK.search(text)) for text in before):
         return True
-    return _OR_MORE.match(line, found[end].end) is not None or _is_modified(_NEXT_MARK.match(line, found[end].end))
+    return _OR_MORE.match(line, found[end].end) is not None or _is_modified(
+        _NEXT_MARK.match(line, found[end].end)
+    )
 
 
 def _is_modified(mark: re.Match[str] | None) -> bool:
@@ -469,7 +528,12 @@ def _is_modified(mark: re.Match[str] | None) -> bool:
     if len(sign) > 1:  # a LaTeX command unknown to `plain`, with unknown meaning
         return True
     is_arrow = "\u2190" <= sign <= "\u21ff" or "\u27f0" <= sign <= "\u27ff"
-    return bool(sign) and sign not in _HARMLESS_SIGNS and not is_arrow and (sign in "!¬‰" or unicodedata.category(sign) == "Sm")
+    return (
+        bool(sign)
+        and sign not in _HARMLESS_SIGNS
+        and not is_arrow
+        and (sign in "!¬‰" or unicodedata.category(sign) == "Sm")
+    )
 
 
 def _end_of_sum(line: str, found: Sequence[FoundNumber], start: int) -> int | None:
@@ -486,8 +550,12 @@ def _end_of_sum(line: str, found: Sequence[FoundNumber], start: int) -> int | No
     return None if is_open else len(found) - 1
 
 
-def _is_joined(line: str, found: Sequence[FoundNumber], position: int, joints: tuple[re.Pattern[str], ...]) -> bool:
-    """Return whether number `position` is one of several alternatives, next to a different number before it."""
+def _is_joined(
+    line: str, found: Sequence[FoundNumber], position: int, joints: tuple[re.Pattern[str], ...]
+) -> bool:
+    """Return whether number `position` is one of several alternatives, next to a different number before
+    it.
+    """
     if not 0 < position < len(found) or _are_same(line, found[position - 1], found[position]):
         return False
     gap = line[found[position - 1].end : found[position].start]

@@ -28,15 +28,23 @@ _OPENING = re.compile(r"[{(\[]|\\(?:lfloor|lceil|langle|lvert|begin)\b")
 _CLOSING = re.compile(r"[})\]]|\\(?:rfloor|rceil|rangle|rvert|end)\b")
 _BRACKET = re.compile(rf"(?P<opening>{_OPENING.pattern})|(?P<closing>{_CLOSING.pattern})")
 _DIGITS = re.compile(rf"[0-9]{{{MAX_DIGITS + 1}}}")
-_EAGER = re.compile(r"\\?(?:gcd|lcm|max|min|[bp]?mod|det|trace|tr|rank|adj|inv|rref|ker|GramSchmidt|Gamma|zeta)(?![a-z])")
+_EAGER = re.compile(
+    r"\\?(?:gcd|lcm|max|min|[bp]?mod|det|trace|tr|rank|adj|inv|rref|ker|GramSchmidt|Gamma|zeta)(?![a-z])"
+)
 _BINOMIAL = re.compile(
     r"\\[dt]?binom|\\choose|\\(?:at)?over(?:withdelims)?\b|\bchoose\b|(?<![a-zA-Z])[CP]\(|_\{?[0-9]+\}?[CP]_|[CP]_\{?[0-9]"
 )
-_BINOMIAL_OF = re.compile(r"\\[dt]?binom\s?(?:\{[A-Za-z0-9+\- ]{1,12}\}\s?\{[A-Za-z0-9+\- ]{1,12}\}|[0-9a-z]\s?[0-9a-z])")
+_BINOMIAL_OF = re.compile(
+    r"\\[dt]?binom\s?(?:\{[A-Za-z0-9+\- ]{1,12}\}\s?\{[A-Za-z0-9+\- ]{1,12}\}|[0-9a-z]\s?[0-9a-z])"
+)
 _TOWER = re.compile(r"\^\s?\{[^{}]*\^\s?\{[^{}]*\^")
 _LONG_INTEGER = re.compile(r"[0-9]{4}")
-_MATRIX_POWER = re.compile(r"matrix\}\s?(?:\\right.)?\s?\^(?!\s?\{?\s?(?:T|-1|[0-9])\s?\}?(?![0-9]))|array\}\s?(?:\\right.)?\s?\^")
-_MATHEMATICS = re.compile(r"\$\$[^$]*(?:\$\$|\Z)|\$[^$]*(?:\$|\Z)|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)", re.DOTALL)
+_MATRIX_POWER = re.compile(
+    r"matrix\}\s?(?:\\right.)?\s?\^(?!\s?\{?\s?(?:T|-1|[0-9])\s?\}?(?![0-9]))|array\}\s?(?:\\right.)?\s?\^"
+)
+_MATHEMATICS = re.compile(
+    r"\$\$[^$]*(?:\$\$|\Z)|\$[^$]*(?:\$|\Z)|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)", re.DOTALL
+)
 _PLAIN_POWER = re.compile(r"[0-9a-z)]\s?(?:\^|\*\*)\s?[({]?\s?-?(?:[0-9]{3}|[0-9(][^\s$]{0,20}(?:\^|\*\*))")
 _WHOLE = (sympy.Integral, sympy.Derivative, sympy.Limit)
 
@@ -44,7 +52,9 @@ _WHOLE = (sympy.Integral, sympy.Derivative, sympy.Limit)
 def check_text(text: str) -> None:
     """Raise TooCostlyError unless the parser can read `text` in a fraction of a second."""
     if len(text) > MAX_CHARS or _DIGITS.search(text):
-        raise TooCostlyError(f"longer than {MAX_CHARS} characters, or a number of more than {MAX_DIGITS} digits")
+        raise TooCostlyError(
+            f"longer than {MAX_CHARS} characters, or a number of more than {MAX_DIGITS} digits"
+        )
     _check_depth(text)
     binomials = _BINOMIAL_OF.findall(text)
     # The parser evaluates binomials while it parses.
@@ -113,7 +123,11 @@ def _bits_of(node: Any) -> float:
         return _bits_of_factorial(node.args[0])
     if isinstance(node, sympy.Sum | sympy.Product):
         return _bits_of_terms(node)
-    sizes = [_bits(child) for child in getattr(node, "args", ()) if isinstance(child, sympy.Basic | sympy.MatrixBase)]
+    sizes = [
+        _bits(child)
+        for child in getattr(node, "args", ())
+        if isinstance(child, sympy.Basic | sympy.MatrixBase)
+    ]
     if isinstance(node, sympy.Mul):
         return sum(sizes, 0.0)
     return max(sizes, default=1.0) + len(sizes)
@@ -149,6 +163,10 @@ def _bits_of_terms(node: Any) -> float:
     size = _bits(node.function)
     for limit in node.limits:
         ends = limit[1:]
-        if len(ends) != 2 or not all(isinstance(end, sympy.Integer) for end in ends) or ends[1] - ends[0] > MAX_TERMS:
+        if (
+            len(ends) != 2
+            or not all(isinstance(end, sympy.Integer) for end in ends)
+            or ends[1] - ends[0] > MAX_TERMS
+        ):
             raise TooCostlyError(f"a sum or product of more than {MAX_TERMS} terms")
     return size * MAX_TERMS if isinstance(node, sympy.Product) else size + 8

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from agentrl.plugins.options import Options
 
-_TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL)  # \{ and \} are characters, not braces
+_TOKENS = re.compile(
+    r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL
+)  # \{ and \} are characters, not braces
 _ONLY_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s{0,10}\{(.*)\}\s*", re.DOTALL)
 _JOINT = re.compile(
     r"(?i)[\s$.]{0,6}(?:,|;|/|&|\\\\|\\text\{|\\quad|%|\b(?:and/or|or|and|und|oder|alternatively|otherwise|maybe|perhaps|possibly)\b|[\s$}]|\\[,;:]){0,8}[\s$}]{0,6}"
@@ -18,8 +20,9 @@ _HIDDEN = re.compile(r"<!--.{0,2000}?-->|\\[hv]?phantom\s?\{(?:[^{}]|\{[^{}]{0,1
 """Text that is not rendered."""
 _DENIED = re.compile(
     r"(?i)(?:\b(?:not|isn't|wasn't|never|neither|nor|cannot|can't|couldn't|shouldn't|don't|wrong|incorrect|mistaken|false|unlike)"
-    r"(?:\s(?:answer|result|value|be|equal(?:s| to)?|just|simply|the|is|was|write|say|box|put|claim))*|\b(?:rather than|instead of"
-    r"|anything but|other than))\s?[:=]?[\s$\\(\[{}*]*\Z"
+    r"(?:\s(?:answer|result|value|be|equal(?:s| "
+    r"to)?|just|simply|the|is|was|write|say|box|put|claim))*|\b(?:rather than|instead of|anything but|other "
+    r"than))\s?[:=]?[\s$\\(\[{}*]*\Z"
 )
 MAX_DENIAL_CHARS = 60
 
@@ -48,7 +51,11 @@ def last_boxed(text: str) -> str | None:
 
     The time is linear in the length of the text.
     """
-    last = max((closed for closed in _boxes(text) if closed[2] is not None), key=lambda closed: closed[1], default=None)
+    last = max(
+        (closed for closed in _boxes(text) if closed[2] is not None),
+        key=lambda closed: closed[1],
+        default=None,
+    )
     return None if last is None else text[last[1] : last[2]]
 
 

@@ -1,4 +1,6 @@
-"""Calls of rewards: each runs where the reward wants, has a deadline, and any failure becomes a RewardError."""
+"""Calls of rewards: each runs where the reward wants, has a deadline, and any failure becomes a
+RewardError.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ class RewardCalls:
         return results
 
     async def call(self, term: Term, subject: Subject) -> Result:
-        """Return the reward's result for `subject`: one attempt, or a list of them for the scopes group and batch.
+        """Return the reward's result for `subject`: one attempt, or a list of them for the scopes group and
+        batch.
 
         Raises:
             RewardError: it raised, returned an invalid result for its scope, exceeded its deadline, or its
@@ -127,7 +130,11 @@ class RewardCalls:
         score = term.reward.score
         if term.reward.runs_in == "process":
             assert term.recipe is not None, term
-            if not isinstance(term.reward, Reward) or not isinstance(subject, Attempted) or term.reward.max_answer_cpu_s is None:
+            if (
+                not isinstance(term.reward, Reward)
+                or not isinstance(subject, Attempted)
+                or term.reward.max_answer_cpu_s is None
+            ):
                 return await self._processes.score(term.recipe, subject, begin=begin)
             try:
                 return await self._processes.score(term.recipe, subject, begin=begin, rehearse=subject.task)
@@ -142,7 +149,8 @@ class RewardCalls:
                 with contained():
                     return score(subject)
 
-            # A thread cannot be killed. After its deadline it is abandoned, and keeps its slot until it returns.
+            # A thread cannot be killed. After its deadline it is abandoned, and keeps its slot until it
+            # returns.
             return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
         begin()
         if term.reward.runs_in == "asyncio":
@@ -163,7 +171,12 @@ def _why(term: Term, subject: Subject, error: Exception) -> str:
         return f'{found}: write `runs_in = "{"trio" if runs_in == "asyncio" else "asyncio"}"` in its class'
     attempts = [subject] if isinstance(subject, Attempted) else subject
     bare = next((attempt.task.task_id for attempt in attempts if attempt.task.ground_truth is None), None)
-    hint = "" if bare is None else f"; the row {bare} has no reward_model.ground_truth (data.reward_model_key), if that is what it needs"
+    hint = (
+        ""
+        if bare is None
+        else f"; the row {bare} has no reward_model.ground_truth (data.reward_model_key), if that is what it "
+        "needs"
+    )
     return f"raised {type(error).__name__}: {error}{hint}"
 
 
@@ -171,7 +184,9 @@ def _check_result(term: Term, subject: Subject, result: Any) -> None:
     if term.scope == "trajectory":
         is_right, wanted = _is_result(result), "a RewardResult of finite numbers, or None"
     elif isinstance(subject, Attempted):
-        is_right = _is_list(result, subject.num_turns) and all(value is None or is_finite_number(value) for value in result)
+        is_right = _is_list(result, subject.num_turns) and all(
+            value is None or is_finite_number(value) for value in result
+        )
         wanted = f"one finite number or None for each of the {subject.num_turns} turns"
     else:
         is_right = _is_list(result, len(subject)) and all(map(_is_result, result))
@@ -187,4 +202,8 @@ def _is_list(result: Any, length: int) -> bool:
 def _is_result(result: Any) -> bool:
     if result is None:
         return True
-    return isinstance(result, RewardResult) and is_finite_number(result.value) and all(map(is_finite_number, result.metrics.values()))
+    return (
+        isinstance(result, RewardResult)
+        and is_finite_number(result.value)
+        and all(map(is_finite_number, result.metrics.values()))
+    )

@@ -21,7 +21,8 @@ DEFAULT_LIMITS = {"cpu_s": 4.0, "wall_s": 8.0}
 
 
 class Code(Reward):
-    """1 if the answer's last code block passes all cases, else the share that it passes of the first `max_cases`.
+    """1 if the answer's last code block passes all cases, else the share that it passes of the first
+    `max_cases`.
 
     Later cases run only while none has failed; the first failure among them ends the run. With `continuous:
     false` the reward is 1 or 0.
@@ -43,15 +44,22 @@ class Code(Reward):
             raise ConfigError(f"{CONFIG_KEY}.max_cases={self._max_cases!r}: a whole number above 0")
         self._total_s = config.get("total_s", 20.0)
         if not isinstance(self._total_s, (int, float)) or not self._total_s > 0:
-            raise ConfigError(f"{CONFIG_KEY}.total_s={self._total_s!r}: seconds above 0; keep it well below reward.timeout_s")
+            raise ConfigError(
+                f"{CONFIG_KEY}.total_s={self._total_s!r}: seconds above 0; keep it well below "
+                "reward.timeout_s"
+            )
         self._options = read_options(config, key=CONFIG_KEY, others=OWN_KEYS)
-        self.max_concurrent = open_sandbox(self._options).num_slots  # so the deadline starts only once a slot is free
+        self.max_concurrent = open_sandbox(
+            self._options
+        ).num_slots  # so the deadline starts only once a slot is free
 
     def check(self, task: Task) -> None:
         try:
             _read(task)
         except ValueError as error:
-            raise DataError(f"task {task.task_id}: reward {self.name!r}: reward_model.ground_truth: {error}") from error
+            raise DataError(
+                f"task {task.task_id}: reward {self.name!r}: reward_model.ground_truth: {error}"
+            ) from error
         open_sandbox(self._options).check()
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]
@@ -79,7 +87,13 @@ class Code(Reward):
         counted = max(min(num_cases, self._max_cases), tally.passed + tally.failed)
         share = tally.passed / counted
         compiles = tally.compiles is True
-        metrics = {"accuracy": float(is_right), "passed": share, "num_cases": counted, "compiles": compiles, "timeouts": tally.timeouts}
+        metrics = {
+            "accuracy": float(is_right),
+            "passed": share,
+            "num_cases": counted,
+            "compiles": compiles,
+            "timeouts": tally.timeouts,
+        }
         value = share if self._is_continuous else float(is_right)
         return RewardResult(value, {name: float(number) for name, number in metrics.items()})
 

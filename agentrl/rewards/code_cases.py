@@ -15,7 +15,10 @@ RELATIVE_TOLERANCE = 1e-9
 """Default for numbers that are not integers."""
 MAX_NUMBER_CHARS = 64
 
-_FENCE = re.compile(r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 """Possessive quantifiers: a line of a thousand backticks must not cause backtracking over every split."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 
@@ -65,7 +68,10 @@ def read_cases(ground_truth: Any) -> Cases:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"it is not valid JSON ({error}): {ground_truth[:80]!r}") from error
     if not isinstance(ground_truth, Mapping):
-        raise ValueError(f"it must be a mapping with `inputs` and `outputs`, `assert_case` or `test` (got {str(ground_truth)[:80]!r})")
+        raise ValueError(
+            "it must be a mapping with `inputs` and `outputs`, `assert_case` or `test` (got "
+            f"{str(ground_truth)[:80]!r})"
+        )
     asserts = ground_truth.get("assert_case") or ground_truth.get("test") or ()
     asserts = [asserts] if isinstance(asserts, str) else list(asserts)
     if not all(isinstance(text, str) for text in asserts):
@@ -77,16 +83,33 @@ def read_cases(ground_truth: Any) -> Cases:
 
 
 def _read_pairs(ground_truth: Mapping[str, Any]) -> Cases:
-    inputs, outputs, function, tolerance = (ground_truth.get(key) for key in ("inputs", "outputs", "fn_name", "tolerance"))
-    if not isinstance(inputs, Sequence) or not isinstance(outputs, Sequence) or isinstance(inputs, str) or isinstance(outputs, str):
+    inputs, outputs, function, tolerance = (
+        ground_truth.get(key) for key in ("inputs", "outputs", "fn_name", "tolerance")
+    )
+    if (
+        not isinstance(inputs, Sequence)
+        or not isinstance(outputs, Sequence)
+        or isinstance(inputs, str)
+        or isinstance(outputs, str)
+    ):
         raise ValueError("it must have `inputs` and `outputs` (lists), `assert_case` or `test`")
     if len(inputs) != len(outputs) or not inputs:
-        raise ValueError(f"it has {len(inputs)} inputs and {len(outputs)} outputs; give at least one of each, in equal number")
-    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1):
+        raise ValueError(
+            f"it has {len(inputs)} inputs and {len(outputs)} outputs; give at least one of each, in equal "
+            "number"
+        )
+    if tolerance is not None and (
+        isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < 1
+    ):
         raise ValueError(f"`tolerance` must be a number from 0 up to 1 (got {tolerance!r})")
     if function:
         pairs = [_read_call(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
-        return Cases(str(function), tuple(args for args, _ in pairs), tuple(wanted for _, wanted in pairs), tolerance=tolerance)
+        return Cases(
+            str(function),
+            tuple(args for args, _ in pairs),
+            tuple(wanted for _, wanted in pairs),
+            tolerance=tolerance,
+        )
     return Cases(None, tuple(map(_as_text, inputs)), tuple(map(_as_text, outputs)), tolerance=tolerance)
 
 
@@ -96,7 +119,9 @@ def _read_call(given: Any, wanted: Any) -> tuple[Any, Any]:
         try:
             given = [json.loads(line) for line in given.split("\n") if line.strip()]
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"with `fn_name`, a text among `inputs` must have JSON on each line ({error}): {given[:80]!r}") from error
+            raise ValueError(
+                f"with `fn_name`, a text among `inputs` must have JSON on each line ({error}): {given[:80]!r}"
+            ) from error
         if isinstance(wanted, str):
             with contextlib.suppress(ValueError, RecursionError):  # not JSON: the text itself is expected
                 wanted = json.loads(wanted)
@@ -107,7 +132,13 @@ def _read_call(given: Any, wanted: Any) -> tuple[Any, Any]:
 
 def _as_text(value: Any) -> str:
     """Return the text of a stdin or stdout, which may be given as a list of lines."""
-    return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return (
+        value
+        if isinstance(value, str)
+        else "\n".join(map(str, value))
+        if isinstance(value, (list, tuple))
+        else str(value)
+    )
 
 
 def equal_texts(printed: str, expected: str, tolerance: float | None = None) -> bool:
@@ -125,11 +156,14 @@ def is_expected(returned: Any, expected: Any, tolerance: float | None = None) ->
     """Return whether a function returned the expected value."""
     # Some contest datasets wrap the single return value in a list.
     is_wrapped = isinstance(expected, (list, tuple)) and len(expected) == 1
-    return equal_values(returned, expected, tolerance) or (is_wrapped and equal_values(returned, expected[0], tolerance))
+    return equal_values(returned, expected, tolerance) or (
+        is_wrapped and equal_values(returned, expected[0], tolerance)
+    )
 
 
 def equal_values(returned: Any, expected: Any, tolerance: float | None = None) -> bool:
-    """Return whether a value equals a JSON value. true and 1 differ, tuples are lists, keys of mappings are texts.
+    """Return whether a value equals a JSON value. true and 1 differ, tuples are lists, keys of mappings are
+    texts.
 
     Integers must be equal. Other numbers may differ by the tolerance.
     """
@@ -143,7 +177,9 @@ def equal_values(returned: Any, expected: Any, tolerance: float | None = None) -
     if isinstance(expected, Mapping):
         if not isinstance(returned, dict):
             return False
-        ours, theirs = ({_key(key): value for key, value in mapping.items()} for mapping in (returned, expected))
+        ours, theirs = (
+            {_key(key): value for key, value in mapping.items()} for mapping in (returned, expected)
+        )
         is_alike = len(ours) == len(returned) and ours.keys() == theirs.keys()
         return is_alike and all(equal_values(ours[key], theirs[key], tolerance) for key in theirs)
     return type(returned) is type(expected) and bool(returned == expected)
@@ -170,7 +206,11 @@ def _equal_numbers(ours: float, theirs: float, tolerance: float | None) -> bool:
 def _equal_words(ours: str, theirs: str, tolerance: float | None) -> bool:
     if ours == theirs:
         return True
-    if max(len(ours), len(theirs)) > MAX_NUMBER_CHARS or not _NUMBER.fullmatch(ours) or not _NUMBER.fullmatch(theirs):
+    if (
+        max(len(ours), len(theirs)) > MAX_NUMBER_CHARS
+        or not _NUMBER.fullmatch(ours)
+        or not _NUMBER.fullmatch(theirs)
+    ):
         return False
     if Decimal(ours) == Decimal(theirs):
         return True

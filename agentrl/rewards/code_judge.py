@@ -62,7 +62,9 @@ class CaseTally:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Report of one process: whether the program compiles and loads, and results of the cases until it ended."""
+    """Report of one process: whether the program compiles and loads, and results of the cases until it
+    ended.
+    """
 
     compiles: bool = False
     is_loaded: bool = False
@@ -87,15 +89,20 @@ class Judge:
         """
         if cases.function is not None:
             calls = [
-                FunctionCall(cases.function, tuple(args), {}, expected) for args, expected in zip(cases.inputs, cases.outputs, strict=True)
+                FunctionCall(cases.function, tuple(args), {}, expected)
+                for args, expected in zip(cases.inputs, cases.outputs, strict=True)
             ]
-            await self._serve(len(calls), functools.partial(self._make_calls, calls, _is_stated(cases), tally), tally)
+            await self._serve(
+                len(calls), functools.partial(self._make_calls, calls, _is_stated(cases), tally), tally
+            )
         elif cases.asserts:
             tests = read_tests(cases.asserts)
             if isinstance(tests, Suite):
                 await self._serve(len(tests.cases), functools.partial(self._check, tests, tally), tally)
             else:
-                await self._serve(len(tests), functools.partial(self._make_calls, list(tests), _is_equal, tally), tally)
+                await self._serve(
+                    len(tests), functools.partial(self._make_calls, list(tests), _is_equal, tally), tally
+                )
         else:
             await self._pipe(cases, tally)
 
@@ -111,7 +118,7 @@ class Judge:
         cpu_s, wall_s = (max(limit, min(limit * times, left)) for limit in (own.cpu_s, own.wall_s))
         return dataclasses.replace(own, cpu_s=cpu_s, wall_s=wall_s, output_kib=output_kib)
 
-    # --------------------------------------------------------------------------------------------------- stdin and stdout
+    # --------------------------------------------------------------------------------------- stdin and stdout
 
     async def _pipe(self, cases: Cases, tally: CaseTally) -> None:
         for given, wanted in zip(cases.inputs, cases.outputs, strict=True):
@@ -138,9 +145,11 @@ class Judge:
             tally.used_s += result.wall_s
             tally.timeouts += result.is_timed_out or result.signal in CLOCKS
 
-    # ------------------------------------------------------------------------------------------------- functions and tests
+    # ------------------------------------------------------------------------------------ functions and tests
 
-    async def _serve(self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: CaseTally) -> None:
+    async def _serve(
+        self, num_cases: int, run: Callable[[int], Awaitable[Verdicts]], tally: CaseTally
+    ) -> None:
         """Run the cases in one process.
 
         A case that ends the process fails, and the next ones get a new process.
@@ -165,17 +174,25 @@ class Judge:
         clocks = f"cpu_s={own.cpu_s!r}, wall_s={own.wall_s!r}"
         start = f"from {INSIDE}.program import main\nmain({reads}, {writes}, is_heard={reads > 0}, {clocks})"
         return Program(
-            start, stdin=stdin, files={**_inside("plain_data", "contest_imports", "program"), "program.py": self._file}, limits=limits
+            start,
+            stdin=stdin,
+            files={**_inside("plain_data", "contest_imports", "program"), "program.py": self._file},
+            limits=limits,
         )
 
-    async def _make_calls(self, calls: list[FunctionCall], is_right: Callable[[Any, Any], bool], tally: CaseTally, first: int) -> Verdicts:
+    async def _make_calls(
+        self, calls: list[FunctionCall], is_right: Callable[[Any, Any], bool], tally: CaseTally, first: int
+    ) -> Verdicts:
         rest = calls[first:]
         asked = b"".join(_question(call) for call in rest)
         limits = self._limits(len(rest), tally, output_bytes=sum(len(repr(call.expected)) for call in rest))
         result = await self._sandbox.run(self._program(0, 1, limits, asked))
         self._note(result, tally)
         compiled, loaded, *answers = [*result.stdout.encode().split(b"\n")[:-1], b"", b""]
-        passed = tuple(_is_right(answer, call.expected, is_right) for answer, call in zip(answers[:-2], rest, strict=False))
+        passed = tuple(
+            _is_right(answer, call.expected, is_right)
+            for answer, call in zip(answers[:-2], rest, strict=False)
+        )
         return Verdicts(_says(compiled, "compiles"), _says(loaded, "loaded"), passed)
 
     async def _check(self, suite: Suite, tally: CaseTally, first: int) -> Verdicts:
@@ -234,7 +251,11 @@ def _is_right(line: bytes, expected: Any, compare: Callable[[Any, Any], bool]) -
     """
     try:
         answer = plain_data.load(line)
-        return isinstance(answer, dict) and "value" in answer and compare(plain_data.decode(answer["value"]), expected)
+        return (
+            isinstance(answer, dict)
+            and "value" in answer
+            and compare(plain_data.decode(answer["value"]), expected)
+        )
     except plain_data.UNREADABLE:
         return False
 

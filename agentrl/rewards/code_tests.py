@@ -1,4 +1,6 @@
-"""Tests written in Python: parsed to calls with expected values where possible, else to a suite of test code."""
+"""Tests written in Python: parsed to calls with expected values where possible, else to a suite of test
+code.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,11 @@ def read_call(text: str) -> FunctionCall | None:
         return None
     try:
         args = tuple(ast.literal_eval(arg) for arg in call.args)
-        kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        kwargs = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg is not None
+        }
         value = ast.literal_eval(expected)
     except (ValueError, TypeError, RecursionError, MemoryError):
         return None
@@ -118,8 +124,14 @@ def read_suite(texts: Sequence[str]) -> Suite:
         functions, test_cases = _uncalled(tree, text)
         free, own = _names(ast.unparse(tree))
         used = set(_modules(tree, free))
-        needed = [*(name for name in free if name not in used | bound), *taken, *classes]  # names bound by a test are its own
-        names.update(dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed and bound.isdisjoint(free))]))
+        needed = [
+            *(name for name in free if name not in used | bound),
+            *taken,
+            *classes,
+        ]  # names bound by a test are its own
+        names.update(
+            dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed and bound.isdisjoint(free))])
+        )
         bound |= own
         modules.update(dict.fromkeys(sorted(used)))
         if classes:
@@ -145,7 +157,13 @@ class _MarkAsserts(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         function = node.value.func if isinstance(node.value, ast.Call) else None
-        name = function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+        name = (
+            function.attr
+            if isinstance(function, ast.Attribute)
+            else function.id
+            if isinstance(function, ast.Name)
+            else ""
+        )
         return self._mark(node) if name.startswith("assert") else node
 
     def _mark(self, node: ast.stmt) -> ast.AST:
@@ -165,7 +183,10 @@ def _take_imports(tree: ast.Module) -> list[str]:
 
 
 def _take_classes(tree: ast.Module) -> dict[str, str]:
-    """Remove the classes whose objects the program may receive, and return {name: source}. Test classes stay."""
+    """Remove the classes whose objects the program may receive, and return {name: source}.
+
+    Test classes stay.
+    """
     found = {}
     for node in list(tree.body):
         if isinstance(node, ast.ClassDef) and node.name[:1].isupper() and not _is_test_class(node):
@@ -176,7 +197,11 @@ def _take_classes(tree: ast.Module) -> dict[str, str]:
 
 def _is_test_class(node: ast.ClassDef) -> bool:
     bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
-    return node.name.startswith("Test") or "TestCase" in bases or any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+    return (
+        node.name.startswith("Test")
+        or "TestCase" in bases
+        or any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+    )
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -192,11 +217,21 @@ def _uncalled(tree: ast.Module, text: str) -> tuple[tuple[str, ...], tuple[str, 
     if _acts(tree):
         return (), ()
     functions, classes = _left_to_a_runner(tree)
-    free = [node for node in functions if len(node.args.args) <= len(node.args.defaults) and not node.decorator_list]
+    free = [
+        node
+        for node in functions
+        if len(node.args.args) <= len(node.args.defaults) and not node.decorator_list
+    ]
     if len(free) < len(functions):
-        raise ValueError(f"function {next(node.name for node in functions if node not in free)} of a test needs pytest: {text[:80]!r}")
+        raise ValueError(
+            f"function {next(node.name for node in functions if node not in free)} of a test needs pytest: "
+            f"{text[:80]!r}"
+        )
     if not functions and not classes:
-        raise ValueError(f"a test runs nothing: it only defines names and calls nothing (`entry_point` calls `check`): {text[:80]!r}")
+        raise ValueError(
+            "a test runs nothing: it only defines names and calls nothing (`entry_point` calls `check`): "
+            f"{text[:80]!r}"
+        )
     return tuple(node.name for node in functions), tuple(classes)
 
 
@@ -225,7 +260,11 @@ def _is_text(node: ast.stmt) -> bool:
 def _names(text: str) -> tuple[list[str], set[str]]:
     """Return the free names of a text, without builtins, and the names that it binds."""
     top = symtable.symtable(text, "test", "exec")
-    bound = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()}
+    bound = {
+        symbol.get_name()
+        for symbol in top.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+    }
     free: dict[str, None] = {}
     waiting = [top]
     while waiting:
@@ -247,7 +286,9 @@ def _modules(tree: ast.Module, free: list[str]) -> list[str]:
     """
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     alone = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bare}
-    return [name for name in free if name not in alone and (name in sys.stdlib_module_names or name in PACKAGES)]
+    return [
+        name for name in free if name not in alone and (name in sys.stdlib_module_names or name in PACKAGES)
+    ]
 
 
 def _hidden_entry(tree: ast.Module, *, is_alone: bool) -> list[str]:
@@ -258,7 +299,9 @@ def _hidden_entry(tree: ast.Module, *, is_alone: bool) -> list[str]:
     """
     for node in tree.body:
         match node:
-            case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)])) if name in _BUILTIN:
+            case ast.Expr(value=ast.Call(func=ast.Name(id="check"), args=[ast.Name(id=name)])) if (
+                name in _BUILTIN
+            ):
                 return [name]
     for statement in ast.walk(tree) if is_alone else ():
         if isinstance(statement, ast.Assert):

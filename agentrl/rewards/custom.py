@@ -16,7 +16,8 @@ from agentrl.plugins.rewards import RunsIn
 
 
 class CustomFunction(Reward):
-    """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or async.
+    """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or
+    async.
 
     It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None if
     it does not apply. `solution_str` is the text of all messages after the prompt. `extra_info` is the
@@ -26,7 +27,9 @@ class CustomFunction(Reward):
     name: ClassVar[str] = "custom"
     passes: ClassVar[tuple[str, ...]] = ("data_source", "solution_str", "ground_truth", "extra_info")
 
-    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread") -> None:
+    def __init__(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread"
+    ) -> None:
         super().__init__()
         self._function = function
         self._kwargs = dict(kwargs)
@@ -50,7 +53,8 @@ class CustomFunction(Reward):
 
 
 class CustomBatchFunction(BatchReward):
-    """The user's `compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs)`, sync or async.
+    """The user's `compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs)`, sync or
+    async.
 
     All four are lists with one entry per attempt of the batch. It returns such a list, with entries like
     CustomFunction's.
@@ -59,7 +63,9 @@ class CustomBatchFunction(BatchReward):
     name: ClassVar[str] = "custom"
     passes: ClassVar[tuple[str, ...]] = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
-    def __init__(self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread") -> None:
+    def __init__(
+        self, function: Callable[..., Any], kwargs: Mapping[str, Any], runs_in: RunsIn = "thread"
+    ) -> None:
         super().__init__()
         self._function = function
         self._kwargs = dict(kwargs)
@@ -77,7 +83,9 @@ class CustomBatchFunction(BatchReward):
         return _all_awaited(returned) if self.runs_in == "asyncio" else [result_of(one) for one in returned]
 
 
-def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, runs_in: RunsIn) -> CustomFunction | CustomBatchFunction:
+def load_function(
+    path: str, name: str, kwargs: Mapping[str, Any], scope: str, runs_in: RunsIn
+) -> CustomFunction | CustomBatchFunction:
     """Load the user's function.
 
     Raises:
@@ -87,17 +95,28 @@ def load_function(path: str, name: str, kwargs: Mapping[str, Any], scope: str, r
     """
     function = Reference(path, name).load()
     if not callable(function) or inspect.isclass(function):
-        what = f"a class ({place(function)}); name it in reward.sources" if inspect.isclass(function) else f"{function!r}, not a function"
+        what = (
+            f"a class ({place(function)}); name it in reward.sources"
+            if inspect.isclass(function)
+            else f"{function!r}, not a function"
+        )
         raise PluginError(f"{path}:{name} is {what}")
     if inspect.iscoroutinefunction(function) and runs_in != "thread":
         raise ConfigError(f"runs_in={runs_in}: {name!r} is async and runs in asyncio; remove the key")
-    check_awaited(function, f"function {name!r} ({place(function)})", name, is_async=inspect.iscoroutinefunction(function))
+    check_awaited(
+        function,
+        f"function {name!r} ({place(function)})",
+        name,
+        is_async=inspect.iscoroutinefunction(function),
+    )
     kind = CustomBatchFunction if scope == "batch" else CustomFunction
     _check_takes(function, kind, kwargs)
     return kind(function, kwargs, runs_in)
 
 
-def _check_takes(function: Callable[..., Any], kind: type[CustomFunction | CustomBatchFunction], kwargs: Mapping[str, Any]) -> None:
+def _check_takes(
+    function: Callable[..., Any], kind: type[CustomFunction | CustomBatchFunction], kwargs: Mapping[str, Any]
+) -> None:
     """Raise PluginError if `function` cannot be called with the arguments of `kind`."""
     names = [name for name in kind.passes if name != "extra_info" or _takes(function, name)]
     try:
@@ -109,8 +128,8 @@ def _check_takes(function: Callable[..., Any], kind: type[CustomFunction | Custo
     except TypeError as error:
         wanted = ", ".join((*kind.passes, *(name for name in kwargs if name not in kind.passes)))
         raise PluginError(
-            f"function {function.__name__!r} ({place(function)}) is called as {function.__name__}({wanted}), by name: {error}; "
-            f"it takes {signature}"
+            f"function {function.__name__!r} ({place(function)}) is called as {function.__name__}({wanted}), "
+            f"by name: {error}; it takes {signature}"
         ) from error
 
 
@@ -125,19 +144,28 @@ def result_of(returned: Any) -> RewardResult | None:
         return None
     if not is_finite_number(value):
         raise RewardError(
-            f"the custom reward function returned {str(returned)[:120]!r}; return a finite number, a dict with `score`, or None"
+            f"the custom reward function returned {str(returned)[:120]!r}; return a finite number, a dict "
+            "with `score`, or None"
         )
-    others = {str(key): other for key, other in returned.items() if key != "score"} if isinstance(returned, Mapping) else {}
+    others = (
+        {str(key): other for key, other in returned.items() if key != "score"}
+        if isinstance(returned, Mapping)
+        else {}
+    )
     metrics = {key: float(other) for key, other in others.items() if is_finite_number(other)}
     if "acc" in metrics:  # verl's name for it
         metrics.setdefault("accuracy", metrics["acc"])
-    return RewardResult(float(value), metrics, {key: other for key, other in others.items() if key not in metrics})
+    return RewardResult(
+        float(value), metrics, {key: other for key, other in others.items() if key not in metrics}
+    )
 
 
 def is_finite_number(value: Any) -> TypeGuard[float]:
     """Return whether `value` is a number to learn from. Includes numpy's numbers, and booleans."""
     # By name: numpy's booleans are not numbers.Real, yet verl's functions return them.
-    return (isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool") and math.isfinite(value)
+    return (
+        isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool"
+    ) and math.isfinite(value)
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

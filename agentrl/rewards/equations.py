@@ -35,13 +35,23 @@ _TOKEN = re.compile(
     r"|(?P<other>\.\.+|…|\bmod(?:ulus|ulo)?\b|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}(?![A-Za-z]))|(?P<word>[A-Za-z][A-Za-z']+)|(?P<end>[,;:→⇒?]|[.!](?=\s|$)(?!\s[+*×·/=]))|[\s$€£¥₹%.°\"']|(?P<unknown>.)",
     re.DOTALL,
 )
-_MEANING = {"times": "*", "×": "*", "·": "*", "multiplied by": "*", "divided by": "/", "plus": "+", "minus": "-"}
+_MEANING = {
+    "times": "*",
+    "×": "*",
+    "·": "*",
+    "multiplied by": "*",
+    "divided by": "/",
+    "plus": "+",
+    "minus": "-",
+}
 _EMPTY = re.compile(r"[^0-9./%]")
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A number with its unit, or a sign: an operator, "=", "≈", "w" (word), "." (end of a clause) or "?" (other)."""
+    """A number with its unit, or a sign: an operator, "=", "≈", "w" (word), "." (end of a clause) or "?"
+    (other).
+    """
 
     sign: str
     value: Fraction | None = None
@@ -70,16 +80,24 @@ class _Side:
 def is_false(line: str) -> bool:
     """Return whether some equation of a line has two sides that can be evaluated and differ."""
     line = line[-MAX_CHARS:]
-    return bool(_EQUALS.search(line)) and any(not _agree(left, right, sign) for left, sign, right in _equations(line))
+    return bool(_EQUALS.search(line)) and any(
+        not _agree(left, right, sign) for left, sign, right in _equations(line)
+    )
 
 
 def worked_out(line: str) -> Fraction | None:
-    """Return the result of a line of sums and their result: `2 * (16 - 7) = 18`, `18 = 9 * 2`, `1/4 = 25%`."""
+    """Return the result of a line of sums and their result: `2 * (16 - 7) = 18`, `18 = 9 * 2`, `1/4 =
+    25%`.
+    """
     if len(line) > MAX_CHARS or not _EQUALS.search(line):
         return None
     equations = list(_equations(line))
     num_equals = sum(token.sign in "=≈" for token in _tokens(line))
-    if not equations or len(equations) != num_equals or not all(left.is_whole and right.is_whole for left, _, right in equations):
+    if (
+        not equations
+        or len(equations) != num_equals
+        or not all(left.is_whole and right.is_whole for left, _, right in equations)
+    ):
         return None
     if not all(_agree(left, right, sign) for left, sign, right in equations):
         return None
@@ -108,7 +126,9 @@ def _equations(line: str) -> Iterator[tuple[_Side, str, _Side]]:
         is_inner = begin > 0 and tokens[begin - 1].sign in "=≈"
         end = next((i for i in range(position + 1, len(tokens)) if tokens[i].sign in "=≈."), len(tokens))
         left = _left_side(tokens[begin:position], is_inner=is_inner)
-        right = _right_side(tokens[position + 1 : end], is_inner=end < len(tokens) and tokens[end].sign in "=≈")
+        right = _right_side(
+            tokens[position + 1 : end], is_inner=end < len(tokens) and tokens[end].sign in "=≈"
+        )
         if left is None or right is None or (left.is_named and left.step is not None):
             continue  # 3 feet = 1 yard
         if (token.written[0] in "=≈" or left.step is None) and not _are_mixed(left.units | right.units):
@@ -137,7 +157,17 @@ def _tokens(line: str) -> list[_Token]:
             tokens.append(_Token(line[start]))
             value = abs(value)
         unit, is_share = unit_of(line, number)
-        tokens.append(_Token("n", value, unit, is_share, number.scale, _step(line[number.start : number.end]), _written(line, number)))
+        tokens.append(
+            _Token(
+                "n",
+                value,
+                unit,
+                is_share,
+                number.scale,
+                _step(line[number.start : number.end]),
+                _written(line, number),
+            )
+        )
     return tokens if len(tokens) <= MAX_TOKENS else []
 
 
@@ -200,7 +230,11 @@ def _computed(tokens: Sequence[_Token]) -> _Side | None:
     """Evaluate a sum of numbers; None if it is not one."""
     terms = [token for token in tokens if token.sign != "w"]
     numbers = [token for token in terms if token.sign == "n"]
-    if not numbers or any(token.value is None for token in numbers) or any(token.sign in "?.=≈" for token in terms):
+    if (
+        not numbers
+        or any(token.value is None for token in numbers)
+        or any(token.sign in "?.=≈" for token in terms)
+    ):
         return None
     values: dict[Fraction, None] = {}  # an ordered set; the literal reading comes first
     for reading in _READINGS:
@@ -211,7 +245,9 @@ def _computed(tokens: Sequence[_Token]) -> _Side | None:
     units = frozenset(token.unit for token in numbers if token.unit)
     written = "".join(token.written or token.sign for token in terms)
     step = numbers[0].step if len(terms) == 1 else None
-    return _Side(tuple(values), step, units, is_whole=True, is_named=len(terms) < len(tokens), written=written)
+    return _Side(
+        tuple(values), step, units, is_whole=True, is_named=len(terms) < len(tokens), written=written
+    )
 
 
 def _as_written(token: _Token) -> Fraction:
@@ -251,7 +287,9 @@ class _Parser:
     def _product(self) -> Fraction | None:
         product = self._factor()
         while product is not None:
-            sign = self._take("*/") or ("*" if self._next() == "of" and self._take_of() else "*" if self._next() == "(" else "")
+            sign = self._take("*/") or (
+                "*" if self._next() == "of" and self._take_of() else "*" if self._next() == "(" else ""
+            )
             if not sign:
                 return product
             factor = self._factor()

@@ -20,7 +20,9 @@ from sympy.functions.elementary.trigonometric import TrigonometricFunction
 from agentrl.rewards.bounds import check_tree
 
 _NUM_DIGITS, _NUM_AGREEING = 150, 110
-"""A decimal of up to 50 digits, or a quotient of two, is never within 1e-100 of a different irrational number."""
+"""A decimal of up to 50 digits, or a quotient of two, is never within 1e-100 of a different irrational
+number.
+"""
 _POINTS = tuple(sympy.Rational(*pair) for pair in ((17, 7), (-13, 11), (5, 19), (101, 13), (-3, 23)))
 _MIN_POINTS = 3
 _IMAGINARY = ("i", "\\imath")
@@ -52,22 +54,40 @@ def same(answer: Any, truth: Any, *, tolerance: float = 0.0) -> bool:
 
 
 def _same(answer: Any, truth: Any, tolerance: float) -> bool:
-    if isinstance(answer, sympy.Expr) and isinstance(truth, sympy.Expr) and not _is_matrix(answer) and not _is_matrix(truth):
+    if (
+        isinstance(answer, sympy.Expr)
+        and isinstance(truth, sympy.Expr)
+        and not _is_matrix(answer)
+        and not _is_matrix(truth)
+    ):
         return _same_scalars(answer, truth, tolerance)
     if isinstance(answer, sympy.Eq) and isinstance(truth, sympy.Eq):
         return _same_equations(answer, truth)
     elements = _elements(answer), _elements(truth)
     if elements[0] is not None and elements[1] is not None and type(answer) is type(truth):
         return _same_elements(elements[0], elements[1], is_ordered=not isinstance(truth, sympy.FiniteSet))
-    return bool(verify(truth, answer, float_rounding=100, numeric_precision=100, timeout_seconds=None, allow_set_relation_comp=True))
+    return bool(
+        verify(
+            truth,
+            answer,
+            float_rounding=100,
+            numeric_precision=100,
+            timeout_seconds=None,
+            allow_set_relation_comp=True,
+        )
+    )
 
 
 def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
     symbols = answer.free_symbols | truth.free_symbols
     if answer == truth:
         return True
-    has_other_symbols = bool(answer.free_symbols - truth.free_symbols) or bool(truth.free_symbols and not answer.free_symbols)
-    if has_other_symbols and (truth.free_symbols or not _is_trigonometric(answer)):  # sin^2 x + cos^2 x may be 1
+    has_other_symbols = bool(answer.free_symbols - truth.free_symbols) or bool(
+        truth.free_symbols and not answer.free_symbols
+    )
+    if has_other_symbols and (
+        truth.free_symbols or not _is_trigonometric(answer)
+    ):  # sin^2 x + cos^2 x may be 1
         return False
     if not symbols:
         return _same_values(_value(answer), _value(truth), tolerance)
@@ -85,7 +105,9 @@ def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
 def _same_equations(answer: Any, truth: Any) -> bool:
     """Return whether one equation is a multiple of the other."""
     one, other = answer.lhs, truth.lhs
-    if not all(isinstance(side, sympy.Expr) and not _is_matrix(side) for side in (one, other, answer.rhs, truth.rhs)):
+    if not all(
+        isinstance(side, sympy.Expr) and not _is_matrix(side) for side in (one, other, answer.rhs, truth.rhs)
+    ):
         return bool(one == other) and _same(answer.rhs, truth.rhs, 0.0)
     one, other = one - answer.rhs, other - truth.rhs
     symbols = truth.free_symbols
@@ -104,7 +126,9 @@ def _same_elements(answers: Sequence[Any], truths: Sequence[Any], *, is_ordered:
         return False
     left = list(answers)
     for truth in truths:
-        found = next((i for i, one in enumerate(left[:1] if is_ordered else left) if _same(one, truth, 0.0)), None)
+        found = next(
+            (i for i, one in enumerate(left[:1] if is_ordered else left) if _same(one, truth, 0.0)), None
+        )
         if found is None:
             return False
         del left[found]
@@ -137,14 +161,19 @@ def _value(constant: Any) -> Any:
     parts = value.as_real_imag()
     if not all(part.is_number and part.is_finite and (part.is_Float or part.is_Rational) for part in parts):
         return None
-    real, imaginary = (sympy.Integer(0) if abs(part) < sympy.Float(10, 20) ** -_NUM_AGREEING else part for part in parts)
+    real, imaginary = (
+        sympy.Integer(0) if abs(part) < sympy.Float(10, 20) ** -_NUM_AGREEING else part for part in parts
+    )
     return real + sympy.I * imaginary
 
 
 def _substitutions(symbols: set[Any]) -> list[dict[Any, Any]]:
     ordered = sorted(symbols, key=str)
     return [
-        {symbol: _POINTS[(point + index) % len(_POINTS)] + sympy.Rational(index, 3) for index, symbol in enumerate(ordered)}
+        {
+            symbol: _POINTS[(point + index) % len(_POINTS)] + sympy.Rational(index, 3)
+            for index, symbol in enumerate(ordered)
+        }
         for point in range(len(_POINTS))
     ]
 
@@ -161,7 +190,9 @@ def _exact(tree: Any) -> Any:
 
 
 def _is_odd_root(power: Any) -> bool:
-    """Return whether a power is an odd root of a negative number, like (-8)^(1/3): contests mean the real root."""
+    """Return whether a power is an odd root of a negative number, like (-8)^(1/3): contests mean the real
+    root.
+    """
     base, exponent = power.args
     return bool(base.is_Rational and base < 0 and exponent.is_Rational and exponent.q > 1 and exponent.q % 2)
 
@@ -179,7 +210,9 @@ def _is_trigonometric(tree: Any) -> bool:
 
 
 def _is_equation(tree: Any) -> bool:
-    return isinstance(tree, sympy.Eq) or (isinstance(tree, And) and all(isinstance(one, sympy.Eq) for one in _parts(tree)))
+    return isinstance(tree, sympy.Eq) or (
+        isinstance(tree, And) and all(isinstance(one, sympy.Eq) for one in _parts(tree))
+    )
 
 
 def _is_assignment(tree: Any) -> bool:
@@ -188,10 +221,16 @@ def _is_assignment(tree: Any) -> bool:
 
 
 def _value_of(equation: Any) -> Any:
-    """Return the value that an equation states: 5 for `x = 5` and `2 + 3 = 5`; None for `41 = 42`, `x = 4 = 5`."""
+    """Return the value that an equation states: 5 for `x = 5` and `2 + 3 = 5`; None for `41 = 42`, `x = 4 =
+    5`.
+    """
     parts = _parts(equation)
     sides = [parts[0].lhs, *(part.rhs for part in parts)]
-    if len(sides) == 2 and getattr(sides[1], "is_Symbol", False) and not getattr(sides[0], "is_Symbol", False):
+    if (
+        len(sides) == 2
+        and getattr(sides[1], "is_Symbol", False)
+        and not getattr(sides[0], "is_Symbol", False)
+    ):
         return sides[0]
     fixed = [side for side in sides if _is_constant(side)]
     if any(not _same_values(_value(one), _value(other), 0.0) for one, other in pairwise(fixed)):
@@ -211,7 +250,12 @@ def _elements(tree: Any) -> list[Any] | None:
 
 
 def _is_constant(tree: Any) -> bool:
-    return isinstance(tree, sympy.Expr) and not _is_matrix(tree) and not tree.free_symbols and not tree.atoms(AppliedUndef)
+    return (
+        isinstance(tree, sympy.Expr)
+        and not _is_matrix(tree)
+        and not tree.free_symbols
+        and not tree.atoms(AppliedUndef)
+    )
 
 
 def _is_matrix(tree: Any) -> bool:

@@ -28,7 +28,9 @@ from agentrl.rewards.numbers import numbers_in, with_signs
 from agentrl.rewards.plain_text import plain
 from agentrl.rewards.readings import RELATIVE_TOLERANCE
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeouts are off; our deadline replaces them
+logging.getLogger("math_verify").setLevel(
+    logging.ERROR
+)  # it warns that its timeouts are off; our deadline replaces them
 
 MAX_ANSWER_CHARS = 1000
 """A longer answer is not parsed: it would take the time of many others."""
@@ -38,10 +40,13 @@ MAX_PROSE_CHARS = 4000
 
 _UNIT = re.compile(
     r"(?:~|\\[ ,;]|\s)*\\(?:text|textrm|mathrm|mbox|hbox|operatorname)\s?\{(?:~|\\ |\s)*"
-    r"(?!(?:or|and|hundred|thousand|million|billion|dozens?|[kKM])\b)[A-Za-z][A-Za-z .]{0,40}\}\s?(?:\^\s?\{?[23]\}?)?\s*$"
+    r"(?!(?:or|and|hundred|thousand|million|billion|dozens?|[kKM])\b)[A-Za-z][A-Za-z "
+    r".]{0,40}\}\s?(?:\^\s?\{?[23]\}?)?\s*$"
 )
 _NAMED = re.compile(r"\s*(?P<name>[A-Za-z](?:_\w)?)\s*=(?P<value>[^=]*)$", re.DOTALL)
-_IN_BASE = re.compile(r"\(?([0-9A-F]{1,100})\)?(?:_\s?\{?\s?(?:\\text\{)?\s?([0-9]{1,2}|two|three|eight)\s?\}{0,2})?$")
+_IN_BASE = re.compile(
+    r"\(?([0-9A-F]{1,100})\)?(?:_\s?\{?\s?(?:\\text\{)?\s?([0-9]{1,2}|two|three|eight)\s?\}{0,2})?$"
+)
 _WORDED = re.compile(r"\\(?:text|textbf|mathrm|mbox)\{([^{}]*)\}")
 _ALTERNATIVES = re.compile(r"\b(?:or|and|to)\b|%|percent|-|:")
 _REPEATING = re.compile(r"([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s?\{([0-9]{1,20})\}")
@@ -54,15 +59,20 @@ _ROOT = re.compile(r"\bsqrt\(([^()]{1,40})\)")
 _THIN_SPACE = re.compile(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))")
 _INVISIBLE = re.compile(r"\\[hv]?phantom\s?\{[^{}]{0,100}\}")
 _LEAD_IN = re.compile(
-    r"(?i)\s*\\(?:text|textbf|mathrm|mbox)\s?\{\s*(?:the (?:final )?answer is|answer|it is|option|choice)\s?:?\s*(?P<end>\}?)"
+    r"(?i)\s*\\(?:text|textbf|mathrm|mbox)\s?\{\s*(?:the (?:final )?answer is|answer|it "
+    r"is|option|choice)\s?:?\s*(?P<end>\}?)"
 )
-_OF_WHAT = re.compile(r"\s*(?:P|E|Pr|\\(?:Pr|mathbb\{[PE]\}|mathrm\{[PE]\}|text\{P\}))\s?\([^()=]{1,20}\)\s*=(?=[^=]*\Z)")
+_OF_WHAT = re.compile(
+    r"\s*(?:P|E|Pr|\\(?:Pr|mathbb\{[PE]\}|mathrm\{[PE]\}|text\{P\}))\s?\([^()=]{1,20}\)\s*=(?=[^=]*\Z)"
+)
 _FOR_ALL = re.compile(r"\s*\\text\{\s?for (?:all|every|any)[^{}]{0,20}\}\s*[a-zA-Z]?\s*\Z")
 _SUCH_THAT = re.compile(r"\s*\\\{\s*([a-z])\s*(?::|\\mid|\||\\colon)\s*(?P<condition>[^{}]*?)\\\}\s*")
 _OVER = re.compile(r"\{+\s?([0-9a-z]{1,20})\s?\}?\s?\\over\s?\{?\s?([0-9a-z]{1,20})\s?\}+")
 _FRACTION = re.compile(r"\\[dt]?frac\s?(\\[a-z]{2,8})\s?([0-9])(?![0-9])")
 _BIG = re.compile(r"\\[bB]igg?[lrm]?(?![a-z])")
-_IN_DEGREES = re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*([0-9]{1,4}(?:\.[0-9]{1,4})?)\s*(?:\^\s?\{?\s?\\circ\s?\}?|°)\s*[)}]?")
+_IN_DEGREES = re.compile(
+    r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*([0-9]{1,4}(?:\.[0-9]{1,4})?)\s*(?:\^\s?\{?\s?\\circ\s?\}?|°)\s*[)}]?"
+)
 _ROOT_SIGN = re.compile(r"√\s?(?:\(([^()]{1,20})\)|([0-9]{1,20}|[a-z]))")
 _RATIO = re.compile(r"[0-9]{1,9}\s*:\s*[0-9]{1,9}")
 _PRIME = re.compile(r"[0-9]\s?'(?![0-9'])|[0-9]\s?\^\s?\{?\s?\\prime")
@@ -72,10 +82,13 @@ _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
 _ABRIDGED = re.compile("[ƒ√]")
 """All functions and roots, as `plain` writes them."""
 _NO_VALUE = re.compile(
-    r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat (?:least|most)\b|\bup to\b|\b(?:not"
-    r"|isn't|wrong|incorrect|or more|or less)\b"
+    r"(?i)\\[lcv]?dots\b|\.\.\.|…|\b(?:less|more|fewer|greater|larger|smaller) than\b|\bat "
+    r"(?:least|most)\b|\bup to\b|\b(?:not|isn't|wrong|incorrect|or more|or less)\b"
 )
-_BOUND = re.compile(r"(?i)\s*(?:less|more|fewer|greater|larger|smaller) than\b|\s*(?:at (?:least|most)|up to|between|either|neither)\b")
+_BOUND = re.compile(
+    r"(?i)\s*(?:less|more|fewer|greater|larger|smaller) than\b|\s*(?:at (?:least|most)|up "
+    r"to|between|either|neither)\b"
+)
 _CHOICE = re.compile(
     r"(?:option |choice )?\(?([A-H])\)?(?=[\s:.,$)]|$)(?!\)?[\s$]{0,3}(?:[,/;&?]|,? ?\b(?:or|and"
     r"|no)\b)[\s$]{0,3}(?:no,? |maybe |or |and )*\(?[A-H]\b)(?!\)?,? (?:or|and) )"
@@ -119,7 +132,11 @@ def rehearse(truth: str) -> None:
         RewardError: it does not equal itself.
     """
     parsed = parse_box_of_truth(truth)
-    if not (equal("\\frac{1}{2}", "0.5") and equal(truth, truth) and (not parsed or equal_expressions(parsed, parsed))):
+    if not (
+        equal("\\frac{1}{2}", "0.5")
+        and equal(truth, truth)
+        and (not parsed or equal_expressions(parsed, parsed))
+    ):
         raise RewardError(f"the ground truth {truth[:80]!r} does not equal itself")
 
 
@@ -135,7 +152,9 @@ def parse_box_of_truth(truth: str) -> tuple[Any, ...]:
 
 
 def is_relation_only(answer: str, truth: str) -> bool:
-    """Return whether an answer is only a bound ("less than 5" for 5), retracts itself, or says nothing (5 = 5)."""
+    """Return whether an answer is only a bound ("less than 5" for 5), retracts itself, or says nothing (5 =
+    5).
+    """
     worded = plain(answer)
     if any(one.strip(" $") == other.strip(" $") for one, other in pairwise(worded.split("="))):
         return True
@@ -151,7 +170,9 @@ def opens_with_bound(phrase: str, truth: str) -> bool:
     return _BOUND.match(phrase) is not None and not _BOUND.search(plain(truth))
 
 
-def equal_expressions(answer: Sequence[Any], truth: Sequence[Any], *, tolerance: float = RELATIVE_TOLERANCE) -> bool:
+def equal_expressions(
+    answer: Sequence[Any], truth: Sequence[Any], *, tolerance: float = RELATIVE_TOLERANCE
+) -> bool:
     """Return whether parsed answers are equal. Each one is (parsed object, its text)."""
     return any(same(one, other, tolerance=tolerance) for other in truth for one in answer)
 
@@ -180,7 +201,9 @@ def parse_prose(text: str) -> tuple[Any, ...]:
 
 
 def stated_text(text: str) -> str | None:
-    """Return the words that a response calls its answer (`The answer is (C), because ...`: "(C)"), or None."""
+    """Return the words that a response calls its answer (`The answer is (C), because ...`: "(C)"), or
+    None.
+    """
     for stated in answer_phrases(text):
         if choice := _CHOICE.match(stated.strip(" $")):
             return choice[1]
@@ -193,7 +216,9 @@ def stated_text(text: str) -> str | None:
 
 
 def stated_plainly(text: str) -> str | None:
-    """Return the stated answer of a text without LaTeX: after "the answer is", else after its last "is" or "="."""
+    """Return the stated answer of a text without LaTeX: after "the answer is", else after its last "is" or
+    "=".
+    """
     stated = next(answer_phrases(text), None)
     if stated is None:
         stated = (_IS.split(plain(text).strip().splitlines()[-1]) or [""])[-1]
@@ -252,7 +277,10 @@ def _canonical_at_sight(answer: str) -> str | None:
 
 def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
     """Compare without sympy; None if the answers are not plain numbers or texts."""
-    answer, truth = (_LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _INVISIBLE.sub("", one)) for one in (answer, truth))
+    answer, truth = (
+        _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _INVISIBLE.sub("", one))
+        for one in (answer, truth)
+    )
     if _RATIO.fullmatch(truth.strip()):
         answer = _RATIO_SIGN.sub(":", answer)
     said, true = _normal_text(answer), _normal_text(truth)
@@ -274,7 +302,10 @@ def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
 
 
 def _equal_numbers(answer: _Number, truth: _Number, tolerance: float) -> bool:
-    """Compare numbers. 5 and 5% are equal if the question may ask for a percentage; 0.5 and 0.5% never are."""
+    """Compare numbers.
+
+    5 and 5% are equal if the question may ask for a percentage; 0.5 and 0.5% never are.
+    """
     values, true = [answer.value], truth.value
     if answer.is_percent != truth.is_percent:
         bare = truth.value if answer.is_percent else answer.value
@@ -306,7 +337,9 @@ def _whole_number(answer: str) -> _Number | None:
     without_percent = re.sub(r"\s?(?:%|percent)$", "", bare)
     found = numbers_in(without_percent)
     is_all = len(found) == 1 and (found[0].start, found[0].end) == (0, len(without_percent))
-    is_percent = without_percent != bare or bool(re.search(r"\\(?:text|mathrm)\{\s*(?:percent|\\%)\s*\}\s*$", answer))
+    is_percent = without_percent != bare or bool(
+        re.search(r"\\(?:text|mathrm)\{\s*(?:percent|\\%)\s*\}\s*$", answer)
+    )
     return _Number(found[0].value, is_percent) if is_all and found[0].value is not None else None
 
 
@@ -342,10 +375,14 @@ def _base(text: str) -> str:
 
 def _cleaned(answer: str) -> str:
     r"""Return LaTeX that the parser understands: 1\,234 without its space, ° as a command, 4i as 4 i."""
-    text = _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _OF_WHAT.sub("", _INVISIBLE.sub("", answer)), count=1)
+    text = _LEAD_IN.sub(
+        lambda found: "" if found["end"] else "\\text{", _OF_WHAT.sub("", _INVISIBLE.sub("", answer)), count=1
+    )
     if such := _SUCH_THAT.fullmatch(text):
         text = such["condition"]
-    text = _OVER.sub(r"\\frac{\1}{\2}", _FRACTION.sub(r"\\frac{\1}{\2}", _BIG.sub("", _FOR_ALL.sub("", text))))
+    text = _OVER.sub(
+        r"\\frac{\1}{\2}", _FRACTION.sub(r"\\frac{\1}{\2}", _BIG.sub("", _FOR_ALL.sub("", text)))
+    )
     text = _IN_DEGREES.sub(r"\\\1\\left(\\frac{\2\\pi}{180}\\right)", text.replace("{\\text{o}}", "\\circ"))
     text = _ROOT_SIGN.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
     text = _THIN_SPACE.sub("", text).replace("~", " ").replace("°", "^{\\circ}").replace("\u2212", "-")

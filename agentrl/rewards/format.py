@@ -27,13 +27,22 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 def is_think(text: str) -> bool:
     """Return whether `text` is one thought in `<think>` tags, followed by an answer."""
     head, closing, answer = text.strip().partition("</think>")
-    return bool(closing) and head.startswith("<think>") and bool(answer.strip()) and text.count("<think>") == text.count("</think>") == 1
+    return (
+        bool(closing)
+        and head.startswith("<think>")
+        and bool(answer.strip())
+        and text.count("<think>") == text.count("</think>") == 1
+    )
 
 
 def is_think_answer(text: str) -> bool:
     """Return whether `text` is one `<think>` thought, then one `<answer>` answer, and nothing else."""
     text = text.strip()
-    if any(text.count(tag) != 1 for tag in TAGS) or not text.startswith("<think>") or not text.endswith("</answer>"):
+    if (
+        any(text.count(tag) != 1 for tag in TAGS)
+        or not text.startswith("<think>")
+        or not text.endswith("</answer>")
+    ):
         return False
     _, _, behind = text.partition("</think>")
     between, _, answer = behind.partition("<answer>")
@@ -62,7 +71,9 @@ class FormatOptions(Options):
     @model_validator(mode="after")
     def _has_one_form(self) -> FormatOptions:
         if (self.form is None) == (self.pattern is None):
-            raise ValueError(f"give either `form` (one of {', '.join(FORMS)}) or `pattern`, a regular expression")
+            raise ValueError(
+                f"give either `form` (one of {', '.join(FORMS)}) or `pattern`, a regular expression"
+            )
         try:
             re.compile(self.pattern or "")
         except re.error as error:

@@ -14,7 +14,14 @@ from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.answer_number import MAX_LINE_CHARS, MAX_TAIL_CHARS, boxed_number, concluding_number, is_contradicted, stated_number
+from agentrl.rewards.answer_number import (
+    MAX_LINE_CHARS,
+    MAX_TAIL_CHARS,
+    boxed_number,
+    concluding_number,
+    is_contradicted,
+    stated_number,
+)
 from agentrl.rewards.boxed import answer_box
 from agentrl.rewards.numbers import has_number
 from agentrl.rewards.plain_text import plain
@@ -69,10 +76,16 @@ def canonical(text: str, *, strict: bool = False) -> str | None:
 
 
 def parse_number(ground_truth: Any) -> Fraction | None:
-    """Parse a ground truth (a number, "1,234", or GSM8K's whole solution with `####`) to a number, or None."""
+    """Parse a ground truth (a number, "1,234", or GSM8K's whole solution with `####`) to a number, or
+    None.
+    """
     if isinstance(ground_truth, str):
         return extract_answer(ground_truth, strict=False)
-    is_number = isinstance(ground_truth, (int, float)) and not isinstance(ground_truth, bool) and math.isfinite(ground_truth)
+    is_number = (
+        isinstance(ground_truth, (int, float))
+        and not isinstance(ground_truth, bool)
+        and math.isfinite(ground_truth)
+    )
     # A float by its shortest representation: 0.1 means one tenth, not the nearest binary number.
     return Fraction(str(ground_truth)) if is_number else None
 
@@ -87,7 +100,8 @@ def require_number(task: Task, reward: str) -> None:
     relative_tolerance(task)
     if parse_number(task.ground_truth) is None:
         raise DataError(
-            f"task {task.task_id}: reward {reward!r} needs a number as reward_model.ground_truth (got {str(task.ground_truth)[:80]!r})"
+            f"task {task.task_id}: reward {reward!r} needs a number as reward_model.ground_truth (got "
+            f"{str(task.ground_truth)[:80]!r})"
         )
 
 
@@ -118,7 +132,9 @@ class Gsm8k(Reward):
 
     def score(self, attempt: Attempted) -> RewardResult:
         readings = read_number(attempt, strict=self._options.strict)
-        return readings.result(wrong=self._options.format_score if readings.counting.answer is not None else 0.0)
+        return readings.result(
+            wrong=self._options.format_score if readings.counting.answer is not None else 0.0
+        )
 
 
 def read_number(attempt: Attempted, *, strict: bool) -> Readings:
@@ -126,7 +142,9 @@ def read_number(attempt: Attempted, *, strict: bool) -> Readings:
     flexible = extract_answer(attempt.answer, strict=False)
     in_form = extract_answer(attempt.answer, strict=True) if attempt.handed_in is None else flexible
     truth, tolerance = parse_number(attempt.task.ground_truth), relative_tolerance(attempt.task)
-    in_form_reading, flexible_reading = (read_value(one, truth, tolerance=tolerance) for one in (in_form, flexible))
+    in_form_reading, flexible_reading = (
+        read_value(one, truth, tolerance=tolerance) for one in (in_form, flexible)
+    )
     return Readings(in_form_reading, flexible_reading, counts_strict=strict, has_format=in_form is not None)
 
 

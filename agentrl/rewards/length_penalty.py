@@ -49,7 +49,12 @@ class LengthPenalty(Reward):
         limit = self._options.max_tokens or attempt.max_response_tokens
         buffer = self._options.buffer_tokens or max(1, round(BUFFER_SHARE * limit))
         if buffer > limit:
-            raise RewardError(f"buffer_tokens={buffer} exceeds the limit of {limit} tokens; lower it, or raise agent.max_response_tokens")
-        length = attempt.num_response_tokens if self._options.count == "response" else attempt.num_action_tokens
+            raise RewardError(
+                f"buffer_tokens={buffer} exceeds the limit of {limit} tokens; lower it, or raise "
+                "agent.max_response_tokens"
+            )
+        length = (
+            attempt.num_response_tokens if self._options.count == "response" else attempt.num_action_tokens
+        )
         value = soft_overlong_punishment(length, max_length=limit, buffer=buffer)
         return RewardResult(value, {"overlong": float(value < 0)})

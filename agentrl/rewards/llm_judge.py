@@ -45,9 +45,12 @@ class JudgeOptions(Options):
     url: str  # up to and with /v1
     model: str
     api_key_env: str | None = None
-    prompt: str = PROMPT  # a template: $question, $answer, $response, $ground_truth, $conversation, $min_score, $max_score
+    # a template: $question, $answer, $response, $ground_truth, $conversation, $min_score, $max_score
+    prompt: str = PROMPT
     system: str | None = None
-    pattern: str = r"(?im)^\W*score\W*?(-?\d+(?:\.\d+)?)"  # its first group is the score; the last match counts
+    pattern: str = (
+        r"(?im)^\W*score\W*?(-?\d+(?:\.\d+)?)"  # its first group is the score; the last match counts
+    )
     min_score: float = 0.0
     max_score: float = 10.0
     temperature: float = 0.0
@@ -90,7 +93,9 @@ class LLMJudge(Reward):
         self.max_concurrent = options.max_concurrent
         url = options.url.rstrip("/") + "/chat/completions"
         self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
-        self._verdicts: OrderedDict[str, str] = OrderedDict()  # hash of a request -> the judge's text; least recently used first
+        self._verdicts: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # hash of a request -> the judge's text; least recently used first
         self._under_way: dict[str, trio.Event] = {}  # hash of a request in flight -> set when it ends
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]  # runs_in trio: async
@@ -101,8 +106,8 @@ class LLMJudge(Reward):
         """
         request = self._request(attempt)
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-        # A loop: if the request in flight fails, the first task to wake asks again. No await is between this check
-        # and the entry that `_judged` makes, so a request is never in flight twice.
+        # A loop: if the request in flight fails, the first task to wake asks again. No await is between this
+        # check and the entry that `_judged` makes, so a request is never in flight twice.
         while key in self._under_way:
             await self._under_way[key].wait()
         verdict = self._remembered(key)
@@ -122,7 +127,8 @@ class LLMJudge(Reward):
                     self._remember(key, verdict)
                     return verdict
             raise RewardError(
-                f"the judge gave no score from {self._options.min_score:g} to {self._options.max_score:g}: {verdict[-200:]!r}"
+                f"the judge gave no score from {self._options.min_score:g} to {self._options.max_score:g}: "
+                f"{verdict[-200:]!r}"
             )
         finally:
             self._under_way.pop(key).set()
@@ -173,7 +179,9 @@ def _text(reply: Any) -> str:
     try:
         text = reply["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        raise RewardError(f"the judge's server answered {str(reply)[:120]!r}, which is not a chat completion") from None
+        raise RewardError(
+            f"the judge's server answered {str(reply)[:120]!r}, which is not a chat completion"
+        ) from None
     return text if isinstance(text, str) else ""
 
 

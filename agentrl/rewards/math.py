@@ -11,7 +11,12 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards import expressions
-from agentrl.rewards.answer_number import answer_phrases, concluding_number, is_contradicted, without_first_thoughts
+from agentrl.rewards.answer_number import (
+    answer_phrases,
+    concluding_number,
+    is_contradicted,
+    without_first_thoughts,
+)
 from agentrl.rewards.boxed import BoxOptions, answer_box, last_boxed
 from agentrl.rewards.cpu_limit import cpu_limit
 from agentrl.rewards.readings import Reading, Readings, relative_tolerance
@@ -54,8 +59,8 @@ class Math(Reward):
         relative_tolerance(task)
         if not _truth(task.ground_truth):
             raise DataError(
-                f"task {task.task_id}: reward {self.name!r} needs an expression (text or a number) as reward_model.ground_truth "
-                f"(got {str(task.ground_truth)[:80]!r})"
+                f"task {task.task_id}: reward {self.name!r} needs an expression (text or a number) as "
+                f"reward_model.ground_truth (got {str(task.ground_truth)[:80]!r})"
             )
 
     def score(self, attempt: Attempted) -> RewardResult:
@@ -83,13 +88,17 @@ class Math(Reward):
         """
         truth = _truth(task.ground_truth)
         if not truth:
-            raise RewardError(f"the ground truth {str(task.ground_truth)[:80]!r} is not a mathematical expression")
+            raise RewardError(
+                f"the ground truth {str(task.ground_truth)[:80]!r} is not a mathematical expression"
+            )
         expressions.rehearse(truth)
 
     def failed(self, attempt: Attempted) -> RewardResult:
         """Return the score of a wrong answer."""
         return self._result(
-            Reading(None, False), Reading(None, False), answer_box(without_thoughts(attempt.answer)[-MAX_ANSWER_TAIL_CHARS:])
+            Reading(None, False),
+            Reading(None, False),
+            answer_box(without_thoughts(attempt.answer)[-MAX_ANSWER_TAIL_CHARS:]),
         )
 
     def _result(self, in_form: Reading, flexible: Reading, boxed: str | None) -> RewardResult:
@@ -130,7 +139,11 @@ def _canonical_answer(text: str, *, strict: bool) -> str | None:
     if boxed is not None or strict:
         return None if boxed is None else _canonical(boxed)
     text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
-    if (words := expressions.stated_text(text)) is not None or expressions.is_text(text) or not _PROSE.search(text):
+    if (
+        (words := expressions.stated_text(text)) is not None
+        or expressions.is_text(text)
+        or not _PROSE.search(text)
+    ):
         return _canonical(text if words is None else words)
     return _canonical_prose(expressions.parse_prose(text))
 
@@ -150,12 +163,16 @@ def _read_box(answer: str, truth: str, tolerance: float) -> Reading:
     found = _canonical(answer)
     return Reading(
         found,
-        found is not None and not expressions.is_relation_only(answer, truth) and expressions.equal(answer, truth, tolerance=tolerance),
+        found is not None
+        and not expressions.is_relation_only(answer, truth)
+        and expressions.equal(answer, truth, tolerance=tolerance),
     )
 
 
 def _read_prose(text: str, truth: str, tolerance: float) -> Reading:
-    """Read the words that a response calls its answer, if the truth is words; else its concluding expression."""
+    """Read the words that a response calls its answer, if the truth is words; else its concluding
+    expression.
+    """
     text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
     if expressions.is_text(truth) and (words := expressions.stated_text(text)) is not None:
         return _read_box(words, truth, tolerance)
@@ -169,7 +186,9 @@ def _read_prose(text: str, truth: str, tolerance: float) -> Reading:
         return _read_plain_prose(text, truth, tolerance)
     found = expressions.parse_prose(text)
     is_no_value = bool(found) and expressions.is_relation_only(str(found[-1]), truth)
-    is_right = not is_no_value and expressions.equal_expressions(found, expressions.parse_box_of_truth(truth), tolerance=tolerance)
+    is_right = not is_no_value and expressions.equal_expressions(
+        found, expressions.parse_box_of_truth(truth), tolerance=tolerance
+    )
     return Reading(_canonical_prose(found), is_right)
 
 
@@ -180,7 +199,9 @@ def _read_plain_prose(text: str, truth: str, tolerance: float) -> Reading:
 
 
 def _truth(ground_truth: Any) -> str:
-    """Return the ground truth, or the content of its last box if it is a whole solution; "" if there is none."""
+    """Return the ground truth, or the content of its last box if it is a whole solution; "" if there is
+    none.
+    """
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, (str, int, float)):
         return ""
     text = str(ground_truth).strip()

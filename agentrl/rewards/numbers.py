@@ -1,4 +1,6 @@
-"""Numbers in text as exact values, in all notations: 1,234.50, 1'234, -$5, 1 1/2, 50%, 1.5 million, 6 × 10^4."""
+"""Numbers in text as exact values, in all notations: 1,234.50, 1'234, -$5, 1 1/2, 50%, 1.5 million, 6 ×
+10^4.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ MAX_DIGITS = 100
 """More digits are no answer, and slow to convert."""
 
 _SCALES = {
-    "k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9,
+    "k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9, "hundred": 10**2, "thousand": 10**3, "million": 10**6,
+    "billion": 10**9,
     "trillion": 10**12, "lakh": 10**5, "crore": 10**7, "dozen": 12, "mn": 10**6, "mln": 10**6,
 }  # fmt: skip
 _SCALE = rf"(?:{'|'.join(name for name in _SCALES if len(name) > 3)})"
@@ -18,7 +21,8 @@ _SCALE = rf"(?:{'|'.join(name for name in _SCALES if len(name) > 3)})"
 # group or a decimal comma makes them unambiguous. A comma before one or two digits is a decimal comma unless
 # it may separate a list (`_decimal_comma`).
 _GROUPED = (
-    r"[1-9][0-9]{0,2}(?:(?:,[0-9]{3})++|(?:\ [0-9]{3})++|(?:'[0-9]{3})++|(?:_[0-9]{3})++)(?![0-9]|[,\ '_][0-9]{3})(?:\.[0-9]++)?(?!,[0-9])"
+    r"[1-9][0-9]{0,2}(?:(?:,[0-9]{3})++|(?:\ [0-9]{3})++|(?:'[0-9]{3})++|(?:_[0-9]{3})++)(?![0-9]|[,\ "
+    r"'_][0-9]{3})(?:\.[0-9]++)?(?!,[0-9])"
     r"|[1-9][0-9]?(?:,[0-9]{2}(?=,))++,[0-9]{3}(?![0-9]|,[0-9])(?:\.[0-9]++)?"
     r"|[1-9][0-9]{0,2}(?:(?:\.[0-9]{3}){1,10}|(?:\ [0-9]{3}){1,10}|(?:'[0-9]{3}){1,10}),[0-9]{1,20}(?![0-9,])"
     r"|[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,10}(?![0-9]|\.[0-9])"
@@ -50,15 +54,20 @@ _SPACED_MINUS = re.compile(r"(\A|[=:≈][ \t]?)-[ \t](?=[$€£¥₹]?[0-9.])")
 _MINUS_WORD = re.compile(r"(?i)(?<![0-9] )\b(?:negative|minus) (?=[$€£¥₹]?[0-9.])")
 _BETWEEN = re.compile(r"(?i)\bbetween (\S{1,20}) and ")
 _NEGATED = re.compile(r"(\A|[=:≈]\s?)-\s?\(\s?([$€£¥₹]?[0-9][0-9.,]{0,20})\s?\)")
-_POWER_OF_TEN = re.compile(r"(?<![\w.,×*^/{(\\])(?<![×*x]\s)10\s?\^\s?(?:\{([0-9]{1,2})\}|([0-9]{1,2}))(?![\w^.!/])")
+_POWER_OF_TEN = re.compile(
+    r"(?<![\w.,×*^/{(\\])(?<![×*x]\s)10\s?\^\s?(?:\{([0-9]{1,2})\}|([0-9]{1,2}))(?![\w^.!/])"
+)
 _DATE = re.compile(r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}\b")
 _DECIMAL_COMMA = re.compile(
-    r"(?<![0-9A-Za-z.,'/])(?<!\( )(?<!\()(?:(?P<whole>[1-9][0-9]{0,8}),(?P<part>[0-9]{1,2})|0,(?P<zero>[0-9]{1,9}))(?![0-9.,/]"
+    r"(?<![0-9A-Za-z.,'/])(?<!\( "
+    r")(?<!\()(?:(?P<whole>[1-9][0-9]{0,8}),(?P<part>[0-9]{1,2})|0,(?P<zero>[0-9]{1,9}))(?![0-9.,/]"
     r"|\s?[,;]\s?[0-9])"
 )
 _PARTS = {
-    " and a half": " 1/2", " and one half": " 1/2", " and one-half": " 1/2", " and a quarter": " 1/4", " and one quarter": " 1/4",
-    " and three quarters": " 3/4", " and a third": " 1/3", " and one third": " 1/3", " and two thirds": " 2/3",
+    " and a half": " 1/2", " and one half": " 1/2", " and one-half": " 1/2", " and a quarter": " 1/4", " and "
+    "one quarter": " 1/4",
+    " and three quarters": " 3/4", " and a third": " 1/3", " and one third": " 1/3", " and two thirds": " "
+    "2/3",
 }  # fmt: skip
 _PART = re.compile(rf"(?<=[0-9])(?:{'|'.join(_PARTS)})\b")
 _LARGER = r"dollars?|bucks|euros?|pounds?|rupees?|francs?"
@@ -74,17 +83,23 @@ _COMPOUND = re.compile(
 _UNITS = {
     unit: name
     for name, units in {
-        "hour": "hours hour hrs hr h", "minute": "minutes minute mins min m", "second": "seconds second secs sec s",
-        "foot": "feet foot ft", "inch": "inches inch in", "pound": "pounds pound lbs lb", "ounce": "ounces ounce oz",
+        "hour": "hours hour hrs hr h", "minute": "minutes minute mins min m", "second": "seconds second secs "
+        "sec s",
+        "foot": "feet foot ft", "inch": "inches inch in", "pound": "pounds pound lbs lb", "ounce": "ounces "
+        "ounce oz",
         "year": "years year yrs yr", "month": "months month", "week": "weeks week", "day": "days day",
-        "kg": "kilograms kilogram kg", "gram": "grams gram g", "meter": "meters meter metres metre", "cm": "centimeters centimeter cm",
-        "km": "kilometers kilometer km", "dollar": "dollars dollar bucks $", "euro": "euros euro €", "cent": "cents cent ¢",
+        "kg": "kilograms kilogram kg", "gram": "grams gram g", "meter": "meters meter metres metre",
+        "cm": "centimeters centimeter cm",
+        "km": "kilometers kilometer km", "dollar": "dollars dollar bucks $", "euro": "euros euro €",
+        "cent": "cents cent ¢",
     }.items()
     for unit in units.split()
 }  # fmt: skip
 _FACTORS = {
-    ("hour", "minute"): 60, ("minute", "second"): 60, ("foot", "inch"): 12, ("pound", "ounce"): 16, ("year", "month"): 12,
-    ("week", "day"): 7, ("dollar", "cent"): 100, ("euro", "cent"): 100, ("kg", "gram"): 1000, ("meter", "cm"): 100, ("km", "meter"): 1000,
+    ("hour", "minute"): 60, ("minute", "second"): 60, ("foot", "inch"): 12, ("pound", "ounce"): 16, ("year",
+    "month"): 12,
+    ("week", "day"): 7, ("dollar", "cent"): 100, ("euro", "cent"): 100, ("kg", "gram"): 1000, ("meter",
+    "cm"): 100, ("km", "meter"): 1000,
 }  # fmt: skip
 _UNIT_BEHIND = re.compile(r"\s?([A-Za-z]{1,11}|[%¢$€])")
 
@@ -122,7 +137,10 @@ def with_signs(text: str, *, decimal_commas: bool = True) -> str:
 
 def numbers_in(text: str) -> list[FoundNumber]:
     """Return the numbers of a plain text (see `plain` and `with_signs`) in order."""
-    return [FoundNumber(_value(found), found.start(), found.end(), _scale(found)) for found in _NUMBER.finditer(text)]
+    return [
+        FoundNumber(_value(found), found.start(), found.end(), _scale(found))
+        for found in _NUMBER.finditer(text)
+    ]
 
 
 def has_number(text: str) -> bool:
@@ -188,6 +206,8 @@ def _decimal(digits: str) -> Fraction:
         digits = digits.replace(separator, "")
     if digits.count(".") > 1 or digits.rfind(",") > digits.rfind(".") >= 0:  # 1.234.567 and 1.234,56
         digits = digits.replace(".", "").replace(",", ".")
-    elif re.fullmatch(r"[0-9]+,[0-9]{1,20}", digits) and not re.fullmatch(r"[0-9]{1,3},[0-9]{3}", digits):  # 1 234,56
+    elif re.fullmatch(r"[0-9]+,[0-9]{1,20}", digits) and not re.fullmatch(
+        r"[0-9]{1,3},[0-9]{3}", digits
+    ):  # 1 234,56
         digits = digits.replace(",", ".")
     return Fraction("0" + digits.replace(",", ""))

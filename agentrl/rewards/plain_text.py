@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_SPACES_OF_WIDTH = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-_INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\u20e3\ufe0f\ufeff"
+_SPACES_OF_WIDTH = (
+    "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
+_INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\u20e3\ufe0f\ufeff"  # noqa: E501
 _CHARACTERS: dict[int, str | int | None] = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2013\u2010\u2011\uff0d\ufe63", "-"),  # minus, en dash, hyphens
@@ -45,10 +47,14 @@ _EXPONENT = re.compile(rf"[{_RAISED}]{{1,10}}")
 _INDEX = re.compile(rf"[{_LOWERED}]{{1,10}}")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _SYMBOLS = {
-    "times": "×", "cdot": "×", "ast": "×", "div": "/", "approx": "≈", "pi": "π", "sqrt": "√", "circ": "°", "degree": "°", "pm": "±",
-    "mp": "±", "neq": "≠", "ne": "≠", "pounds": "£", "euro": "€", "to": " to ", "rightarrow": "→", "Rightarrow": "⇒", "implies": "⇒",
-    "lt": "<", "gt": ">", "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥", "ll": "<", "gg": ">", "in": "∈",
-    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$", "textdollar": "$", "mid": "|",
+    "times": "×", "cdot": "×", "ast": "×", "div": "/", "approx": "≈", "pi": "π", "sqrt": "√", "circ": "°",
+    "degree": "°", "pm": "±",
+    "mp": "±", "neq": "≠", "ne": "≠", "pounds": "£", "euro": "€", "to": " to ", "rightarrow": "→",
+    "Rightarrow": "⇒", "implies": "⇒",
+    "lt": "<", "gt": ">", "le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥",
+    "ll": "<", "gg": ">", "in": "∈",
+    "cup": "∪", "sim": "≈", "simeq": "≈", "lesssim": "≤", "gtrsim": "≥", "infty": "∞", "dollar": "$",
+    "textdollar": "$", "mid": "|",
     "equiv": "≡", "lor": " or ", "vee": " or ", "Longrightarrow": "⇒", "longrightarrow": "→", "iff": "⇒",
 }  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]{1,20})\*?")
@@ -63,14 +69,15 @@ _WRAPPER = re.compile(
 _OPEN_BOX = re.compile(r"\\?\b(?:boxed|fbox)\s?\{?")
 _FUNCTION = re.compile(
     r"\\(?:log|ln|lg|exp|sin|cos|tan|cot|sec|csc|arc(?:sin|cos|tan)|sinh|cosh|tanh|[lr]floor|[lr]ceil|gcd|lcm|max"
-    r"|min|det|d?t?binom|sum|prod"
-    r"|int|lim|overline|bar|hat|vec)(?![a-zA-Z])(?:_\{?\w{1,4}\}?)?\s?"
+    r"|min|det|d?t?binom|sum|prod|int|lim|overline|bar|hat|vec)(?![a-zA-Z])(?:_\{?\w{1,4}\}?)?\s?"
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end|color|textcolor|colorbox|[hv]space\*?)\{[a-z0-9.*-]{1,20}\}")
 _NUMERIC_FRACTION = re.compile(
     r"\\[dtc]?frac\s?(?:\{\s?(-?[0-9][0-9,.]{0,100})\s?\}\s?\{\s?([0-9][0-9,.]{0,100})\s?\}|([0-9])\s?([0-9])(?![0-9]))"
 )
-_GROUPED_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])|(?<=[0-9])\\!,(?=[0-9])|(?<=[0-9]),\\!(?=[0-9])|(?<=[0-9])\{,\}\\!(?=[0-9])")
+_GROUPED_COMMA = re.compile(
+    r"(?<=[0-9])\{,\}(?=[0-9])|(?<=[0-9])\\!,(?=[0-9])|(?<=[0-9]),\\!(?=[0-9])|(?<=[0-9])\{,\}\\!(?=[0-9])"
+)
 _DECIMAL_COMMA = re.compile(r"(?<=[0-9])\{,\}(?=[0-9]{1,20}(?![0-9{,]))(?![0-9]{3}(?![0-9]))")
 _NTH_ROOT = re.compile(r"\\sqrt\s?\[[^\[\]]{1,10}\]")
 _SPACING = re.compile(r"\\[,;:> ]|~")
@@ -78,7 +85,9 @@ _GROUP = re.compile(r"(?<![\w^}])\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s?(?:\{\s?°\s?\}|°)")
 _ITALIC = re.compile(r"(?<![\w*)])\*([^*\s][^*\n]{0,60})\*(?![\w*(])")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~|\\(?:cancel|[bx]cancel|sout|st)\{[^{}]{0,100}\}")
-_HIDDEN = re.compile(r"<!--.{0,300}?-->|<(del|s|strike)>[^<>\n]{0,200}</\1>|\\[hv]?phantom\s?\{[^{}]{0,100}\}", re.DOTALL)
+_HIDDEN = re.compile(
+    r"<!--.{0,300}?-->|<(del|s|strike)>[^<>\n]{0,200}</\1>|\\[hv]?phantom\s?\{[^{}]{0,100}\}", re.DOTALL
+)
 _POWER = re.compile(r"(?<=[0-9])(?:\*\*| \*\* )(?=[0-9])")
 _SPACES = re.compile(r"[ \t]{2,}")
 _MARKS = re.compile(
@@ -97,7 +106,9 @@ def plain(text: str) -> str:
     Roots become √, functions ƒ. Struck-out Markdown is removed. LaTeX commands without a text form remain.
     """
     if _NOT_ASCII.search(text):
-        text = _NOT_ASCII.sub(_in_ascii, _INDEX.sub(_index, _EXPONENT.sub(_power, text))).translate(_CHARACTERS)
+        text = _NOT_ASCII.sub(_in_ascii, _INDEX.sub(_index, _EXPONENT.sub(_power, text))).translate(
+            _CHARACTERS
+        )
     if "=" in text:
         text = text.replace(">=", "≥").replace("<=", "≤").replace("!=", "≠")
     text = _STRUCK.sub(" ", _HIDDEN.sub(" ", _POWER.sub("^", text.replace("+/-", "±"))))

@@ -32,7 +32,9 @@ MAX_BYTES = 2**30
 READ_BYTES = 2**16
 
 
-SIGNALS_OF_AN_ANSWER = frozenset({signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL})
+SIGNALS_OF_AN_ANSWER = frozenset(
+    {signal.SIGXCPU, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+)
 """Signals that a computation can cause. SIGKILL and SIGTERM come from outside: not the answer's fault."""
 
 
@@ -45,7 +47,9 @@ class DeathError(RewardError):
 
 
 class AnswerDeathError(RewardError):
-    """The answer itself made the process that scored it die: the same process had scored the ground truth before."""
+    """The answer itself made the process that scored it die: the same process had scored the ground truth
+    before.
+    """
 
 
 class WorkerPool:
@@ -58,7 +62,9 @@ class WorkerPool:
         self._recipes: list[Recipe] = []  # keeps them alive, so that no id is reused
         self._is_closed = False
 
-    async def score(self, recipe: Recipe, subject: Any, *, begin: Callable[[], None], rehearse: Task | None = None) -> Any:
+    async def score(
+        self, recipe: Recipe, subject: Any, *, begin: Callable[[], None], rehearse: Task | None = None
+    ) -> Any:
         """Return the result of the reward's `score(subject)`. Calls `begin` once a worker is ready.
 
         If the call is cancelled, its worker is killed with all its children. With `rehearse`, the worker
@@ -157,7 +163,9 @@ class _Worker:
             status = await self._process.wait()
         how = "closed its output" if status is None else f"exited with status {status}"
         ended_by = -status if status is not None and status < 0 else None
-        return DeathError(f"the reward's process {how}" + (f" ({signal.strsignal(ended_by)})" if ended_by else ""), ended_by)
+        return DeathError(
+            f"the reward's process {how}" + (f" ({signal.strsignal(ended_by)})" if ended_by else ""), ended_by
+        )
 
     async def end(self) -> None:
         """Kill the process and its children."""

@@ -1,4 +1,6 @@
-"""Two readings of an answer, in the requested form and in any form: metrics then separate form from ability."""
+"""Two readings of an answer, in the requested form and in any form: metrics then separate form from
+ability.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def relative_tolerance(task: Task) -> float:
     return float(tolerance)
 
 
-def read_value(value: Fraction | int | None, truth: Fraction | int | None, *, tolerance: float = 0.0) -> Reading:
+def read_value(
+    value: Fraction | int | None, truth: Fraction | int | None, *, tolerance: float = 0.0
+) -> Reading:
     """Compare a number with the truth.
 
     `tolerance` is relative; it applies to truths that are not integers.
@@ -79,4 +83,6 @@ class Readings:
             "accuracy_flexible": float(self.flexible.is_right),
             "format": float(self.has_format),
         }
-        return RewardResult(1.0 if self.counting.is_right else wrong, metrics, {"answer": self.counting.answer})
+        return RewardResult(
+            1.0 if self.counting.is_right else wrong, metrics, {"answer": self.counting.answer}
+        )

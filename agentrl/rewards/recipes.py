@@ -45,6 +45,8 @@ def recipe_of_class(cls: type[AnyReward], *arguments: Any) -> Recipe:
             "of a file, where other processes can import it"
         )
     module = cls.__module__
-    if module.startswith("agentrl_user_") or module == "__main__":  # a file of the user's cannot be imported by name
+    if (
+        module.startswith("agentrl_user_") or module == "__main__"
+    ):  # a file of the user's cannot be imported by name
         module = str(sys.modules[module].__file__)
     return Recipe(module, cls.__qualname__, arguments)

@@ -25,7 +25,8 @@ class RemoteOptions(Options):
 
 
 class Remote(Reward):
-    """Posts each attempt as JSON. The reply's `score` is the value, its other numbers are metrics, the rest details.
+    """Posts each attempt as JSON. The reply's `score` is the value, its other numbers are metrics, the rest
+    details.
 
     Request: data_source, solution_str, ground_truth, extra_info, task_id, outcome, num_turns,
     num_response_tokens, messages [{role, content, reasoning, tool_calls}].
@@ -50,7 +51,10 @@ class Remote(Reward):
         """
         reply = await self._poster.post(_body(attempt))
         if not isinstance(reply, dict) or "score" not in reply:
-            raise RewardError(f"the service answered {str(reply)[:120]!r}; it must answer with a JSON object that has `score`")
+            raise RewardError(
+                f"the service answered {str(reply)[:120]!r}; it must answer with a JSON object that has "
+                "`score`"
+            )
         return result_of(reply)
 
 

@@ -31,7 +31,10 @@ class Poster:
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"reward {reward!r}: url={url!r} is not the URL of a service; write it like http://127.0.0.1:8000/score")
+            raise ConfigError(
+                f"reward {reward!r}: url={url!r} is not the URL of a service; write it like "
+                "http://127.0.0.1:8000/score"
+            )
         self._origin = f"{parts.scheme}://{parts.netloc}"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -61,7 +64,10 @@ class Poster:
             reply = await client.request("POST", self._path, json=body)
         if reply.status == 200:
             return reply.json()
-        text = f"{self._origin}{self._path} answered {reply.status}: {reply.body[:200].decode(errors='replace')!r}"
+        text = (
+            f"{self._origin}{self._path} answered {reply.status}: "
+            f"{reply.body[:200].decode(errors='replace')!r}"
+        )
         if reply.status in TRANSIENT or reply.status >= 500:
             raise ServerError(text, status=reply.status)
         raise _RefusedError(text)

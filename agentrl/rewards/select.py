@@ -40,12 +40,18 @@ class RewardTable:
         """
         self._config = config
         self._plugins = plugins
-        functions = {function.attribute for name in _named(config) if (function := function_reference(name)) is not None}
+        functions = {
+            function.attribute
+            for name in _named(config)
+            if (function := function_reference(name)) is not None
+        }
         for name in {*config.reward_config} - functions:
             with concerning(f"reward.reward_config.{name}"):
                 own = plugins.rewards.own_name(name)
                 if own != name:
-                    raise PluginError(f"settings must be under the reward's own name: write reward.reward_config.{own}")
+                    raise PluginError(
+                        f"settings must be under the reward's own name: write reward.reward_config.{own}"
+                    )
         self._custom = self._custom_term() if config.custom_function.path else None
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
@@ -84,7 +90,11 @@ class RewardTable:
 
         With `scopes`, only those with one of these scopes.
         """
-        beside = [t for t in self._terms if not t.sources or any(fnmatchcase(task.data_source, source) for source in t.sources)]
+        beside = [
+            t
+            for t in self._terms
+            if not t.sources or any(fnmatchcase(task.data_source, source) for source in t.sources)
+        ]
         every = [self.own(task), *beside]
         return [term for term in every if term.scope in scopes] if scopes else every
 
@@ -110,14 +120,17 @@ class RewardTable:
         for term in self.terms(task):
             if term is not own and term.name == own.name:
                 raise ConfigError(
-                    f"reward.terms.{term.name}: the data source {task.data_source!r} already has this reward; rename the term"
+                    f"reward.terms.{term.name}: the data source {task.data_source!r} already has this "
+                    "reward; rename the term"
                 )
             try:
                 term.reward.check(task)
             except AgentRLError:
                 raise
             except Exception as error:  # boundary: the user's code failed on this task
-                raise DataError(f"reward {term.name!r} raised in `check`: {type(error).__name__}: {error}") from error
+                raise DataError(
+                    f"reward {term.name!r} raised in `check`: {type(error).__name__}: {error}"
+                ) from error
 
     def _custom_term(self) -> Term:
         custom = self._config.custom_function
@@ -132,12 +145,16 @@ class RewardTable:
         if name not in self._by_reward:
             function = function_reference(name)
             shown = function.attribute if function is not None else self._plugins.rewards.own_name(name)
-            self._by_reward[name] = self._term(shown, name, {}, weight=self._config.weight, timeout_s=self._config.timeout_s)
+            self._by_reward[name] = self._term(
+                shown, name, {}, weight=self._config.weight, timeout_s=self._config.timeout_s
+            )
         return self._by_reward[name]
 
     def _named_term(self, name: str) -> Term:
         if name in RESERVED or "/" in name:
-            raise ConfigError(f"a term's name must not contain `/` or be one of {', '.join(sorted(RESERVED))}")
+            raise ConfigError(
+                f"a term's name must not contain `/` or be one of {', '.join(sorted(RESERVED))}"
+            )
         config = self._config.terms[name]
         return self._term(
             name,
@@ -158,7 +175,12 @@ class RewardTable:
         reward = self._plugins.rewards.make(name, merged)
         if reward.has_own_deadlines:
             fields["timeout_s"] = math.inf
-        return Term(shown, reward, recipe=recipe_of_class(cls, merged) if reward.runs_in == "process" else None, **fields)
+        return Term(
+            shown,
+            reward,
+            recipe=recipe_of_class(cls, merged) if reward.runs_in == "process" else None,
+            **fields,
+        )
 
 
 def _named(config: RewardConfig) -> list[str]:
@@ -167,7 +189,9 @@ def _named(config: RewardConfig) -> list[str]:
 
 
 def reward_of(data_source: str, sources: Mapping[str, str]) -> str | None:
-    """Return the reward of a data source: by its exact name, else by the longest matching pattern with `*`."""
+    """Return the reward of a data source: by its exact name, else by the longest matching pattern with
+    `*`.
+    """
     if data_source in sources:
         return sources[data_source]
     matching = [pattern for pattern in sources if "*" in pattern and fnmatchcase(data_source, pattern)]

@@ -87,7 +87,9 @@ def main() -> None:
         try:
             data = frame(reply)
         except Exception as error:  # noqa: BLE001 - boundary: pickling runs methods of the user's objects
-            data = frame(Reply(failure=Failure(f"its result cannot be pickled: {error}", error=type(error).__name__)))
+            data = frame(
+                Reply(failure=Failure(f"its result cannot be pickled: {error}", error=type(error).__name__))
+            )
         out.write(data)
         out.flush()
 

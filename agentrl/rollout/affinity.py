@@ -121,7 +121,11 @@ class Affinity:
             return least, 0
         mean = sum(server.outstanding_tokens for server in up) / len(up)
         busier = known.server.outstanding_tokens - least.outstanding_tokens
-        return (known.server, known.num_tokens) if busier <= MAX_IMBALANCE * mean + known.num_tokens else (least, 0)
+        return (
+            (known.server, known.num_tokens)
+            if busier <= MAX_IMBALANCE * mean + known.num_tokens
+            else (least, 0)
+        )
 
 
 def uncached(prefix: Prefix, prompt_tokens: int, *, version: int) -> int:

@@ -21,7 +21,9 @@ def anchor(task_id: str, messages: Sequence[Message], reported: Sequence[str]) -
 
     `messages` were shown, and `reported` states reported, since the last turn.
     """
-    state = ("state", *reported) if reported else ("messages", *((m.role, m.name, m.content) for m in messages))
+    state = (
+        ("state", *reported) if reported else ("messages", *((m.role, m.name, m.content) for m in messages))
+    )
     # `repr` is injective on these tuples, and it escapes surrogates, which cannot be encoded.
     digest = hashlib.blake2b(repr((task_id, state)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -45,7 +45,9 @@ class AsyncioHost:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._is_ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(self._grace_s)
@@ -65,7 +67,11 @@ class AsyncioHost:
             with trio.move_on_after(self._grace_s, shield=True):
                 await call.done.wait()
             if not call.done.is_set():
-                log.warning("a cancelled asyncio plugin did not end within %g s and was left behind: %r", self._grace_s, function)
+                log.warning(
+                    "a cancelled asyncio plugin did not end within %g s and was left behind: %r",
+                    self._grace_s,
+                    function,
+                )
             raise
         return call.result()
 
@@ -86,9 +92,11 @@ class AsyncioHost:
         try:
             run(*args)
         except (KeyboardInterrupt, SystemExit) as error:
-            # Not from a signal: signals are handled in the main thread. A task or callback that a plugin left behind
-            # raised it, which makes asyncio stop the loop.
-            log.warning("code of an asyncio plugin raised %s outside of its call", type(error).__name__, exc_info=True)
+            # Not from a signal: signals are handled in the main thread. A task or callback that a plugin left
+            # behind raised it, which makes asyncio stop the loop.
+            log.warning(
+                "code of an asyncio plugin raised %s outside of its call", type(error).__name__, exc_info=True
+            )
 
     async def _end_tasks(self) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
@@ -104,7 +112,9 @@ class _Call(Generic[T]):
     `start` and `cancel` run in the asyncio thread; `result` and `done` are for trio.
     """
 
-    def __init__(self, function: Callable[..., Awaitable[T]], args: tuple[object, ...], token: trio.lowlevel.TrioToken) -> None:
+    def __init__(
+        self, function: Callable[..., Awaitable[T]], args: tuple[object, ...], token: trio.lowlevel.TrioToken
+    ) -> None:
         self._function = function
         self._args = args
         self._token = token

@@ -61,7 +61,9 @@ class AttemptLog:
                 shared = trajectory.replace(failure=self._share(trajectory.failure))
                 self._note(FailedAttempt.of(shared, became=became, version=lease.version))
 
-    def survived(self, trajectory: Trajectory, lease: Lease, failures: Sequence[Failure], *, is_training: bool) -> None:
+    def survived(
+        self, trajectory: Trajectory, lease: Lease, failures: Sequence[Failure], *, is_training: bool
+    ) -> None:
         """Record the failures that an attempt survived. Those of validation are not counted."""
         if not failures:
             return
@@ -70,8 +72,12 @@ class AttemptLog:
                 record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
                 self._keep(FailedAttempt.of(record, became="went_on", version=lease.version))
             if is_training:
-                last = None if trajectory.failure is None else trajectory.failure.plugin  # counted when the attempt ends
-                self._counts.failed.update({failure.plugin for failure in failures if failure.plugin not in (None, last)})
+                last = (
+                    None if trajectory.failure is None else trajectory.failure.plugin
+                )  # counted when the attempt ends
+                self._counts.failed.update(
+                    {failure.plugin for failure in failures if failure.plugin not in (None, last)}
+                )
 
     def since(self, position: int) -> AttemptReport:
         """Return the report from `position` on, and forget earlier failures, which the driver already has."""

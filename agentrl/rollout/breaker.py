@@ -22,7 +22,9 @@ class CircuitBreaker:
     opened.
     """
 
-    def __init__(self, *, max_failures: int, pause_s: float, max_pause_s: float | None = None, is_open: bool = False) -> None:
+    def __init__(
+        self, *, max_failures: int, pause_s: float, max_pause_s: float | None = None, is_open: bool = False
+    ) -> None:
         self._max_failures = max_failures
         self._pause_s = self._next_pause_s = pause_s
         self._max_pause_s = pause_s if max_pause_s is None else max_pause_s

@@ -103,7 +103,9 @@ class ConversationLine:
         assert not self.is_sampling, "one turn at a time"
         num_forks = self.conversation.num_forks
         block = self.conversation.next_prompt()
-        if self.conversation.num_forks > num_forks:  # the history was edited: `block` extends no existing segment
+        if (
+            self.conversation.num_forks > num_forks
+        ):  # the history was edited: `block` extends no existing segment
             self._segment, self._context = None, []
         self._context += block
         num_prompt_tokens = len(self.conversation.token_ids)
@@ -117,7 +119,9 @@ class ConversationLine:
 
     def _record(self, generation: Generation) -> Turn:
         is_truncated = generation.finish_reason == "length"
-        state = anchor(self._task_id, self.conversation.messages[self._num_recorded_messages :], self.reported_states)
+        state = anchor(
+            self._task_id, self.conversation.messages[self._num_recorded_messages :], self.reported_states
+        )
         self.reported_states = []
         message = self.conversation.add_generation(generation.token_ids.tolist(), is_truncated=is_truncated)
         if self._segment is None:

@@ -41,7 +41,9 @@ def collect_rarely() -> None:
 class OldGarbage:
     """Full garbage collections at a bounded rate."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         """`clock`: returns seconds; `cpu_clock`: returns the thread's CPU seconds."""
         self._clock, self._cpu_clock = clock, cpu_clock
         self._due = clock()

@@ -97,7 +97,12 @@ class OpenTrajectory:
         except Exception as error:  # boundary of one HTTP request
             self.failures.append(error)
             status = 502 if isinstance(error, ServerError) else 500
-            raise RequestError(f"{type(error).__name__}: {error}", status=status, type="server_error", code="trajectory_failed") from error
+            raise RequestError(
+                f"{type(error).__name__}: {error}",
+                status=status,
+                type="server_error",
+                code="trajectory_failed",
+            ) from error
 
 
 class Gateway:
@@ -130,7 +135,9 @@ class Gateway:
             if self._port is None:
                 listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
                 # A system task of the trio run, because the server outlives the attempt that started it.
-                serve = partial(serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES, admit=self._admit)
+                serve = partial(
+                    serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES, admit=self._admit
+                )
                 trio.lowlevel.spawn_system_task(serve)
                 self._port = listeners[0].socket.getsockname()[1]
             return self._port
@@ -149,7 +156,10 @@ class Gateway:
         trajectory = self._open.get(head.headers.get("authorization", "").removeprefix("Bearer "))
         if trajectory is None:
             raise RequestError(
-                "the API key belongs to no running trajectory", status=401, type="authentication_error", code="invalid_api_key"
+                "the API key belongs to no running trajectory",
+                status=401,
+                type="authentication_error",
+                code="invalid_api_key",
             )
         return trajectory
 
@@ -171,7 +181,11 @@ class Gateway:
                     stream = write_stream(reply, model=MODEL, with_usage=asked.streams_usage)
                     return HttpResponse(200, stream, "text/event-stream", {"Cache-Control": "no-cache"})
                 return HttpResponse(200, write_reply(reply, model=MODEL))
-        raise RequestError(f"{request.method} {request.path} is not served; use POST /v1/chat/completions", status=404, code="not_found")
+        raise RequestError(
+            f"{request.method} {request.path} is not served; use POST /v1/chat/completions",
+            status=404,
+            code="not_found",
+        )
 
 
 async def _read(body: bytes) -> ChatRequest:

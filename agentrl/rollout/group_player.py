@@ -28,7 +28,12 @@ from agentrl.tracking.attempts import Became
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Task, Trajectory
 
 Deliver = Callable[[Shipment], Awaitable[None]]
-BECAME: Mapping[Settlement, Became] = {"mask": "masked", "leave_out": "left_out", "drop": "dropped", "keep": "not_scored"}
+BECAME: Mapping[Settlement, Became] = {
+    "mask": "masked",
+    "leave_out": "left_out",
+    "drop": "dropped",
+    "keep": "not_scored",
+}
 
 
 class AttemptPlayer(Protocol):
@@ -119,7 +124,10 @@ class GroupPlayer:
         admitted.
         """
         async with trio.open_nursery() as nursery:
-            policy, is_compared = GroupPolicy(lease, self._outcomes), self._scorer.has_group_rewards(lease.task)
+            policy, is_compared = (
+                GroupPolicy(lease, self._outcomes),
+                self._scorer.has_group_rewards(lease.task),
+            )
             group = _Group(lease, sampling, policy, deliver, is_compared, nursery.cancel_scope)
             for member in range(lease.num_attempts) if members is None else members:
                 attempt = Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size)
@@ -151,7 +159,9 @@ class GroupPlayer:
         sampling = GreedySampling() if attempt.is_greedy else group.sampling
         member = f"{self._unit} {attempt.group_id} member {attempt.member}"
         while True:
-            with attempt.scope.attach(self._scopes, f"{member} ({attempt.task.agent_name})", doing="its agent loop", key=attempt.key):
+            with attempt.scope.attach(
+                self._scopes, f"{member} ({attempt.task.agent_name})", doing="its agent loop", key=attempt.key
+            ):
                 trajectory = await self._player.play(attempt, sampling)
             retry = budget.after(trajectory.outcome)
             self._log.tried(group.lease, attempt, trajectory, retry)
@@ -162,17 +172,22 @@ class GroupPlayer:
                 await trio.sleep(retry.pause_s)
 
     async def _score_together(self, group: _Group) -> None:
-        """Score the waiting members together, ordered by member. If scoring fails for good, all of them become
-        reward errors.
+        """Score the waiting members together, ordered by member. If scoring fails for good, all of them
+        become reward errors.
         """
         group.waiting.sort(key=lambda waiting: waiting[0].member)
         members, task = [trajectory for trajectory, _ in group.waiting], group.lease.task
         budget = RetryBudget(self._outcomes)
         while True:
             try:
-                with self._scopes.open(f"{self._unit} {group.lease.group_id}: rewards that compare its members"):
+                with self._scopes.open(
+                    f"{self._unit} {group.lease.group_id}: rewards that compare its members"
+                ):
                     scored = await self._scorer.score_group(task, members)
-                group.waiting = [(trajectory, settlement) for trajectory, (_, settlement) in zip(scored, group.waiting, strict=True)]
+                group.waiting = [
+                    (trajectory, settlement)
+                    for trajectory, (_, settlement) in zip(scored, group.waiting, strict=True)
+                ]
                 return
             except Exception as error:  # noqa: BLE001 - boundary of one group
                 failure = failure_of(error)
@@ -189,7 +204,9 @@ class GroupPlayer:
     async def _end(self, group: _Group, last: Trajectory, settlement: Settlement) -> None:
         """Record and deliver a settled member. One that drops its group cancels the other members."""
         is_scored = last.outcome in SCORED_OUTCOMES
-        self._log.ended(group.lease, last, None if settlement == "keep" and is_scored else BECAME.get(settlement))
+        self._log.ended(
+            group.lease, last, None if settlement == "keep" and is_scored else BECAME.get(settlement)
+        )
         match settlement:
             case "train" | "mask" | "keep":
                 await group.deliver(last)

@@ -26,7 +26,9 @@ CLOSE_TIMEOUT_S = 10.0
 """Deadline of `close`, which runs shielded even after the trajectory's own deadline."""
 
 
-EMPTY = frozenset({Tool.start, Tool.score, Tool.close, Interaction.start, Interaction.score, Interaction.finalize})
+EMPTY = frozenset(
+    {Tool.start, Tool.score, Tool.close, Interaction.start, Interaction.score, Interaction.finalize}
+)
 """Empty methods of the base classes.
 
 Calls to them are skipped: a call to an asyncio plugin costs two thread switches.
@@ -44,7 +46,15 @@ class Guest:
     which pass.
     """
 
-    def __init__(self, plugin: Tool | Interaction, label: str, start_kwargs: JsonObject, *, host: AsyncioHost, timeout_s: float) -> None:
+    def __init__(
+        self,
+        plugin: Tool | Interaction,
+        label: str,
+        start_kwargs: JsonObject,
+        *,
+        host: AsyncioHost,
+        timeout_s: float,
+    ) -> None:
         self._plugin = plugin
         self._label = label
         self._start_kwargs = start_kwargs
@@ -99,10 +109,16 @@ class Guest:
                 return
             self._is_opened = True
             try:
-                await self._within_deadline("start", functools.partial(self._plugin.start, **self._start_kwargs))
+                await self._within_deadline(
+                    "start", functools.partial(self._plugin.start, **self._start_kwargs)
+                )
             except (ToolError, WrongCall) as error:
-                await self.close()  # releases what the failed start acquired, so that a later call can start again
-                raise ToolError(str(error)) from error  # not the fault of the model's call, not even a timeout
+                await (
+                    self.close()
+                )  # releases what the failed start acquired, so that a later call can start again
+                raise ToolError(
+                    str(error)
+                ) from error  # not the fault of the model's call, not even a timeout
             self._is_ready = True
 
     async def _within_deadline(self, what: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -114,8 +130,12 @@ class Guest:
             except Exception as error:  # boundary of one call: a plugin raised
                 if (found := foreign_loop(error, self._plugin.runtime)) is not None:
                     other = "trio" if self._plugin.runtime == "asyncio" else "asyncio"
-                    raise ToolError(f'{self._label}: `{what}` {found}: write `runtime = "{other}"` in its class') from error
-                raise ToolError(f"{self._label} raised in `{what}`: {type(error).__name__}: {error}") from error
+                    raise ToolError(
+                        f'{self._label}: `{what}` {found}: write `runtime = "{other}"` in its class'
+                    ) from error
+                raise ToolError(
+                    f"{self._label} raised in `{what}`: {type(error).__name__}: {error}"
+                ) from error
         raise GuestTimeout(f"{self._label}: `{what}` timed out after {self._timeout_s:g} s")
 
     async def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -134,7 +154,10 @@ async def awaitable(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     returned = function(*args)
     if not inspect.isawaitable(returned):
         name = getattr(function, "__name__", "it")
-        raise ToolError(f"`{name}` returned {type(returned).__name__} without being async, but is awaited: write `async def {name}`")
+        raise ToolError(
+            f"`{name}` returned {type(returned).__name__} without being async, but is awaited: write `async "
+            f"def {name}`"
+        )
     return await returned
 
 

@@ -22,7 +22,9 @@ def model_limits(model: ModelConfig, chat: Chat) -> tuple[int | None, int | None
     """
     vocab_size, context_tokens = num_ids_of(model), _text_model(model).get("max_position_embeddings")
     has_foreign_ids = vocab_size is not None and vocab_size < chat.vocab_size
-    return (vocab_size if has_foreign_ids else None), (context_tokens if isinstance(context_tokens, int) else None)
+    return (vocab_size if has_foreign_ids else None), (
+        context_tokens if isinstance(context_tokens, int) else None
+    )
 
 
 def num_ids_of(model: ModelConfig) -> int | None:

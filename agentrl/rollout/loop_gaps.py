@@ -39,7 +39,9 @@ class LoopGaps(trio.abc.Instrument):
     underestimated.
     """
 
-    def __init__(self, wall_clock: Clock = time.perf_counter_ns, thread_clock: Clock = time.thread_time_ns) -> None:
+    def __init__(
+        self, wall_clock: Clock = time.perf_counter_ns, thread_clock: Clock = time.thread_time_ns
+    ) -> None:
         self._wall_clock = wall_clock
         self._thread_clock = thread_clock
         self._num_short = 0
@@ -84,7 +86,9 @@ class LoopGaps(trio.abc.Instrument):
 
     def counters(self) -> dict[str, float]:
         """Return the number of gaps per bucket, named `loop_gaps/<upper bound in seconds>`. Thread-safe."""
-        counts = {SHORT_S: self._num_short} | {upper_bound(index): count for index, count in enumerate(self._counts) if count}
+        counts = {SHORT_S: self._num_short} | {
+            upper_bound(index): count for index, count in enumerate(self._counts) if count
+        }
         return {f"{PREFIX}{bound:.6g}": float(count) for bound, count in counts.items()}
 
 
@@ -107,7 +111,11 @@ def gap_metrics(growth: Mapping[str, float]) -> dict[str, float]:
     Values are upper bounds of buckets, at most 19 % too high. Returns {} if no gap was counted. A replaced
     actor counts from zero again, so a counter can shrink; negative growth is ignored.
     """
-    gaps = sorted((float(name.removeprefix(PREFIX)), count) for name, count in growth.items() if name.startswith(PREFIX) and count > 0)
+    gaps = sorted(
+        (float(name.removeprefix(PREFIX)), count)
+        for name, count in growth.items()
+        if name.startswith(PREFIX) and count > 0
+    )
     if not gaps:
         return {}
     above = 1e-3 * sum(count for _, count in gaps)

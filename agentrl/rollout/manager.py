@@ -122,7 +122,7 @@ class AgentLoopManager:
             unit="validation row",
         )
 
-    # ----------------------------------------------------------------------------------------------------- training
+    # ----------------------------------------------------------------------------------------------- training
 
     async def run(self, source: TaskSource, sink: TrajectorySink) -> None:
         """Lease, play and ship until cancelled.
@@ -136,7 +136,9 @@ class AgentLoopManager:
             nursery.start_soon(self._claim, source, send, nursery)
             nursery.start_soon(self._give_up, source)
 
-    async def _claim(self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery) -> None:
+    async def _claim(
+        self, source: TaskSource, out: trio.MemorySendChannel[Shipment], nursery: trio.Nursery
+    ) -> None:
         """Consumes leases; waits for room; unblocked by settled members; starts one task per group."""
         while True:
             room = await self._room()
@@ -196,9 +198,11 @@ class AgentLoopManager:
         self._settled.set()
         self._settled = trio.Event()
 
-    # --------------------------------------------------------------------------------------------------- validation
+    # --------------------------------------------------------------------------------------------- validation
 
-    async def play(self, leases: Sequence[Lease], sampling: Sampling, *, timeout_s: float = math.inf) -> list[Trajectory]:
+    async def play(
+        self, leases: Sequence[Lease], sampling: Sampling, *, timeout_s: float = math.inf
+    ) -> list[Trajectory]:
         """Play every member of `leases` once and return all trajectories, failures included, ordered by lease
         and member.
 
@@ -220,12 +224,13 @@ class AgentLoopManager:
             watching.cancel_scope.cancel()
         late = Failure(f"the validation ended after eval.timeout_s={timeout_s:g}, before this attempt did")
         return [
-            ended.get((index, member)) or unplayed(Attempt(lease.group_id, member, lease.task), Outcome.TIMEOUT, late)
+            ended.get((index, member))
+            or unplayed(Attempt(lease.group_id, member, lease.task), Outcome.TIMEOUT, late)
             for index, lease in enumerate(leases)
             for member in range(lease.group_size)
         ]
 
-    # --------------------------------------------------------------------------------------------------------- both
+    # --------------------------------------------------------------------------------------------------- both
 
     async def aclose(self) -> None:
         """Stop the processes in which rewards run."""

@@ -54,7 +54,15 @@ class Backpressure(Protocol):
 class MessageModel:
     """Requests turns of the model `name` from the servers at `urls` (including /v1)."""
 
-    def __init__(self, urls: Sequence[str], name: str, *, api_key: str | None, max_connections: int, backpressure: Backpressure) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        name: str,
+        *,
+        api_key: str | None,
+        max_connections: int,
+        backpressure: Backpressure,
+    ) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clients = [HttpClient(url, headers=headers, max_connections=max_connections) for url in urls]
         self._urls = tuple(urls)
@@ -65,7 +73,14 @@ class MessageModel:
         self._length_key = "max_tokens"
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[JsonObject], sampling: Sampling, *, max_tokens: int, turn: int, key: str
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[JsonObject],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        turn: int,
+        key: str,
     ) -> MessageReply:
         """Sample the next turn of a conversation. `turn` is its index from 0; `key` is the key of the
         attempt.
@@ -75,7 +90,10 @@ class MessageModel:
             RequestRefused: the server rejected the request.
             ServerError: MAX_SERVER_FAILURES failures or MAX_OVERLOADS overloads.
         """
-        body: dict[str, Any] = {"model": self._name, "messages": [write_message(message) for message in messages]}
+        body: dict[str, Any] = {
+            "model": self._name,
+            "messages": [write_message(message) for message in messages],
+        }
         body |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         body |= {"top_k": sampling.top_k} if sampling.top_k != -1 else {}
         body |= {"min_p": sampling.min_p} if sampling.min_p else {}
@@ -86,7 +104,9 @@ class MessageModel:
         while True:
             began_in = self._backpressure.round
             try:
-                return read_completion(await self._post({**body, self._length_key: max_tokens}, key), turn=turn)
+                return read_completion(
+                    await self._post({**body, self._length_key: max_tokens}, key), turn=turn
+                )
             except RequestRefused as error:
                 if self._length_key == "max_tokens" and "max_completion_tokens" in str(error):
                     self._length_key = "max_completion_tokens"  # OpenAI's own models reject the older name
@@ -113,7 +133,7 @@ class MessageModel:
             self._places.pop(key, None)
         return _checked(reply)
 
-    # ------------------------------------------------------------------------------- what a router is asked besides
+    # ------------------------------------------------------------------------- what a router is asked besides
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
         """Do nothing: the URLs are fixed."""
@@ -165,7 +185,9 @@ def read_completion(reply: Any, *, turn: int) -> MessageReply:
             reasoning=str(said.get("reasoning_content") or said.get("reasoning") or ""),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ServerError(f"not a chat completion with `usage`: {type(error).__name__}: {error} in {str(reply)[:200]!r}") from error
+        raise ServerError(
+            f"not a chat completion with `usage`: {type(error).__name__}: {error} in {str(reply)[:200]!r}"
+        ) from error
     return MessageReply(message, "length" if reason == "length" else "stop", prompt, sampled)
 
 
@@ -178,7 +200,9 @@ def _call(call: Any, turn: int, index: int) -> ToolCall:
     except ValueError as error:
         return ToolCall(own_id, name, None, f"the arguments are not valid JSON: {error}")
     if not isinstance(arguments, dict):
-        return ToolCall(own_id, name, None, f"the arguments must be a JSON object, are {type(arguments).__name__}")
+        return ToolCall(
+            own_id, name, None, f"the arguments must be a JSON object, are {type(arguments).__name__}"
+        )
     return ToolCall(own_id, name, arguments)
 
 

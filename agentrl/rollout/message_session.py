@@ -29,7 +29,9 @@ CHARS_PER_TOKEN = 4
 
 
 class UncountedChat:
-    """Replaces a tokenizer: a token is four characters, and no prompt is too long until the server says so."""
+    """Replaces a tokenizer: a token is four characters, and no prompt is too long until the server says
+    so.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
 
@@ -38,7 +40,9 @@ class UncountedChat:
         return [int.from_bytes(piece.encode("utf-32-le", "replace"), "little") for piece in pieces]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(id.to_bytes(4 * CHARS_PER_TOKEN, "little").decode("utf-32-le").rstrip("\0") for id in ids)
+        return "".join(
+            id.to_bytes(4 * CHARS_PER_TOKEN, "little").decode("utf-32-le").rstrip("\0") for id in ids
+        )
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Messages:
         return Messages(messages)
@@ -73,7 +77,9 @@ class MessageLine(ConversationLine):
         """Tokens so far: as counted by the server, plus an estimate for the messages that wait."""
         assert self._segment is not None
         waiting = self._said.messages[self._num_counted :]
-        return self._segment.num_tokens + (sum(len(message.content) for message in waiting) // CHARS_PER_TOKEN if self._num_counted else 0)
+        return self._segment.num_tokens + (
+            sum(len(message.content) for message in waiting) // CHARS_PER_TOKEN if self._num_counted else 0
+        )
 
     def record(self, reply: MessageReply) -> Turn:
         """Record a turn and the context that the model was shown before it."""
@@ -82,7 +88,9 @@ class MessageLine(ConversationLine):
         state = anchor(self._task_id, shown, self.reported_states)
         self.reported_states = []
         first = 1 if not self._segment.num_tokens else 0  # a segment begins with context
-        self._segment.append_context([UNKNOWN_TOKEN] * max(first, reply.num_prompt_tokens - self._segment.num_tokens))
+        self._segment.append_context(
+            [UNKNOWN_TOKEN] * max(first, reply.num_prompt_tokens - self._segment.num_tokens)
+        )
         self.num_prompt_tokens = self.num_prompt_tokens or self._segment.num_tokens
         num = max(1, reply.num_tokens)
         tokens = np.full(num, UNKNOWN_TOKEN, np.int32)
@@ -90,7 +98,11 @@ class MessageLine(ConversationLine):
         generation = Generation(tokens, np.full(num, np.nan, np.float32), versions, reply.finish_reason)
         self._said.add_messages([reply.message])
         self._num_recorded_messages = self._num_counted = len(self._said.messages)
-        return Turn(self._segment.append_generation(generation, anchor=state), reply.message, reply.finish_reason == "length")
+        return Turn(
+            self._segment.append_generation(generation, anchor=state),
+            reply.message,
+            reply.finish_reason == "length",
+        )
 
 
 class MessageSession(AttemptSession):
@@ -134,7 +146,10 @@ class MessageSession(AttemptSession):
         return turn
 
     def serve_openai(self) -> NoReturn:
-        raise PluginError("this agent's program uses agentrl's endpoint, which needs token ids: use servers with SGLang's protocol")
+        raise PluginError(
+            "this agent's program uses agentrl's endpoint, which needs token ids: use servers with SGLang's "
+            "protocol"
+        )
 
     def _room(self) -> int:
         """Return the token budget of the next turn, from the server's counts and an estimate for messages not

@@ -43,7 +43,9 @@ them holds the GIL for four seconds."""
 class RequestError(Exception):
     """An error to be sent to the program in OpenAI's form."""
 
-    def __init__(self, message: str, *, status: int = 400, type: str = "invalid_request_error", code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, type: str = "invalid_request_error", code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.type = type
@@ -83,7 +85,7 @@ class ChatReply:
     logprobs: Sequence[tuple[str, float]] | None = None
 
 
-# --------------------------------------------------------------------------------------------------------- requests
+# --------------------------------------------------------------------------------------------------- requests
 
 
 def _small(value: Any) -> Any:
@@ -177,7 +179,10 @@ def read_request(body: bytes) -> ChatRequest:
         messages=_messages(parsed.messages),
         tools=tuple(raw["tools"]) if parsed.tools else (),  # unparsed: the template shows every key
         calls_tools=bool(parsed.tools) and parsed.tool_choice != "none",
-        max_tokens=min((limit for limit in (parsed.max_tokens, parsed.max_completion_tokens) if limit is not None), default=None),
+        max_tokens=min(
+            (limit for limit in (parsed.max_tokens, parsed.max_completion_tokens) if limit is not None),
+            default=None,
+        ),
         stop=tuple(text for text in stop if text),
         is_stream=bool(parsed.stream),
         streams_usage=parsed.stream_options is not None and parsed.stream_options.include_usage,
@@ -196,7 +201,11 @@ def _messages(parsed: Sequence[_Message]) -> tuple[Message, ...]:
         names |= {call.id: call.name for call in calls}
         if message.role == "tool" and message.tool_call_id is None:
             raise RequestError(f"messages.{index}: a tool message needs a tool_call_id")
-        content = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content or ())
+        content = (
+            message.content
+            if isinstance(message.content, str)
+            else "".join(part.text for part in message.content or ())
+        )
         messages.append(
             Message(
                 "system" if message.role == "developer" else message.role,
@@ -220,7 +229,7 @@ def _tool_call(call: _Call) -> ToolCall:
     return ToolCall(call.id, call.function.name, arguments)
 
 
-# ---------------------------------------------------------------------------------------------------------- replies
+# ---------------------------------------------------------------------------------------------------- replies
 
 
 def write_reply(reply: ChatReply, *, model: str) -> bytes:
@@ -243,9 +252,15 @@ def write_stream(reply: ChatReply, *, model: str, with_usage: bool) -> bytes:
     head = _head("chat.completion.chunk", model)
     deltas: list[dict[str, Any]] = [{"role": "assistant", **_content(reply.message)}]
     deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(_calls(reply.message))]
-    chunks = [head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]} for delta in deltas]
+    chunks = [
+        head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
+        for delta in deltas
+    ]
     chunks[0]["choices"][0]["logprobs"] = _logprobs(reply.logprobs)
-    chunks.append(head | {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish_reason}]})
+    chunks.append(
+        head
+        | {"choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": reply.finish_reason}]}
+    )
     if with_usage:
         chunks.append(head | {"choices": [], "usage": _usage(reply)})
     return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
@@ -261,12 +276,16 @@ def write_message(message: Message) -> dict[str, Any]:
 
 def write_error(error: RequestError) -> bytes:
     """Return the body of an error."""
-    return orjson.dumps({"error": {"message": str(error), "type": error.type, "param": None, "code": error.code}})
+    return orjson.dumps(
+        {"error": {"message": str(error), "type": error.type, "param": None, "code": error.code}}
+    )
 
 
 def write_models(model: str) -> bytes:
     """Return the body of GET /v1/models."""
-    return orjson.dumps({"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "agentrl"}]})
+    return orjson.dumps(
+        {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "agentrl"}]}
+    )
 
 
 def _head(kind: str, model: str) -> dict[str, Any]:
@@ -280,7 +299,10 @@ def _content(message: Message) -> dict[str, Any]:
 
 def _calls(message: Message) -> list[dict[str, Any]]:
     calls = ((call, json.dumps(call.arguments or {}, ensure_ascii=False)) for call in message.tool_calls)
-    return [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}} for call, arguments in calls]
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+        for call, arguments in calls
+    ]
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:
@@ -291,5 +313,8 @@ def _usage(reply: ChatReply) -> dict[str, int]:
 def _logprobs(logprobs: Sequence[tuple[str, float]] | None) -> dict[str, Any] | None:
     if logprobs is None:
         return None
-    tokens = [{"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []} for text, value in logprobs]
+    tokens = [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in logprobs
+    ]
     return {"content": tokens, "refusal": None}

@@ -48,7 +48,9 @@ class ServedLine:
             return None
         recorded = self.line.messages
         known = [
-            recorded[index] if index in self._replies and is_same_message(self._replies[index], message) else message
+            recorded[index]
+            if index in self._replies and is_same_message(self._replies[index], message)
+            else message
             for index, message in enumerate(request.messages)
         ]
         return self.line.conversation.extends(known)
@@ -117,7 +119,11 @@ class OpenAISession:
 
         If several lines match, the longest one is used.
         """
-        found = [(len(line.line.messages), line, more) for line in self._lines if (more := line.continuation(request)) is not None]
+        found = [
+            (len(line.line.messages), line, more)
+            for line in self._lines
+            if (more := line.continuation(request)) is not None
+        ]
         if found:
             _, served, more = max(found, key=lambda item: item[0])
             if served.line.is_interrupted and not more:
@@ -131,11 +137,17 @@ class OpenAISession:
 
     def _reply(self, sampled: Sampled, request: ChatRequest) -> ChatReply:
         message = sampled.turn.message
-        if message.tool_calls and not (request.calls_tools and all(call.arguments is not None for call in message.tool_calls)):
-            message = dataclasses.replace(message, content=self._raw(sampled.generation), tool_calls=(), reasoning="")
+        if message.tool_calls and not (
+            request.calls_tools and all(call.arguments is not None for call in message.tool_calls)
+        ):
+            message = dataclasses.replace(
+                message, content=self._raw(sampled.generation), tool_calls=(), reasoning=""
+            )
         elif request.stop:
             message = dataclasses.replace(message, content=_before(message.content, request.stop))
-        finish: FinishReason = "length" if sampled.turn.is_truncated else "tool_calls" if message.tool_calls else "stop"
+        finish: FinishReason = (
+            "length" if sampled.turn.is_truncated else "tool_calls" if message.tool_calls else "stop"
+        )
         return ChatReply(
             message,
             finish,

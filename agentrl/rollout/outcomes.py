@@ -34,7 +34,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RetryLimit:
-    """At most `num` retries. The pause before the first is `pause_s` seconds; it doubles for each further one."""
+    """At most `num` retries.
+
+    The pause before the first is `pause_s` seconds; it doubles for each further one.
+    """
 
     num: int
     pause_s: float
@@ -61,7 +64,9 @@ class OutcomeTable:
         """Return the table of `rollout.on_outcome`."""
         kinds: Mapping[str, RetryKind] = {"retry": "retried", "replace": "replaced"}
         return cls(
-            retries={outcome: kinds[policy] for outcome, policy in rollout.on_outcome.items() if policy in kinds},
+            retries={
+                outcome: kinds[policy] for outcome, policy in rollout.on_outcome.items() if policy in kinds
+            },
             limits={
                 "retried": RetryLimit(rollout.max_retries, 0.0),
                 "replaced": RetryLimit(rollout.max_replacements, rollout.replacement_pause_s),
@@ -131,7 +136,9 @@ class GroupPolicy:
         """Return what happens to members whose scoring as a group failed for good."""
         if self._table.final[Outcome.REWARD_ERROR] == "keep":
             return "keep"
-        self.dropped_by = self.dropped_by or Outcome.REWARD_ERROR  # group rewards fail for all members at once
+        self.dropped_by = (
+            self.dropped_by or Outcome.REWARD_ERROR
+        )  # group rewards fail for all members at once
         return "drop"
 
     def _settlement_of(self, last: Trajectory) -> Settlement:

@@ -24,7 +24,9 @@ class Partner:
         self._has_replied = False
 
     @classmethod
-    def of(cls, task: Task, registry: Registry[Interaction], config: AgentConfig, *, host: AsyncioHost) -> Partner | None:
+    def of(
+        cls, task: Task, registry: Registry[Interaction], config: AgentConfig, *, host: AsyncioHost
+    ) -> Partner | None:
         """Return the partner that the row names; None if the row has no interaction_kwargs.
 
         Raises:
@@ -35,10 +37,15 @@ class Partner:
         kwargs = dict(task.interaction_kwargs)
         name = kwargs.pop("name", None)
         if not isinstance(name, str):
-            raise PluginError(f"task {task.task_id}: interaction_kwargs.name is missing; registered: {', '.join(registry.names())}")
+            raise PluginError(
+                f"task {task.task_id}: interaction_kwargs.name is missing; registered: "
+                f"{', '.join(registry.names())}"
+            )
         with blaming("interaction", name):
             interaction = registry.create(name, config.interaction_config)
-        guest = Guest(interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s)
+        guest = Guest(
+            interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s
+        )
         return cls(interaction.name, interaction, guest)
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
@@ -50,7 +57,10 @@ class Partner:
         with blaming("interaction", self.name):
             reply = await self._guest.use(self._interaction.respond, messages)
             if not isinstance(reply, InteractionReply):
-                raise ToolError(f"interaction {self.name!r} returned {type(reply).__name__}; return agentrl.plugins.InteractionReply")
+                raise ToolError(
+                    f"interaction {self.name!r} returned {type(reply).__name__}; return "
+                    "agentrl.plugins.InteractionReply"
+                )
         self._has_replied = True
         return reply
 
@@ -65,7 +75,9 @@ class Partner:
         with blaming("interaction", self.name):
             score = await self._guest.use(self._interaction.score)
             if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
-                raise ToolError(f"interaction {self.name!r} scored {score!r}; return a finite number, or None")
+                raise ToolError(
+                    f"interaction {self.name!r} scored {score!r}; return a finite number, or None"
+                )
             return score
 
     async def close(self) -> None:

@@ -61,7 +61,8 @@ class Player:
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close its tools and partner, and score it.
 
-        A failure is returned as a trajectory with its outcome, its `failure`, the tokens so far and no reward.
+        A failure is returned as a trajectory with its outcome, its `failure`, the tokens so far and no
+        reward.
         """
         try:
             with contained():
@@ -87,14 +88,23 @@ class Player:
         task = attempt.task
         names = self._plugins.offered_tools(task, self._agent.tools)
         toolbox = Toolbox(
-            names, self._tools, tools_kwargs=task.tools_kwargs, key=attempt.key, scope=attempt.scope, survived=attempt.survived
+            names,
+            self._tools,
+            tools_kwargs=task.tools_kwargs,
+            key=attempt.key,
+            scope=attempt.scope,
+            survived=attempt.survived,
         )
         partner = Partner.of(task, self._plugins.interactions, self._agent, host=self._host)
         prompt = agent.prompt(task, toolbox.schemas)
-        parts = SessionParts(attempt, self._agent, sampling, toolbox, partner, self._host, prompt, agent.template_shows_tools)
+        parts = SessionParts(
+            attempt, self._agent, sampling, toolbox, partner, self._host, prompt, agent.template_shows_tools
+        )
         return self._open_session(parts)
 
-    async def _run_agent(self, attempt: Attempt, agent: AgentLoop, session: AttemptSession) -> tuple[Outcome, Failure | None]:
+    async def _run_agent(
+        self, attempt: Attempt, agent: AgentLoop, session: AttemptSession
+    ) -> tuple[Outcome, Failure | None]:
         """Run the agent loop and return why the attempt stopped, with the failure if there was one."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
@@ -104,12 +114,18 @@ class Player:
             except Exception as error:  # noqa: BLE001 - boundary of one trajectory
                 cause = _cause(error)
                 outcome = _outcome_of(cause)
-                return outcome, failure_of(cause, otherwise=_agent_of(attempt) if outcome is Outcome.ABORTED else None)
+                return outcome, failure_of(
+                    cause, otherwise=_agent_of(attempt) if outcome is Outcome.ABORTED else None
+                )
         if deadline.cancelled_caught:
-            return Outcome.TIMEOUT, Failure(f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed")
+            return Outcome.TIMEOUT, Failure(
+                f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed"
+            )
         if session.num_action_tokens:
             return session.outcome, None
-        if session.outcome is Outcome.TRUNCATED:  # no action token: nothing to learn, nowhere to place a reward
+        if (
+            session.outcome is Outcome.TRUNCATED
+        ):  # no action token: nothing to learn, nowhere to place a reward
             return Outcome.ABORTED, Failure("the prompt leaves no room for an answer")
         return Outcome.ABORTED, Failure("the agent loop ended without generating", _agent_of(attempt))
 
@@ -150,4 +166,6 @@ def _cause(error: BaseException) -> BaseException:
 
 def unplayed(attempt: Attempt, outcome: Outcome, failure: Failure) -> Trajectory:
     """Return the trajectory of an attempt that recorded nothing: the task's messages and no tokens."""
-    return TrajectoryRecorder().trajectory(attempt, messages=attempt.task.messages, outcome=outcome, failure=failure, metrics={})
+    return TrajectoryRecorder().trajectory(
+        attempt, messages=attempt.task.messages, outcome=outcome, failure=failure, metrics={}
+    )

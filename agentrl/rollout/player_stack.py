@@ -1,4 +1,6 @@
-"""The wiring of what plays attempts: one place for training, validation, evaluation, `agentrl play` and tests."""
+"""The wiring of what plays attempts: one place for training, validation, evaluation, `agentrl play` and
+tests.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,12 @@ class PlayerStack:
 
 
 def open_stack(
-    agent: AgentConfig, reward: RewardConfig, turns: Router | MessageModel, parts: PlayerParts, *, tools: SharedTools | None = None
+    agent: AgentConfig,
+    reward: RewardConfig,
+    turns: Router | MessageModel,
+    parts: PlayerParts,
+    *,
+    tools: SharedTools | None = None,
 ) -> PlayerStack:
     """Return a player whose turns come from `turns`, and its scorer.
 
@@ -66,8 +73,23 @@ def open_stack(
     if isinstance(turns, MessageModel):
         open_session = partial(MessageSession, model=turns)
     else:
-        open_session = partial(TrajectorySession, chat=parts.chat, generator=turns, prompt=parts.prompt, gateway=Gateway())
-    scorer = Scorer(reward, RewardTable(reward, parts.plugins), host=parts.host, max_response_tokens=agent.max_response_tokens)
+        open_session = partial(
+            TrajectorySession, chat=parts.chat, generator=turns, prompt=parts.prompt, gateway=Gateway()
+        )
+    scorer = Scorer(
+        reward,
+        RewardTable(reward, parts.plugins),
+        host=parts.host,
+        max_response_tokens=agent.max_response_tokens,
+    )
     tools = parts.open_tools(agent) if tools is None else tools
-    player = Player(agent, parts.plugins, scorer, tools=tools, host=parts.host, open_session=open_session, forget=turns.forget)
+    player = Player(
+        agent,
+        parts.plugins,
+        scorer,
+        tools=tools,
+        host=parts.host,
+        open_session=open_session,
+        forget=turns.forget,
+    )
     return PlayerStack(player, scorer)

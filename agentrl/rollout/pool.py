@@ -41,7 +41,12 @@ class Complaint:
         self._down_since = now if self._down_since is None else self._down_since
         if now - self._down_since >= COMPLAIN_AFTER_S and self._said != self._server.why_down:
             self._said = self._server.why_down
-            log.warning("server %s has not been used for %.0f s: %s", self._server.url, now - self._down_since, self._said)
+            log.warning(
+                "server %s has not been used for %.0f s: %s",
+                self._server.url,
+                now - self._down_since,
+                self._said,
+            )
 
 
 class ServerPool:
@@ -67,7 +72,9 @@ class ServerPool:
     @property
     def num_drained(self) -> int:
         """Number of times a server was drained since the start."""
-        return self._num_drained_left + sum(server.breaker.num_openings for server in list(self._servers.values()))
+        return self._num_drained_left + sum(
+            server.breaker.num_openings for server in list(self._servers.values())
+        )
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the estimated number of tokens still to be computed, by URL."""
@@ -88,7 +95,9 @@ class ServerPool:
             self._retire(self._servers.pop(url))
         for url in wanted:
             if url not in self._servers:
-                self._servers[url] = Server(url, self._connect(url), silence_s=self._silence_s, max_pause_s=self._max_pause_s)
+                self._servers[url] = Server(
+                    url, self._connect(url), silence_s=self._silence_s, max_pause_s=self._max_pause_s
+                )
         self._notify()
 
     async def until_changed(self) -> None:
@@ -97,7 +106,10 @@ class ServerPool:
 
     async def watch(self) -> None:
         """Tend all servers until cancelled. Each server that comes up unblocks `until_changed`."""
-        async with self._watch_lock, trio.open_nursery() as nursery:  # a second watcher waits for the first to end
+        async with (
+            self._watch_lock,
+            trio.open_nursery() as nursery,
+        ):  # a second watcher waits for the first to end
             tended: set[Server] = set()
             while True:
                 existing = [*self._servers.values(), *self._left]

@@ -42,7 +42,9 @@ class Attempt:
 
 @dataclass(slots=True)
 class AttemptTurns:
-    """Counts shared by all segments of an attempt: the anchor of each turn, and the number of action tokens."""
+    """Counts shared by all segments of an attempt: the anchor of each turn, and the number of action
+    tokens.
+    """
 
     anchors: list[int] = field(default_factory=list)
     num_action_tokens: int = 0
@@ -65,7 +67,12 @@ class Segment:
     def append_context(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample: prompt, tool output, user turns, template."""
         count = len(ids)
-        self._append(np.asarray(ids, np.int32), np.zeros(count, np.float32), np.full(count, NO_VERSION, np.int32), CONTEXT_TURN)
+        self._append(
+            np.asarray(ids, np.int32),
+            np.zeros(count, np.float32),
+            np.full(count, NO_VERSION, np.int32),
+            CONTEXT_TURN,
+        )
 
     def append_generation(self, generation: Generation, *, anchor: int) -> int:
         """Append one assistant turn exactly as the server sampled it and return its index within the attempt.
@@ -79,7 +86,9 @@ class Segment:
         self._turns.num_action_tokens += len(generation.token_ids)
         return turn
 
-    def _append(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: int) -> None:
+    def _append(
+        self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: int
+    ) -> None:
         assert len(ids) == len(logprobs) == len(versions), "a generation's arrays disagree in length"
         self.token_ids.append(ids)
         self.logprobs.append(logprobs)
@@ -133,7 +142,10 @@ class TrajectoryRecorder:
         """Return everything recorded so far as a trajectory without rewards."""
         segments = self._begun()
         pieces = [piece for segment in segments for piece in segment.pieces]
-        turn_ids = np.repeat(np.array([turn for turn, _ in pieces], np.int16), np.array([count for _, count in pieces], np.int64))
+        turn_ids = np.repeat(
+            np.array([turn for turn, _ in pieces], np.int16),
+            np.array([count for _, count in pieces], np.int64),
+        )
         starts = itertools.accumulate((segment.num_tokens for segment in segments[:-1]), initial=0)
         task = attempt.task
         return Trajectory(
@@ -144,7 +156,9 @@ class TrajectoryRecorder:
             agent_name=task.agent_name,
             token_ids=_joined([piece for segment in segments for piece in segment.token_ids], np.int32),
             action_mask=turn_ids != CONTEXT_TURN,
-            behavior_logprobs=_joined([piece for segment in segments for piece in segment.logprobs], np.float32),
+            behavior_logprobs=_joined(
+                [piece for segment in segments for piece in segment.logprobs], np.float32
+            ),
             versions=_joined([piece for segment in segments for piece in segment.versions], np.int32),
             turn_ids=turn_ids,
             messages=messages,

@@ -75,7 +75,7 @@ class Router:
         self.num_interruptions = 0
         self.num_server_failures = 0
 
-    # ----------------------------------------------------------------------------------------------------- servers
+    # ------------------------------------------------------------------------------------------------ servers
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
         """Use the servers at `urls`. A server that joins or recovers must first have weights of at least
@@ -111,9 +111,11 @@ class Router:
         """Return the URL at which each attempt currently generates: attempt key -> URL. Thread-safe."""
         return {rid.rpartition("-")[0]: url for rid, url in self._pool.places().items()}
 
-    # -------------------------------------------------------------------------------------------------- generation
+    # --------------------------------------------------------------------------------------------- generation
 
-    async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation:
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str
+    ) -> Generation:
         """Sample one complete turn. Interrupted pieces are joined; each token keeps the version that sampled
         it.
 
@@ -127,7 +129,12 @@ class Router:
         prompt = list(input_ids)
         pieces: list[Generation] = []
         while True:
-            piece = await self._piece(prompt, params if not pieces else _rest(params, pieces), trajectory_key, len(prompt) - len(input_ids))
+            piece = await self._piece(
+                prompt,
+                params if not pieces else _rest(params, pieces),
+                trajectory_key,
+                len(prompt) - len(input_ids),
+            )
             pieces.append(piece)
             if (reason := _finish(pieces, params)) is not None:
                 whole = _joined(pieces, reason)
@@ -142,7 +149,9 @@ class Router:
         """Forget which server holds the prefix of an attempt that is over."""
         self._affinity.forget(trajectory_key)
 
-    async def _piece(self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int) -> Generation:
+    async def _piece(
+        self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int
+    ) -> Generation:
         """Ask servers until one answers.
 
         `num_sampled`: tokens at the end of the prompt that this turn already sampled.
@@ -157,14 +166,20 @@ class Router:
                 failures += 1
                 self.num_server_failures += 1
                 if failures == MAX_SERVER_FAILURES:
-                    raise ServerError(f"{failures} consecutive server failures, the last: {error}", status=error.status) from error
+                    raise ServerError(
+                        f"{failures} consecutive server failures, the last: {error}", status=error.status
+                    ) from error
                 await trio.sleep(failures * FAILURE_PAUSE_S)
             else:
                 if piece is not None:
                     return piece
 
-    async def _ask(self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int) -> Generation | None:
-        """Wait for a server that is up and send one request; None if that server was left before it answered."""
+    async def _ask(
+        self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int
+    ) -> Generation | None:
+        """Wait for a server that is up and send one request; None if that server was left before it
+        answered.
+        """
         while not (up := self._pool.up):
             await self._pool.until_changed()
         prefix = self._affinity.place(key, prompt, up)
@@ -172,7 +187,9 @@ class Router:
         tokens += self._lengths.expected_rest(num_sampled, limit=params.max_new_tokens)
         self.idle.begin()
         try:
-            piece = await prefix.server.ask(prompt, params, rid=f"{key}-{next(self._request_numbers)}", tokens=tokens)
+            piece = await prefix.server.ask(
+                prompt, params, rid=f"{key}-{next(self._request_numbers)}", tokens=tokens
+            )
         finally:
             self.idle.end()
         if piece is not None:
@@ -180,14 +197,21 @@ class Router:
         return piece
 
     def _check(self, input_ids: Sequence[int], params: SamplingParams) -> None:
-        is_known = self._vocab_size is None or (len(input_ids) and min(input_ids) >= 0 and max(input_ids) < self._vocab_size)
+        is_known = self._vocab_size is None or (
+            len(input_ids) and min(input_ids) >= 0 and max(input_ids) < self._vocab_size
+        )
         if not len(input_ids) or not is_known:
-            raise RequestRefused(f"a prompt needs ids{'' if self._vocab_size is None else f' in 0..{self._vocab_size - 1}'}", status=400)
+            raise RequestRefused(
+                f"a prompt needs ids{'' if self._vocab_size is None else f' in 0..{self._vocab_size - 1}'}",
+                status=400,
+            )
         if params.max_new_tokens < 1:
             raise RequestRefused(f"max_new_tokens={params.max_new_tokens}: must be at least 1", status=400)
         total = len(input_ids) + params.max_new_tokens
         if self.context_tokens is not None and total > self.context_tokens:
-            raise RequestRefused(f"prompt and answer of {total} tokens exceed the context of {self.context_tokens}", status=400)
+            raise RequestRefused(
+                f"prompt and answer of {total} tokens exceed the context of {self.context_tokens}", status=400
+            )
 
 
 def _finish(pieces: Sequence[Generation], params: SamplingParams) -> FinishReason | None:
@@ -203,7 +227,9 @@ def _finish(pieces: Sequence[Generation], params: SamplingParams) -> FinishReaso
 
 def _rest(params: SamplingParams, pieces: Sequence[Generation]) -> SamplingParams:
     """Return the parameters for the rest of the turn after `pieces`."""
-    return replace(params, max_new_tokens=params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces))
+    return replace(
+        params, max_new_tokens=params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces)
+    )
 
 
 def _joined(pieces: Sequence[Generation], reason: FinishReason) -> Generation:

@@ -54,7 +54,9 @@ class Generator(Protocol):
     def context_tokens(self) -> int | None:
         """Largest prompt plus answer, in tokens, that every server accepts; None if unknown."""
 
-    async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str) -> Generation: ...
+    async def generate(
+        self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str
+    ) -> Generation: ...
 
 
 class TurnSource(Protocol):

@@ -46,7 +46,13 @@ class Scope:
     __slots__ = ("_clock", "_inner", "_outer", "doing", "key", "name", "since")
 
     def __init__(
-        self, name: str = "", *, outer: Scope | None = None, doing: str = "", key: str = "", clock: Clock = time.monotonic
+        self,
+        name: str = "",
+        *,
+        outer: Scope | None = None,
+        doing: str = "",
+        key: str = "",
+        clock: Clock = time.monotonic,
     ) -> None:
         self.name = name
         self.doing = doing
@@ -150,7 +156,10 @@ class LiveScopes:
         for scope in self.oldest:
             yield from scope.lines()
         if self.rest:
-            yield f"and {sum(self.rest.values())} more: {', '.join(f'{count} {name}' for name, count in self.rest.items())}"
+            yield (
+                f"and {sum(self.rest.values())} more: "
+                f"{', '.join(f'{count} {name}' for name, count in self.rest.items())}"
+            )
         if not self.oldest:
             yield "no attempt in progress"
         for task in self.tasks:
@@ -165,7 +174,9 @@ def look(root: Scope, *, limit: int, places: Mapping[str, str], now: float | Non
         now: time on the scopes' clock, in seconds; None: the current time.
     """
     now = root._clock() if now is None else now
-    live = sorted((_seen(scope, places, now, scope.key) for scope in root.inner), key=lambda scope: -scope.age_s)
+    live = sorted(
+        (_seen(scope, places, now, scope.key) for scope in root.inner), key=lambda scope: -scope.age_s
+    )
     rest = Counter(leaf for scope in live[limit:] for leaf in scope.leaves)
     return LiveScopes(tuple(live[:limit]), dict(rest.most_common()))
 
@@ -228,8 +239,8 @@ def where_blocked(loop: threading.Thread) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PlayLoop:
-    """A trio loop in which attempts are played, as seen from other threads: its root task, its thread, and the
-    thread of the asyncio plugins.
+    """A trio loop in which attempts are played, as seen from other threads: its root task, its thread, and
+    the thread of the asyncio plugins.
     """
 
     gaps: LoopGaps
@@ -245,7 +256,11 @@ class PlayLoop:
         return cls(gaps, root, threading.current_thread(), plugins)
 
     def look(self, scopes: Scope, *, limit: int, places: Mapping[str, str]) -> LiveScopes:
-        """Return the live scopes inside `scopes` (see `scopes.look`), all tasks, and where blocked loops are."""
+        """Return the live scopes inside `scopes` (see `scopes.look`), all tasks, and where blocked loops
+        are.
+        """
         threads = [self.plugins, *([self.thread] if self.gaps.is_blocked else [])]
         blocked = tuple(where for thread in threads if (where := where_blocked(thread)) is not None)
-        return replace(look(scopes, limit=limit, places=places), tasks=count_tasks(self.root), blocked=blocked)
+        return replace(
+            look(scopes, limit=limit, places=places), tasks=count_tasks(self.root), blocked=blocked
+        )

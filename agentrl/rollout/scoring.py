@@ -40,13 +40,17 @@ class Scorer:
     Use it within one trio run. `aclose` stops its processes.
     """
 
-    def __init__(self, config: RewardConfig, table: RewardTable, *, host: AsyncHost, max_response_tokens: int) -> None:
+    def __init__(
+        self, config: RewardConfig, table: RewardTable, *, host: AsyncHost, max_response_tokens: int
+    ) -> None:
         self._config = config
         self._table = table
         self._calls = RewardCalls(host, num_processes=config.num_processes)
         self._max_response_tokens = max_response_tokens
 
-    async def score(self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]) -> Trajectory:
+    async def score(
+        self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]
+    ) -> Trajectory:
         """Return the trajectory with its trajectory and turn rewards, and the rewards given during the
         attempt.
 
@@ -59,10 +63,16 @@ class Scorer:
         attempt = attempted(task, trajectory, max_response_tokens=self._max_response_tokens)
         results = await self._calls.call_all([(term, attempt) for term in terms])
         note = _Note(trajectory, at_end=self._config.assignment == "outcome")
-        note.add_given(turn_rewards, tool_weight=self._config.tool_reward_weight, interaction_weight=self._config.interaction_reward_weight)
+        note.add_given(
+            turn_rewards,
+            tool_weight=self._config.tool_reward_weight,
+            interaction_weight=self._config.interaction_reward_weight,
+        )
         for term, result in zip(terms, results, strict=True):
             note.add(term, result, is_own=term is own)
-        return self._finished(task, note.trajectory(seconds=trio.current_time() - started), pending=("group", "batch"))
+        return self._finished(
+            task, note.trajectory(seconds=trio.current_time() - started), pending=("group", "batch")
+        )
 
     def has_group_rewards(self, task: Task) -> bool:
         """Return whether the task has group rewards, so that members must wait for each other."""
@@ -74,9 +84,13 @@ class Scorer:
         Raises:
             RewardError: see `score`.
         """
-        return await self._score_together([task] * len(trajectories), trajectories, "group", pending=("batch",))
+        return await self._score_together(
+            [task] * len(trajectories), trajectories, "group", pending=("batch",)
+        )
 
-    async def score_batch(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    async def score_batch(
+        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]
+    ) -> list[Trajectory]:
         """Return the trajectories of a batch with their batch rewards added. `tasks` holds one task per
         trajectory.
 
@@ -90,15 +104,25 @@ class Scorer:
         await self._calls.aclose()
 
     async def _score_together(
-        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], scope: Scope, *, pending: tuple[Scope, ...]
+        self,
+        tasks: Sequence[Task],
+        trajectories: Sequence[Trajectory],
+        scope: Scope,
+        *,
+        pending: tuple[Scope, ...],
     ) -> list[Trajectory]:
         started = trio.current_time()
         rows: defaultdict[Term, list[int]] = defaultdict(list)
         for row, task in enumerate(tasks):
             for term in self._table.terms(task, scope):
                 rows[term].append(row)
-        attempts = [attempted(task, t, max_response_tokens=self._max_response_tokens) for task, t in zip(tasks, trajectories, strict=True)]
-        answers = await self._calls.call_all([(term, [attempts[row] for row in scored]) for term, scored in rows.items()])
+        attempts = [
+            attempted(task, t, max_response_tokens=self._max_response_tokens)
+            for task, t in zip(tasks, trajectories, strict=True)
+        ]
+        answers = await self._calls.call_all(
+            [(term, [attempts[row] for row in scored]) for term, scored in rows.items()]
+        )
         seconds = (trio.current_time() - started) / max(1, len(trajectories))
         notes = [_Note(trajectory) for trajectory in trajectories]
         for (term, scored), results in zip(rows.items(), answers, strict=True):
@@ -106,16 +130,23 @@ class Scorer:
             for row, result in zip(scored, results, strict=True):
                 assert result is None or isinstance(result, RewardResult), "checked by the call"
                 notes[row].add(term, result, is_own=term is self._table.own(tasks[row]))
-        return [self._finished(task, note.trajectory(seconds=seconds), pending=pending) for task, note in zip(tasks, notes, strict=True)]
+        return [
+            self._finished(task, note.trajectory(seconds=seconds), pending=pending)
+            for task, note in zip(tasks, notes, strict=True)
+        ]
 
     def _finished(self, task: Task, trajectory: Trajectory, *, pending: tuple[Scope, ...]) -> Trajectory:
         """Raise RewardError if no reward applied and none is pending: the sum of no rewards would look like a
         reward of 0.
         """
         terms = self._table.terms(task)
-        if trajectory.rewards or any(term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms):
+        if trajectory.rewards or any(
+            term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms
+        ):
             return trajectory
-        raise RewardError(f"no reward applies to this attempt; rewards: {', '.join(term.name for term in terms)}")
+        raise RewardError(
+            f"no reward applies to this attempt; rewards: {', '.join(term.name for term in terms)}"
+        )
 
 
 class _Note:
@@ -131,7 +162,9 @@ class _Note:
         self._metrics: dict[str, float] = dict(trajectory.metrics)
         self._details: dict[str, Mapping[str, Any]] = {}
 
-    def add_given(self, given: Sequence[GivenReward], *, tool_weight: float, interaction_weight: float) -> None:
+    def add_given(
+        self, given: Sequence[GivenReward], *, tool_weight: float, interaction_weight: float
+    ) -> None:
         """Add the rewards of tools, the partner and the agent loop. A reward of weight 0 is only reported."""
         weights = {"tool": tool_weight, "interaction": interaction_weight, "agent": 1.0}
         for one in given:
@@ -144,7 +177,9 @@ class _Note:
             self._place(term.name, term.weight, result.value)
             self._report(term, float(result.value), result.metrics, is_own=is_own)
             if result.details:  # serialize here, so that a failure counts as the reward's error
-                self._details[term.name] = json.loads(json.dumps(dict(result.details), default=str, skipkeys=True))
+                self._details[term.name] = json.loads(
+                    json.dumps(dict(result.details), default=str, skipkeys=True)
+                )
             return
         values = {turn: float(value) for turn, value in enumerate(result or ()) if value is not None}  # type: ignore[arg-type]
         for turn, value in values.items():
@@ -165,7 +200,11 @@ class _Note:
 
     def _place(self, name: str, weight: float, value: float, *, turn: int | None = None) -> None:
         if weight != 0.0:
-            self._events.append(reward_event(self._trajectory, name, weight * float(value), turn=None if self._at_end else turn))
+            self._events.append(
+                reward_event(
+                    self._trajectory, name, weight * float(value), turn=None if self._at_end else turn
+                )
+            )
 
     def _report(self, term: Term, value: float, metrics: Mapping[str, float], *, is_own: bool) -> None:
         self._metrics[f"reward/{term.name}"] = value

@@ -50,7 +50,9 @@ class Server:
         self.url = url
         self.client = client
         self.outstanding_tokens = 0  # estimated tokens still to be computed for running requests
-        self.breaker = CircuitBreaker(max_failures=1, pause_s=DRAIN_PAUSE_S, max_pause_s=MAX_DRAIN_PAUSE_S, is_open=True)
+        self.breaker = CircuitBreaker(
+            max_failures=1, pause_s=DRAIN_PAUSE_S, max_pause_s=MAX_DRAIN_PAUSE_S, is_open=True
+        )
         self.is_retired = False
         self._silence_s = silence_s
         self._max_pause_s = max_pause_s
@@ -59,7 +61,9 @@ class Server:
         self._last_sign = 0.0
         self._last_load: ServerLoad | None = None
         self._paused_since: float | None = None
-        self.why_down = "it has not been polled yet"  # result of the last probe; meaningless while the server is up
+        self.why_down = (
+            "it has not been polled yet"  # result of the last probe; meaningless while the server is up
+        )
 
     @property
     def running(self) -> list[str]:
@@ -70,9 +74,11 @@ class Server:
     def is_up(self) -> bool:
         return not self.is_retired and not self.breaker.is_open
 
-    # -------------------------------------------------------------------------------------------------- generation
+    # --------------------------------------------------------------------------------------------- generation
 
-    async def ask(self, prompt: Sequence[int], params: SamplingParams, *, rid: str, tokens: int) -> Generation | None:
+    async def ask(
+        self, prompt: Sequence[int], params: SamplingParams, *, rid: str, tokens: int
+    ) -> Generation | None:
         """Sample one piece; None if the server was left before it answered.
 
         `tokens`: the load of the request, counted as outstanding while it runs.
@@ -123,7 +129,7 @@ class Server:
         for scope in self._running.values():
             scope.cancel()  # a vanished host never closes its connections
 
-    # ------------------------------------------------------------------------------------------------------ health
+    # ------------------------------------------------------------------------------------------------- health
 
     async def probe(self, version: int) -> bool:
         """If the pause of a drained server is over, check that it samples with `version`.

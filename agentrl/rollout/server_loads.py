@@ -13,7 +13,9 @@ from agentrl.sglang.client import SGLangClient
 from agentrl.tracking.watchdog import SLICE_S
 
 
-def ask_loads(clients: Sequence[SGLangClient], *, answer_s: float, stopping: threading.Event) -> dict[str, str]:
+def ask_loads(
+    clients: Sequence[SGLangClient], *, answer_s: float, stopping: threading.Event
+) -> dict[str, str]:
     """Return one line per server about its load, or that it does not answer: URL -> line. Closes the clients.
 
     All servers are asked concurrently. Call it from a thread without trio. It returns after at most
@@ -24,7 +26,9 @@ def ask_loads(clients: Sequence[SGLangClient], *, answer_s: float, stopping: thr
     return lines
 
 
-async def _ask_all(clients: Sequence[SGLangClient], lines: dict[str, str], answer_s: float, stopping: threading.Event) -> None:
+async def _ask_all(
+    clients: Sequence[SGLangClient], lines: dict[str, str], answer_s: float, stopping: threading.Event
+) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_when, stopping, nursery.cancel_scope)
         async with trio.open_nursery() as asking:

@@ -29,14 +29,26 @@ from agentrl.rollout.scopes import GENERATE
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import Failure, Generation, JsonObject, Message, Outcome, SamplingParams, ToolCall, Trajectory, Turn
+from agentrl.types import (
+    Failure,
+    Generation,
+    JsonObject,
+    Message,
+    Outcome,
+    SamplingParams,
+    ToolCall,
+    Trajectory,
+    Turn,
+)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionParts:
-    """What a session is opened with. prompt: its first messages. shows_tools: whether the prompt lists the tools."""
+    """What a session is opened with. prompt: its first messages. shows_tools: whether the prompt lists the
+    tools.
+    """
 
     attempt: Attempt
     agent: AgentConfig
@@ -54,7 +66,9 @@ class SessionParts:
 
 
 class AttemptSession(ABC):
-    """What sessions for tokens and for messages share: tools, partner, rewards, limits, and how an attempt ends."""
+    """What sessions for tokens and for messages share: tools, partner, rewards, limits, and how an attempt
+    ends.
+    """
 
     limits: TurnLimits
     _line: ConversationLine
@@ -133,7 +147,9 @@ class AttemptSession(ABC):
             self._tally.count("num_tool_errors", result.is_error)
             self._tally.add(call.name, result.metrics)
             if result.reward is not None:
-                self._tally.rewards.append(GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1))
+                self._tally.rewards.append(
+                    GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1)
+                )
             if result.state is not None:
                 self._line.reported_states.append(result.state)
             self._is_finished = self._is_finished or result.is_final
@@ -158,13 +174,23 @@ class AttemptSession(ABC):
         """
         self._refuse_if_ended()
         if self._partner is None:
-            raise PluginError(f"task {self._attempt.task.task_id}: the agent interacts, but the row has no interaction_kwargs")
+            raise PluginError(
+                f"task {self._attempt.task.task_id}: the agent interacts, but the row has no "
+                "interaction_kwargs"
+            )
         if not self._recorder.num_turns:
-            raise PluginError("the agent interacts before its first `generate`, so there is nothing to answer")
-        with self._tally.timed("interaction_s"), self._attempt.scope.open(f"interaction {self._partner.name}"):
+            raise PluginError(
+                "the agent interacts before its first `generate`, so there is nothing to answer"
+            )
+        with (
+            self._tally.timed("interaction_s"),
+            self._attempt.scope.open(f"interaction {self._partner.name}"),
+        ):
             reply = await self._partner.respond(self.messages)
         if reply.reward is not None:
-            self._tally.rewards.append(GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1))
+            self._tally.rewards.append(
+                GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1)
+            )
         self._tally.add(self._partner.name, reply.metrics)
         if reply.state is not None:
             self._line.reported_states.append(reply.state)
@@ -180,7 +206,7 @@ class AttemptSession(ABC):
         """Record that the model wanted more turns than `limits.turns` allows."""
         self._ended = self._ended or Outcome.TURN_LIMIT
 
-    # ---------------------------------------------------------------------------------------------- for the player
+    # ----------------------------------------------------------------------------------------- for the player
 
     @property
     def outcome(self) -> Outcome:
@@ -237,7 +263,7 @@ class AttemptSession(ABC):
                 if self._partner is not None:
                     nursery.start_soon(self._partner.close)
 
-    # ------------------------------------------------------------------------------------------------ for sessions
+    # ------------------------------------------------------------------------------------------- for sessions
 
     def _end(self, outcome: Outcome) -> TrajectoryEnd:
         self._ended = outcome
@@ -255,7 +281,9 @@ class TrajectorySession(AttemptSession):
     appended at all, and messages that no prompt has shown yet are not part of the trajectory.
     """
 
-    def __init__(self, parts: SessionParts, *, chat: Chat, generator: Generator, prompt: PromptLimits, gateway: Gateway) -> None:
+    def __init__(
+        self, parts: SessionParts, *, chat: Chat, generator: Generator, prompt: PromptLimits, gateway: Gateway
+    ) -> None:
         super().__init__(parts)
         self._chat = chat
         self._generator = generator
@@ -297,7 +325,7 @@ class TrajectorySession(AttemptSession):
         if reaction is not None and self._ended is not None:
             raise TrajectoryEnd(self._ended) from reaction
 
-    # --------------------------------------------------------------------------------------------- for the gateway
+    # ---------------------------------------------------------------------------------------- for the gateway
 
     def open_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
         """Open another line of conversation with its own token budget: its prompt may repeat everything said
@@ -308,7 +336,11 @@ class TrajectorySession(AttemptSession):
         return line
 
     async def sample(
-        self, line: ConversationLine, *, max_tokens: int | None = None, adjust: Adjust = lambda generation: generation
+        self,
+        line: ConversationLine,
+        *,
+        max_tokens: int | None = None,
+        adjust: Adjust = lambda generation: generation,
     ) -> Sampled:
         """Sample the next turn of `line`, at most `max_tokens` tokens. `adjust` may shorten the generation
         before recording.
@@ -351,10 +383,12 @@ class TrajectorySession(AttemptSession):
         own = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
         return any(value != own[name] if name in own else bool(value) for name, value in asked.items())
 
-    # ------------------------------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
-        return ConversationLine(self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id)
+        return ConversationLine(
+            self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id
+        )
 
     def _room_for_turn(self, line: ConversationLine) -> int:
         """Return the token budget of the line's next turn, after the context that precedes it.

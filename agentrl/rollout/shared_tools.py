@@ -36,7 +36,9 @@ class ToolUnavailable(ToolError):
 class SharedTools:
     """One `SharedTool` for each tool offered in this process. Created once and shared by the players."""
 
-    def __init__(self, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec) -> None:
+    def __init__(
+        self, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec
+    ) -> None:
         self.max_calls_per_turn = config.max_tool_calls_per_turn
         self._registry = registry
         self._config = config
@@ -52,7 +54,9 @@ class SharedTools:
             PluginError: the tool is not registered, or its `parameters` are not a JSON schema.
         """
         if name not in self._tools:
-            self._tools[name] = SharedTool(name, self._registry, self._config, host=self._host, codec=self._codec)
+            self._tools[name] = SharedTool(
+                name, self._registry, self._config, host=self._host, codec=self._codec
+            )
         return self._tools[name]
 
     def schemas(self, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -77,7 +81,9 @@ class SharedTools:
 class SharedTool:
     """Shared state of one tool: schema, limits, circuit breaker, and slots for concurrent calls."""
 
-    def __init__(self, name: str, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec) -> None:
+    def __init__(
+        self, name: str, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec
+    ) -> None:
         limits = config.tool_limits.get(name, ToolLimits())
         tool = registry.create(name, config.tool_config)
         self.name = name
@@ -106,8 +112,12 @@ class SharedTool:
             with contained():
                 tool = self._create()
         except Exception as error:  # boundary: a plugin's constructor raised
-            raise ToolError(f"tool {self.name!r} raised in `__init__`: {type(error).__name__}: {error}") from error
-        return tool, Guest(tool, f"tool {self.name!r}", start_kwargs, host=self._host, timeout_s=self.timeout_s)
+            raise ToolError(
+                f"tool {self.name!r} raised in `__init__`: {type(error).__name__}: {error}"
+            ) from error
+        return tool, Guest(
+            tool, f"tool {self.name!r}", start_kwargs, host=self._host, timeout_s=self.timeout_s
+        )
 
     def problem(self, arguments: JsonObject) -> str | None:
         """Return what is wrong with the arguments of a call; None if they are valid."""
@@ -166,4 +176,6 @@ def validator(tool: Tool | type[Tool]) -> jsonschema_rs.Validator:
         return jsonschema_rs.validator_for(dict(tool.parameters))
     except ValueError as error:
         message = getattr(error, "message", str(error))
-        raise PluginError(f"tool {tool.name!r}: `parameters` is not a JSON schema: {message[:MAX_PROBLEM_CHARS]}") from error
+        raise PluginError(
+            f"tool {tool.name!r}: `parameters` is not a JSON schema: {message[:MAX_PROBLEM_CHARS]}"
+        ) from error

@@ -67,7 +67,9 @@ async def ship(receive: trio.MemoryReceiveChannel[Shipment], sink: TrajectorySin
                 await sink.drop_group(group_id, reason)
 
 
-async def in_batches(receive: trio.MemoryReceiveChannel[T], *, most: int | None = None) -> AsyncIterator[list[T]]:
+async def in_batches(
+    receive: trio.MemoryReceiveChannel[T], *, most: int | None = None
+) -> AsyncIterator[list[T]]:
     """Wait for an item, and yield it with all others that have arrived, at most `most` together."""
     async for first in receive:
         batch = [first]

@@ -53,7 +53,11 @@ class _Cut:
         self._is_whole = len(text) <= 2 * most_chars
         self._head = codec.encode(text if self._is_whole else text[:most_chars])
         self._tail = self._head if self._is_whole else codec.encode(text[-most_chars:])
-        self._num_tokens = len(self._head) if self._is_whole else round(len(text) / (2 * most_chars) * len(self._head + self._tail))
+        self._num_tokens = (
+            len(self._head)
+            if self._is_whole
+            else round(len(text) / (2 * most_chars) * len(self._head + self._tail))
+        )
 
     @property
     def fits(self) -> bool:

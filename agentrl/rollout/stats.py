@@ -45,7 +45,9 @@ class IdleTime:
     def end(self) -> None:
         self._running -= 1
         if self._running == 0:
-            self._now = trio.lowlevel.current_clock().current_time  # trio's clock is not accessible from other threads
+            self._now = (
+                trio.lowlevel.current_clock().current_time
+            )  # trio's clock is not accessible from other threads
             self._since = self._now()
 
     def seconds(self) -> float:

@@ -78,7 +78,11 @@ class Toolbox:
         Raises:
             ToolError: a tool broke.
         """
-        opened = {name: (tool, guest) for name, (tool, guest) in self._opened.items() if not is_inherited(tool.score)}
+        opened = {
+            name: (tool, guest)
+            for name, (tool, guest) in self._opened.items()
+            if not is_inherited(tool.score)
+        }
         scores = {}
         for name, (tool, guest) in opened.items():
             with self._scope.open(f"score of tool {name}"):
@@ -120,7 +124,11 @@ class Toolbox:
 
     async def _answer(self, call: ToolCall) -> ToolResult:
         if call.name not in self._names:
-            problem = call.error if call.arguments is None else f"unknown tool {call.name!r}; tools: {', '.join(self._names) or 'none'}"
+            problem = (
+                call.error
+                if call.arguments is None
+                else f"unknown tool {call.name!r}; tools: {', '.join(self._names) or 'none'}"
+            )
             result = not_run(str(problem))
             return dataclasses.replace(result, text=self._shared.fit(result.text))
         shared = self._shared.get(call.name)
@@ -166,7 +174,9 @@ class Toolbox:
         return await self._try(shared, arguments)
 
     def _survive(self, shared: SharedTool, error: ToolError) -> None:
-        if not isinstance(error, ToolUnavailable):  # the failures that opened the breaker were already recorded
+        if not isinstance(
+            error, ToolUnavailable
+        ):  # the failures that opened the breaker were already recorded
             self._survived.append(failure_of(error, otherwise=PluginId("tool", shared.name)))
 
     async def _try(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
@@ -181,5 +191,8 @@ class Toolbox:
                 with shared.attempt():
                     result = await guest.use(tool.call, arguments)
                     if not isinstance(result, ToolResult):
-                        raise ToolError(f"tool {shared.name!r} returned {type(result).__name__}; return agentrl.plugins.ToolResult")
+                        raise ToolError(
+                            f"tool {shared.name!r} returned {type(result).__name__}; return "
+                            "agentrl.plugins.ToolResult"
+                        )
                     return result

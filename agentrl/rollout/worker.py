@@ -97,14 +97,24 @@ class RolloutWorker:
         vocab_size, context_tokens = model_limits(model, chat)
         adapter = POLICY_ADAPTER if rollout.weights.adapter == "alone" else None
         num_ids = num_ids_of(model)
-        options: dict[str, Any] = {"adapter": adapter, "max_connections": num_trajectories, "num_ids": num_ids}
+        options: dict[str, Any] = {
+            "adapter": adapter,
+            "max_connections": num_trajectories,
+            "num_ids": num_ids,
+        }
         self._keys: Mapping[str, str | None] = {}  # server URL -> API key
 
         def connect(url: str) -> SGLangClient:
             return SGLangClient(url, api_key=self._keys.get(url), **options)
 
         self._front_url = rollout.front_url
-        behind = partial(SGLangRouterClient, behind=lambda: tuple(self._keys), connect=connect, api_key=named_key, **options)
+        behind = partial(
+            SGLangRouterClient,
+            behind=lambda: tuple(self._keys),
+            connect=connect,
+            api_key=named_key,
+            **options,
+        )
         self._router = Router(
             connect if self._front_url is None else behind,
             vocab_size=vocab_size,
@@ -129,7 +139,9 @@ class RolloutWorker:
         self._thread = threading.Thread(target=self._run_loop, name="rollout", daemon=True)
         self._thread.start()
         if not self._is_started.wait(START_TIMEOUT_S):
-            raise InfrastructureError(f"the event loop of a rollout actor did not start within {START_TIMEOUT_S:g} s")
+            raise InfrastructureError(
+                f"the event loop of a rollout actor did not start within {START_TIMEOUT_S:g} s"
+            )
 
     def run(self) -> None:
         """Play the groups that the buffer leases. Returns after `stop`."""
@@ -221,6 +233,8 @@ class RolloutWorker:
                 scope.cancel()
             while self._calls:
                 self._call_ended = trio.Event()
-                await self._call_ended.wait()  # unbounded: `stop` waits STOP_TIMEOUT_S, then the process is killed
+                await (
+                    self._call_ended.wait()
+                )  # unbounded: `stop` waits STOP_TIMEOUT_S, then the process is killed
             await self._manager.aclose()
             await self._router.aclose()

@@ -41,10 +41,14 @@ class Limits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            is_number = isinstance(value, (int, float) if field.type == "float" else int) and not isinstance(value, bool)
+            is_number = isinstance(value, (int, float) if field.type == "float" else int) and not isinstance(
+                value, bool
+            )
             if not is_number or not value > 0 or value == float("inf"):
                 kind = "number" if field.type == "float" else "whole number"
-                raise ConfigError(f"limits of the sandbox: {field.name}={value!r}; give a finite {kind} above 0")
+                raise ConfigError(
+                    f"limits of the sandbox: {field.name}={value!r}; give a finite {kind} above 0"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ def read_options(config: Mapping[str, Any], *, key: str, others: Iterable[str] =
     names = {field.name for field in dataclasses.fields(Limits)}
     known = [*sorted(names), "allow_unprotected", "packages", "max_concurrent"]
     if unknown := set(config) - set(known) - set(others):
-        raise ConfigError(f"{key}: unknown {', '.join(sorted(unknown))}; available: {', '.join([*known, *others])}")
+        raise ConfigError(
+            f"{key}: unknown {', '.join(sorted(unknown))}; available: {', '.join([*known, *others])}"
+        )
     allowed = config.get("allow_unprotected", ())
     if isinstance(allowed, str) or not set(allowed) <= set(WALLS):
         raise ConfigError(f"{key}.allow_unprotected={allowed!r}: must be a list of {', '.join(WALLS)}")

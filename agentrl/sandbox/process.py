@@ -38,7 +38,9 @@ class LauncherProcess:
         here.
     """
 
-    def __init__(self, request: Mapping[str, Any], *, timeout_s: float, channel: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, request: Mapping[str, Any], *, timeout_s: float, channel: tuple[int, int] | None = None
+    ) -> None:
         self._channel = channel or ()
         self._payload = marshal.dumps({**request, "channel": list(self._channel)})
         self._timeout_s = timeout_s + START_S
@@ -66,7 +68,10 @@ class LauncherProcess:
             if self._stopped:
                 raise StoppedError("the sandbox was stopped")
             tail = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise SandboxError(f"the sandbox's launcher ended with {process.returncode}: {''.join(tail)[:300] or 'no message'}")
+            raise SandboxError(
+                f"the sandbox's launcher ended with {process.returncode}: "
+                f"{''.join(tail)[:300] or 'no message'}"
+            )
         reply = marshal.loads(output)
         assert isinstance(reply, dict)
         return reply
@@ -111,7 +116,10 @@ class LauncherProcess:
         assert process.stderr is not None
         deadline = time.monotonic() + self._timeout_s
         self._send(process)
-        outputs: dict[int, bytearray] = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+        outputs: dict[int, bytearray] = {
+            process.stdout.fileno(): bytearray(),
+            process.stderr.fileno(): bytearray(),
+        }
         with selectors.DefaultSelector() as selector:
             for descriptor in outputs:
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -140,7 +148,9 @@ class LauncherProcess:
         """Kill a launcher that still runs; its program is killed with it."""
         if process.poll() is None:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one stuck in the kernel, say in a driver, is abandoned
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # one stuck in the kernel, say in a driver, is abandoned
                 process.wait(KILL_TIMEOUT_S)
         with self._lock:
             for stream in (process.stdin, process.stdout, process.stderr):
@@ -186,5 +196,7 @@ class LauncherPair:
 
 
 def interpreter() -> str:
-    """Return the base interpreter, not a virtual environment's, which would read that environment's settings."""
+    """Return the base interpreter, not a virtual environment's, which would read that environment's
+    settings.
+    """
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))

@@ -25,21 +25,27 @@ COMM_CHARS = 15
 
 @dataclass(frozen=True, slots=True)
 class Protections:
-    """The walls that held in the self-test, those that did not, with the reasons, and the mechanisms in use."""
+    """The walls that held in the self-test, those that did not, with the reasons, and the mechanisms in
+    use.
+    """
 
     active: tuple[Wall, ...]
     missing: Mapping[Wall, str]
     layers: tuple[str, ...]
 
     def __str__(self) -> str:
-        text = f"sandbox: active {', '.join(self.active) or 'nothing'}; by {', '.join(self.layers) or 'nothing'}"
+        text = (
+            f"sandbox: active {', '.join(self.active) or 'nothing'}; by {', '.join(self.layers) or 'nothing'}"
+        )
         gaps = "; ".join(f"{wall} ({why})" for wall, why in self.missing.items())
         return f"{text}; NOT PROTECTED: {gaps}" if gaps else text
 
 
 @contextmanager
 def bait(limits: Limits) -> Iterator[dict[str, Any]]:
-    """Set up what a program must not reach: a world-writable file and folder, two servers, and this process."""
+    """Set up what a program must not reach: a world-writable file and folder, two servers, and this
+    process.
+    """
     name = secrets.token_hex(COMM_CHARS)[:COMM_CHARS]
     folder = Path(tempfile.mkdtemp(prefix="agentrl-bait-"))
     try:
@@ -66,7 +72,9 @@ def bait(limits: Limits) -> Iterator[dict[str, Any]]:
         shutil.rmtree(folder)
 
 
-def judge(result: SandboxResult, reply: Mapping[str, Any], baited: Mapping[str, Any], limits: Limits) -> Protections:
+def judge(
+    result: SandboxResult, reply: Mapping[str, Any], baited: Mapping[str, Any], limits: Limits
+) -> Protections:
     """Return which walls held against the probe.
 
     Raises:
@@ -94,7 +102,9 @@ def refuse(protections: Protections, allowed: Sequence[Wall]) -> None:
         )
 
 
-def _gaps(facts: Mapping[str, Any], reply: Mapping[str, Any], baited: Mapping[str, Any], limits: Limits) -> dict[Wall, list[str]]:
+def _gaps(
+    facts: Mapping[str, Any], reply: Mapping[str, Any], baited: Mapping[str, Any], limits: Limits
+) -> dict[Wall, list[str]]:
     def said(*pairs: tuple[Any, str]) -> list[str]:
         return [text for is_open, text in pairs if is_open]
 
@@ -113,7 +123,10 @@ def _gaps(facts: Mapping[str, Any], reply: Mapping[str, Any], baited: Mapping[st
         "processes": said(
             (facts["signals"], "processes of the host can be signalled"),
             (_is_alive(baited["name"]), "a process outlived its program"),
-            (not facts["lost"] and facts["forks"] > 2, "whether a process can outlive its program was not seen"),
+            (
+                not facts["lost"] and facts["forks"] > 2,
+                "whether a process can outlive its program was not seen",
+            ),
         ),
         "privileges": said(
             (facts["is_root"], "programs run as root"),
@@ -125,7 +138,9 @@ def _gaps(facts: Mapping[str, Any], reply: Mapping[str, Any], baited: Mapping[st
             (facts["allocates"], "one process passed the limit"),
             (not is_watched, "the memory of all processes together is not seen"),
         ),
-        "process_count": said((facts["forks"] > limits.max_processes, f"{facts['forks']} processes were started")),
+        "process_count": said(
+            (facts["forks"] > limits.max_processes, f"{facts['forks']} processes were started")
+        ),
         "disk": said(
             (facts["grows_file"], "a file passed the limit"),
             (disk_mib > 1.01 * limits.disk_mib + 1, "all files together are not limited"),

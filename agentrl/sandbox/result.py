@@ -40,7 +40,9 @@ class SandboxResult:
     @property
     def is_out_of_memory(self) -> bool:
         """Whether all processes together exceeded the limit, or the program died of a MemoryError."""
-        return self.ended_by == "memory" or (self.exit_code == 1 and self.stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"))
+        return self.ended_by == "memory" or (
+            self.exit_code == 1 and self.stderr.rstrip().rpartition("\n")[2].startswith("MemoryError")
+        )
 
     def describe(self) -> str:
         """Describe a failed program in words, "" if it exited with 0."""

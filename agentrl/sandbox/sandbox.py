@@ -92,7 +92,10 @@ class Sandbox:
         Raises:
             SandboxError, ConfigError: as in `run`.
         """
-        asked, answered = os.pipe(), os.pipe()  # close-on-exec: each launcher inherits only the ends passed to it
+        asked, answered = (
+            os.pipe(),
+            os.pipe(),
+        )  # close-on-exec: each launcher inherits only the ends passed to it
         first = self._process(program, channel=(asked[0], answered[1]))
         second = self._process(judge, channel=(answered[0], asked[1]))
         ended, judged = await self._play(LauncherPair(first, second))
@@ -106,7 +109,9 @@ class Sandbox:
             nursery.start_soon(_stop_when_cancelled, process)
             try:
                 reply = await trio.to_thread.run_sync(process.run, limiter=self._limiter)
-            except SandboxError as error:  # kept, so that no exception group wraps it; a cancellation drops it
+            except (
+                SandboxError
+            ) as error:  # kept, so that no exception group wraps it; a cancellation drops it
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -151,10 +156,16 @@ class Sandbox:
 
     def _request(self, program: Program, limits: Limits) -> dict[str, Any]:
         python = interpreter()
-        stdin = program.stdin.encode("utf-8", "surrogatepass") if isinstance(program.stdin, str) else program.stdin
+        stdin = (
+            program.stdin.encode("utf-8", "surrogatepass")
+            if isinstance(program.stdin, str)
+            else program.stdin
+        )
         for path in program.files:
             if path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
-                raise ValueError(f"a program's file {path!r} must be a relative path below its working folder")
+                raise ValueError(
+                    f"a program's file {path!r} must be a relative path below its working folder"
+                )
         return {
             "python": python,
             "prefix": os.path.realpath(sys.base_prefix),
@@ -207,7 +218,9 @@ async def _stop_when_cancelled(process: Stoppable[Any]) -> None:
 
 @functools.cache
 def _packages() -> list[str]:
-    """Return the folders of installed packages: those of a virtual environment, else the interpreter's own."""
+    """Return the folders of installed packages: those of a virtual environment, else the interpreter's
+    own.
+    """
     paths = dict.fromkeys(os.path.realpath(sysconfig.get_path(kind)) for kind in ("purelib", "platlib"))
     return [path for path in paths if os.path.isdir(path)]
 

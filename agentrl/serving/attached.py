@@ -45,7 +45,15 @@ class AttachedServer:
     starting: Mapping[Any, float] = MappingProxyType({})
     """Nothing that Ray could wait for: `readiness` alone shows the progress."""
 
-    def __init__(self, url: str, *, start_timeout_s: float, hang_timeout_s: float, max_restarts: int, api_key: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        start_timeout_s: float,
+        hang_timeout_s: float,
+        max_restarts: int,
+        api_key: str | None,
+    ) -> None:
         self.name = url.rstrip("/")
         self.api_key = api_key
         self._start_timeout_s = start_timeout_s
@@ -101,13 +109,13 @@ class AttachedServer:
         if self._thread.is_alive():
             self._thread.join(_JOIN_TIMEOUT_S)
 
-    # ------------------------------------------------------------------------------------------------------- watch
+    # -------------------------------------------------------------------------------------------------- watch
 
     def _watch(self) -> None:
         """Body of the thread: wait until the server generates, probe it until it fails, and so on.
 
-        A failure is what a probe finds, or what `restart` reports by `_failure`. Ends at `stop`, when the server
-        does not come up in time, or when the failures exceed the budget.
+        A failure is what a probe finds, or what `restart` reports by `_failure`. Ends at `stop`, when the
+        server does not come up in time, or when the failures exceed the budget.
         """
         while self._wait_until_it_generates():
             self._watchdog.begin(self.status().url)
@@ -118,7 +126,10 @@ class AttachedServer:
                 return
             restarts = self.status().restarts
             if restarts >= self._max_restarts:
-                self._set(state="failed", message=f"{why or self.status().message}, after {restarts} earlier failures")
+                self._set(
+                    state="failed",
+                    message=f"{why or self.status().message}, after {restarts} earlier failures",
+                )
                 return
             self._set(state="starting", restarts=restarts + 1, **({} if why is None else {"message": why}))
             self._failure.clear()
@@ -128,11 +139,17 @@ class AttachedServer:
         url, deadline = self.status().url, time.monotonic() + self._start_timeout_s
         while (left := deadline - time.monotonic()) > 0:
             if generates(url, api_key=self.api_key, timeout_s=min(PROBE_TIMEOUT_S, left)):
-                self._set(state="needs_weights", kind=kind_of(url, api_key=self.api_key, timeout_s=PROBE_TIMEOUT_S), message="")
+                self._set(
+                    state="needs_weights",
+                    kind=kind_of(url, api_key=self.api_key, timeout_s=PROBE_TIMEOUT_S),
+                    message="",
+                )
                 return True
             if self._is_stopping.wait(_POLL_S):
                 return False
-        self._set(state="failed", message=f"{url} did not generate a token within {self._start_timeout_s:g} s")
+        self._set(
+            state="failed", message=f"{url} did not generate a token within {self._start_timeout_s:g} s"
+        )
         return False
 
     async def _release(self) -> None:

@@ -54,7 +54,9 @@ def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
 
     async def ask() -> bool:
         async with _open(url, api_key) as http:
-            return await _samples_one(http) and (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
+            return (
+                await _samples_one(http) and (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
+            )
 
     return trio.run(_answer_of, ask, timeout_s) or False
 
@@ -80,7 +82,9 @@ class ServerWatchdog:
     still served.
     """
 
-    def __init__(self, *, timeout_s: float, api_key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, timeout_s: float, api_key: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._timeout_s = timeout_s
         self._api_key = api_key
         self._clock = clock

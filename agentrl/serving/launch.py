@@ -84,7 +84,14 @@ class SGLangServer:
         guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
         if self.api_key is not None:
             guard += ["--api-key-stdin"]
-        return [*guard, "--", self.config.python or sys.executable, "-m", "sglang.launch_server", *as_options(options)]
+        return [
+            *guard,
+            "--",
+            self.config.python or sys.executable,
+            "-m",
+            "sglang.launch_server",
+            *as_options(options),
+        ]
 
     def environment(self) -> Mapping[str, str]:
         return self.config.env
@@ -95,10 +102,14 @@ def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None)
     if rollout.backend == "embedded":
         library = model.external_lib
         if library is not None and library.endswith(".py"):
-            library = str(locate(library).absolute())  # the copy shipped to this process; the server's process has none
+            library = str(
+                locate(library).absolute()
+            )  # the copy shipped to this process; the server's process has none
         return EmbeddedServer(rollout.embedded, model.dtype, api_key, model.trust_remote_code, library)
     lora = model.lora if rollout.weights.adapter == "alone" else None
-    return SGLangServer(rollout.sglang, model.dtype, api_key, model.trust_remote_code, lora, rollout.colocated)
+    return SGLangServer(
+        rollout.sglang, model.dtype, api_key, model.trust_remote_code, lora, rollout.colocated
+    )
 
 
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:
@@ -107,7 +118,12 @@ def _lora_options(lora: LoRAConfig) -> dict[str, Any]:
     `max_loras_per_batch` is 2 because SGLang counts the base weights as one adapter.
     """
     modules = list(lora.target_modules) or ["all"]
-    return {"enable_lora": True, "max_lora_rank": lora.rank, "lora_target_modules": modules, "max_loras_per_batch": 2}
+    return {
+        "enable_lora": True,
+        "max_lora_rank": lora.rank,
+        "lora_target_modules": modules,
+        "max_loras_per_batch": 2,
+    }
 
 
 def as_options(values: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,11 @@ class Supervisor:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._status = ServerStatus("", "starting", kind)
-        self._watchdog = None if hang_timeout_s is None else ServerWatchdog(timeout_s=hang_timeout_s, api_key=launcher.api_key)
+        self._watchdog = (
+            None
+            if hang_timeout_s is None
+            else ServerWatchdog(timeout_s=hang_timeout_s, api_key=launcher.api_key)
+        )
         self._is_stopping = threading.Event()
         self._model: tuple[str, str] = ("", "")
         self._watcher: threading.Thread | None = None
@@ -123,13 +127,13 @@ class Supervisor:
         if self._watcher is not None:
             self._watcher.join(_JOIN_TIMEOUT_S)
 
-    # ------------------------------------------------------------------------------------------------------ process
+    # ------------------------------------------------------------------------------------------------ process
 
     def _watch(self) -> None:
         """Body of the thread: wait for the end of the process, launch another one, and so on.
 
-        The process ends by itself, or is killed by this thread (it hangs), by `restart` or by `stop`. The loop
-        ends at `stop`, or when the restarts are used up.
+        The process ends by itself, or is killed by this thread (it hangs), by `restart` or by `stop`. The
+        loop ends at `stop`, or when the restarts are used up.
         """
         while True:
             why = self._wait_until_it_ends()
@@ -138,7 +142,10 @@ class Supervisor:
             restarts = self.status().restarts
             if restarts >= self._max_restarts:
                 self._end_process()
-                self._set(state="failed", message=f"{why} after {restarts} restarts; the end of its log:\n{self._log_tail()}")
+                self._set(
+                    state="failed",
+                    message=f"{why} after {restarts} restarts; the end of its log:\n{self._log_tail()}",
+                )
                 return
             self._set(state="starting", restarts=restarts + 1, message=why)
             self._end_process()  # kills children that the dead server left in its process group
@@ -163,8 +170,12 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 hung = dog.probe()
             if hung is not None and not self._is_stopping.is_set():
-                self._set(state="starting", message=hung)  # before the kill: the router must stop sending requests
-                _signal_group(process.pid, signal.SIGKILL)  # not SIGTERM: a stopped (SIGSTOP) process never handles it
+                self._set(
+                    state="starting", message=hung
+                )  # before the kill: the router must stop sending requests
+                _signal_group(
+                    process.pid, signal.SIGKILL
+                )  # not SIGTERM: a stopped (SIGSTOP) process never handles it
                 _wait_for_the_killed(process)
                 return hung
 
@@ -176,7 +187,9 @@ class Supervisor:
 
     def _begin(self, port: int) -> tuple[subprocess.Popen[bytes], str]:
         model_path, weight_version = self._model
-        command = self._launcher.command(model_path, weight_version=weight_version, host=self._host, port=port)
+        command = self._launcher.command(
+            model_path, weight_version=weight_version, host=self._host, port=port
+        )
         url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
         self._log_file.parent.mkdir(parents=True, exist_ok=True)
         with self._log_file.open("ab") as log, self._lock:
@@ -204,11 +217,16 @@ class Supervisor:
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise ServerError(self._why_it_did_not_start(process.returncode))
-            if generates(url, api_key=self._api_key, timeout_s=min(PROBE_TIMEOUT_S, max(0.1, deadline - time.monotonic()))):
+            if generates(
+                url,
+                api_key=self._api_key,
+                timeout_s=min(PROBE_TIMEOUT_S, max(0.1, deadline - time.monotonic())),
+            ):
                 return
             self._is_stopping.wait(_POLL_S)
         raise ServerError(
-            f"{url} did not generate within rollout.server_start_timeout_s={self._start_timeout_s:g}; its log ends:\n{self._log_tail()}"
+            f"{url} did not generate within rollout.server_start_timeout_s={self._start_timeout_s:g}; its "
+            f"log ends:\n{self._log_tail()}"
         )
 
     def _end_process(self) -> None:
@@ -243,7 +261,10 @@ class Supervisor:
 def _hand_over(key: str | None, process: subprocess.Popen[bytes]) -> None:
     """Pass the API key by standard input: command lines and environments are visible to other processes."""
     if key is not None and process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # if it exited, the waiting caller reports why
+        with (
+            contextlib.suppress(BrokenPipeError),
+            process.stdin as pipe,
+        ):  # if it exited, the waiting caller reports why
             pipe.write(f"{key}\n".encode())
 
 

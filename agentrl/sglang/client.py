@@ -1,4 +1,5 @@
-"""A client of one inference server that speaks SGLang's native protocol: SGLang itself, or the embedded server.
+"""A client of one inference server that speaks SGLang's native protocol: SGLang itself, or the embedded
+server.
 
 Each call is one attempt without a timeout of its own: use a cancel scope. Nothing is retried, with one
 exception: a request on a kept-alive connection that the server had already closed.
@@ -43,7 +44,9 @@ _PROBE_TOKEN = 1
 _BUSY = frozenset({408, 429})
 """Statuses that mean "try later"; the request is not at fault."""
 _NOT_A_SERVER = frozenset({401, 403, 404, 405})
-"""Statuses of /generate that do not concern the request: whoever sends them treats every request like this."""
+"""Statuses of /generate that do not concern the request: whoever sends them treats every request like
+this.
+"""
 _QUESTION_CONNECTIONS = 16
 
 
@@ -87,7 +90,7 @@ class SGLangClient:
         await self._generations.aclose()
         await self._http.aclose()
 
-    # ------------------------------------------------------------------------------------------------- generation
+    # --------------------------------------------------------------------------------------------- generation
 
     async def generate(self, input_ids: Sequence[int], params: SamplingParams, *, rid: str) -> Generation:
         """Sample one continuation of `input_ids`. It may finish with "abort" and the tokens sampled so far.
@@ -98,13 +101,21 @@ class SGLangClient:
         """
         body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
         try:
-            reply = self._checked("/generate", await self._generations.request("POST", "/generate", json=body), excused=_NOT_A_SERVER)
+            reply = self._checked(
+                "/generate",
+                await self._generations.request("POST", "/generate", json=body),
+                excused=_NOT_A_SERVER,
+            )
         except trio.Cancelled:
             self._cancelled.add(rid)
             await self._abort_quietly(rid)
             raise
         return parse_generation(
-            reply.json(), server=self.url, max_tokens=params.max_new_tokens, num_ids=self._num_ids, unpublished=self._unpublished
+            reply.json(),
+            server=self.url,
+            max_tokens=params.max_new_tokens,
+            num_ids=self._num_ids,
+            unpublished=self._unpublished,
         )
 
     async def abort(self, rid: str | None) -> None:
@@ -149,7 +160,7 @@ class SGLangClient:
     async def flush_cache(self) -> None:
         await self._call("POST", "/flush_cache", {})
 
-    # -------------------------------------------------------------------------------------------------- questions
+    # ---------------------------------------------------------------------------------------------- questions
 
     async def is_ready(self) -> bool:
         """Return whether the server accepts requests. False for a paused real SGLang.
@@ -198,16 +209,25 @@ class SGLangClient:
 
     async def checksums(self) -> Mapping[str, str]:
         """Return {weight name: hex}. A real SGLang uses its own names, of fused weights."""
-        return parse_checksums((await self._call("POST", "/weights_checker", {"action": "checksum"})).json(), server=self.url)
+        return parse_checksums(
+            (await self._call("POST", "/weights_checker", {"action": "checksum"})).json(), server=self.url
+        )
 
-    # ---------------------------------------------------------------------------------------------------- weights
+    # ------------------------------------------------------------------------------------------------ weights
 
-    async def update_weights_from_disk(self, path: str, *, version: int, flush_cache: bool, load_format: str = "auto") -> None:
+    async def update_weights_from_disk(
+        self, path: str, *, version: int, flush_cache: bool, load_format: str = "auto"
+    ) -> None:
         """Load the safetensors in folder `path`, which the server must be able to read, as `version`.
 
         `load_format` is always sent: a server started with dummy weights would otherwise invent them again.
         """
-        body = {"model_path": path, "weight_version": str(version), "flush_cache": flush_cache, "load_format": load_format}
+        body = {
+            "model_path": path,
+            "weight_version": str(version),
+            "flush_cache": flush_cache,
+            "load_format": load_format,
+        }
         await self._update("/update_weights_from_disk", body)
 
     async def load_adapter(self, name: str, path: str) -> None:
@@ -220,9 +240,13 @@ class SGLangClient:
 
     async def update_weight_version(self, version: int) -> None:
         """Rename the server's current weights. Nothing is transferred or aborted."""
-        await self._update("/update_weight_version", {"new_version": str(version), "abort_all_requests": False})
+        await self._update(
+            "/update_weight_version", {"new_version": str(version), "abort_all_requests": False}
+        )
 
-    async def init_weights_group(self, *, address: str, port: int, rank_offset: int, world_size: int, name: str, backend: str) -> None:
+    async def init_weights_group(
+        self, *, address: str, port: int, rank_offset: int, world_size: int, name: str, backend: str
+    ) -> None:
         """Tell the server to join a process group, with its tensor-parallel rank r as rank `rank_offset` + r.
 
         Call it while the other ranks join: a real server blocks until they do.
@@ -250,15 +274,23 @@ class SGLangClient:
         self, specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool
     ) -> None:
         """Receive one bucket that rank 0 of `group` broadcasts. `version` is set on the last bucket only."""
-        await self._update("/update_weights_from_distributed", bucket_body(specs, group=group, version=version, flush_cache=flush_cache))
+        await self._update(
+            "/update_weights_from_distributed",
+            bucket_body(specs, group=group, version=version, flush_cache=flush_cache),
+        )
 
-    async def update_weights_from_tensor(self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool) -> None:
+    async def update_weights_from_tensor(
+        self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool
+    ) -> None:
         """Send one bucket in the request, the same for each tensor-parallel rank.
 
         Not for the embedded server.
         """
         body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
-        await self._update("/update_weights_from_tensor", body | ({"weight_version": str(version)} if version is not None else {}))
+        await self._update(
+            "/update_weights_from_tensor",
+            body | ({"weight_version": str(version)} if version is not None else {}),
+        )
 
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
         reply = await self._call("POST", path, body)
@@ -266,9 +298,12 @@ class SGLangClient:
             return
         answer = reply.json()
         if isinstance(answer, Mapping) and answer.get("success") is False:
-            raise ServerError(f"{self.url}{path}: {error_message(answer) or 'failed without a message'}", status=reply.status)
+            raise ServerError(
+                f"{self.url}{path}: {error_message(answer) or 'failed without a message'}",
+                status=reply.status,
+            )
 
-    # -------------------------------------------------------------------------------------------------------- wire
+    # --------------------------------------------------------------------------------------------------- wire
 
     async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpReply:
         return self._checked(path, await self._http.request(method, path, json=body))
@@ -287,7 +322,11 @@ class SGLangClient:
 
 
 async def for_each(
-    servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]], *, timeout_s: float, limit: str
+    servers: Sequence[SGLangClient],
+    action: Callable[[SGLangClient], Awaitable[None]],
+    *,
+    timeout_s: float,
+    limit: str,
 ) -> dict[str, str]:
     """Run `action(server)` concurrently on all servers; return url -> reason for those that failed.
 

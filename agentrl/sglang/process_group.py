@@ -1,4 +1,5 @@
-"""The torch process group between the learner (rank 0) and the servers: the data path of SGLang's weight updates.
+"""The torch process group between the learner (rank 0) and the servers: the data path of SGLang's weight
+updates.
 
 It is separate from the process's default group, which need not exist. It is formed as SGLang does it:
 rendezvous at rank 0's address, keys prefixed with the group's name.
@@ -19,7 +20,9 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 from agentrl.errors import InfrastructureError
 
 
-def join_weights_group(*, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float) -> ProcessGroup:
+def join_weights_group(
+    *, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float
+) -> ProcessGroup:
     """Join the group `name` of `world_size` ranks.
 
     Blocks until rank 0 listens on address:port and all ranks joined.
@@ -29,7 +32,9 @@ def join_weights_group(*, address: str, port: int, rank: int, world_size: int, n
     """
     timeout = timedelta(seconds=timeout_s)
     try:
-        store, rank, world_size = next(rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=timeout))
+        store, rank, world_size = next(
+            rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=timeout)
+        )
         store.set_timeout(timeout)
         group, _ = _new_process_group_helper(
             world_size,
@@ -42,7 +47,8 @@ def join_weights_group(*, address: str, port: int, rank: int, world_size: int, n
         )
     except (RuntimeError, ValueError, OSError) as error:  # torch's DistError is a RuntimeError
         raise InfrastructureError(
-            f"rank {rank} could not join the weights group {name!r} of {world_size} members at {address}:{port}: {error}"
+            f"rank {rank} could not join the weights group {name!r} of {world_size} members at "
+            f"{address}:{port}: {error}"
         ) from error
     _world.pg_group_ranks[group] = {member: member for member in range(world_size)}
     return group
@@ -91,7 +97,9 @@ class Broadcast:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate the bytes of tensors, u8[sum of sizes], row-major and unpadded: SGLang's `flattened_bucket`."""
+    """Concatenate the bytes of tensors, u8[sum of sizes], row-major and unpadded: SGLang's
+    `flattened_bucket`.
+    """
     return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 

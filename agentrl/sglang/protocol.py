@@ -1,6 +1,7 @@
 """Types of SGLang's native protocol: builds request bodies, parses and validates replies.
 
-A reply that contradicts itself (lengths, ids, version spans) is a ServerError: training on it would be silent damage.
+A reply that contradicts itself (lengths, ids, version spans) is a ServerError: training on it would be silent
+damage.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class AdapterSupport:
     max_rank: int
 
 
-def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str, adapter: str | None = None) -> dict[str, Any]:
+def generate_body(
+    input_ids: Sequence[int], params: SamplingParams, *, rid: str, adapter: str | None = None
+) -> dict[str, Any]:
     """Return the body of POST /generate: token ids in, token ids and log-probabilities out.
 
     adapter: name of a loaded LoRA adapter, None: the base weights.
@@ -91,7 +94,9 @@ def generate_body(input_ids: Sequence[int], params: SamplingParams, *, rid: str,
     return body
 
 
-def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool) -> dict[str, Any]:
+def bucket_body(
+    specs: Sequence[TensorSpec], *, group: str, version: int | None, flush_cache: bool
+) -> dict[str, Any]:
     """Return the body of POST /update_weights_from_distributed for one flat byte bucket of `specs`."""
     body: dict[str, Any] = {
         "names": [spec.name for spec in specs],
@@ -107,7 +112,12 @@ def bucket_body(specs: Sequence[TensorSpec], *, group: str, version: int | None,
 
 
 def parse_generation(
-    reply: Any, *, server: str, max_tokens: int | None = None, num_ids: int | None = None, unpublished: int | None = None
+    reply: Any,
+    *,
+    server: str,
+    max_tokens: int | None = None,
+    num_ids: int | None = None,
+    unpublished: int | None = None,
 ) -> Generation:
     """Parse a reply of /generate into aligned arrays.
 
@@ -127,10 +137,14 @@ def parse_generation(
         triples = meta.get("output_token_logprobs") or []
         logprobs = [float(triple[0]) for triple in triples]
         logprob_ids = [int(triple[1]) for triple in triples]
-        versions = parse_versions(meta.get("weight_versions") or [], num_tokens=len(ids), server=server, unpublished=unpublished)
+        versions = parse_versions(
+            meta.get("weight_versions") or [], num_tokens=len(ids), server=server, unpublished=unpublished
+        )
         cached, retractions = int(meta.get("cached_tokens") or 0), int(meta.get("num_retractions") or 0)
     except _UNREADABLE as error:
-        raise ServerError(f"{server} sent a generation that cannot be read: {type(error).__name__}: {error}") from error
+        raise ServerError(
+            f"{server} sent a generation that cannot be read: {type(error).__name__}: {error}"
+        ) from error
     if reason not in ("stop", "length", "abort"):
         raise ServerError(f"{server} sent the unknown finish reason {reason!r}; known: stop, length, abort")
     if not ids and reason != "abort":
@@ -141,7 +155,10 @@ def parse_generation(
     if ids and not (min(ids) >= 0 and max(ids) < (num_ids or _MAX_INT32)):
         raise ServerError(f"{server} sent a token id outside of 0..{(num_ids or _MAX_INT32) - 1}")
     if logprob_ids != ids:
-        raise ServerError(f"{server} sent {len(ids)} output ids, but log-probabilities of {len(logprob_ids)} (or other) tokens")
+        raise ServerError(
+            f"{server} sent {len(ids)} output ids, but log-probabilities of {len(logprob_ids)} (or other) "
+            "tokens"
+        )
     if not all(math.isfinite(value) and value <= 1e-3 for value in logprobs):
         raise ServerError(f"{server} sent a log-probability that is not a finite number below zero")
     return Generation(
@@ -168,12 +185,16 @@ def parse_versions(
     for span in spans:
         start, end = int(span["start"]), int(span["end"])
         if start != position or end < start:
-            raise ServerError(f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}")
+            raise ServerError(
+                f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}"
+            )
         if end > start:
             versions[start:end] = _published(span["version"], server, unpublished)
         position = end
     if position != num_tokens:
-        raise ServerError(f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}")
+        raise ServerError(
+            f"{server} sent version spans that do not cover its {num_tokens} tokens: {list(spans)}"
+        )
     return versions
 
 
@@ -182,13 +203,17 @@ def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
         version = str(reply["weight_version"])
         return ModelInfo(str(reply["model_path"]), int(version) if version.isdecimal() else None)
     except _UNREADABLE as error:
-        raise ServerError(f"{server} sent a model info that cannot be read: {type(error).__name__}: {error}") from error
+        raise ServerError(
+            f"{server} sent a model info that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def parse_server_info(reply: Any, *, server: str) -> Mapping[str, Any]:
     """Return the settings of /server_info by name; raise ServerError if it is not a JSON object."""
     if not isinstance(reply, Mapping):
-        raise ServerError(f"{server} sent a server info that must be a JSON object but is {type(reply).__name__}")
+        raise ServerError(
+            f"{server} sent a server info that must be a JSON object but is {type(reply).__name__}"
+        )
     return reply
 
 
@@ -197,11 +222,14 @@ def parse_setting(info: Mapping[str, Any], name: str, *, default: int, server: s
     try:
         return int(info.get(name) or default)
     except _UNREADABLE as error:
-        raise ServerError(f"{server} sent a server info whose {name} is not a whole number: {type(error).__name__}: {error}") from error
+        raise ServerError(
+            f"{server} sent a server info whose {name} is not a whole number: {type(error).__name__}: {error}"
+        ) from error
 
 
 def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
-    """Return the number of ranks that a server adds to a weights group: tensor-parallel times pipeline-parallel.
+    """Return the number of ranks that a server adds to a weights group: tensor-parallel times
+    pipeline-parallel.
 
     Raises:
         ServerError: the server has several data-parallel copies of the model; SGLang lets only one of them
@@ -214,13 +242,17 @@ def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
             "join a weights group; start a server for each copy, or use "
             "rollout.weights.transport=disk"
         )
-    return parse_setting(info, "tp_size", default=1, server=server) * parse_setting(info, "pp_size", default=1, server=server)
+    return parse_setting(info, "tp_size", default=1, server=server) * parse_setting(
+        info, "pp_size", default=1, server=server
+    )
 
 
 def parse_adapter_support(info: Mapping[str, Any], *, server: str) -> AdapterSupport:
     """Read the LoRA settings of /server_info. A server that does not mention LoRA loads no adapters."""
     if info.get("enable_lora") is not True or parse_setting(info, "dp_size", default=1, server=server) > 1:
-        return AdapterSupport(0)  # with several data-parallel ranks, SGLang loads adapters on only one of them
+        return AdapterSupport(
+            0
+        )  # with several data-parallel ranks, SGLang loads adapters on only one of them
     return AdapterSupport(parse_setting(info, "max_lora_rank", default=0, server=server))
 
 
@@ -235,7 +267,9 @@ def parse_load(reply: Any, *, server: str) -> ServerLoad:
             max_tokens=sum(int(rank["max_total_num_tokens"]) for rank in ranks),
         )
     except _UNREADABLE as error:
-        raise ServerError(f"{server} sent a load that cannot be read: {type(error).__name__}: {error}") from error
+        raise ServerError(
+            f"{server} sent a load that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def parse_checksums(reply: Any, *, server: str) -> dict[str, str]:
@@ -243,7 +277,9 @@ def parse_checksums(reply: Any, *, server: str) -> dict[str, str]:
     try:
         return {str(name): str(value) for name, value in reply["ranks"][0]["checksums"].items()}
     except _UNREADABLE as error:
-        raise ServerError(f"{server} sent checksums that cannot be read: {type(error).__name__}: {error}") from error
+        raise ServerError(
+            f"{server} sent checksums that cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def error_message(reply: Any) -> str | None:
@@ -263,5 +299,8 @@ def _published(version: Any, server: str, unpublished: int | None) -> int:
     if not text.isdecimal():
         if unpublished is not None:
             return unpublished
-        raise ServerError(f"{server} has no published weights (its weight version is {text!r}): publish a version to it first")
+        raise ServerError(
+            f"{server} has no published weights (its weight version is {text!r}): publish a version to it "
+            "first"
+        )
     return int(text)

@@ -33,7 +33,14 @@ class SGLangRouterClient(SGLangClient):
         options: those of SGLangClient, for the router.
     """
 
-    def __init__(self, url: str, *, behind: Callable[[], Sequence[str]], connect: Callable[[str], SGLangClient], **options: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        behind: Callable[[], Sequence[str]],
+        connect: Callable[[str], SGLangClient],
+        **options: Any,
+    ) -> None:
         super().__init__(url, **options)
         self._behind = behind
         self._connect = connect
@@ -113,9 +120,13 @@ class SGLangRouter:
         """
         try:
             with trio.fail_after(REGISTER_TIMEOUT_S):
-                await self._talk(lambda http: self._set_servers(http, {url.rstrip("/"): key for url, key in keys.items()}))
+                await self._talk(
+                    lambda http: self._set_servers(http, {url.rstrip("/"): key for url, key in keys.items()})
+                )
         except trio.TooSlowError:
-            raise ServerError(f"{self.url} did not report {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s") from None
+            raise ServerError(
+                f"{self.url} did not report {', '.join(keys)} healthy within {REGISTER_TIMEOUT_S:g} s"
+            ) from None
 
     async def remove_servers(self) -> None:
         """Remove this run's servers from the router; raise ServerError if it does not answer."""
@@ -133,7 +144,8 @@ class SGLangRouter:
         foreign = [worker["url"] for worker in workers if worker["url"] not in {*urls, *self._own}]
         if foreign:
             raise ConfigError(
-                f"rollout.front_url={self.url} has the worker {foreign[0]}, which is not a server of this run; remove it from the router"
+                f"rollout.front_url={self.url} has the worker {foreign[0]}, which is not a server of this "
+                "run; remove it from the router"
             )
         for worker in workers:
             if worker["url"] not in urls:
@@ -148,19 +160,29 @@ class SGLangRouter:
     async def _workers(self, http: HttpClient) -> list[dict[str, Any]]:
         reply = (await self._ask(http, "GET", "/workers")).json()
         try:
-            return [{"id": str(w["id"]), "url": str(w["url"]).rstrip("/"), "is_healthy": bool(w["is_healthy"])} for w in reply["workers"]]
+            return [
+                {"id": str(w["id"]), "url": str(w["url"]).rstrip("/"), "is_healthy": bool(w["is_healthy"])}
+                for w in reply["workers"]
+            ]
         except (TypeError, KeyError) as error:
             raise ServerError(f"{self.url}/workers lists no workers: is it SGLang's router?") from error
 
     async def _talk(self, script: Callable[[HttpClient], Awaitable[None]]) -> None:
-        http = HttpClient(self.url, headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {})
+        http = HttpClient(
+            self.url, headers={"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        )
         try:
             await script(http)
         finally:
             await http.aclose()
 
-    async def _ask(self, http: HttpClient, method: str, path: str, body: dict[str, Any] | None = None) -> HttpReply:
+    async def _ask(
+        self, http: HttpClient, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> HttpReply:
         reply = await http.request(method, path, json=body)
         if reply.status >= 300:
-            raise ServerError(f"{self.url}{path} answered {reply.status}: {reply.body[:200].decode(errors='replace')}", status=reply.status)
+            raise ServerError(
+                f"{self.url}{path} answered {reply.status}: {reply.body[:200].decode(errors='replace')}",
+                status=reply.status,
+            )
         return reply

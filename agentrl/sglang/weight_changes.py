@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 CHANGES_FILE = "changes.safetensors"
 CHANGES_FORMAT = "changes"
-"""The `load_format` of a folder of changes: an extension of SGLang's formats that the embedded server supports."""
+"""The `load_format` of a folder of changes: an extension of SGLang's formats that the embedded server
+supports.
+"""
 
 NAME_FILE, NAME_KEY = "weights_name.json", "weights_name"
 POSITIONS, VALUES = "|positions", "|values"

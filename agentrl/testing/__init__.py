@@ -9,4 +9,15 @@ trajectory = play(tools=[MyTool], turns=[call("my_tool", x=1), "done"])
 from agentrl.testing.script import Call, Raw, Says, Script, ScriptedModel, ScriptedTurn, call
 from agentrl.testing.stage import Stage, play, tiny_chat
 
-__all__ = ["Call", "Raw", "Says", "Script", "ScriptedModel", "ScriptedTurn", "Stage", "call", "play", "tiny_chat"]
+__all__ = [
+    "Call",
+    "Raw",
+    "Says",
+    "Script",
+    "ScriptedModel",
+    "ScriptedTurn",
+    "Stage",
+    "call",
+    "play",
+    "tiny_chat",
+]

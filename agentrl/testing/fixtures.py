@@ -32,7 +32,9 @@ def agentrl_chat() -> Chat:
 
 @pytest.fixture
 def agentrl_model(agentrl_chat: Chat) -> Callable[..., ScriptedModel]:
-    """Return a function that creates a ScriptedModel: `agentrl_model(["hello", call("search", query="x")])`."""
+    """Return a function that creates a ScriptedModel: `agentrl_model(["hello", call("search",
+    query="x")])`.
+    """
     from agentrl.testing import ScriptedModel
 
     def model(script: Script, **options: Any) -> ScriptedModel:

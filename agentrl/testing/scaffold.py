@@ -42,7 +42,9 @@ def write_plugin(kind: PluginKind, name: str, folder: Path) -> WrittenPlugin:
         PluginError: the name is not a lowercase Python identifier, or a file already exists.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise PluginError(f"{name!r} cannot be the name of a plugin; use small letters, digits and _, as in my_{kind}")
+        raise PluginError(
+            f"{name!r} cannot be the name of a plugin; use small letters, digits and _, as in my_{kind}"
+        )
     written = WrittenPlugin(folder / f"{name}.py", folder / f"test_{name}.py", "")
     for path in (written.file, written.test):
         if path.exists():

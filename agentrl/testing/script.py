@@ -133,7 +133,9 @@ class ScriptedModel:
         if callable(self._script):
             return self._script(index, prompt)
         if index >= len(self._script):
-            raise RequestRefused(f"the script has {len(self._script)} turn(s), and the agent asked for turn {index + 1}")
+            raise RequestRefused(
+                f"the script has {len(self._script)} turn(s), and the agent asked for turn {index + 1}"
+            )
         return self._script[index]
 
 
@@ -142,7 +144,9 @@ def written(chat: Chat, turn: ScriptedTurn) -> list[int]:
     if isinstance(turn, Raw):
         return [*chat.encode(turn.text), chat.eos_token_ids[0]]
     said = _as_says(turn)
-    calls = tuple(ToolCall(call_id(0, index), call.name, call.arguments) for index, call in enumerate(said.calls))
+    calls = tuple(
+        ToolCall(call_id(0, index), call.name, call.arguments) for index, call in enumerate(said.calls)
+    )
     message = Message("assistant", said.text, tool_calls=calls, reasoning=said.reasoning)
     shown = chat.render_training([Message("user", "?"), message], [])
     return [int(id) for id in shown.token_ids[shown.mask]]

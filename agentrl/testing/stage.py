@@ -70,7 +70,9 @@ class Stage:
         self._validation = validation
         self.model, self.chat, self.plugins = model, model.chat, plugins
         self.agent, self.rollout, self.reward, self.prompt = agent, rollout, reward, prompt
-        self.router = Router(lambda url: model, vocab_size=model.chat.vocab_size, context_tokens=context_tokens)
+        self.router = Router(
+            lambda url: model, vocab_size=model.chat.vocab_size, context_tokens=context_tokens
+        )
 
     def run(self, main: Callable[[AgentLoopManager], Awaitable[T]], *, clock: Clock | None = None) -> T:
         """Run `main(manager)` under trio.
@@ -96,10 +98,14 @@ class Stage:
 
         return trio.run(wrapped, clock=clock)
 
-    def play(self, *tasks: Task, n: int = 1, sampling: Sampling | None = None, clock: Clock | None = None) -> list[Trajectory]:
+    def play(
+        self, *tasks: Task, n: int = 1, sampling: Sampling | None = None, clock: Clock | None = None
+    ) -> list[Trajectory]:
         """Play each task `n` times and return the trajectories, ordered by task and member."""
         leases = self.leases(tasks, n)
-        return self.run(lambda manager: manager.play(leases, sampling or EvalConfig(temperature=1.0)), clock=clock)
+        return self.run(
+            lambda manager: manager.play(leases, sampling or EvalConfig(temperature=1.0)), clock=clock
+        )
 
     @staticmethod
     def leases(tasks: Sequence[Task], n: int) -> list[Lease]:
@@ -126,7 +132,8 @@ def play(
     """Play one attempt in which the model says `turns` and return its trajectory.
 
     Args:
-        agent, tools, interaction, reward: classes (or typed functions, for tools), registered names, or `file.py:Class`.
+        agent, tools, interaction, reward: classes (or typed functions, for tools), registered names, or
+            `file.py:Class`.
         interaction_kwargs, ground_truth, extra_info, tools_kwargs: fields of the dataset row.
         chat: tokenizer and template; None: the byte-level ones of the quickstart.
         latency_s: seconds that the model takes for each turn.
@@ -135,7 +142,11 @@ def play(
     """
     plugins = open_plugins(AgentConfig(**settings))
     tool_names = tuple(registered(plugins.tools, tool) for tool in tools)
-    partner = None if interaction is None else {**(interaction_kwargs or {}), "name": registered(plugins.interactions, interaction)}
+    partner = (
+        None
+        if interaction is None
+        else {**(interaction_kwargs or {}), "name": registered(plugins.interactions, interaction)}
+    )
     task = Task(
         task_id="testing:0",
         data_source=DATA_SOURCE,
@@ -151,7 +162,9 @@ def play(
         plugins=plugins,
         agent=AgentConfig(**{"tools": tool_names, **AGENT_DEFAULTS, **settings}),
         rollout=RolloutConfig(group_size=1),
-        reward=RewardConfig(sources={DATA_SOURCE: registered(plugins.rewards, reward)}, **(reward_config or {})),
+        reward=RewardConfig(
+            sources={DATA_SOURCE: registered(plugins.rewards, reward)}, **(reward_config or {})
+        ),
         prompt=PromptLimits(MAX_PROMPT_TOKENS, "error"),
     )
     (trajectory,) = stage.play(task)

@@ -102,19 +102,29 @@ class Alarm:
     def line(self) -> str:
         """Return the alarm as one line of text."""
         relation = ">" if self.side == "at_most" else "<"
-        return f"alarm {self.rule} at step {self.step}: {self.metric} = {self.value:.4g} {relation} {self.bound:.4g}; {self.advice}"
+        return (
+            f"alarm {self.rule} at step {self.step}: {self.metric} = {self.value:.4g} {relation} "
+            f"{self.bound:.4g}; {self.advice}"
+        )
 
 
 class Alarms:
     """Judges each step by all rules, and records raised and cleared alarms in a JSON-lines file."""
 
-    def __init__(self, rules: Sequence[AlarmRule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()) -> None:
+    def __init__(
+        self, rules: Sequence[AlarmRule], *, window_steps: int, file: Path, kept: Iterable[StepRecord] = ()
+    ) -> None:
         """Replay the records `kept` from before a resume, and rewrite the file with their alarms only."""
         self._rules = rules
         self._window_steps = window_steps
         self._watches: dict[AlarmRule, _Watch] = {}
         self._file = AppendedFile(file)
-        judged = [one for record in kept if record.kind == "train" for one in self._judge(record.step, record.values)]
+        judged = [
+            one
+            for record in kept
+            if record.kind == "train"
+            for one in self._judge(record.step, record.values)
+        ]
         file.unlink(missing_ok=True)
         self._append([alarm for _, alarm in judged])
 
@@ -163,7 +173,9 @@ class _Watch:
             return None
         value = sum(self._latest) / len(self._latest)
         if self._is_raised:
-            if not self._is_beyond(value, bound * (1 - _MARGIN if self.rule.side == "at_most" else 1 + _MARGIN)):
+            if not self._is_beyond(
+                value, bound * (1 - _MARGIN if self.rule.side == "at_most" else 1 + _MARGIN)
+            ):
                 self._is_raised = False
                 return self._alarm(step, "cleared", value, bound)
         elif self._is_beyond(value, bound):
@@ -186,16 +198,21 @@ class _Watch:
 
     def _alarm(self, step: int, event: Literal["raised", "cleared"], value: float, bound: float) -> Alarm:
         rule = self.rule
-        metric = " + ".join(rule.metrics) + (f" (mean of {self._window_steps} steps)" if self._window_steps > 1 else "")
+        metric = " + ".join(rule.metrics) + (
+            f" (mean of {self._window_steps} steps)" if self._window_steps > 1 else ""
+        )
         return Alarm(step, event, rule.name, metric, value, rule.side, bound, rule.advice)
 
 
 def _finite(fields: dict[str, object]) -> dict[str, object]:
     """Replace non-finite numbers by None, because JSON has none."""
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }
 
 
-# ----------------------------------------------------------------------------------------------------------- evidence
+# --------------------------------------------------------------------------------------------------- evidence
 
 
 def constant_group_share(groups: Sequence[Group]) -> float:
@@ -233,7 +250,7 @@ def evidence(groups: Sequence[Group], rule: AlarmRule, *, limit: int) -> list[Gr
     return [groups[index] for index in sorted(ranked[:limit])]
 
 
-# -------------------------------------------------------------------------------------------------------------- rules
+# ------------------------------------------------------------------------------------------------------ rules
 
 
 def rules_from(options: AlarmOptions) -> list[AlarmRule]:
@@ -241,7 +258,13 @@ def rules_from(options: AlarmOptions) -> list[AlarmRule]:
     length = "rollout/response_tokens/mean"
     change = options.max_length_change
     rules = [
-        _at_least("entropy_collapse", options.min_entropy_share, longest_response, "learner/entropy", is_relative=True),
+        _at_least(
+            "entropy_collapse",
+            options.min_entropy_share,
+            longest_response,
+            "learner/entropy",
+            is_relative=True,
+        ),
         _at_least("ess_low", options.min_ess, staleness, "learner/correction/ess"),
         _at_most("ratio_tail", options.max_ratio, staleness, "learner/ratio_max"),
         _at_most("length_growth", change, longest_response, length, is_relative=True),
@@ -255,24 +278,42 @@ def rules_from(options: AlarmOptions) -> list[AlarmRule]:
     return [rule for rule in rules if rule is not None]
 
 
-def _at_most(name: str, bound: float | None, concerns: Concern | None, *metrics: str, is_relative: bool = False) -> AlarmRule | None:
-    return None if bound is None else AlarmRule(name, metrics, "at_most", bound, _ADVICE[name], concerns, is_relative)
+def _at_most(
+    name: str, bound: float | None, concerns: Concern | None, *metrics: str, is_relative: bool = False
+) -> AlarmRule | None:
+    return (
+        None
+        if bound is None
+        else AlarmRule(name, metrics, "at_most", bound, _ADVICE[name], concerns, is_relative)
+    )
 
 
-def _at_least(name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False) -> AlarmRule | None:
-    return None if bound is None else AlarmRule(name, metrics, "at_least", bound, _ADVICE[name], concerns, is_relative)
+def _at_least(
+    name: str, bound: float | None, concerns: Concern, *metrics: str, is_relative: bool = False
+) -> AlarmRule | None:
+    return (
+        None
+        if bound is None
+        else AlarmRule(name, metrics, "at_least", bound, _ADVICE[name], concerns, is_relative)
+    )
 
 
 _ADVICE: Mapping[str, str] = {
-    "entropy_collapse": "the policy no longer explores: raise algorithm.clip_high or entropy_coefficient, or lower learner.optimizer.lr",
+    "entropy_collapse": "the policy no longer explores: raise algorithm.clip_high or entropy_coefficient, or "
+    "lower learner.optimizer.lr",
     "ess_low": "few tokens dominate the update: lower buffer.max_staleness or learner.optimizer.lr, or "
     "reject tokens that are far off-policy",
-    "ratio_tail": "the policy moved far within one step: lower learner.optimizer.lr or learner.epochs_per_step",
-    "length_growth": "answers became longer: look for repetition in the saved groups, or add the reward term length_penalty",
-    "length_collapse": "answers became shorter: look in the saved groups for a reward that short answers exploit",
-    "logprob_gap": "tokens are old, or server and learner disagree: check buffer.max_staleness, model.dtype and "
-    "rollout.weights.verify=true",
-    "clip_share": "too much of the update is clipped: lower learner.optimizer.lr, learner.epochs_per_step or buffer.max_staleness",
+    "ratio_tail": "the policy moved far within one step: lower learner.optimizer.lr or "
+    "learner.epochs_per_step",
+    "length_growth": "answers became longer: look for repetition in the saved groups, or add the reward term "
+    "length_penalty",
+    "length_collapse": "answers became shorter: look in the saved groups for a reward that short answers "
+    "exploit",
+    "logprob_gap": "tokens are old, or server and learner disagree: check buffer.max_staleness, model.dtype "
+    "and rollout.weights.verify=true",
+    "clip_share": "too much of the update is clipped: lower learner.optimizer.lr, learner.epochs_per_step or "
+    "buffer.max_staleness",
     "failed_share": "failures bias the training data: see failures.parquet for messages and code lines",
-    "constant_groups": "equal rewards give no training signal: mix in easier or harder tasks, or raise rollout.group_size",
+    "constant_groups": "equal rewards give no training signal: mix in easier or harder tasks, or raise "
+    "rollout.group_size",
 }

@@ -41,7 +41,18 @@ class FailedAttempt:
         """Return the record of an attempt that failed just now."""
         t = trajectory
         failure = t.failure or Failure(t.outcome.value)
-        return cls(failure, t.outcome, became, t.task_id, t.data_source, t.agent_name, t.group_id, t.member, version, time.time())
+        return cls(
+            failure,
+            t.outcome,
+            became,
+            t.task_id,
+            t.data_source,
+            t.agent_name,
+            t.group_id,
+            t.member,
+            version,
+            time.time(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +69,40 @@ class AttemptCounts:
 
     def num_failed(self, *, ignored: frozenset[Outcome] = frozenset()) -> int:
         """Return the number of attempts without a score, except those with an `ignored` outcome."""
-        return sum(count for outcome, count in self.outcomes.items() if outcome not in SCORED_OUTCOMES | ignored)
+        return sum(
+            count for outcome, count in self.outcomes.items() if outcome not in SCORED_OUTCOMES | ignored
+        )
 
     def __add__(self, other: AttemptCounts) -> AttemptCounts:
-        return AttemptCounts(self.outcomes + other.outcomes, self.used + other.used, self.failed + other.failed)
+        return AttemptCounts(
+            self.outcomes + other.outcomes, self.used + other.used, self.failed + other.failed
+        )
 
     def __sub__(self, earlier: AttemptCounts) -> AttemptCounts:
         """Return the counts since `earlier`."""
-        return AttemptCounts(self.outcomes - earlier.outcomes, self.used - earlier.used, self.failed - earlier.failed)
+        return AttemptCounts(
+            self.outcomes - earlier.outcomes, self.used - earlier.used, self.failed - earlier.failed
+        )
 
     def words(self) -> str:
         """Return e.g. `120 ended, 96 completed, 4 truncated, 20 failed (16.7 %: reward_error 20)`."""
-        scored = [f"{count} {outcome.value}" for outcome, count in self.outcomes.most_common() if outcome in SCORED_OUTCOMES]
-        failed = [f"{outcome.value} {count}" for outcome, count in self.outcomes.most_common() if outcome not in SCORED_OUTCOMES]
+        scored = [
+            f"{count} {outcome.value}"
+            for outcome, count in self.outcomes.most_common()
+            if outcome in SCORED_OUTCOMES
+        ]
+        failed = [
+            f"{outcome.value} {count}"
+            for outcome, count in self.outcomes.most_common()
+            if outcome not in SCORED_OUTCOMES
+        ]
         share = f"{100 * self.num_failed() / max(self.num_ended, 1):.1f} %"
         failures = [f"{self.num_failed()} failed ({share}: {', '.join(failed)})"] if failed else []
         return ", ".join([f"{self.num_ended} ended", *scored, *failures])
 
     def metrics(self) -> dict[str, float]:
-        """Return `attempts/` + `ended`, `failed`, each outcome (counts), `failed_share`, `failed_share/<kind>/<name>`.
+        """Return `attempts/` + `ended`, `failed`, each outcome (counts), `failed_share`,
+        `failed_share/<kind>/<name>`.
 
         A plugin's share is over the attempts that used it. An attempt can continue after a tool failed.
         """
@@ -84,7 +110,10 @@ class AttemptCounts:
         values |= {outcome.value: float(count) for outcome, count in self.outcomes.items()}
         if self.num_ended:
             values["failed_share"] = self.num_failed() / self.num_ended
-        values |= {f"failed_share/{p.kind}/{p.name}": self.failed[p] / count for p, count in sorted(self.used.items())}
+        values |= {
+            f"failed_share/{p.kind}/{p.name}": self.failed[p] / count
+            for p, count in sorted(self.used.items())
+        }
         return {f"attempts/{name}": value for name, value in values.items()}
 
 

@@ -44,7 +44,9 @@ class ClosingRow:
         return cls(
             policy,
             accuracy=values.get("val/accuracy"),
-            accuracy_by_agent={name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)},
+            accuracy_by_agent={
+                name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)
+            },
             tool_use=values.get("val/tool_use/needs_tool"),
             reward=values.get("val/reward_mean"),
             tokens_per_answer=values.get("val/response_tokens/mean"),
@@ -84,7 +86,14 @@ class ClosingTable:
 
     def to_rich(self) -> Table:
         """Return the table for a terminal; the last row, the trained policy, is highlighted."""
-        table = Table(title="validation", title_justify="left", title_style="bold", border_style="dim", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title="validation",
+            title_justify="left",
+            title_style="bold",
+            border_style="dim",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
         for index, name in enumerate(self.header()):
             table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
         cells = self.cells()
@@ -98,7 +107,8 @@ class ClosingTable:
         widths = [max(len(line[index]) for line in lines) for index in range(len(lines[0]))]
         return "\n".join(
             "  ".join(
-                cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+                cell.rjust(width) if index else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
             for line in lines
         )

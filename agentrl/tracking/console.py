@@ -42,7 +42,13 @@ class Console(Protocol):
         """Release the terminal. Idempotent."""
 
 
-def open_console(total_steps: int | None, *, title: str = "agentrl", log_file: Path | None = None, stream: TextIO | None = None) -> Console:
+def open_console(
+    total_steps: int | None,
+    *,
+    title: str = "agentrl",
+    log_file: Path | None = None,
+    stream: TextIO | None = None,
+) -> Console:
     """Return a live console if standard output is a terminal, else a plain one.
 
     Args:
@@ -96,7 +102,9 @@ class PlainConsole:
 
     def log(self, record: StepRecord) -> None:
         self._progress.add(record)
-        self.say(validation_line(record) if record.kind == "validation" else step_line(record, self._progress))
+        self.say(
+            validation_line(record) if record.kind == "validation" else step_line(record, self._progress)
+        )
 
     def set_total_steps(self, total_steps: int) -> None:
         self._progress.total_steps = total_steps
@@ -149,12 +157,18 @@ def validation_text(values: Mapping[str, float]) -> str:
     if "val/accuracy" not in values:
         return "no attempt could be scored"
     prefix = "val/accuracy/"
-    agents = ", ".join(f"{name.removeprefix(prefix)} {value:.3f}" for name, value in sorted(values.items()) if name.startswith(prefix))
+    agents = ", ".join(
+        f"{name.removeprefix(prefix)} {value:.3f}"
+        for name, value in sorted(values.items())
+        if name.startswith(prefix)
+    )
     text = f"accuracy {values['val/accuracy']:.3f}" + (f" ({agents})" if agents else "")
     if "val/tool_use/needs_tool" in values:
         text += f", tool use where needed {values['val/tool_use/needs_tool']:.2f}"
     if "val/reward_mean" in values:
         text += f", reward {values['val/reward_mean']:.3f}"
     if values.get("val/failed"):
-        text += f"; {values['val/failed']:.0f} of {values['val/trajectories']:.0f} attempts could not be scored"
+        text += (
+            f"; {values['val/failed']:.0f} of {values['val/trajectories']:.0f} attempts could not be scored"
+        )
     return text

@@ -98,12 +98,18 @@ class FailureTally:
                 count.next_at = 2**63
                 if self._num_said == MAX_SAID:
                     self._num_said += 1
-                    self._say(f"attempts fail in more than {MAX_SAID} ways; further ones are only recorded in {self._where}")
+                    self._say(
+                        f"attempts fail in more than {MAX_SAID} ways; further ones are only recorded in "
+                        f"{self._where}"
+                    )
 
     def lines(self) -> list[str]:
         """Return the most common kinds, most frequent first, one line each."""
         ranked = sorted(self._counts.items(), key=lambda item: -item[1].total)
-        lines = [f"{count.total} x {kind.outcome.value} ({count.words()}): {count.text}" for kind, count in ranked[:MAX_LISTED]]
+        lines = [
+            f"{count.total} x {kind.outcome.value} ({count.words()}): {count.text}"
+            for kind, count in ranked[:MAX_LISTED]
+        ]
         others = ranked[MAX_LISTED:]
         if others:
             lines.append(f"{sum(count.total for _, count in others)} in {len(others)} other ways")
@@ -111,7 +117,11 @@ class FailureTally:
 
     def most_common(self, *, ignored: frozenset[Outcome] = frozenset()) -> str:
         """Return the message of the kind that ended most attempts of this process; "" if there is none."""
-        counts = [count for kind, count in self._counts.items() if kind.outcome not in ignored and count.num_ended_here]
+        counts = [
+            count
+            for kind, count in self._counts.items()
+            if kind.outcome not in ignored and count.num_ended_here
+        ]
         return max(counts, key=lambda count: count.num_ended_here).text if counts else ""
 
     def _count(self, failed: FailedAttempt) -> _Count:
@@ -120,14 +130,17 @@ class FailureTally:
         return count
 
     def _first_lines(self, failed: FailedAttempt, count: _Count) -> list[str]:
-        before = f"; {count.total - count.num_here} before this process" if count.total > count.num_here else ""
+        before = (
+            f"; {count.total - count.num_here} before this process" if count.total > count.num_here else ""
+        )
         place = f" at {failed.failure.place}" if failed.failure.place else ""
         what = f"attempt failed ({failed.outcome.value}, {failed.became.replace('_', ' ')})"
         if failed.became == "went_on":
             what = "a call failed and the attempt continued"
         lines = [
             f"{what}: {failed.failure.text}{place}",
-            f"  first seen in group {failed.group_id}, member {failed.member}, task {failed.task_id}{before}; all: {self._where}",
+            f"  first seen in group {failed.group_id}, member {failed.member}, task "
+            f"{failed.task_id}{before}; all: {self._where}",
         ]
         if self._shows_tracebacks and failed.failure.traceback:
             lines += [f"  {line}" for line in failed.failure.traceback.splitlines()]

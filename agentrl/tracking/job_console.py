@@ -22,7 +22,9 @@ NUM_SHOWN = 4
 class JobConsole(QuietConsole):
     """Console for one `train` record per update, from 1 to `total`, and for validations between them."""
 
-    def __init__(self, what: str, *, total: int, restored_step: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, what: str, *, total: int, restored_step: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`restored_step`: updates made by earlier processes, which do not count toward the speed."""
         self._what, self._total = what, total
         self._clock = clock
@@ -31,7 +33,9 @@ class JobConsole(QuietConsole):
         self._last_line = self._started
         console = RichConsole(file=sys.stderr)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Bar(*columns, TextColumn("{task.fields[text]}"), console=console, disable=not console.is_terminal)
+        self._bar = Bar(
+            *columns, TextColumn("{task.fields[text]}"), console=console, disable=not console.is_terminal
+        )
         self._task = self._bar.add_task(what, total=total, completed=restored_step, text="")
 
     def say(self, text: str) -> None:
@@ -56,7 +60,9 @@ class JobConsole(QuietConsole):
         self._bar.start()
         self._bar.update(self._task, completed=record.step, text=text)
         now = self._clock()
-        if self._bar.disable and (now - self._last_line > PLAIN_INTERVAL_S or record.step in (self._restored_step + 1, self._total)):
+        if self._bar.disable and (
+            now - self._last_line > PLAIN_INTERVAL_S or record.step in (self._restored_step + 1, self._total)
+        ):
             self._last_line = now
             eta_s = (now - self._started) / (record.step - self._restored_step) * (self._total - record.step)
             sys.stderr.write(f"{self._what} {record.step}/{self._total}  {text}  ETA {duration(eta_s)}\n")
@@ -67,4 +73,6 @@ class JobConsole(QuietConsole):
 
 
 def _values(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name.rpartition('/')[2]} {value:.4g}" for name, value in list(values.items())[:NUM_SHOWN])
+    return "  ".join(
+        f"{name.rpartition('/')[2]} {value:.4g}" for name, value in list(values.items())[:NUM_SHOWN]
+    )

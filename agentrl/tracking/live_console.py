@@ -35,7 +35,14 @@ class ResizedLive(Live):
     more. The `recent` messages are repeated above the new panel.
     """
 
-    def __init__(self, *, recent: Iterable[Text], console: TerminalConsole, get_renderable: Callable[[], Panel], redirects: bool) -> None:
+    def __init__(
+        self,
+        *,
+        recent: Iterable[Text],
+        console: TerminalConsole,
+        get_renderable: Callable[[], Panel],
+        redirects: bool,
+    ) -> None:
         self._recent = recent
         self._width = console.size.width
         super().__init__(
@@ -77,9 +84,16 @@ class LiveConsole:
         self._state = PanelState(title, total_steps)
         self._logged_at = clock()
         self._capture = OutputCapture(log_file, self._show_foreign) if log_file is not None else None
-        self._terminal = TerminalConsole(file=self._capture.terminal if self._capture else sys.stdout, highlight=False)
+        self._terminal = TerminalConsole(
+            file=self._capture.terminal if self._capture else sys.stdout, highlight=False
+        )
         self._recent: deque[Text] = deque(maxlen=MAX_REPEATED)
-        self._live = ResizedLive(recent=self._recent, console=self._terminal, get_renderable=self._draw, redirects=self._capture is None)
+        self._live = ResizedLive(
+            recent=self._recent,
+            console=self._terminal,
+            get_renderable=self._draw,
+            redirects=self._capture is None,
+        )
         self._is_closed = False
         self._live.start()
         atexit.register(self.close)  # the cursor and the output must be restored, however the process ends

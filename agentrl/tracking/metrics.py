@@ -1,10 +1,11 @@
-"""Records of steps and validations, the timer of a step's phases, and the records' file: `metrics.jsonl`, one flat JSON object per line.
+"""Records of steps and validations, the timer of a step's phases, and the records' file: `metrics.jsonl`, one
+flat JSON object per line.
 
 ```
 {"kind": "train", "step": 12, "version": 13, "wall_s": 41.7, "rollout/reward_mean": 0.71, "learner/loss": null, ...}
 ```
 Keys without a slash are fields of the record; every metric's name has a slash. Non-finite values are null.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -50,8 +51,12 @@ class StepRecord:
     def from_line(cls, line: bytes) -> StepRecord:
         """Read a line that `to_line` wrote. Raises ValueError or KeyError for anything else."""
         raw = orjson.loads(line)
-        values = {name: math.nan if value is None else float(value) for name, value in raw.items() if "/" in name}
-        return cls(cast(Kind, raw["kind"]), int(raw["step"]), int(raw["version"]), float(raw["wall_s"]), values)
+        values = {
+            name: math.nan if value is None else float(value) for name, value in raw.items() if "/" in name
+        }
+        return cls(
+            cast(Kind, raw["kind"]), int(raw["step"]), int(raw["version"]), float(raw["wall_s"]), values
+        )
 
 
 def read_metrics(path: Path) -> list[StepRecord]:
@@ -68,7 +73,9 @@ def read_metrics(path: Path) -> list[StepRecord]:
         try:
             records.append(StepRecord.from_line(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}, line {number}: not a metrics record ({error}); move the file away to continue") from error
+            raise CheckpointError(
+                f"{path}, line {number}: not a metrics record ({error}); move the file away to continue"
+            ) from error
     return records
 
 
@@ -170,20 +177,32 @@ def _free_name(path: Path) -> Path:
 
 
 def _unwritable(path: Path, error: OSError) -> InfrastructureError:
-    return InfrastructureError(f"cannot write {path}: {error.strerror or error}; free some space there or choose another trainer.run_dir")
+    return InfrastructureError(
+        f"cannot write {path}: {error.strerror or error}; free some space there or choose another "
+        "trainer.run_dir"
+    )
 
 
 class PhaseTimer:
-    """Adds up the seconds of named phases: `with timer("update"): ...`. Phases do not nest; one thread times them.
+    """Adds up the seconds of named phases: `with timer("update"): ...`. Phases do not nest; one thread times
+    them.
 
     `on_phase` is called with the name of a phase when it begins, and with None when it ends.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, on_phase: Callable[[str | None], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_phase: Callable[[str | None], None] | None = None,
+    ) -> None:
         self._clock = clock
         self._on_phase = on_phase
         self._seconds: dict[str, float] = {}
-        self._now: tuple[str | None, float] = (None, clock())  # replaced as a whole, so that readers need no lock
+        self._now: tuple[str | None, float] = (
+            None,
+            clock(),
+        )  # replaced as a whole, so that readers need no lock
         self._step_start = clock()
 
     @property

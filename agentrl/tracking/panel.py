@@ -22,7 +22,12 @@ from agentrl.tracking.progress import Progress, duration
 
 HISTORY_STEPS = 24
 PHASE_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_black")
-SERVER_STYLES: Mapping[str, str] = {"ready": "green", "starting": "yellow", "needs_weights": "yellow", "failed": "bold red"}
+SERVER_STYLES: Mapping[str, str] = {
+    "ready": "green",
+    "starting": "yellow",
+    "needs_weights": "yellow",
+    "failed": "bold red",
+}
 PHASE_WORDS: Mapping[str, str] = {
     "take": "waiting for a batch",
     "credit": "computing advantages",
@@ -96,7 +101,11 @@ def _progress_line(state: PanelState, since_log_s: float) -> Table:
     right = PHASE_WORDS.get(state.phase or "", state.phase or "")
     if eta is not None and state.progress.step < (total or 0):
         right = f"{right}  eta {duration(max(0.0, eta - since_log_s))}".strip()
-    bar = ProgressBar(total=total, completed=state.progress.step, complete_style="cyan", finished_style="green") if total else Text("")
+    bar = (
+        ProgressBar(total=total, completed=state.progress.step, complete_style="cyan", finished_style="green")
+        if total
+        else Text("")
+    )
     line.add_row(Text(left, style="bold"), bar, Text(right))
     return line
 
@@ -107,10 +116,26 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
     if values:
         rows += [
             ("reward", _with_history(_number(values, "rollout/reward_mean", 3), state.rewards)),
-            ("accuracy", _with_history(_number(values, "rollout/accuracy", 3), state.accuracies) + _by_agent(values, "rollout/accuracy/")),
+            (
+                "accuracy",
+                _with_history(_number(values, "rollout/accuracy", 3), state.accuracies)
+                + _by_agent(values, "rollout/accuracy/"),
+            ),
             ("tool use", _tool_use(values)),
-            ("lag", Text(f"{_number(values, 'rollout/lag/mean', 2)} versions   max {_number(values, 'rollout/lag/max', 0)}")),
-            ("speed", Text(f"{_number(values, 'speed/tokens_per_s', 0)} tokens/s   {_number(values, 'time/step_s', 1)} s per step")),
+            (
+                "lag",
+                Text(
+                    f"{_number(values, 'rollout/lag/mean', 2)} versions   max "
+                    f"{_number(values, 'rollout/lag/max', 0)}"
+                ),
+            ),
+            (
+                "speed",
+                Text(
+                    f"{_number(values, 'speed/tokens_per_s', 0)} tokens/s   "
+                    f"{_number(values, 'time/step_s', 1)} s per step"
+                ),
+            ),
         ]
         if troubles := troubles_text(values):
             rows.append(("trouble", Text(troubles, style="bold red")))
@@ -153,7 +178,10 @@ class PhaseBar:
 
 
 def _legend(phases: Mapping[str, float]) -> Text:
-    parts = [Text.assemble(("━ ", _color(index)), f"{phase} {seconds:.2f} s") for index, (phase, seconds) in enumerate(phases.items())]
+    parts = [
+        Text.assemble(("━ ", _color(index)), f"{phase} {seconds:.2f} s")
+        for index, (phase, seconds) in enumerate(phases.items())
+    ]
     return Text("  ").join(parts)
 
 
@@ -187,27 +215,42 @@ def _by_agent(values: Mapping[str, float], prefix: str) -> Text:
 def _tool_use(values: Mapping[str, float]) -> Text:
     text = Text(_number(values, "rollout/tool_use", 2), style="bold")
     if "rollout/tool_use/needs_tool" in values:
-        text = Text.assemble(text, ("   where needed ", "dim"), _number(values, "rollout/tool_use/needs_tool", 2))
+        text = Text.assemble(
+            text, ("   where needed ", "dim"), _number(values, "rollout/tool_use/needs_tool", 2)
+        )
     return text
 
 
 def _validation(validations: Sequence[StepRecord]) -> list[tuple[str, Text | PhaseBar]]:
     last = validations[-1]
-    text = Text.assemble((f"{_number(last.values, 'val/accuracy', 3):<7}", "bold green"), (f"at step {last.step}", "dim"))
+    text = Text.assemble(
+        (f"{_number(last.values, 'val/accuracy', 3):<7}", "bold green"), (f"at step {last.step}", "dim")
+    )
     if len(validations) > 1 and "val/accuracy" in last.values and "val/accuracy" in validations[0].values:
         text.append(f" {last.values['val/accuracy'] - validations[0].values['val/accuracy']:+.3f}")
     if last.values.get("val/failed"):
-        text.append(f"  {last.values['val/failed']:.0f} of {last.values['val/trajectories']:.0f} not scored", style="bold red")
+        text.append(
+            f"  {last.values['val/failed']:.0f} of {last.values['val/trajectories']:.0f} not scored",
+            style="bold red",
+        )
     rows: list[tuple[str, Text | PhaseBar]] = [("validation", text + _by_agent(last.values, "val/accuracy/"))]
     if "val/tool_use/needs_tool" in last.values:
-        rows.append(("", Text.assemble(("tool use where needed ", "dim"), _number(last.values, "val/tool_use/needs_tool", 2))))
+        rows.append(
+            (
+                "",
+                Text.assemble(
+                    ("tool use where needed ", "dim"), _number(last.values, "val/tool_use/needs_tool", 2)
+                ),
+            )
+        )
     return rows
 
 
 def _servers(servers: Mapping[str, str]) -> Text:
     counts = Counter(servers.values())
     return Text("  ").join(
-        Text(f"{count} {state.replace('_', ' ')}", style=SERVER_STYLES.get(state, "")) for state, count in counts.items()
+        Text(f"{count} {state.replace('_', ' ')}", style=SERVER_STYLES.get(state, ""))
+        for state, count in counts.items()
     )
 
 

@@ -19,7 +19,10 @@ _URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy in which values with secret-like names, and users and passwords in URLs, are `***`."""
-    return {name: BLANK if _SECRET_NAME.search(str(name)) and value is not None else _redact_value(value) for name, value in config.items()}
+    return {
+        name: BLANK if _SECRET_NAME.search(str(name)) and value is not None else _redact_value(value)
+        for name, value in config.items()
+    }
 
 
 def _redact_value(value: Any) -> Any:

@@ -27,11 +27,17 @@ class TensorboardTracker:
         self._writer = EventFileWriter(str(folder))
         if restored_step is not None:
             self.go_back(restored_step)
-        self._add(restored_step or 0, _text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```"))
+        self._add(
+            restored_step or 0, _text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```")
+        )
 
     def log(self, record: StepRecord) -> None:
         """Write the finite values of one record and flush them."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in record.values.items() if math.isfinite(value)]
+        values = [
+            Summary.Value(tag=name, simple_value=value)
+            for name, value in record.values.items()
+            if math.isfinite(value)
+        ]
         self._add(record.step, *values)
         self._writer.flush()
 

@@ -61,7 +61,9 @@ class OutputCapture:
 
         `on_lines` is called from a separate thread with complete lines, without newlines.
         """
-        self.terminal: TextIO = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding or "utf-8", errors="replace")
+        self.terminal: TextIO = os.fdopen(
+            os.dup(1), "w", encoding=sys.stdout.encoding or "utf-8", errors="replace"
+        )
         self._stderr = os.dup(2)
         self._on_lines = on_lines
         self._rest = b""
@@ -102,7 +104,11 @@ class OutputCapture:
         lines = [line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace") for line in complete]
         left_out = len(lines) - 2 * SHOWN_LINES
         if left_out > 0:
-            lines = [*lines[:SHOWN_LINES], f"... {left_out} more lines in {Path(self._reader.name).name}", *lines[-SHOWN_LINES:]]
+            lines = [
+                *lines[:SHOWN_LINES],
+                f"... {left_out} more lines in {Path(self._reader.name).name}",
+                *lines[-SHOWN_LINES:],
+            ]
         if lines:
             self._on_lines(lines)
 

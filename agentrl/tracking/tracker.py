@@ -115,7 +115,9 @@ class Trackers:
             verb(*arguments)
         except Exception as error:  # noqa: BLE001 - boundary: a third party's client may raise anything
             self._guests.pop(name, None)
-            self.console.say(f"tracker {name} failed and is disabled ({_one_line(error)}); metrics.jsonl has everything")
+            self.console.say(
+                f"tracker {name} failed and is disabled ({_one_line(error)}); metrics.jsonl has everything"
+            )
 
 
 def open_trackers(
@@ -144,7 +146,9 @@ def open_trackers(
     """
     openers: dict[str, Callable[[], Tracker]] = {}
     if "wandb" in logger and config.wandb_mode != "disabled":
-        openers["wandb"] = lambda: _open_wandb(config.wandb_mode, run_dir, project, experiment, redact(resolved_config))
+        openers["wandb"] = lambda: _open_wandb(
+            config.wandb_mode, run_dir, project, experiment, redact(resolved_config)
+        )
     if "tensorboard" in logger:
         openers["tensorboard"] = lambda: _open_tensorboard(run_dir, redact(resolved_config), restored_step)
     # if a later one fails to open, the terminal is released before the error is shown
@@ -154,7 +158,9 @@ def open_trackers(
         if "console" not in logger:
             console = QuietConsole()
         elif console is None:
-            console = open_console(total_steps, title=f"{project} / {experiment}", log_file=run_dir / "console.log")
+            console = open_console(
+                total_steps, title=f"{project} / {experiment}", log_file=run_dir / "console.log"
+            )
         opened.callback(console.close)
         trackers = Trackers(metrics, console, _open_guests(openers, console))
         opened.pop_all()
@@ -167,11 +173,16 @@ def _open_guests(openers: Mapping[str, Callable[[], Tracker]], console: Console)
         try:
             guests[name] = opener()
         except (OSError, RuntimeError, TimeoutError) as error:
-            console.say(f"tracker {name} could not start and is disabled ({_one_line(error)}); metrics.jsonl has everything")
+            console.say(
+                f"tracker {name} could not start and is disabled ({_one_line(error)}); metrics.jsonl has "
+                "everything"
+            )
     return guests
 
 
-def _open_wandb(mode: WandbMode, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]) -> Tracker:
+def _open_wandb(
+    mode: WandbMode, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]
+) -> Tracker:
     from agentrl.tracking.wandb_tracker import WandbTracker
 
     return WandbTracker(run_dir, project=project, experiment=experiment, mode=mode, config=config)

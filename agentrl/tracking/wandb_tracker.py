@@ -26,7 +26,9 @@ FINISH_TIMEOUT_S = 600.0
 class WandbTracker:
     """One wandb run per run folder: a resumed run continues with the same id, stored in `wandb_id.txt`."""
 
-    def __init__(self, run_dir: Path, *, project: str, experiment: str, mode: Mode, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, *, project: str, experiment: str, mode: Mode, config: Mapping[str, Any]
+    ) -> None:
         """Start the run.
 
         Raises:
@@ -35,7 +37,8 @@ class WandbTracker:
         """
         if mode == "online" and not wandb.login(prompt=False):
             raise ConfigError(
-                "tracking.wandb_mode=online needs a key: run `wandb login` or set WANDB_API_KEY, or use tracking.wandb_mode=offline"
+                "tracking.wandb_mode=online needs a key: run `wandb login` or set WANDB_API_KEY, or use "
+                "tracking.wandb_mode=offline"
             )
         try:
             self._run = wandb.init(

@@ -41,7 +41,8 @@ class Findings:
     """Why a run or an evaluation makes no progress.
 
     facts: lines about everything that plays no attempts.
-    playing: for each process that plays, by its title, what it waits for; or a line that says why that is unknown.
+    playing: for each process that plays, by its title, what it waits for; or a line that says why that is
+    unknown.
     """
 
     facts: Sequence[str]
@@ -58,7 +59,10 @@ class Findings:
                 yield found
             else:
                 yield f"{title}:"
-                yield from (f"  {line}" for line in (found if max_scopes is None else found.shortened(max_scopes)).lines())
+                yield from (
+                    f"  {line}"
+                    for line in (found if max_scopes is None else found.shortened(max_scopes)).lines()
+                )
 
 
 class Watched(Protocol):
@@ -83,7 +87,9 @@ class Watchdog:
     It never raises, and leaving it takes seconds at most.
     """
 
-    def __init__(self, watched: Watched, *, silence_s: float, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, watched: Watched, *, silence_s: float, folder: Path, say: Callable[[str], None]
+    ) -> None:
         """silence_s: report after this many seconds without progress. folder: for the full reports.
 
         `say` shows them shortened.
@@ -101,7 +107,9 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stopping.set()
         self._thread.join(2 * ANSWER_S)
 
@@ -129,13 +137,19 @@ class Watchdog:
         if self._stopping.is_set():
             return
         where = self._write("\n".join([head, *findings.lines(), ""]))
-        self._say("\n".join([head, *(f"  {line}" for line in findings.lines(max_scopes=SHOWN_SCOPES)), f"  {where}"]))
+        self._say(
+            "\n".join(
+                [head, *(f"  {line}" for line in findings.lines(max_scopes=SHOWN_SCOPES)), f"  {where}"]
+            )
+        )
 
     def _write(self, text: str) -> str:
         """Write a report, and return a line with its path."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            number = 1 + max((int(file.stem) for file in self._folder.glob("*.txt") if file.stem.isdecimal()), default=0)
+            number = 1 + max(
+                (int(file.stem) for file in self._folder.glob("*.txt") if file.stem.isdecimal()), default=0
+            )
             file = self._folder / f"{number:03d}.txt"
             file.write_text(text, encoding="utf-8")
         except OSError as error:  # a full disk may be what the run waits for

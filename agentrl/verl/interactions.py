@@ -71,7 +71,10 @@ class VerlInteraction(Interaction):
         shown = [{"role": message.role, "content": message.content} for message in messages]
         answer = await self.implementation.generate_response(self._id, shown, **self._kwargs)
         if not (isinstance(answer, tuple) and len(answer) == 4):
-            raise ToolError(f"interaction {self.name!r} returned {type(answer).__name__}; verl's return (is_done, text, score, facts)")
+            raise ToolError(
+                f"interaction {self.name!r} returned {type(answer).__name__}; verl's return (is_done, text, "
+                "score, facts)"
+            )
         is_done, text, score, facts = answer
         reward = loading.number(score)
         self._has_scored = self._has_scored or bool(reward)

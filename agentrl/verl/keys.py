@@ -25,8 +25,22 @@ _OF_THE_LEARNER = (
     *(
         f"critic.model.lora.{name}"
         for name in (
-            *("type", "merge", "dtype", "exclude_modules", "adapter_path", "dropout_position", "a2a_experimental"),
-            *("lora_A_init_method", "lora_B_init_method", "freeze_vision_model", "freeze_vision_projection", "freeze_language_model"),
+            *(
+                "type",
+                "merge",
+                "dtype",
+                "exclude_modules",
+                "adapter_path",
+                "dropout_position",
+                "a2a_experimental",
+            ),
+            *(
+                "lora_A_init_method",
+                "lora_B_init_method",
+                "freeze_vision_model",
+                "freeze_vision_projection",
+                "freeze_language_model",
+            ),
         )
     ),
     "critic.model.override_config",
@@ -64,48 +78,77 @@ KEPT = (
     *(f"critic.model.lora.{name}" for name in ("rank", "alpha", "dropout", "target_modules")),
     *("reward_model.model.path", "reward_model.model.external_lib", "reward_model.model.trust_remote_code"),
     *("algorithm.gamma", "algorithm.lam"),
-    *("trainer.total_epochs", "trainer.save_freq", "trainer.test_freq", "trainer.val_before_train", "trainer.val_only"),
-    *("trainer.project_name", "trainer.experiment_name", "trainer.logger", "trainer.resume_mode", "trainer.profile_steps"),
+    *(
+        "trainer.total_epochs",
+        "trainer.save_freq",
+        "trainer.test_freq",
+        "trainer.val_before_train",
+        "trainer.val_only",
+    ),
+    *(
+        "trainer.project_name",
+        "trainer.experiment_name",
+        "trainer.logger",
+        "trainer.resume_mode",
+        "trainer.profile_steps",
+    ),
     *("trainer.rollout_data_dir", "trainer.validation_data_dir"),
 )
 
 MEANINGLESS: Mapping[str, str] = {
     # Key of verl, or prefix of keys -> why there is no counterpart. The longest prefix counts.
-    "actor_rollout_ref.hybrid_engine": "learner and servers are separate processes; rollout.colocated puts them on the same GPUs",
+    "actor_rollout_ref.hybrid_engine": "learner and servers are separate processes; rollout.colocated puts "
+    "them on the same GPUs",
     "actor_rollout_ref.actor.strategy": "the learner is always FSDP2",
     "actor_rollout_ref.actor.megatron": "the learner is always FSDP2",
     "actor_rollout_ref.actor.veomni": "the learner is always FSDP2",
-    "actor_rollout_ref.actor.fsdp_config.model_dtype": "master weights are always float32; model.dtype is what is computed and served in",
-    "actor_rollout_ref.actor.fsdp_config": "FSDP2 shards every layer; see the section learner.fsdp, and learner.offload",
-    "actor_rollout_ref.actor.use_dynamic_bsz": "microbatches are always packed by tokens (learner.microbatch_tokens)",
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": "master weights are always float32; model.dtype is "
+    "what is computed and served in",
+    "actor_rollout_ref.actor.fsdp_config": "FSDP2 shards every layer; see the section learner.fsdp, and "
+    "learner.offload",
+    "actor_rollout_ref.actor.use_dynamic_bsz": "microbatches are always packed by tokens "
+    "(learner.microbatch_tokens)",
     "actor_rollout_ref.actor.use_remove_padding": "sequences are always packed without padding",
     "actor_rollout_ref.actor.pad_to_length": "sequences are always packed without padding",
-    "actor_rollout_ref.actor.shuffle": "a batch is cut into minibatches by whole groups, in the order they were leased",
+    "actor_rollout_ref.actor.shuffle": "a batch is cut into minibatches by whole groups, in the order they "
+    "were leased",
     "actor_rollout_ref.actor.checkpoint": "a checkpoint always holds all that a resume needs",
-    "actor_rollout_ref.actor.profiler": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
+    "actor_rollout_ref.actor.profiler": "torch's profiler records every learner rank in the steps of "
+    "trainer.profile_steps",
     "actor_rollout_ref.actor.router_replay": "experts' routing is not replayed",
     "actor_rollout_ref.actor": "the learner has no such setting; see the sections learner and algorithm",
     "actor_rollout_ref.ref.fsdp_config": "the reference policy is sharded like the learner",
-    "actor_rollout_ref.ref": "the reference policy follows the learner's settings; algorithm.kl.coefficient=0 leaves it out",
-    "actor_rollout_ref.rollout.mode": "rollouts are always asynchronous; buffer.max_staleness=0 makes training synchronous",
+    "actor_rollout_ref.ref": "the reference policy follows the learner's settings; "
+    "algorithm.kl.coefficient=0 leaves it out",
+    "actor_rollout_ref.rollout.mode": "rollouts are always asynchronous; buffer.max_staleness=0 makes "
+    "training synchronous",
     "actor_rollout_ref.rollout.do_sample": "training always samples (rollout.temperature)",
     "actor_rollout_ref.rollout.ignore_eos": "a turn ends where the model ends it",
     "actor_rollout_ref.rollout.calculate_log_probs": "the servers' log-probabilities are always recorded",
-    "actor_rollout_ref.rollout.free_cache_engine": "servers on the learner's GPUs (rollout.colocated) give it their memory for each step",
-    "actor_rollout_ref.rollout.load_format": "a server starts from model.path and receives weights as rollout.weights says",
+    "actor_rollout_ref.rollout.free_cache_engine": "servers on the learner's GPUs (rollout.colocated) give "
+    "it their memory for each step",
+    "actor_rollout_ref.rollout.load_format": "a server starts from model.path and receives weights as "
+    "rollout.weights says",
     "actor_rollout_ref.rollout.multi_turn.enable": "each row's agent decides by its agent_name",
-    "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "text is never encoded twice; the template is checked",
+    "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "text is never encoded twice; the "
+    "template is checked",
     "actor_rollout_ref.rollout.multi_turn": "see the section agent",
     "actor_rollout_ref.rollout.trace": "every trajectory is written to trajectories/ of the run directory",
-    "actor_rollout_ref.rollout.engine_kwargs": "servers are SGLang (rollout.sglang.args) or the embedded one (rollout.embedded)",
-    "actor_rollout_ref.rollout": "see the sections rollout, agent and eval; further arguments of SGLang go to rollout.sglang.args",
+    "actor_rollout_ref.rollout.engine_kwargs": "servers are SGLang (rollout.sglang.args) or the embedded one "
+    "(rollout.embedded)",
+    "actor_rollout_ref.rollout": "see the sections rollout, agent and eval; further arguments of SGLang go "
+    "to rollout.sglang.args",
     "actor_rollout_ref.model.lora": "see the section model.lora",
-    "actor_rollout_ref.model.lora_adapter_path": "an adapter begins at zero; merge an existing one into model.path",
-    "actor_rollout_ref.model.exclude_modules": "adapters stand beside the layers that model.lora.target_modules names",
+    "actor_rollout_ref.model.lora_adapter_path": "an adapter begins at zero; merge an existing one into "
+    "model.path",
+    "actor_rollout_ref.model.exclude_modules": "adapters stand beside the layers that "
+    "model.lora.target_modules names",
     "actor_rollout_ref.model.use_remove_padding": "sequences are always packed without padding",
     "actor_rollout_ref.model.use_liger": "the model is the one of transformers, unchanged",
-    "actor_rollout_ref.model.use_fused_kernels": "logits never exist as a whole (learner.logprob_chunk_tokens)",
-    "actor_rollout_ref.model.fused_kernel_options": "logits never exist as a whole (learner.logprob_chunk_tokens)",
+    "actor_rollout_ref.model.use_fused_kernels": "logits never exist as a whole "
+    "(learner.logprob_chunk_tokens)",
+    "actor_rollout_ref.model.fused_kernel_options": "logits never exist as a whole "
+    "(learner.logprob_chunk_tokens)",
     "use_remove_padding": "sequences are always packed without padding",
     "actor_rollout_ref.model.override_config": "the model's own config.json counts",
     "actor_rollout_ref.model.use_shm": "models are read from model.path directly",
@@ -128,35 +171,53 @@ MEANINGLESS: Mapping[str, str] = {
     "data.apply_chat_template_kwargs": "put the choice into a template of your own (model.chat_template)",
     "data.sampler": "order comes from data.shuffle, trainer.seed and data.curriculum",
     "data.datagen": "rows come from files or data.reader",
-    **dict.fromkeys(_OF_THE_LEARNER, "the critic follows the learner's settings; its own are critic.model and critic.optimizer"),
-    "reward_model.enable": "it is asked by each term of the reward with `reward: reward_model` (reward.terms)",
+    **dict.fromkeys(
+        _OF_THE_LEARNER,
+        "the critic follows the learner's settings; its own are critic.model and critic.optimizer",
+    ),
+    "reward_model.enable": "it is asked by each term of the reward with `reward: reward_model` "
+    "(reward.terms)",
     "reward_model.strategy": "the reward model is always sharded by FSDP2",
-    "reward_model.use_dynamic_bsz": "microbatches are always packed by tokens (reward_model.microbatch_tokens)",
+    "reward_model.use_dynamic_bsz": "microbatches are always packed by tokens "
+    "(reward_model.microbatch_tokens)",
     "reward_model.enable_resource_pool": "its ranks are processes of their own (reward_model.world_size)",
-    "reward_model.launch_reward_fn_async": "rewards are always computed while others play, the reward model's once per batch",
+    "reward_model.launch_reward_fn_async": "rewards are always computed while others play, the reward "
+    "model's once per batch",
     "reward_model.ulysses_sequence_parallel_size": "each conversation is scored by one rank",
-    "reward_model.model.fsdp_config": "its weights are always sharded; see reward_model.fsdp and reward_model.offload",
+    "reward_model.model.fsdp_config": "its weights are always sharded; see reward_model.fsdp and "
+    "reward_model.offload",
     "reward_model.model.use_remove_padding": "sequences are always packed without padding",
     "reward_model.model.use_fused_kernels": "the model is the one of transformers, unchanged",
     "reward_model.model.use_shm": "models are read from reward_model.model.path directly",
-    "reward_model.profiler": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
-    "reward_model.rollout": "a reward model has ranks of its own (reward_model.world_size); a generative one is a server that "
-    "`reward: llm_judge` asks",
-    "reward_model.reward_loop_source": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
-    "reward_model.reward_loop_module_path": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
-    "reward_model.reward_loop_class_name": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
-    "reward_model.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with config.buffer_tokens",
+    "reward_model.profiler": "torch's profiler records every learner rank in the steps of "
+    "trainer.profile_steps",
+    "reward_model.rollout": "a reward model has ranks of its own (reward_model.world_size); a generative one "
+    "is a server that `reward: llm_judge` asks",
+    "reward_model.reward_loop_source": "each reward has a scope, and terms stand beside it (reward.sources, "
+    "reward.terms)",
+    "reward_model.reward_loop_module_path": "each reward has a scope, and terms stand beside it "
+    "(reward.sources, reward.terms)",
+    "reward_model.reward_loop_class_name": "each reward has a scope, and terms stand beside it "
+    "(reward.sources, reward.terms)",
+    "reward_model.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with "
+    "config.buffer_tokens",
     "reward_model.sandbox_fusion": "code is not run by a remote service",
-    "reward_model.model.input_tokenizer": "the reward model reads conversations by its own tokenizer and template (reward_model.model)",
-    "reward.reward_model": "see the section reward_model; each term of the reward with `reward: reward_model` asks it (reward.terms)",
-    "reward.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms, "
-    "reward.custom_function.scope); docs/rewards.md goes through verl's managers",
-    "reward.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with config.buffer_tokens",
-    "reward_model.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, reward.terms)",
-    "reward_model.overlong_buffer": "the DAPO length penalty is a term: reward.terms.length_penalty with config.buffer_tokens",
+    "reward_model.model.input_tokenizer": "the reward model reads conversations by its own tokenizer and "
+    "template (reward_model.model)",
+    "reward.reward_model": "see the section reward_model; each term of the reward with `reward: "
+    "reward_model` asks it (reward.terms)",
+    "reward.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, "
+    "reward.terms, reward.custom_function.scope); docs/rewards.md goes through verl's managers",
+    "reward.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with "
+    "config.buffer_tokens",
+    "reward_model.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, "
+    "reward.terms)",
+    "reward_model.overlong_buffer": "the DAPO length penalty is a term: reward.terms.length_penalty with "
+    "config.buffer_tokens",
     "reward.sandbox_fusion": "code is not run by a remote service",
     "sandbox_fusion": "code is not run by a remote service",
-    "algorithm.norm_adv_by_std_in_grpo": "grpo always divides by the standard deviation of a group; algorithm.advantage=dr_grpo does not",
+    "algorithm.norm_adv_by_std_in_grpo": "grpo always divides by the standard deviation of a group; "
+    "algorithm.advantage=dr_grpo does not",
     "algorithm.use_kl_in_reward": "one KL, in the loss or in the reward (algorithm.kl.place)",
     "algorithm.kl_ctrl": "the coefficient adapts where it has a target (algorithm.kl.target)",
     "algorithm.filter_groups": "groups are filtered by their whole reward (buffer.drop_constant_groups)",
@@ -168,7 +229,8 @@ MEANINGLESS: Mapping[str, str] = {
     "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
     "algorithm.pf_ppo": "trajectories are not reweighted by their reward",
     "trainer.balance_batch": "batches are always balanced over the ranks by tokens",
-    "trainer.log_val_generations": "every trajectory of validation is written to validation/ of the run directory",
+    "trainer.log_val_generations": "every trajectory of validation is written to validation/ of the run "
+    "directory",
     "trainer.default_hdfs_dir": "checkpoints are written to trainer.run_dir",
     "trainer.del_local_ckpt_after_load": "checkpoints are kept as trainer.keep_last says",
     "trainer.esi_redundant_time": "checkpoints are written as trainer.save_freq says",
@@ -176,7 +238,8 @@ MEANINGLESS: Mapping[str, str] = {
     "trainer.checkpoint_callback_class": "checkpoints are written as trainer.save_freq says",
     "trainer.controller_nsight_options": "see the section profiler.nsight",
     "trainer.worker_nsight_options": "see the section profiler.nsight",
-    "trainer.npu_profile": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
+    "trainer.npu_profile": "torch's profiler records every learner rank in the steps of "
+    "trainer.profile_steps",
     "trainer.use_legacy_worker_impl": "there is one learner",
     "trainer.use_v1": "there is one trainer, and it is asynchronous (buffer.max_staleness)",
     "trainer.v1": "there is one trainer, and it is asynchronous (buffer.max_staleness)",
@@ -192,7 +255,10 @@ MEANINGLESS: Mapping[str, str] = {
 
 def answer(key: str, known: Container[str]) -> str | None:
     """Return what verl's `key` is here, given the schema's keys; None if verl has no such key."""
-    renamed = next((table[key] for table in (RENAMED, RENAMED_IN_SFT) if key in table and targets(table[key], known)), None)
+    renamed = next(
+        (table[key] for table in (RENAMED, RENAMED_IN_SFT) if key in table and targets(table[key], known)),
+        None,
+    )
     if renamed is not None:
         ours, _, note = renamed.partition("; ")
         return f"here it is {ours}" + (f" ({note})" if note else "")

@@ -69,7 +69,10 @@ def reason(error: Exception) -> str:
     missing = (error.name or "") if isinstance(error, ImportError) else ""
     if missing.partition(".")[0] != "verl":
         return text
-    return f"{text}; it needs more of verl: install verl, or put its folder verl/tools (or verl/interactions) on the path"
+    return (
+        f"{text}; it needs more of verl: install verl, or put its folder verl/tools (or verl/interactions) "
+        "on the path"
+    )
 
 
 def install() -> None:
@@ -85,7 +88,9 @@ def module(name: str, *, where: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # boundary: verl's many imports may raise anything
-        raise PluginError(f"{where}: {name} of the installed verl fails to import: {type(error).__name__}: {error}") from error
+        raise PluginError(
+            f"{where}: {name} of the installed verl fails to import: {type(error).__name__}: {error}"
+        ) from error
 
 
 def overrides(instance: object, method: str, *, base: str) -> bool:
@@ -98,7 +103,9 @@ def overrides(instance: object, method: str, *, base: str) -> bool:
 def with_id(method: Callable[..., Any], instance_id: str) -> tuple[str, ...]:
     """Return the positional arguments for a method that may or may not take the attempt's id."""
     kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
-    takes = any(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    takes = any(
+        kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+    )
     return (instance_id,) if takes or inspect.Parameter.VAR_POSITIONAL in kinds else ()
 
 

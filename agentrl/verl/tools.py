@@ -50,7 +50,10 @@ def verl_function_tools(path: str) -> list[type[Tool]]:
     if not functions:
         raise PluginError(f"{where}: the file has no function decorated with @function_tool")
     normalize = staticmethod(loader.normalize_function_tool_return)
-    return [_class(VerlFunctionTool, _dumped(entry.tool_schema), where, implementation=entry, normalize=normalize) for entry in functions]
+    return [
+        _class(VerlFunctionTool, _dumped(entry.tool_schema), where, implementation=entry, normalize=normalize)
+        for entry in functions
+    ]
 
 
 class VerlTool(Tool):
@@ -64,17 +67,23 @@ class VerlTool(Tool):
 
     async def start(self, **create_kwargs: Any) -> None:
         create = self.implementation.create
-        made = await create(self.trajectory_key or uuid.uuid4().hex, **_create_arguments(create, create_kwargs))
+        made = await create(
+            self.trajectory_key or uuid.uuid4().hex, **_create_arguments(create, create_kwargs)
+        )
         self._id = str(made[0] if isinstance(made, tuple) else made)
 
     async def call(self, arguments: JsonObject) -> ToolResult:
-        answer = await self.implementation.execute(self._id, dict(arguments), **self._kwargs("execute_kwargs"))
+        answer = await self.implementation.execute(
+            self._id, dict(arguments), **self._kwargs("execute_kwargs")
+        )
         return tool_result(answer, self.name)
 
     async def score(self) -> float | None:
         if self._id is None or not self.has_reward:
             return None
-        return loading.number(await self.implementation.calc_reward(self._id, **self._kwargs("calc_reward_kwargs")))
+        return loading.number(
+            await self.implementation.calc_reward(self._id, **self._kwargs("calc_reward_kwargs"))
+        )
 
     async def close(self) -> None:
         instance_id, self._id = self._id, None
@@ -105,7 +114,9 @@ def tool_result(answer: object, name: str) -> ToolResult:
         ToolError: it has another type.
     """
     if not (isinstance(answer, tuple) and len(answer) == 3):
-        raise ToolError(f"tool {name!r} returned {type(answer).__name__}; verl's tools return (response, reward, metrics)")
+        raise ToolError(
+            f"tool {name!r} returned {type(answer).__name__}; verl's tools return (response, reward, metrics)"
+        )
     response, reward, metrics = answer
     return ToolResult(_text(response, name), reward=loading.number(reward), metrics=loading.metrics(metrics))
 
@@ -114,8 +125,12 @@ def _text(response: Any, name: str) -> str:
     if isinstance(response, str):
         return response
     if not hasattr(response, "is_text_only"):
-        raise ToolError(f"tool {name!r} answered with {type(response).__name__}; text or verl's ToolResponse is expected")
-    omitted = [f"[{kind} omitted]" for kind in ("image", "video") for _ in getattr(response, kind, None) or ()]
+        raise ToolError(
+            f"tool {name!r} answered with {type(response).__name__}; text or verl's ToolResponse is expected"
+        )
+    omitted = [
+        f"[{kind} omitted]" for kind in ("image", "video") for _ in getattr(response, kind, None) or ()
+    ]
     return "\n".join([*([response.text] if response.text else []), *omitted])
 
 
@@ -124,8 +139,8 @@ def _tool_of_entry(entry: dict[str, Any], *, where: str) -> type[Tool]:
     config = entry.get("config") or {}
     if config.get("type", "native") != "native":
         raise PluginError(
-            f"{where}: {class_name} has config.type={config['type']!r}; only native tools are loaded from here. "
-            "Name MCP servers in agent.mcp_servers: `{name: {url: ...}}` or `{name: {command: [...]}}`"
+            f"{where}: {class_name} has config.type={config['type']!r}; only native tools are loaded from "
+            "here. Name MCP servers in agent.mcp_servers: `{name: {url: ...}}` or `{name: {command: [...]}}`"
         )
     given = entry.get("tool_schema")
     schemas = loading.module("verl.tools.schemas", where=where)
@@ -159,7 +174,9 @@ def _dumped(schema: Any) -> dict[str, Any]:
 
 
 def _create_arguments(create: Any, create_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments as `create` takes them: by name (verl 0.5), or all in `create_kwargs` (0.6 and later)."""
+    """Return the arguments as `create` takes them: by name (verl 0.5), or all in `create_kwargs` (0.6 and
+    later).
+    """
     parameters = inspect.signature(create).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     if takes_any:

@@ -74,22 +74,26 @@ class AdapterTransport(FolderTransport):
 class ChangesTransport(FolderTransport):
     """Only what an update changed. Remembers the version of each server; writes all weights only on demand.
 
-    The embedded server reads the changed elements. It rejects them by a checksum if it has other base weights.
-    SGLang reads the changed tensors as a whole, because its loaders support nothing finer. It cannot reject
-    them, so its version is checked first. A server without the previous version (restarted, new, or after a
-    failed update) gets all weights.
+    The embedded server reads the changed elements. It rejects them by a checksum if it has other base
+    weights. SGLang reads the changed tensors as a whole, because its loaders support nothing finer. It cannot
+    reject them, so its version is checked first. A server without the previous version (restarted, new, or
+    after a failed update) gets all weights.
     """
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
         super().__init__(learner, config, folder=folder)
         self._version: int | None = None  # the last version written
-        self._base: int | None = None  # version that the changes of `_version` apply to; None: they were not written
+        self._base: int | None = (
+            None  # version that the changes of `_version` apply to; None: they were not written
+        )
         self._holds: dict[str, int] = {}  # url -> version
         self._sizes = (0, 0)  # bytes of the changed elements, and of the changed tensors
         self._is_whole_written = False
 
     async def prepare(self, version: int) -> None:
-        if version == self._version:  # a second publish of the same version, for servers that missed the first
+        if (
+            version == self._version
+        ):  # a second publish of the same version, for servers that missed the first
             return
         folder = self._folder_of(version)
         if self._version is None:
@@ -117,7 +121,9 @@ class ChangesTransport(FolderTransport):
             path, load_format = (changes, CHANGES_FORMAT) if knows_elements else (changes / "tensors", "auto")
             async with hold(server) as may_flush:
                 try:
-                    await server.update_weights_from_disk(str(path), version=version, flush_cache=may_flush, load_format=load_format)
+                    await server.update_weights_from_disk(
+                        str(path), version=version, flush_cache=may_flush, load_format=load_format
+                    )
                 except RequestRefused:  # its weights are not the expected base
                     without_base.append(server)
                     raise  # it stays paused until it has all weights

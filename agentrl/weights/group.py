@@ -24,7 +24,9 @@ from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transpor
 
 
 class GroupTransport(Transport):
-    """Keeps the process group between publishes; forms a new one if the servers change or an attempt fails."""
+    """Keeps the process group between publishes; forms a new one if the servers change or an attempt
+    fails.
+    """
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
         super().__init__(learner, config)
@@ -36,7 +38,9 @@ class GroupTransport(Transport):
 
     async def prepare(self, version: int) -> None:
         self._clients = {}
-        self._buckets = plan_buckets(await self._learner.run(Learner.tensor_specs), max_bytes=self._config.bucket_bytes)
+        self._buckets = plan_buckets(
+            await self._learner.run(Learner.tensor_specs), max_bytes=self._config.bucket_bytes
+        )
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         self._clients |= {server.url: server for server in servers}
@@ -60,7 +64,11 @@ class GroupTransport(Transport):
         if failed or broken:
             await self.close(servers)
         # A server that received every bucket has the weights, even if other servers failed.
-        return Sent(num_bytes, {url: "; ".join([why, *broken]) for url, why in failed.items()}, times[0] if times else None)
+        return Sent(
+            num_bytes,
+            {url: "; ".join([why, *broken]) for url, why in failed.items()},
+            times[0] if times else None,
+        )
 
     async def _receive(self, server: SGLangClient, version: int, *, may_flush: bool) -> None:
         with suppress(RequestRefused):  # refused unless an aborted attempt left a session open
@@ -69,12 +77,18 @@ class GroupTransport(Transport):
         for index, bucket in enumerate(self._buckets):
             is_last = index == len(self._buckets) - 1
             await server.update_weights_from_distributed(
-                bucket, group=self._group_name, version=version if is_last else None, flush_cache=may_flush and is_last
+                bucket,
+                group=self._group_name,
+                version=version if is_last else None,
+                flush_cache=may_flush and is_last,
             )
         await server.end_weight_update()
 
     async def _send(self, times: list[SendTimes], broken: list[str]) -> None:
-        """Send the buckets. If a peer is lost, close the group, so that the others stop waiting for the rest."""
+        """Send the buckets.
+
+        If a peer is lost, close the group, so that the others stop waiting for the rest.
+        """
         try:
             for bucket in self._buckets:
                 await self._learner.run(Learner.send_bucket, [spec.name for spec in bucket])
@@ -85,10 +99,12 @@ class GroupTransport(Transport):
             broken.append(str(error))
             await self._learner.run(Learner.leave_weights_group)
 
-    # -------------------------------------------------------------------------------------------------- the group
+    # ---------------------------------------------------------------------------------------------- the group
 
     async def _ensure_group(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
-        """Ensure a group of exactly `servers`; return url -> reason for all servers if it cannot be formed."""
+        """Ensure a group of exactly `servers`; return url -> reason for all servers if it cannot be
+        formed.
+        """
         urls = tuple(server.url for server in servers)
         if urls == self._group:
             return {}
@@ -124,7 +140,13 @@ class GroupTransport(Transport):
         async def join() -> None:
             try:
                 await self._learner.run(
-                    Learner.join_weights_group, address, port, world_size, self._group_name, backend, self._config.timeout_s
+                    Learner.join_weights_group,
+                    address,
+                    port,
+                    world_size,
+                    self._group_name,
+                    backend,
+                    self._config.timeout_s,
                 )
             except LearnerError:
                 raise
@@ -141,7 +163,9 @@ class GroupTransport(Transport):
         return {url: failed.get(url) or "; ".join([*broken, *failed.values()]) for url in urls}
 
     async def _count_ranks(self, servers: Sequence[SGLangClient]) -> tuple[dict[str, int], dict[str, str]]:
-        """Return the number of ranks of each server, and url -> reason for servers without a usable answer."""
+        """Return the number of ranks of each server, and url -> reason for servers without a usable
+        answer.
+        """
         num_ranks: dict[str, int] = {}
 
         async def ask(server: SGLangClient) -> None:
@@ -163,11 +187,18 @@ class GroupTransport(Transport):
             await self.abandon(servers)
 
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Make members of the process group among `servers` leave it, if they answer; the learner has left."""
+        """Make members of the process group among `servers` leave it, if they answer; the learner has
+        left.
+        """
 
         async def leave(server: SGLangClient) -> None:
             with suppress(ServerError):  # a restarted server is not in the group
                 await server.destroy_weights_group(self._group_name)
 
-        await for_each([s for s in servers if s.url in self._group], leave, timeout_s=PING_S, limit="the time limit of a request")
+        await for_each(
+            [s for s in servers if s.url in self._group],
+            leave,
+            timeout_s=PING_S,
+            limit="the time limit of a request",
+        )
         self._group = ()

@@ -51,7 +51,8 @@ class PublishReport:
 class Publisher:
     """Publishes versions of one learner to a changing set of servers, over one transport.
 
-    Call `transport.close` at the end, or `transport.abandon` after the learner is gone: servers keep a process group.
+    Call `transport.close` at the end, or `transport.abandon` after the learner is gone: servers keep a
+    process group.
 
     pause_mode: for all servers, or a function of a server's URL.
     temperature: of the rollout; `rollout.weights.verify` samples with it.
@@ -78,7 +79,9 @@ class Publisher:
         self._unchecked = None if self._is_alone else model
         self.transport = _transport(self._learner, config, folder=folder)
 
-    async def publish(self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False) -> PublishReport:
+    async def publish(
+        self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False
+    ) -> PublishReport:
         """Bring `servers` to `version`; the report names those that failed.
 
         must_verify: check the weights even if `rollout.weights.verify` is off.
@@ -91,7 +94,11 @@ class Publisher:
         if self._unchecked is not None:
             check_known(await self._learner.run(Learner.tensor_specs), self._unchecked)
             self._unchecked = None
-        verifier = Verifier(self._learner, self._is_alone, self._temperature) if self._is_verified or must_verify else None
+        verifier = (
+            Verifier(self._learner, self._is_alone, self._temperature)
+            if self._is_verified or must_verify
+            else None
+        )
         hold = partial(self._held, version=version, verifier=verifier)
         await self.transport.prepare(version)
         # Ping first: a hanging server would block all others of its group until the deadline.
@@ -113,10 +120,14 @@ class Publisher:
         async def ask(server: SGLangClient) -> None:
             await server.model_info()
 
-        return await for_each(servers, ask, timeout_s=min(PING_S, self._config.timeout_s), limit="the time limit of a request")
+        return await for_each(
+            servers, ask, timeout_s=min(PING_S, self._config.timeout_s), limit="the time limit of a request"
+        )
 
     @asynccontextmanager
-    async def _held(self, server: SGLangClient, *, version: int, verifier: Verifier | None) -> AsyncIterator[bool]:
+    async def _held(
+        self, server: SGLangClient, *, version: int, verifier: Verifier | None
+    ) -> AsyncIterator[bool]:
         mode = self._mode_of(server)
         await server.pause(mode)
         # True: the cache may be flushed. SGLang answers 400 to a flush while requests are held in place;
@@ -136,7 +147,9 @@ class Publisher:
         return self._pause_mode(server.url) if callable(self._pause_mode) else self._pause_mode
 
 
-async def load_folder(folder: str, version: int, servers: Sequence[SGLangClient], *, timeout_s: float) -> PublishReport:
+async def load_folder(
+    folder: str, version: int, servers: Sequence[SGLangClient], *, timeout_s: float
+) -> PublishReport:
     """Load an exported policy other than the learner's on `servers`, which must be idle."""
     started = time.monotonic()
 
@@ -163,7 +176,9 @@ def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path) ->
     return GroupTransport(learner, config)
 
 
-def _report(version: int, seconds: float, attempts: Sequence[Sent], failed: Mapping[str, str]) -> PublishReport:
+def _report(
+    version: int, seconds: float, attempts: Sequence[Sent], failed: Mapping[str, str]
+) -> PublishReport:
     return PublishReport(
         version,
         seconds,

@@ -64,7 +64,9 @@ class TensorTransport(Transport):
 class _Pickles:
     """Pickled buckets for `num_takers` servers, each of which takes all buckets in order."""
 
-    def __init__(self, learner: LearnerCalls, buckets: Sequence[Sequence[TensorSpec]], *, num_takers: int) -> None:
+    def __init__(
+        self, learner: LearnerCalls, buckets: Sequence[Sequence[TensorSpec]], *, num_takers: int
+    ) -> None:
         self._learner = learner
         self._buckets = buckets
         self._num_takers = num_takers

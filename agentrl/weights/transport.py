@@ -58,7 +58,8 @@ class Transport(ABC):
 
     @abstractmethod
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
-        """Bring all of `servers` to `version`. A server that fails is an entry in the result, never an exception.
+        """Bring all of `servers` to `version`. A server that fails is an entry in the result, never an
+        exception.
 
         Raises:
             InfrastructureError: the learner's side failed.
@@ -70,17 +71,23 @@ class Transport(ABC):
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:
         """Make `servers` release what is kept between publishes, after the learner is gone."""
 
-    async def _try_each(self, servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]]) -> dict[str, str]:
-        """Run `action(server)` on all servers, with the deadline of an attempt; return url -> reason for those that failed."""
-        return await for_each(servers, action, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s")
+    async def _try_each(
+        self, servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]]
+    ) -> dict[str, str]:
+        """Run `action(server)` on all servers, with the deadline of an attempt; return url -> reason for
+        those that failed.
+        """
+        return await for_each(
+            servers, action, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s"
+        )
 
 
 class LearnerCalls:
     """Calls of a learner's ranks from trio: each blocks a worker thread, and only one runs at a time.
 
-    A blocked collective cannot be interrupted. So a call that is cancelled, by the deadline of a server or the
-    end of the run, abandons its thread. The next call waits until the abandoned one has ended: the ranks must
-    get their calls in one order, and a file must have one writer.
+    A blocked collective cannot be interrupted. So a call that is cancelled, by the deadline of a server or
+    the end of the run, abandons its thread. The next call waits until the abandoned one has ended: the ranks
+    must get their calls in one order, and a file must have one writer.
     """
 
     def __init__(self, learner: Workers[Learner]) -> None:
@@ -89,7 +96,9 @@ class LearnerCalls:
         # A lock of threads, because it must outlive the task of an abandoned call, and its trio.run.
         self._running = threading.Lock()
 
-    async def run(self, method: Callable[Concatenate[Learner, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(
+        self, method: Callable[Concatenate[Learner, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Call a marked method on the ranks, as `Workers.run` does."""
         return await self.call(partial(self.learner.run, method, *args, **kwargs))
 

@@ -74,7 +74,9 @@ class Verifier:
             return True
         if not is_plain(info):
             return False
-        expected = {name: value[:_SGLANG_DIGITS] for name, value in (await self._expect(dtype, is_fused=True)).items()}
+        expected = {
+            name: value[:_SGLANG_DIGITS] for name, value in (await self._expect(dtype, is_fused=True)).items()
+        }
         if set(expected) != set(got):
             return False
         self._compare(server, expected, got)
@@ -90,9 +92,12 @@ class Verifier:
         sampled = await server.generate(PROMPT, params, rid=f"verify-{version}")
         if not len(sampled.token_ids) or set(sampled.versions.tolist()) != {version}:
             raise ServerError(
-                f"{server.url} sampled no tokens of version {version} for the check, but tokens of {sampled.versions.tolist()}"
+                f"{server.url} sampled no tokens of version {version} for the check, but tokens of "
+                f"{sampled.versions.tolist()}"
             )
-        own = await self.learner.call(partial(policy_logprobs, self.learner.learner, PROMPT, sampled.token_ids.tolist()))
+        own = await self.learner.call(
+            partial(policy_logprobs, self.learner.learner, PROMPT, sampled.token_ids.tolist())
+        )
         difference = float(np.abs(own - sampled.logprobs).mean())
         dtype = served_dtype(await server.server_info())
         tolerance = TOLERANCES.get(dtype or "", ROUNDED_TOLERANCE)
@@ -109,7 +114,9 @@ class Verifier:
             if key not in self._expected:
                 if self.is_alone:
                     sums = await self.learner.run(Learner.adapter_checksums)
-                    self._expected[key] = {adapter_tensor(POLICY_ADAPTER, name): value for name, value in sums.items()}
+                    self._expected[key] = {
+                        adapter_tensor(POLICY_ADAPTER, name): value for name, value in sums.items()
+                    }
                 else:
                     self._expected[key] = await self.learner.run(Learner.checksums, dtype, is_fused)
             return self._expected[key]
@@ -119,11 +126,16 @@ class Verifier:
         wrong = sorted(name for name in expected if name in got and got[name] != expected[name])
         missing = sorted(set(expected) - set(got))
         if wrong or missing:
-            raise ServerError(f"{server.url}: {len(wrong)} tensors differ and {len(missing)} are missing, first: {(wrong + missing)[0]}")
+            raise ServerError(
+                f"{server.url}: {len(wrong)} tensors differ and {len(missing)} are missing, first: "
+                f"{(wrong + missing)[0]}"
+            )
 
 
 def policy_logprobs(learner: Workers[Learner], prompt: Sequence[int], output: Sequence[int]) -> Floats:
-    """Return the policy's log-probabilities of the tokens of `output` after `prompt`, at the rollout's temperature."""
+    """Return the policy's log-probabilities of the tokens of `output` after `prompt`, at the rollout's
+    temperature.
+    """
     ids = np.array([*prompt, *output], np.int32)
     is_action = np.arange(len(ids)) >= len(prompt)
     nothing = np.zeros(len(ids), np.float32)
@@ -131,7 +143,9 @@ def policy_logprobs(learner: Workers[Learner], prompt: Sequence[int], output: Se
     shards = pack([sample], max_tokens=len(ids), world_size=learner.dp_size, may_split=False)
     microbatches = [microbatch for shard in shards for microbatch in shard]
     scored = learner.run(Learner.own_logprobs, microbatches)
-    return next(values for microbatch, values in zip(microbatches, scored, strict=True) if not microbatch.is_filler)
+    return next(
+        values for microbatch, values in zip(microbatches, scored, strict=True) if not microbatch.is_filler
+    )
 
 
 def served_dtype(info: Mapping[str, Any]) -> str | None:
@@ -140,9 +154,15 @@ def served_dtype(info: Mapping[str, Any]) -> str | None:
 
 
 def is_plain(info: Mapping[str, Any]) -> bool:
-    """Return whether an SGLang server's checksums cover plain bytes: unquantized, unsharded weights on a CPU."""
+    """Return whether an SGLang server's checksums cover plain bytes: unquantized, unsharded weights on a
+    CPU.
+    """
     sizes: Sequence[str] = ("tp_size", "pp_size", "ep_size")
-    return info.get("device") == "cpu" and info.get("quantization") is None and all(info.get(name) in (None, 0, 1) for name in sizes)
+    return (
+        info.get("device") == "cpu"
+        and info.get("quantization") is None
+        and all(info.get(name) in (None, 0, 1) for name in sizes)
+    )
 
 
 def check_known(specs: Sequence[TensorSpec], folder: Path) -> None:
@@ -162,12 +182,18 @@ def check_known(specs: Sequence[TensorSpec], folder: Path) -> None:
         shape = known.get(spec.name) or known.get(spec.name.partition(".")[2])
         if shape is None:
             near = get_close_matches(spec.name, known, n=1, cutoff=0) or ["nothing"]
-            problem = f"which its files do not contain (nearest: {near[0]}), so servers would skip it and keep the old weights"
+            problem = (
+                f"which its files do not contain (nearest: {near[0]}), so servers would skip it and keep the "
+                "old weights"
+            )
         elif shape != spec.shape:
             problem = f"which has the shape {list(shape)} in its files, so servers could not load it"
         else:
             continue
-        raise ConfigError(f"{folder}: the learner would publish {spec.name} {list(spec.shape)}, {problem}; this model cannot be trained")
+        raise ConfigError(
+            f"{folder}: the learner would publish {spec.name} {list(spec.shape)}, {problem}; this model "
+            "cannot be trained"
+        )
 
 
 def read_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:

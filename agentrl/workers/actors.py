@@ -53,7 +53,9 @@ class ActorKind:
     num_threads: int
     long_polls: Mapping[str, int] = field(default_factory=dict)
 
-    def launch(self, options: Mapping[str, Any], make: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs) -> Actor[W]:
+    def launch(
+        self, options: Mapping[str, Any], make: Callable[P, W], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Actor[W]:
         """Start a process that makes its object by `make(*args, **kwargs)`, without waiting for it.
 
         An AgentRLError of `make` is raised by the calls.
@@ -62,7 +64,9 @@ class ActorKind:
             options: of Ray's `actor.options(...)`.
         """
         host = type(self.title, (ActorHost,), {})  # Ray names the process after the class
-        remote: Any = ray.remote(num_cpus=0, max_concurrency=self.num_threads, concurrency_groups=dict(self.long_polls))(host)  # type: ignore[call-overload]  # not in ray's stubs
+        remote: Any = ray.remote(
+            num_cpus=0, max_concurrency=self.num_threads, concurrency_groups=dict(self.long_polls)
+        )(host)  # type: ignore[call-overload]  # not in ray's stubs
         return Actor(remote.options(**options).remote(make, *args, **kwargs), self)
 
 
@@ -80,7 +84,10 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Actor(Generic[W_co]):
-    """An object of class `W_co` in a process of its own. Can be sent to other processes; there, its retries are silent."""
+    """An object of class `W_co` in a process of its own.
+
+    Can be sent to other processes; there, its retries are silent.
+    """
 
     handle: ActorHandle
     kind: ActorKind
@@ -97,10 +104,14 @@ class Actor(Generic[W_co]):
         """Return the same actor with calls that are retried."""
         return replace(self, retry=retry)
 
-    def begin(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> ObjectRef:
+    def begin(
+        self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ObjectRef:
         """Start a call and return the reference to its result (an R)."""
         name = method.__name__
-        options = {"name": f"{self.kind.title}.{name}"} | ({"concurrency_group": name} if name in self.kind.long_polls else {})
+        options = {"name": f"{self.kind.title}.{name}"} | (
+            {"concurrency_group": name} if name in self.kind.long_polls else {}
+        )
         ref: ObjectRef = self.handle.call.options(**options).remote(name, *args, **kwargs)
         return ref
 
@@ -118,7 +129,9 @@ class Actor(Generic[W_co]):
             except self.retry.errors as error:
                 time.sleep(tries.pause_s(error))
 
-    async def run_async(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run_async(
+        self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         """Do the same as `run` under trio. A cancelled call is abandoned; it may still take effect."""
         tries = _Tries(self.retry)
         ask = partial(self._ask, method, *args, **kwargs)
@@ -186,7 +199,9 @@ def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> A
         return InfrastructureError(f"{who} did not answer within {timeout_s:g} s")
     if isinstance(error, RayActorError):
         return _creation_cause(error, who) or InfrastructureError(f"{who} died")
-    return InfrastructureError(f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}")
+    return InfrastructureError(
+        f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}"
+    )
 
 
 def _ours(cause: object) -> AgentRLError | None:
@@ -208,5 +223,7 @@ def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:
             return cause
         inner = cause if isinstance(cause, BaseException) else inner.__cause__
     if "creation task" in str(error):  # Ray keeps only the text of a foreign error
-        return InfrastructureError(f"{who} could not be created: {str(error).strip().splitlines()[-1].strip()}")
+        return InfrastructureError(
+            f"{who} could not be created: {str(error).strip().splitlines()[-1].strip()}"
+        )
     return None

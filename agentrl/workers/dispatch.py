@@ -70,7 +70,10 @@ def dispatch(split: Split, join: Join = "first", *, thread: str | None = None) -
         if inspect.iscoroutinefunction(method):
             raise TypeError(f"@dispatch: {method.__qualname__} is async; methods of workers are synchronous")
         if split == "dp" and len(_positional(method)) < 2:
-            raise TypeError(f"@dispatch('dp'): {method.__qualname__} has no positional parameter whose items could be split")
+            raise TypeError(
+                f"@dispatch('dp'): {method.__qualname__} has no positional parameter whose items could be "
+                "split"
+            )
         setattr(method, _MARK, Dispatch(split, join, thread))
         return method
 
@@ -85,7 +88,9 @@ def dispatch_of(method: Callable[..., Any]) -> Dispatch:
     """
     found = getattr(method, _MARK, None)
     if not isinstance(found, Dispatch):
-        raise TypeError(f"{getattr(method, '__qualname__', method)} is not marked by @dispatch, so a group cannot run it")
+        raise TypeError(
+            f"{getattr(method, '__qualname__', method)} is not marked by @dispatch, so a group cannot run it"
+        )
     return found
 
 
@@ -104,8 +109,14 @@ def cut(items: Sequence[Any], num_parts: int, *, what: str) -> list[list[Any]]:
     """
     size, rest = divmod(len(items), num_parts)
     if rest:
-        raise ValueError(f"{what}: {len(items)} items cannot be split into equal parts for {num_parts} data-parallel ranks")
-    return [list(items[start : start + size]) for start in range(0, size * num_parts, size)] if size else [[] for _ in range(num_parts)]
+        raise ValueError(
+            f"{what}: {len(items)} items cannot be split into equal parts for {num_parts} data-parallel ranks"
+        )
+    return (
+        [list(items[start : start + size]) for start in range(0, size * num_parts, size)]
+        if size
+        else [[] for _ in range(num_parts)]
+    )
 
 
 def join_results(results: Sequence[Any], join: Join) -> Any:
@@ -133,10 +144,15 @@ def _check(split: str, join: str) -> None:
         raise TypeError(f"@dispatch('rank0', join={join!r}): there is only one result; use join='first'")
     if join == "remote" and split != "dp":
         raise TypeError(
-            f"@dispatch({split!r}, join='remote'): results can stay on their ranks only if the input was split by data; use split='dp'"
+            f"@dispatch({split!r}, join='remote'): results can stay on their ranks only if the input was "
+            "split by data; use split='dp'"
         )
 
 
 def _positional(method: Callable[..., Any]) -> list[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
     return [p for p in inspect.signature(method).parameters.values() if p.kind in kinds]

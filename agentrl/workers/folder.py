@@ -16,7 +16,11 @@ def in_drivers_folder(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     An existing Ray cluster would start workers in the folder where `ray start` was run.
     """
     variables = {VARIABLE: os.getcwd(), **heap.FEW}
-    return {**(runtime_env or {}), "env_vars": variables, "worker_process_setup_hook": f"{__name__}.enter_folder"}
+    return {
+        **(runtime_env or {}),
+        "env_vars": variables,
+        "worker_process_setup_hook": f"{__name__}.enter_folder",
+    }
 
 
 def enter_folder() -> None:

@@ -83,8 +83,12 @@ class WorkerGroup(Workers[W]):
     unusable afterwards.
     """
 
-    def __init__(self, hosts: Sequence[ActorHandle], *, name: str, deadlines: CallDeadlines, num_replicas: int = 1) -> None:
-        assert len(hosts) % num_replicas == 0, f"{len(hosts)} ranks are not a multiple of {num_replicas} replicas"
+    def __init__(
+        self, hosts: Sequence[ActorHandle], *, name: str, deadlines: CallDeadlines, num_replicas: int = 1
+    ) -> None:
+        assert len(hosts) % num_replicas == 0, (
+            f"{len(hosts)} ranks are not a multiple of {num_replicas} replicas"
+        )
         self.dp_size = len(hosts) // num_replicas
         self._hosts = tuple(hosts)
         self._num_replicas = num_replicas
@@ -119,7 +123,9 @@ class WorkerGroup(Workers[W]):
         meeting = hosts[0].find_address.remote()
         # `meeting` is a reference: Ray passes rank 0's address on to the others without the driver waiting
         # for it.
-        starts = {rank: host.start.remote(worker, args, meeting, rank=rank) for rank, host in enumerate(hosts)}
+        starts = {
+            rank: host.start.remote(worker, args, meeting, rank=rank) for rank, host in enumerate(hosts)
+        }
         group._start = _Start(meeting, starts, time.monotonic() + deadlines.deadline_s(0))
         return group
 
@@ -139,7 +145,9 @@ class WorkerGroup(Workers[W]):
             AgentRLError: raised by a worker.
             LearnerError: the ranks did not join in time.
         """
-        group = cls.launch(worker, *args, seats=seats, name=name, deadlines=deadlines, num_replicas=num_replicas)
+        group = cls.launch(
+            worker, *args, seats=seats, name=name, deadlines=deadlines, num_replicas=num_replicas
+        )
         group.wait_until_ready()
         return group
 
@@ -154,13 +162,16 @@ class WorkerGroup(Workers[W]):
     @property
     def readiness(self) -> Readiness:
         num_ranks, start = len(self._hosts), self._start
-        return Readiness(self._name, num_ranks if start is None else num_done(start.ranks.values()), num_ranks)
+        return Readiness(
+            self._name, num_ranks if start is None else num_done(start.ranks.values()), num_ranks
+        )
 
     def unanswered(self) -> list[str]:
         # A copy, because another thread may begin a call meanwhile.
         calls = [(call, call.ranks_under_way()) for call in list(self._last_calls.values())]
         return [
-            f"{self._name} rank {', '.join(map(str, ranks))} of {len(self._hosts)} has been running {call.what!r} for {call.age_s:.0f} s"
+            f"{self._name} rank {', '.join(map(str, ranks))} of {len(self._hosts)} has been running "
+            f"{call.what!r} for {call.age_s:.0f} s"
             for call, ranks in calls
             if ranks
         ]
@@ -178,21 +189,33 @@ class WorkerGroup(Workers[W]):
             self.stop()
             raise
 
-    def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def begin(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[R]:
         how, what = dispatch_of(method), method.__name__
         per_rank, num_items = self._split(how, what, args)
         remote = "call" if how.join != "remote" else "call_remote"
-        options: dict[str, Any] = {"name": method.__qualname__, "num_returns": 1 if how.join != "remote" else 2}
+        options: dict[str, Any] = {
+            "name": method.__qualname__,
+            "num_returns": 1 if how.join != "remote" else 2,
+        }
         if how.thread is not None:
             options["concurrency_group"] = how.thread
-        refs = [getattr(self._hosts[rank], remote).options(**options).remote(what, *own, **kwargs) for rank, own in per_rank.items()]
-        call: _Call[Any] = _Call(self, what, how, dict(zip(per_rank, refs, strict=True)), self._deadline(how, num_items))
+        refs = [
+            getattr(self._hosts[rank], remote).options(**options).remote(what, *own, **kwargs)
+            for rank, own in per_rank.items()
+        ]
+        call: _Call[Any] = _Call(
+            self, what, how, dict(zip(per_rank, refs, strict=True)), self._deadline(how, num_items)
+        )
         self._last_calls[how.thread] = call
         return call
 
     def patient(self, times: float) -> WorkerGroup[W]:
         deadlines = replace(self._deadlines, times=times)
-        group: WorkerGroup[W] = WorkerGroup(self._hosts, name=self._name, deadlines=deadlines, num_replicas=self._num_replicas)
+        group: WorkerGroup[W] = WorkerGroup(
+            self._hosts, name=self._name, deadlines=deadlines, num_replicas=self._num_replicas
+        )
         # Shared, because calls of both objects queue up on the same ranks.
         group._is_lost, group._last_calls = self._is_lost, self._last_calls
         return group
@@ -214,7 +237,7 @@ class WorkerGroup(Workers[W]):
         for host in self._hosts:
             ray.kill(host)
 
-    # ----------------------------------------------------------------------------------------------------- private
+    # ------------------------------------------------------------------------------------------------ private
 
     def _deadline(self, how: Dispatch, num_items: int) -> float:
         """Return when a call begun now must be over (monotonic clock).
@@ -222,7 +245,9 @@ class WorkerGroup(Workers[W]):
         Calls on one thread run in order, so this one may start as late as the previous call's deadline.
         """
         before = self._last_calls.get(how.thread)
-        begins = time.monotonic() if before is None or before.is_over else max(time.monotonic(), before.deadline)
+        begins = (
+            time.monotonic() if before is None or before.is_over else max(time.monotonic(), before.deadline)
+        )
         return begins + self._deadlines.of(how).deadline_s(num_items)
 
     def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
@@ -233,7 +258,9 @@ class WorkerGroup(Workers[W]):
         columns = [self._cut(argument, what) for argument in args]
         num_items = sum(size for _, size in columns)
         if not any(isinstance(argument, (list, RemoteResults)) for argument in args):
-            raise TypeError(f"{what}: there is no list among the positional arguments to split over the ranks")
+            raise TypeError(
+                f"{what}: there is no list among the positional arguments to split over the ranks"
+            )
         dp_rank = {rank: rank // self._num_replicas for rank in range(len(self._hosts))}
         return {rank: [column[index] for column, _ in columns] for rank, index in dp_rank.items()}, num_items
 
@@ -241,7 +268,8 @@ class WorkerGroup(Workers[W]):
         """Return each data-parallel rank's part of one argument, and the number of items in a part."""
         if isinstance(argument, RemoteResults):
             assert len(argument.parts) == self.dp_size, (
-                f"{what}: the argument is kept by {len(argument.parts)} ranks, but this group has {self.dp_size}"
+                f"{what}: the argument is kept by {len(argument.parts)} ranks, but this group has "
+                f"{self.dp_size}"
             )
             return list(argument.parts), max(argument.sizes)
         if isinstance(argument, list):
@@ -253,7 +281,9 @@ class WorkerGroup(Workers[W]):
         """Return whether a rank's result is part of the joined one. Of replicas, only the first one's is."""
         return how.split != "dp" or rank % self._num_replicas == 0
 
-    def _wait(self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float, limit: str | None = None) -> None:
+    def _wait(
+        self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float, limit: str | None = None
+    ) -> None:
         """Wait for one reference per rank; the first failure ends the wait.
 
         limit: origin of `timeout_s`, for the error.
@@ -262,10 +292,14 @@ class WorkerGroup(Workers[W]):
         pending: dict[ObjectRef, int] = {ref: rank for rank, ref in refs.items()}
         while pending:
             # fetch_local=False: wait until results exist. With join `remote` they must stay on their node.
-            done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
+            done, _ = ray.wait(
+                list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False
+            )
             if not done:
                 ranks = ", ".join(str(rank) for rank in pending.values())
-                raise self._failed(f"rank {ranks} did not finish {what!r} in time ({limit or self._deadlines.limit})")
+                raise self._failed(
+                    f"rank {ranks} did not finish {what!r} in time ({limit or self._deadlines.limit})"
+                )
             rank = pending.pop(done[0])
             try:
                 self._fetch(done, what)
@@ -313,7 +347,9 @@ class _Call(Handle[R], Generic[R]):
     refs: one reference per called rank; with join `remote` a pair of references (number of items, items).
     """
 
-    def __init__(self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], deadline: float) -> None:
+    def __init__(
+        self, group: WorkerGroup[Any], what: str, how: Dispatch, refs: Mapping[int, Any], deadline: float
+    ) -> None:
         self._group, self.what, self._how, self._refs = group, what, how, refs
         self.deadline = deadline
         self._begun = time.monotonic()
@@ -347,7 +383,9 @@ class _Call(Handle[R], Generic[R]):
             counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
             values = self._group._fetch([waited[rank] for rank in counted], self.what)
             joined: Any = (
-                RemoteResults([self._refs[rank][1] for rank in counted], values) if is_remote else join_results(values, self._how.join)
+                RemoteResults([self._refs[rank][1] for rank in counted], values)
+                if is_remote
+                else join_results(values, self._how.join)
             )
             self._result.append(joined)
         return self._result[0]

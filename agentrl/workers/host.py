@@ -39,7 +39,8 @@ class ActorHost:
 
 
 class WorkerHost:
-    """The Ray actor around one rank. Synchronous: calls run one after another in the order in which the group sent them.
+    """The Ray actor around one rank. Synchronous: calls run one after another in the order in which the group
+    sent them.
 
     Methods with a thread of their own are the exception.
     """

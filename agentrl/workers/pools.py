@@ -35,7 +35,9 @@ class Seat:
         """Return the options of Ray's `actor.options(...)` for this seat."""
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": self.num_gpus}
         if self.group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=self.bundle
+            )
         return options | ({"runtime_env": dict(self.runtime_env)} if self.runtime_env else {})
 
 
@@ -49,7 +51,9 @@ def beside_driver() -> NodeAffinitySchedulingStrategy:
 
 
 @contextmanager
-def reserve(pools: Mapping[str, Reservation], *, timeout_s: float) -> Iterator[dict[str, list[PlacementGroup]]]:
+def reserve(
+    pools: Mapping[str, Reservation], *, timeout_s: float
+) -> Iterator[dict[str, list[PlacementGroup]]]:
     """Reserve the placement groups of each pool inside the block; no other pool can use their resources.
 
     Raises:
@@ -60,12 +64,16 @@ def reserve(pools: Mapping[str, Reservation], *, timeout_s: float) -> Iterator[d
         _refuse_impossible(name, pool)
     _refuse_too_many(pools)
     with ExitStack() as stack:
-        found = {name: [_group(stack, bundles, pool.strategy) for bundles in pool.groups] for name, pool in pools.items()}
+        found = {
+            name: [_group(stack, bundles, pool.strategy) for bundles in pool.groups]
+            for name, pool in pools.items()
+        }
         deadline = time.monotonic() + timeout_s
         for name, groups in found.items():
             if not all(group.wait(max(0.0, deadline - time.monotonic())) for group in groups):
                 raise InfrastructureError(
-                    f"placement.pools.{name} waited {timeout_s:g} s for {_words(pools[name])}: other jobs use them; {_cluster()}"
+                    f"placement.pools.{name} waited {timeout_s:g} s for {_words(pools[name])}: other jobs "
+                    f"use them; {_cluster()}"
                 )
         yield found
 
@@ -89,7 +97,9 @@ def _refuse_impossible(name: str, pool: Reservation) -> None:
 
 
 def _refuse_too_many(pools: Mapping[str, Reservation]) -> None:
-    wanted = sum(bundle.get("GPU", 0.0) for pool in pools.values() for group in pool.groups for bundle in group)
+    wanted = sum(
+        bundle.get("GPU", 0.0) for pool in pools.values() for group in pool.groups for bundle in group
+    )
     if wanted > sum(_held("GPU")):
         raise ConfigError(f"placement.pools {', '.join(pools)} need {wanted:g} GPUs in total; {_cluster()}")
 
@@ -107,7 +117,10 @@ def _words(pool: Reservation) -> str:
 
 
 def _amounts(amounts: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} GPUs" if resource == "GPU" else f"the resource {resource}" for resource, amount in amounts.items())
+    return " and ".join(
+        f"{amount:g} GPUs" if resource == "GPU" else f"the resource {resource}"
+        for resource, amount in amounts.items()
+    )
 
 
 def _cluster() -> str:

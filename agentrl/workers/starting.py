@@ -67,7 +67,9 @@ def wait_until_all_ready(parts: Sequence[Starting], *, table: Callable[[], str] 
         if not pending:
             time.sleep(POLL_S)  # ends: each of these parts has its own deadline
             continue
-        deadline, late = min(((deadline, ref) for ref, (deadline, _) in pending.items()), key=lambda pair: pair[0])
+        deadline, late = min(
+            ((deadline, ref) for ref, (deadline, _) in pending.items()), key=lambda pair: pair[0]
+        )
         done, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
         ref = done[0] if done else late
         _, part = pending.pop(ref)

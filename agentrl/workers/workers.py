@@ -71,7 +71,9 @@ class Workers(ABC, Generic[W]):
         """
 
     @abstractmethod
-    def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def begin(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[R]:
         """Start a marked method and return at once. Calls run in the order in which they were begun.
 
         Raises:
@@ -128,7 +130,9 @@ class LocalWorker(Workers[W]):
     def wait_until_ready(self) -> None:
         """Return at once: the worker already exists."""
 
-    def begin(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    def begin(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Handle[R]:
         join = dispatch_of(method).join
         # By name, as on a rank, so a subclass can override it.
         bound: Callable[P, R] = getattr(self.worker, method.__name__)

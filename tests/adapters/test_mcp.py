@@ -1,4 +1,6 @@
-"""Tools of a real MCP server, over stdio and over streamable HTTP: found, called, lost, found again, and ended."""
+"""Tools of a real MCP server, over stdio and over streamable HTTP: found, called, lost, found again, and
+ended.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
-from mcp.types import BlobResourceContents, CallToolResult, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+from mcp.types import (
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 
 from agentrl.adapters.catalog import open_plugins
 from agentrl.adapters.mcp import result_text
@@ -38,7 +47,12 @@ NAMES = ["calculator", "process_id", "remember", "recall", "meet", "hang", "die"
 @contextmanager
 def http_server(port: int = 0) -> Iterator[tuple[str, subprocess.Popen]]:
     """Run the server in a process of its own; yield its URL and the process."""
-    process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, SERVER, "http", str(port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}/mcp", process
     finally:
@@ -78,7 +92,9 @@ class Trajectory:
 
 
 def play(config: dict, main, **servers) -> None:
-    """Run `main(trajectory)` with the tools of one server named `s`; `trajectory(key)` gives the tools of one."""
+    """Run `main(trajectory)` with the tools of one server named `s`; `trajectory(key)` gives the tools of
+    one.
+    """
     plugins = open_plugins(AgentConfig(mcp_servers={"s": MCPServerConfig(**config)}))
 
     async def wrapped() -> None:
@@ -90,7 +106,9 @@ def play(config: dict, main, **servers) -> None:
 
 def started_servers() -> list[psutil.Process]:
     """Return the stdio servers (and their guards) that this process has."""
-    living = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    living = [
+        child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE
+    ]
     return [child for child in living if child.cmdline()[-2:] == [SERVER, "stdio"]]
 
 
@@ -101,7 +119,7 @@ def wait_until_gone(pid: int, timeout_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-# ------------------------------------------------------------------------------------------------------- discovery
+# -------------------------------------------------------------------------------------------------- discovery
 
 
 def test_each_tool_is_offered_under_the_prefix(server):
@@ -139,15 +157,36 @@ def test_discovery_within_a_running_event_loop(url):
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ({"command": ("no-such-program",)}, PluginError, "agent.mcp_servers.s.command: the program 'no-such-program' does not exist"),
-        ({"command": (sys.executable, "-c", "import sys; sys.exit('no key')")}, ToolError, "did not start.*it wrote: no key"),
-        ({"command": (sys.executable, "-c", "input(); input()"), "start_timeout_s": 0.5}, ToolError, "did not start within 0.5 s"),
-        ({"url": "http://127.0.0.1:9/mcp"}, ToolError, r"MCP server 's' \(http://127.0.0.1:9/mcp\) did not start: .*connection"),
-        ({**STDIO, "tools": ("calc",)}, PluginError, "agent.mcp_servers.s.tools: the server has no tool 'calc'; it has: calculator, "),
+        (
+            {"command": ("no-such-program",)},
+            PluginError,
+            "agent.mcp_servers.s.command: the program 'no-such-program' does not exist",
+        ),
+        (
+            {"command": (sys.executable, "-c", "import sys; sys.exit('no key')")},
+            ToolError,
+            "did not start.*it wrote: no key",
+        ),
+        (
+            {"command": (sys.executable, "-c", "input(); input()"), "start_timeout_s": 0.5},
+            ToolError,
+            "did not start within 0.5 s",
+        ),
+        (
+            {"url": "http://127.0.0.1:9/mcp"},
+            ToolError,
+            r"MCP server 's' \(http://127.0.0.1:9/mcp\) did not start: .*connection",
+        ),
+        (
+            {**STDIO, "tools": ("calc",)},
+            PluginError,
+            "agent.mcp_servers.s.tools: the server has no tool 'calc'; it has: calculator, ",
+        ),
         (
             {"url": "http://127.0.0.1:9/mcp", "headers_env": {"Authorization": "NO_SUCH_KEY"}},
             PluginError,
-            "agent.mcp_servers.s.headers_env.Authorization='NO_SUCH_KEY': this environment variable is not set",
+            "agent.mcp_servers.s.headers_env.Authorization='NO_SUCH_KEY': this environment variable is not "
+            "set",
         ),
     ],
 )
@@ -159,11 +198,13 @@ def test_what_is_wrong_is_said_in_one_line(config, error, message):
 
 def test_two_tools_of_one_name_are_refused(url):
     config = MCPServerConfig(url=url, prefix="x_")
-    with pytest.raises(PluginError, match=r"agent.mcp_servers: another server or file already has a tool 'x_calculator'"):
+    with pytest.raises(
+        PluginError, match=r"agent.mcp_servers: another server or file already has a tool 'x_calculator'"
+    ):
         open_plugins(AgentConfig(mcp_servers={"a": config, "b": config}))
 
 
-# ----------------------------------------------------------------------------------------------------------- calls
+# ------------------------------------------------------------------------------------------------------ calls
 
 
 def test_results_and_errors(server):
@@ -311,7 +352,7 @@ def test_a_server_that_ignores_its_end_dies_with_a_killed_run(tmp_path):
     """kill -9 of the run: no clean-up runs, and the server closes neither by itself nor at a signal."""
     stubborn = tmp_path / "stubborn.py"
     stubborn.write_text(
-        f"import runpy, signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsys.argv[1:] = ['stdio']\n"
+        "import runpy, signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsys.argv[1:] = ['stdio']\n"
         f"try:\n    runpy.run_path({SERVER!r}, run_name='__main__')\nfinally:\n    signal.pause()\n"
     )
     run = tmp_path / "run.py"
@@ -331,7 +372,7 @@ async def main():
         await trio.sleep_forever()
 
 trio.run(main)
-""")
+""")  # noqa: E501
     process = subprocess.Popen([sys.executable, str(run)], stdout=subprocess.PIPE, text=True)
     pid = int(process.stdout.readline())
     assert psutil.pid_exists(pid)
@@ -379,7 +420,7 @@ def test_stderr_of_a_server_goes_to_the_log(caplog, capfd):
     assert "the server starts" not in capfd.readouterr().err
 
 
-# -------------------------------------------------------------------------------------------------------- contract
+# --------------------------------------------------------------------------------------------------- contract
 
 
 class TestMCPTool(ToolContract):
@@ -389,11 +430,13 @@ class TestMCPTool(ToolContract):
 
     @pytest.fixture(autouse=True)
     def served(self, url) -> None:
-        config = AgentConfig(mcp_servers={"s": MCPServerConfig(url=url, per_trajectory=True, tools=("remember",))})
+        config = AgentConfig(
+            mcp_servers={"s": MCPServerConfig(url=url, per_trajectory=True, tools=("remember",))}
+        )
         type(self).tool = open_plugins(config).tools.get("s_remember")
 
 
-# --------------------------------------------------------------------------------------------------------- results
+# ---------------------------------------------------------------------------------------------------- results
 
 
 def result(*content, structured=None) -> CallToolResult:
@@ -408,5 +451,7 @@ def test_what_the_model_reads():
     assert result_text(result(text, text)) == "a\na"
     assert result_text(result(text, structured={"x": 1})) == "a"
     assert result_text(result(structured={"x": "é"})) == '{"x": "é"}'
-    assert result_text(result(page, blob, link)) == "page\n[resource omitted: file:///b]\n[resource: file:///l]"
+    assert (
+        result_text(result(page, blob, link)) == "page\n[resource omitted: file:///b]\n[resource: file:///l]"
+    )
     assert result_text(result()) == ""

@@ -1,4 +1,6 @@
-"""Laws of advantage estimators, over all that are registered: independent float64 loops, context that changes nothing, groups."""
+"""Laws of advantage estimators, over all that are registered: independent float64 loops, context that changes
+nothing, groups.
+"""
 
 import math
 from collections.abc import Callable
@@ -19,8 +21,18 @@ from agentrl.algorithms.reward_kl import adapt_coefficient, penalize
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import PluginError
 
-OPTIONS = AdvantageOptions(gamma=0.9, lam=0.8, bootstrap_truncated=True, singleton="zero", passk_k=2, solved_reward=0.5, step_weight=0.7)
-GROUPED = [name for name in ESTIMATORS if name not in {"reinforce_plus_plus", "remax", "gae", "gae_turn"}]  # these compare nothing
+OPTIONS = AdvantageOptions(
+    gamma=0.9,
+    lam=0.8,
+    bootstrap_truncated=True,
+    singleton="zero",
+    passk_k=2,
+    solved_reward=0.5,
+    step_weight=0.7,
+)
+GROUPED = [
+    name for name in ESTIMATORS if name not in {"reinforce_plus_plus", "remax", "gae", "gae_turn"}
+]  # these compare nothing
 REWARDS = (0.0, 0.1, 0.3, 1.0)
 
 
@@ -89,7 +101,9 @@ def compact(batch: list[Attempt]) -> ActionBatch:
 
     return ActionBatch(
         rewards_A=f64([r for a in batch for r in a.rewards]),
-        turn_A=torch.tensor([k for a in batch for k, turn in enumerate(a.turns) for _ in turn], dtype=torch.int64),
+        turn_A=torch.tensor(
+            [k for a in batch for k, turn in enumerate(a.turns) for _ in turn], dtype=torch.int64
+        ),
         num_tokens_N=torch.tensor([len(a.rewards) for a in batch], dtype=torch.int64),
         group_N=torch.tensor([a.group for a in batch], dtype=torch.int64),
         is_truncated_N=torch.tensor([a.truncated for a in batch]),
@@ -107,7 +121,7 @@ def advantages(name: str, batch: list[Attempt], options: AdvantageOptions = OPTI
     return [[next(flat) for _ in a.rewards] for a in batch]
 
 
-# ------------------------------------------------------------------------------------------ loops from the formulas
+# ------------------------------------------------------------------------------------ loops from the formulas
 
 
 def outcomes_of(batch, a):
@@ -125,7 +139,9 @@ def grouped(formula: Callable[[float, list[float], AdvantageOptions], float]):
         rows = []
         for a in batch:
             outcomes = outcomes_of(batch, a)
-            rows.append([0.0 if is_constant(outcomes) else formula(a.outcome, outcomes, options)] * len(a.rewards))
+            rows.append(
+                [0.0 if is_constant(outcomes) else formula(a.outcome, outcomes, options)] * len(a.rewards)
+            )
         return rows
 
     return loop
@@ -145,7 +161,9 @@ def pass_at_k_formula(own, outcomes, options):
     std = math.sqrt(mean * (1 - mean))
     if std == 0:
         return 0.0
-    others_fail = 0.0 if own >= options.solved_reward - 1e-9 else math.comb(failed - 1, k - 1) / math.comb(n - 1, k - 1)
+    others_fail = (
+        0.0 if own >= options.solved_reward - 1e-9 else math.comb(failed - 1, k - 1) / math.comb(n - 1, k - 1)
+    )
     return (1 - mean - others_fail) / std
 
 
@@ -182,7 +200,10 @@ def reinforce_loop(batch, options):
 
 def baseline_loop(batch, options):
     rows = whitened_loop(grouped(centred)(batch, options))
-    return [[0.0] * len(row) if is_constant(outcomes_of(batch, a)) else row for a, row in zip(batch, rows, strict=True)]
+    return [
+        [0.0] * len(row) if is_constant(outcomes_of(batch, a)) else row
+        for a, row in zip(batch, rows, strict=True)
+    ]
 
 
 def per_turn(a, values):
@@ -209,7 +230,9 @@ def gigpo_loop(batch, options):
     def step(i, k):
         own = batch[i]
         places = [(j, m) for j, b in enumerate(batch) if b.group == own.group for m in range(len(b.turns))]
-        return normalised(returns[i][k], [returns[j][m] for j, m in places if batch[j].anchors[m] == own.anchors[k]])
+        return normalised(
+            returns[i][k], [returns[j][m] for j, m in places if batch[j].anchors[m] == own.anchors[k]]
+        )
 
     def advantage(i, k):
         return normalised(batch[i].outcome, outcomes_of(batch, batch[i])) + options.step_weight * step(i, k)
@@ -237,7 +260,9 @@ def gae_loop(batch, options):
 def gae_turn_loop(batch, options):
     def over_turns(a):
         starts = np.cumsum([0, *map(len, a.turns)])[:-1]
-        return gae_over([math.fsum(t) for t in a.turns], [a.values[s] for s in starts], last_value(a, options), options)
+        return gae_over(
+            [math.fsum(t) for t in a.turns], [a.values[s] for s in starts], last_value(a, options), options
+        )
 
     return [per_turn(a, over_turns(a)) for a in batch]
 
@@ -285,7 +310,11 @@ def test_returns_are_advantages_plus_values(name, batch):
     values = [
         v
         for a in batch
-        for v in (a.values if name == "gae" else per_turn(a, [a.values[s] for s in np.cumsum([0, *map(len, a.turns)])[:-1]]))
+        for v in (
+            a.values
+            if name == "gae"
+            else per_turn(a, [a.values[s] for s in np.cumsum([0, *map(len, a.turns)])[:-1]])
+        )
     ]
     np.testing.assert_allclose(credit.returns_A, credit.advantages_A.numpy() + values, atol=1e-12)
 
@@ -294,7 +323,9 @@ def test_returns_are_advantages_plus_values(name, batch):
 @settings(max_examples=30)
 def test_sums_to_go_equal_a_loop_for_any_lengths(seed, decay):
     rng = np.random.default_rng(seed)
-    lengths = rng.choice([0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, BLOCK**2 + 1], size=rng.integers(1, 5))
+    lengths = rng.choice(
+        [0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, BLOCK**2 + 1], size=rng.integers(1, 5)
+    )
     values = rng.normal(size=lengths.sum())
     expected = values.copy()
     ends = np.cumsum(lengths) - 1
@@ -305,7 +336,7 @@ def test_sums_to_go_equal_a_loop_for_any_lengths(seed, decay):
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
-# ------------------------------------------------------------------------------------------------------- invariances
+# ------------------------------------------------------------------------------------------------ invariances
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -327,7 +358,9 @@ def test_a_trajectory_without_action_tokens_has_none_and_disturbs_nothing(name):
         rows = advantages(name, [*batch[:place], empty, *batch[place:]])
         assert rows.pop(place) == []
         if name != "gpg":  # which counts the groups of the batch
-            np.testing.assert_allclose(np.concatenate(rows), np.concatenate(advantages(name, batch)), rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                np.concatenate(rows), np.concatenate(advantages(name, batch)), rtol=1e-9, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -338,13 +371,16 @@ def test_an_empty_batch_is_nothing(name):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_float32_stays_float32_and_close(name):
     batch = compact(make_batch(5))
-    single = {field: getattr(batch, field).float() for field in ("rewards_A", "values_A", "values_after_N", "greedy_rewards_N")}
+    single = {
+        field: getattr(batch, field).float()
+        for field in ("rewards_A", "values_A", "values_after_N", "greedy_rewards_N")
+    }
     got = ESTIMATORS[name](replace(batch, **single), OPTIONS).advantages_A
     assert got.dtype == torch.float32
     np.testing.assert_allclose(got, ESTIMATORS[name](batch, OPTIONS).advantages_A, rtol=1e-4, atol=1e-5)
 
 
-# ------------------------------------------------------------------------------- singleton, constant, incomplete groups
+# --------------------------------------------------------------------- singleton, constant, incomplete groups
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -352,7 +388,10 @@ def test_float32_stays_float32_and_close(name):
 @given(reward=st.floats(0, 1e6), size=st.integers(1, 9), seed=seeds)
 def test_a_constant_group_has_advantage_exactly_0(name, reward, size, seed):
     other = [replace(a, group=7) for a in make_batch(seed)]  # whitening and gpg look beyond the group
-    group = [replace(a, group=8, turns=[[0.0] * k + [reward]]) for k, a in enumerate(make_batch(seed + 1)[:1] * size)]
+    group = [
+        replace(a, group=8, turns=[[0.0] * k + [reward]])
+        for k, a in enumerate(make_batch(seed + 1)[:1] * size)
+    ]
     group = [replace(a, values=[0.0] * len(a.rewards), anchors=[0]) for a in group]
     chosen = replace(OPTIONS, passk_k=1)
     for row in advantages(name, [*group, *other], chosen)[:size]:
@@ -361,7 +400,10 @@ def test_a_constant_group_has_advantage_exactly_0(name, reward, size, seed):
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_a_group_of_one_has_0_or_its_raw_reward(name):
-    alone = [Attempt(group, [[0.0, reward]], [0.0] * 2, 0.0, False, 0.0, [0]) for group, reward in ((1, 0.25), (2, 0.75))]
+    alone = [
+        Attempt(group, [[0.0, reward]], [0.0] * 2, 0.0, False, 0.0, [0])
+        for group, reward in ((1, 0.25), (2, 0.75))
+    ]
     assert advantages(name, alone) == [[0.0, 0.0], [0.0, 0.0]]
     raw = advantages(name, alone, replace(OPTIONS, singleton="raw"))
     if name == "reinforce_plus_plus_baseline":  # whitened after that
@@ -392,7 +434,9 @@ def test_outcomes_that_differ_by_rounding_are_equal(name):
     assert len(set(sums)) == 2
     places = replace(batch_of([1.0] * 4, [0] * 4), anchors_K=torch.zeros(4, dtype=torch.int64))
     batch = replace(places, rewards_A=torch.tensor(sums, dtype=torch.float64))
-    assert ESTIMATORS[name](batch, replace(OPTIONS, solved_reward=0.1 + 0.2)).advantages_A.tolist() == [0.0] * 4
+    assert (
+        ESTIMATORS[name](batch, replace(OPTIONS, solved_reward=0.1 + 0.2)).advantages_A.tolist() == [0.0] * 4
+    )
     one_better = replace(places, rewards_A=torch.tensor([*sums[:3], 0.4], dtype=torch.float64))
     assert ESTIMATORS[name](one_better, replace(OPTIONS, solved_reward=0.35)).advantages_A[3] > 0
 
@@ -405,11 +449,14 @@ def test_max_rl_refuses_negative_outcomes():
 def test_pass_at_1_is_grpo_by_the_std_of_the_population():
     batch = batch_of([1.0, 0.0, 0.0, 1.0, 0.0], [0] * 5)
     expected = (batch.rewards_A - 0.4) / math.sqrt(0.24)
-    torch.testing.assert_close(ESTIMATORS["pass_at_k"](batch, replace(OPTIONS, passk_k=1)).advantages_A, expected)
+    torch.testing.assert_close(
+        ESTIMATORS["pass_at_k"](batch, replace(OPTIONS, passk_k=1)).advantages_A, expected
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "field"), [("gae", "values_A"), ("gae_turn", "values_A"), ("remax", "greedy_rewards_N"), ("gigpo", "anchors_K")]
+    ("name", "field"),
+    [("gae", "values_A"), ("gae_turn", "values_A"), ("remax", "greedy_rewards_N"), ("gigpo", "anchors_K")],
 )
 def test_what_an_estimator_lacks_is_named(name, field):
     with pytest.raises(ValueError, match=f"{name} needs {field}"):
@@ -444,7 +491,7 @@ def test_turns_out_of_order_are_refused():
         ESTIMATORS["turn_group"](batch, OPTIONS)
 
 
-# --------------------------------------------------------------------------------------------------- whitening and KL
+# ------------------------------------------------------------------------------------------- whitening and KL
 
 
 def test_whitening_has_mean_0_and_variance_1():
@@ -458,14 +505,20 @@ def test_whitening_has_mean_0_and_variance_1():
 def test_kl_in_the_reward_is_paid_per_token():
     batch = compact(make_batch(2))
     kl = torch.linspace(-1, 1, len(batch.rewards_A))
-    np.testing.assert_allclose(penalize(batch, kl, coefficient=0.3).rewards_A, batch.rewards_A - 0.3 * kl.double(), rtol=1e-12)
+    np.testing.assert_allclose(
+        penalize(batch, kl, coefficient=0.3).rewards_A, batch.rewards_A - 0.3 * kl.double(), rtol=1e-12
+    )
     before, after = (grpo(b, OPTIONS).advantages_A for b in (batch, penalize(batch, kl, coefficient=0.0)))
     assert torch.equal(before, after)
 
 
-@pytest.mark.parametrize(("kl", "factor"), [(1.0, 1.0), (1.1, 1.001), (0.9, 0.999), (50.0, 1.002), (0.0, 0.998)])
+@pytest.mark.parametrize(
+    ("kl", "factor"), [(1.0, 1.0), (1.1, 1.001), (0.9, 0.999), (50.0, 1.002), (0.0, 0.998)]
+)
 def test_the_adaptive_coefficient_follows_its_target(kl, factor):
-    assert adapt_coefficient(0.2, kl, target=1.0, num_sequences=100, horizon=10_000) == pytest.approx(0.2 * factor)
+    assert adapt_coefficient(0.2, kl, target=1.0, num_sequences=100, horizon=10_000) == pytest.approx(
+        0.2 * factor
+    )
 
 
 def test_an_adaptive_coefficient_needs_a_target():
@@ -473,7 +526,7 @@ def test_an_adaptive_coefficient_needs_a_target():
         adapt_coefficient(0.2, 1.0, target=0.0, num_sequences=1, horizon=10)
 
 
-# ---------------------------------------------------------------------------------------------------------- registry
+# --------------------------------------------------------------------------------------------------- registry
 
 
 def test_an_estimator_of_ones_own(tmp_path):
@@ -497,7 +550,10 @@ def test_an_estimator_of_ones_own(tmp_path):
             run(name)
     with pytest.raises(PluginError, match="is int, not a function"):
         run("number")
-    with pytest.raises(PluginError, match=r"unknown advantage estimator 'none'; known: grpo, .* an entry point of agentrl.advantages"):
+    with pytest.raises(
+        PluginError,
+        match=r"unknown advantage estimator 'none'; known: grpo, .* an entry point of agentrl.advantages",
+    ):
         find_estimator("none")
 
 
@@ -506,7 +562,9 @@ def test_an_installed_package_registers_an_estimator(tmp_path, monkeypatch):
     info = tmp_path / "their_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[agentrl.advantages]\ntheirs = their_module:theirs\ngone = their_module:gone\n")
+    (info / "entry_points.txt").write_text(
+        "[agentrl.advantages]\ntheirs = their_module:theirs\ngone = their_module:gone\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert find_estimator("theirs").__module__ == "their_module"
     assert AlgorithmConfig(advantage="theirs").advantage == "theirs"

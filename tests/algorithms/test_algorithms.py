@@ -1,4 +1,6 @@
-"""Laws of the pure functions between rewards and the loss: independent float64 loops, finite differences, invariances."""
+"""Laws of the pure functions between rewards and the loss: independent float64 loops, finite differences,
+invariances.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ def f64(values) -> torch.Tensor:
     return torch.tensor(np.asarray(values), dtype=torch.float64)
 
 
-# ------------------------------------------------------------------------------------------------------------- KL
+# --------------------------------------------------------------------------------------------------------- KL
 
 
 @given(seed=seeds)
@@ -34,7 +36,9 @@ def test_kl_estimators_equal_their_formulas(seed):
         np.testing.assert_allclose(estimator(f64(policy), f64(ref)), expected[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted({"k1", *KL_ESTIMATORS} - {"k3_k2grad"}))  # whose gradient is another's, on purpose
+@pytest.mark.parametrize(
+    "name", sorted({"k1", *KL_ESTIMATORS} - {"k3_k2grad"})
+)  # whose gradient is another's, on purpose
 def test_gradients_of_kl_by_finite_differences(name):
     rng, estimator = np.random.default_rng(1), {"k1": k1, **KL_ESTIMATORS}[name]
     ref = f64(rng.normal(-2, 1, 10))
@@ -44,7 +48,9 @@ def test_gradients_of_kl_by_finite_differences(name):
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
 @pytest.mark.parametrize("ratio", [-1e4, -30.0, -20.5, -5.0, -1e-3, 1e-3, 5.0, 20.5, 30.0, 1e4])
 def test_no_estimator_ever_pushes_the_policy_away_from_the_reference(name, ratio):
-    """Its gradient has the sign of the log-ratio, or is 0 where a bound was reached; the value is never negative and finite."""
+    """Its gradient has the sign of the log-ratio, or is 0 where a bound was reached; the value is never
+    negative and finite.
+    """
     policy = f64([ratio - 1e5]).requires_grad_()
     value = KL_ESTIMATORS[name](policy, f64([-1e5]))
     gradient = torch.autograd.grad(value.sum(), policy)[0].item()
@@ -65,11 +71,16 @@ def test_k3_k2grad_has_the_gradient_of_k2():
     torch.testing.assert_close(gradient, (policy - ref).detach())
 
 
-# ---------------------------------------------------------------------------------------------------- aggregation
+# ------------------------------------------------------------------------------------------------ aggregation
 
 
 @pytest.mark.parametrize("rule", RULES)
-@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), cut=st.integers(0, 6), empty=st.integers(0, 2), seed=seeds)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    cut=st.integers(0, 6),
+    empty=st.integers(0, 2),
+    seed=seeds,
+)
 def test_aggregation_equals_its_formula_however_the_batch_is_cut(rule, lengths, cut, empty, seed):
     losses = [np.random.default_rng((seed, i)).normal(size=n) for i, n in enumerate(lengths)]
     num_sequences = len(lengths) + empty  # some sequences may have had all their tokens rejected

@@ -1,4 +1,6 @@
-"""Laws of the off-policy correction: independent float64 loops, bounds on the right side, global statistics that no packing changes."""
+"""Laws of the off-policy correction: independent float64 loops, bounds on the right side, global statistics
+that no packing changes.
+"""
 
 import math
 
@@ -38,10 +40,12 @@ def case(seed, num_tokens=24):
 
 
 def metrics_of(statistics):
-    return correction_metrics({k: float(v) for k, v in statistics.sums.items()}, {k: float(v) for k, v in statistics.maxima.items()})
+    return correction_metrics(
+        {k: float(v) for k, v in statistics.sums.items()}, {k: float(v) for k, v in statistics.maxima.items()}
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- weights
+# ---------------------------------------------------------------------------------------------------- weights
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -62,18 +66,28 @@ def test_weights_equal_a_loop(level, outside, seed, cap, floor):
 
 
 def test_the_bounds_of_a_weight_are_on_proximal_over_behavior_and_not_on_its_inverse():
-    logs, ids = f64([math.log(4), -math.log(4)]), torch.tensor([0, 1])  # 4 times as likely as when sampled, and a quarter
+    logs, ids = (
+        f64([math.log(4), -math.log(4)]),
+        torch.tensor([0, 1]),
+    )  # 4 times as likely as when sampled, and a quarter
     assert importance_weights(logs, ids, WeightRule("token", cap=2.0)).tolist() == pytest.approx([2.0, 0.25])
-    assert importance_weights(logs, ids, WeightRule("token", cap=5.0, floor=0.5)).tolist() == pytest.approx([4.0, 0.5])
-    assert importance_weights(logs, ids, WeightRule("token", cap=5.0, floor=0.5, outside="mask")).tolist() == pytest.approx([4.0, 0.0])
+    assert importance_weights(logs, ids, WeightRule("token", cap=5.0, floor=0.5)).tolist() == pytest.approx(
+        [4.0, 0.5]
+    )
+    assert importance_weights(
+        logs, ids, WeightRule("token", cap=5.0, floor=0.5, outside="mask")
+    ).tolist() == pytest.approx([4.0, 0.0])
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_equal_policies_weigh_1(level):
-    assert importance_weights(f64([0.0] * 4), torch.tensor([0, 0, 1, 2]), WeightRule(level, cap=2.0)).tolist() == [1.0] * 4
+    assert (
+        importance_weights(f64([0.0] * 4), torch.tensor([0, 0, 1, 2]), WeightRule(level, cap=2.0)).tolist()
+        == [1.0] * 4
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- rejection
+# -------------------------------------------------------------------------------------------------- rejection
 
 FORMULAS = {"k1": lambda x: x, "k2": lambda x: x * x / 2, "k3": lambda x: math.exp(x) - 1 - x}
 
@@ -98,14 +112,18 @@ def is_kept(logs, own, t, statistic, level, lower, upper):
 def test_rejection_equals_a_loop(statistic, level, seed, lower, upper):
     logs, ids = case(seed)
     upper, lower = (upper + 1, lower) if statistic == "k1" else (upper, None)
-    expected = [is_kept(logs, logs[ids == ids[t]], t, statistic, level, lower, upper) for t in range(len(logs))]
+    expected = [
+        is_kept(logs, logs[ids == ids[t]], t, statistic, level, lower, upper) for t in range(len(logs))
+    ]
     got = accepts(f64(logs), torch.tensor(ids), RejectionRule(statistic, level, lower, upper))
     assert got.tolist() == expected
 
 
 @pytest.mark.parametrize("level", ["token", *SEQUENCE_LEVELS])
 def test_asymmetric_bounds_act_on_proximal_over_behavior(level):
-    """Bounds [0.6, 1.4] keep 0.65 and 1.35; on the inverse they would keep neither 0.65 (1.54) nor drop 0.58 (1.72) alone."""
+    """Bounds [0.6, 1.4] keep 0.65 and 1.35; on the inverse they would keep neither 0.65 (1.54) nor drop 0.58
+    (1.72) alone.
+    """
     ratios = [0.65, 1.35, 0.58, 1.45, 1.65]
     kept = accepts(f64(np.log(ratios)), torch.arange(5), RejectionRule("k1", level, 0.6, 1.4))
     assert kept.tolist() == [True, True, False, False, False]
@@ -115,15 +133,27 @@ def test_a_log_ratio_that_is_not_a_number_is_rejected_and_never_taken_for_on_pol
     logs, ids = f64([math.nan, 0.0, 0.0, math.inf, -math.inf]), torch.tensor([0, 0, 1, 2, 3])
     for statistic in STATISTICS:
         assert accepts(logs, ids, RejectionRule(statistic, "token", None, 2.0))[0].item() is False
-        assert accepts(logs, ids, RejectionRule(statistic, "sequence_mean", None, 2.0)).tolist()[:3] == [False, False, True]
-    assert accepts(logs, ids, RejectionRule("k1", "token", 0.5, 2.0)).tolist() == [False, True, True, False, False]
+        assert accepts(logs, ids, RejectionRule(statistic, "sequence_mean", None, 2.0)).tolist()[:3] == [
+            False,
+            False,
+            True,
+        ]
+    assert accepts(logs, ids, RejectionRule("k1", "token", 0.5, 2.0)).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("level", ["token", *SEQUENCE_LEVELS])
 def test_equal_policies_are_never_rejected(statistic, level):
     lower = 0.999 if statistic == "k1" else None
-    assert accepts(f64([0.0] * 4), torch.tensor([0, 0, 1, 2]), RejectionRule(statistic, level, lower, 1.001)).all()
+    assert accepts(
+        f64([0.0] * 4), torch.tensor([0, 0, 1, 2]), RejectionRule(statistic, level, lower, 1.001)
+    ).all()
 
 
 @given(st.lists(st.sampled_from([0.0, 0.01, 0.04, 0.25, 1.0, 9.0]), max_size=20), st.floats(0.001, 4.0))
@@ -137,7 +167,7 @@ def test_m2po_drops_the_largest_and_no_more_than_it_must(values, threshold):
         assert sum(more) / len(more) > threshold * (1 - 1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------- selection
+# -------------------------------------------------------------------------------------------------- selection
 
 
 def test_a_share_of_tokens_is_at_least_one_and_ties_stay_out():
@@ -158,7 +188,9 @@ def test_covariances_are_deviations_multiplied():
 def test_the_largest_covariances_are_chosen_and_no_rounding_noise_among_equal_ones():
     deviations, fair = np.array([0.5, 0.5, 0.5, -1.0, 2.0]), f64([0.9, 0.1, 0.5, 0.0, 0.99])
     for noise in (0.0, 1e-9, -1e-9):
-        covariance = covariances(f64(deviations + noise * np.arange(5)), f64([1.0] * 5), mean_logprob=0.0, mean_advantage=0.0)
+        covariance = covariances(
+            f64(deviations + noise * np.arange(5)), f64([1.0] * 5), mean_logprob=0.0, mean_advantage=0.0
+        )
         keys = largest_first(covariance, fair)
         assert torch.argsort(keys).tolist() == [4, 1, 2, 0, 3]
         assert (keys < smallest_cut(keys, 2)).tolist() == [False, True, False, False, True]
@@ -173,18 +205,24 @@ def test_fair_keys_depend_on_the_token_alone_and_are_spread_evenly():
     np.testing.assert_allclose(np.histogram(keys, bins=8, range=(0, 1))[0], 500, atol=100)
 
 
-# --------------------------------------------------------------------------------------------------------- metrics
+# ---------------------------------------------------------------------------------------------------- metrics
 
 
 @given(seed=seeds, cap=st.floats(0.5, 5.0))
 def test_metrics_equal_a_loop_however_the_batch_is_cut(seed, cap):
     rng = np.random.default_rng(seed)
-    behavior, proximal, sequence = rng.normal(-2, 1, 24), rng.normal(-2, 1, 24), np.sort(rng.integers(0, 5, 24))
+    behavior, proximal, sequence = (
+        rng.normal(-2, 1, 24),
+        rng.normal(-2, 1, 24),
+        np.sort(rng.integers(0, 5, 24)),
+    )
     raw = np.exp(proximal - behavior)
 
     def part(chosen):
         columns = f64(proximal[chosen]), f64(behavior[chosen])
-        return correction_statistics(*columns, log_products(columns[0] - columns[1], f64(sequence[chosen])), cap=cap)
+        return correction_statistics(
+            *columns, log_products(columns[0] - columns[1], f64(sequence[chosen])), cap=cap
+        )
 
     parts = [part(sequence == s) for s in range(5)]
     sums = {name: sum(float(p.sums[name]) for p in parts) for name in parts[0].sums}
@@ -213,11 +251,13 @@ def test_equal_policies_have_divergence_0_and_full_sample_size():
     metrics = metrics_of(correction_statistics(same, same, f64([0.0, 0.0]), cap=2.0))
     zero = {"kl_k1", "kl_k3", "chi2_token", "chi2_sequence", "above_cap"}
     assert {name for name, value in metrics.items() if value == 0.0} == zero
-    assert {metrics[name] for name in ("ess", "ess_truncated", "weight_mean", "weight_max", "perplexity_ratio")} == {1.0}
+    assert {
+        metrics[name] for name in ("ess", "ess_truncated", "weight_mean", "weight_max", "perplexity_ratio")
+    } == {1.0}
     assert all(estimator(same, same).tolist() == [0.0, 0.0, 0.0] for estimator in KL_ESTIMATORS.values())
 
 
-# ------------------------------------------------------------------------------------------------------- the config
+# ------------------------------------------------------------------------------------------------- the config
 
 
 @pytest.mark.parametrize(
@@ -234,8 +274,17 @@ def test_stages_that_make_no_sense_are_refused(make, message):
         make()
 
 
-STAGES = {"reject": {"far": {"upper": 2.0}}, "m2po_threshold": 0.04, "self_normalize": True, "opsm_delta": 0.1}
-IDLE = {"bypass": ["self_normalize"], "on_policy": ["reject", "m2po_threshold", "self_normalize"], "decoupled": []}
+STAGES = {
+    "reject": {"far": {"upper": 2.0}},
+    "m2po_threshold": 0.04,
+    "self_normalize": True,
+    "opsm_delta": 0.1,
+}
+IDLE = {
+    "bypass": ["self_normalize"],
+    "on_policy": ["reject", "m2po_threshold", "self_normalize"],
+    "decoupled": [],
+}
 
 
 @pytest.mark.parametrize("mode", IDLE)

@@ -1,4 +1,6 @@
-"""Log-probabilities and entropies against loops in numpy; the ones without logits against those from logits, gradients included."""
+"""Log-probabilities and entropies against loops in numpy; the ones without logits against those from logits,
+gradients included.
+"""
 
 import math
 
@@ -29,7 +31,7 @@ def f64(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-# ------------------------------------------------------------------------------------------------------ from logits
+# ------------------------------------------------------------------------------------------------ from logits
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 21, 10**6])
@@ -42,7 +44,10 @@ def test_logprobs_and_entropy_equal_a_loop_in_any_chunks(monkeypatch, chunk_elem
         p = np.exp(row / 0.7) / np.exp(row / 0.7).sum()
         assert float(logprob) == pytest.approx(math.log(p[target]))
         assert float(entropy) == pytest.approx(-sum(x * math.log(x) for x in p))
-    assert gradcheck(lambda x: logprobs_and_entropy(x, torch.tensor(targets), temperature=0.7), f64(logits).requires_grad_())
+    assert gradcheck(
+        lambda x: logprobs_and_entropy(x, torch.tensor(targets), temperature=0.7),
+        f64(logits).requires_grad_(),
+    )
 
 
 def test_logprobs_of_masked_out_vocabulary_and_of_no_tokens():
@@ -53,7 +58,9 @@ def test_logprobs_of_masked_out_vocabulary_and_of_no_tokens():
     assert torch.isfinite(torch.autograd.grad((logprobs + entropies).sum(), logits)[0]).all()
     empty = torch.zeros(0, 3, requires_grad=True)
     none = torch.zeros(0, dtype=torch.int64)
-    assert torch.autograd.grad(logprobs_and_entropy(empty, none, temperature=1.0)[0].sum(), empty)[0].shape == (0, 3)
+    assert torch.autograd.grad(logprobs_and_entropy(empty, none, temperature=1.0)[0].sum(), empty)[
+        0
+    ].shape == (0, 3)
 
 
 def test_bfloat16_logits_are_computed_in_float32():
@@ -63,21 +70,28 @@ def test_bfloat16_logits_are_computed_in_float32():
     assert torch.autograd.grad(logprobs.sum(), logits)[0].dtype == torch.bfloat16
 
 
-# ----------------------------------------------------------------------------------------------- from hidden states
+# ----------------------------------------------------------------------------------------- from hidden states
 
 FORMS = [HeadForm(), HeadForm(scale=0.25), HeadForm(softcap=3.0), HeadForm(scale=2.0, softcap=5.0)]
 
 
 def case(num_tokens=23, width=5, vocabulary=17, *, seed=0, dtype=torch.float64):
     torch.manual_seed(seed)
-    inputs = [torch.randn(*shape, dtype=torch.float64).to(dtype) for shape in ((num_tokens, width), (vocabulary, width), (vocabulary,))]
+    inputs = [
+        torch.randn(*shape, dtype=torch.float64).to(dtype)
+        for shape in ((num_tokens, width), (vocabulary, width), (vocabulary,))
+    ]
     return [x.requires_grad_() for x in inputs], torch.randint(vocabulary, (num_tokens,))
 
 
 def from_logits(hidden, weight, targets, *, bias, form, temperature=0.7):
     """The plain path: torch's own operators on all logits at once."""
     products = hidden @ weight.T + (0.0 if bias is None else bias)
-    logits = products * form.scale if form.softcap is None else form.softcap * torch.tanh(products * form.scale / form.softcap)
+    logits = (
+        products * form.scale
+        if form.softcap is None
+        else form.softcap * torch.tanh(products * form.scale / form.softcap)
+    )
     log_p = torch.log_softmax(logits / temperature, -1)
     return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
@@ -90,12 +104,15 @@ def test_without_logits_all_values_and_gradients_are_those_of_the_plain_path(chu
     hidden, weight, bias = inputs if has_bias else [*inputs[:2], None]
     inputs = [x for x in (hidden, weight, bias) if x is not None]
     weights = torch.randn(2, len(targets), dtype=torch.float64)
-    ours = linear_logprobs_and_entropy(hidden, weight, targets, temperature=0.7, bias_V=bias, form=form, chunk_tokens=chunk_tokens)
+    ours = linear_logprobs_and_entropy(
+        hidden, weight, targets, temperature=0.7, bias_V=bias, form=form, chunk_tokens=chunk_tokens
+    )
     plain = from_logits(hidden, weight, targets, bias=bias, form=form)
     for got, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     grads, expected_grads = (
-        torch.autograd.grad(sum((w * x).sum() for w, x in zip(weights, out, strict=True)), inputs) for out in (ours, plain)
+        torch.autograd.grad(sum((w * x).sum() for w, x in zip(weights, out, strict=True)), inputs)
+        for out in (ours, plain)
     )
     for got, expected in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
@@ -105,15 +122,22 @@ def test_without_logits_all_values_and_gradients_are_those_of_the_plain_path(chu
 def test_gradients_without_logits_pass_finite_differences(form):
     inputs, targets = case(4, 3, 5)
     assert gradcheck(
-        lambda h, w, b: linear_logprobs_and_entropy(h, w, targets, temperature=1.3, bias_V=b, form=form, chunk_tokens=3), inputs
+        lambda h, w, b: linear_logprobs_and_entropy(
+            h, w, targets, temperature=1.3, bias_V=b, form=form, chunk_tokens=3
+        ),
+        inputs,
     )
 
 
 def test_only_what_is_trained_gets_a_gradient():
     (hidden, weight, _), targets = case()
-    logprobs, _ = linear_logprobs_and_entropy(hidden, weight.detach(), targets, temperature=1.0, chunk_tokens=4)
+    logprobs, _ = linear_logprobs_and_entropy(
+        hidden, weight.detach(), targets, temperature=1.0, chunk_tokens=4
+    )
     assert torch.autograd.grad(logprobs.sum(), hidden)[0].abs().sum() > 0
-    logprobs, _ = linear_logprobs_and_entropy(hidden.detach(), weight, targets, temperature=1.0, chunk_tokens=4)
+    logprobs, _ = linear_logprobs_and_entropy(
+        hidden.detach(), weight, targets, temperature=1.0, chunk_tokens=4
+    )
     assert torch.autograd.grad(logprobs.sum(), weight)[0].abs().sum() > 0
 
 
@@ -126,15 +150,22 @@ def test_no_tokens_have_a_gradient_of_zero():
 
 
 def test_many_chunks_in_bfloat16_lose_nothing_of_the_weights_gradient():
-    """Summed in bfloat16 over 512 chunks, the gradient would stop growing at 256 times what one chunk adds."""
+    """Summed in bfloat16 over 512 chunks, the gradient would stop growing at 256 times what one chunk
+    adds.
+    """
     (hidden, weight, _), targets = case(512, dtype=torch.bfloat16)
 
     def gradient(chunk_tokens):
-        logprobs, _ = linear_logprobs_and_entropy(hidden, weight, targets, temperature=1.0, chunk_tokens=chunk_tokens)
+        logprobs, _ = linear_logprobs_and_entropy(
+            hidden, weight, targets, temperature=1.0, chunk_tokens=chunk_tokens
+        )
         return torch.autograd.grad(logprobs.sum(), weight)[0].double()
 
     exact = torch.autograd.grad(
-        from_logits(hidden.double(), weight.double(), targets, bias=None, form=HeadForm(), temperature=1.0)[0].sum(), weight
+        from_logits(hidden.double(), weight.double(), targets, bias=None, form=HeadForm(), temperature=1.0)[
+            0
+        ].sum(),
+        weight,
     )
     scale = exact[0].double().abs().max()
     assert (gradient(1) - exact[0]).abs().max() < 0.01 * scale
@@ -142,13 +173,19 @@ def test_many_chunks_in_bfloat16_lose_nothing_of_the_weights_gradient():
 
 
 def test_the_logits_of_all_tokens_never_exist():
-    """Forward and backward allocate no tensor of more than a chunk of logits, and no weight-sized one but the gradient."""
+    """Forward and backward allocate no tensor of more than a chunk of logits, and no weight-sized one but the
+    gradient.
+    """
     sizes = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
-            sizes.extend(x.numel() for x in (out if isinstance(out, tuple | list) else (out,)) if isinstance(x, torch.Tensor))
+            sizes.extend(
+                x.numel()
+                for x in (out if isinstance(out, tuple | list) else (out,))
+                if isinstance(x, torch.Tensor)
+            )
             return out
 
     (hidden, weight, _), targets = case(64, 4, 50)
@@ -158,7 +195,7 @@ def test_the_logits_of_all_tokens_never_exist():
     assert max(sizes) == 8 * 50
 
 
-# ---------------------------------------------------------------------------------------------------- in real models
+# --------------------------------------------------------------------------------------------- in real models
 
 SMALL = {
     "vocab_size": 37,
@@ -187,17 +224,24 @@ def test_models_are_scored_without_logits_as_from_their_own(name):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)  # biases are zero at first, and a soft cap needs large logits to show
+            parameter += 0.3 * torch.randn_like(
+                parameter
+            )  # biases are zero at first, and a soft cap needs large logits to show
     assert find_head_form(model) == form
     token_ids = torch.randint(37, (1, 11))
     positions, targets = torch.tensor([1, 4, 5, 9]), torch.tensor([3, 0, 36, 7])
     plain = torch.log_softmax(model(token_ids).logits[0, positions] / 0.8, -1)
     answer_scores(model, chunk_tokens=3)
-    logprobs, entropies = model(input_ids=token_ids, use_cache=False, score=ScoreRequest(positions, targets, 0.8))
-    torch.testing.assert_close(logprobs, plain.gather(-1, targets[:, None])[:, 0], rtol=1e-6, atol=1e-6)  # float32 norms in some models
+    logprobs, entropies = model(
+        input_ids=token_ids, use_cache=False, score=ScoreRequest(positions, targets, 0.8)
+    )
+    torch.testing.assert_close(
+        logprobs, plain.gather(-1, targets[:, None])[:, 0], rtol=1e-6, atol=1e-6
+    )  # float32 norms in some models
     torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1), rtol=1e-6, atol=1e-6)
     ours, theirs = (
-        torch.autograd.grad(x.sum(), list(model.parameters()), allow_unused=True) for x in (logprobs, plain.gather(-1, targets[:, None]))
+        torch.autograd.grad(x.sum(), list(model.parameters()), allow_unused=True)
+        for x in (logprobs, plain.gather(-1, targets[:, None]))
     )
     for got, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
@@ -238,12 +282,14 @@ def test_a_head_that_was_replaced_is_used():
     torch.testing.assert_close(logprobs, plain.gather(-1, targets[:, None])[:, 0])
 
 
-# ----------------------------------------------------------------------------------------------------- compiled kernels
+# ------------------------------------------------------------------------------------------- compiled kernels
 
 
 @pytest.fixture(scope="module")
 def graphs():
-    """The formulas that are compiled, as torch.compile traces and differentiates them, without its code generator."""
+    """The formulas that are compiled, as torch.compile traces and differentiates them, without its code
+    generator.
+    """
     torch._dynamo.reset()
     yield compiled("aot_eager")
     torch._dynamo.reset()
@@ -251,15 +297,30 @@ def graphs():
 
 def gradients(kernels, hidden, weight, bias, targets, *, form, temperature, upstream, chunk_tokens):
     out = linear_logprobs_and_entropy(
-        hidden, weight, targets, temperature=temperature, bias_V=bias, form=form, chunk_tokens=chunk_tokens, kernels=kernels
+        hidden,
+        weight,
+        targets,
+        temperature=temperature,
+        bias_V=bias,
+        form=form,
+        chunk_tokens=chunk_tokens,
+        kernels=kernels,
     )
     inputs = [x for x in (hidden, weight, bias) if x is not None]
-    return [*out, *torch.autograd.grad(sum((w * x).sum() for w, x in zip(upstream, out, strict=True)), inputs)]
+    return [
+        *out,
+        *torch.autograd.grad(sum((w * x).sum() for w, x in zip(upstream, out, strict=True)), inputs),
+    ]
 
 
-@pytest.mark.parametrize(("form", "has_entropy"), [(HeadForm(), False), (HeadForm(), True), (HeadForm(scale=2.0, softcap=5.0), True)])
+@pytest.mark.parametrize(
+    ("form", "has_entropy"),
+    [(HeadForm(), False), (HeadForm(), True), (HeadForm(scale=2.0, softcap=5.0), True)],
+)
 def test_compiled_kernels_compute_what_eager_ones_do(graphs, form, has_entropy):
-    """All gradients differ from token to token; chunks of 7, 7, 7 and 2 tokens meet a graph of a fixed and one of any size."""
+    """All gradients differ from token to token; chunks of 7, 7, 7 and 2 tokens meet a graph of a fixed and
+    one of any size.
+    """
     (hidden, weight, bias), targets = case()
     upstream = torch.randn(2, len(targets), dtype=torch.float64) * torch.tensor([[1.0], [float(has_entropy)]])
     options = {"form": form, "temperature": 0.7, "upstream": upstream, "chunk_tokens": 7}
@@ -273,7 +334,9 @@ def test_compiled_kernels_compute_what_eager_ones_do(graphs, form, has_entropy):
 
 @pytest.mark.parametrize("kernels", ["eager", "graphs"])
 def test_kernels_in_bfloat16_round_logits_and_gradients_once(kernels, request):
-    """Against float64 from the same rounded logits: float32 inside, and a gradient off by less than a rounding step of bfloat16."""
+    """Against float64 from the same rounded logits: float32 inside, and a gradient off by less than a
+    rounding step of bfloat16.
+    """
     own = EAGER if kernels == "eager" else request.getfixturevalue("graphs")
     torch.manual_seed(1)
     products, targets = (4 * torch.randn(9, 300)).bfloat16(), torch.randint(300, (9,))
@@ -283,7 +346,9 @@ def test_kernels_in_bfloat16_round_logits_and_gradients_once(kernels, request):
     logprobs, entropies = own.values(products, targets, 0.8, HeadForm())
     torch.testing.assert_close(logprobs.double(), exact[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(entropies.double(), exact[1], rtol=1e-5, atol=1e-5)
-    [exact_gradient] = torch.autograd.grad(sum((w * x).sum() for w, x in zip(upstream, exact, strict=True)), exact_inputs)
+    [exact_gradient] = torch.autograd.grad(
+        sum((w * x).sum() for w, x in zip(upstream, exact, strict=True)), exact_inputs
+    )
     gradient = own.gradient(products, targets, entropies, *upstream, 0.8, HeadForm())
     assert gradient.dtype == torch.bfloat16
     torch.testing.assert_close(gradient.double(), exact_gradient, rtol=2**-8, atol=1e-5)
@@ -297,7 +362,9 @@ def test_kernels_pass_over_masked_out_vocabulary_and_show_what_is_not_finite(ker
     assert logprobs[0].item() == pytest.approx(-math.log(2))
     assert entropies[0].item() == pytest.approx(math.log(2))
     assert logprobs[1:].isnan().all()
-    gradient = own.gradient(logits, torch.tensor([2, 0, 0]), entropies, torch.ones(3), torch.ones(3), 1.0, HeadForm())
+    gradient = own.gradient(
+        logits, torch.tensor([2, 0, 0]), entropies, torch.ones(3), torch.ones(3), 1.0, HeadForm()
+    )
     torch.testing.assert_close(gradient[0], torch.tensor([-0.5, 0.0, 0.5]))
     assert gradient[1:].isnan().any(1).all()
 

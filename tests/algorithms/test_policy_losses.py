@@ -53,8 +53,8 @@ def clipped(ratio, a, low, high, dual=None):
     return min(loss, -dual * a) if a < 0 and dual else loss
 
 
-# One loop per loss, from its formula. `pi` moves, `held` is the policy where the formula stops the gradient; `own` are the indices of
-# the token's sequence.
+# One loop per loss, from its formula. `pi` moves, `held` is the policy where the formula stops the gradient;
+# `own` are the indices of the token's sequence.
 
 
 def ppo_clip_loop(t, pi, held, prox, a, own, chosen):
@@ -121,7 +121,9 @@ def tokens_of(policy, proximal, advantages, ids, chosen):
 
 def loop(name, policy, held, proximal, advantages, ids, chosen):
     owns = [np.flatnonzero(ids == ids[t]) for t in range(len(ids))]
-    return np.array([LOOPS[name](t, policy, held, proximal, advantages, owns[t], chosen) for t in range(len(ids))])
+    return np.array(
+        [LOOPS[name](t, policy, held, proximal, advantages, owns[t], chosen) for t in range(len(ids))]
+    )
 
 
 def loss_of(name, *columns) -> PolicyLoss:
@@ -137,7 +139,9 @@ def test_every_loss_has_options_and_a_loop_and_may_be_configured():
 @settings(max_examples=25)
 def test_losses_equal_a_loop(name, seed):
     policy, *rest = case(seed)
-    np.testing.assert_allclose(loss_of(name, policy, *rest).losses_A, loop(name, policy, policy, *rest), rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(
+        loss_of(name, policy, *rest).losses_A, loop(name, policy, policy, *rest), rtol=1e-11, atol=1e-13
+    )
 
 
 def bounds_that_decide(name, t, pi, prox, a, own, chosen):
@@ -166,7 +170,9 @@ def test_the_tokens_on_which_a_bound_decides_are_those_of_the_formula(name):
     loss = loss_of(name, policy, *rest)
     found = torch.stack([loss.is_clipped_low_A, loss.is_clipped_high_A, loss.is_clipped_dual_A], 1)
     owns = [np.flatnonzero(ids == own) for own in ids]
-    expected = [bounds_that_decide(name, t, policy, proximal, advantages, owns[t], chosen) for t in range(len(ids))]
+    expected = [
+        bounds_that_decide(name, t, policy, proximal, advantages, owns[t], chosen) for t in range(len(ids))
+    ]
     np.testing.assert_array_equal(found, expected)
 
 
@@ -190,7 +196,9 @@ def test_gradients_equal_finite_differences_of_the_loop(name):
 def test_where_all_policies_are_one_the_gradient_is_that_of_reinforce(name):
     """Ratio 1, no bound reached, and in each sequence the gradient is -A (laws 9 and 12)."""
     _, proximal, advantages, ids, _ = case(5)
-    ids = np.arange(len(ids))  # each token a sequence of its own: a ratio of a sequence is then one of a token
+    ids = np.arange(
+        len(ids)
+    )  # each token a sequence of its own: a ratio of a sequence is then one of a token
     moving = f64(proximal).requires_grad_()
     loss = loss_of(name, moving, proximal, advantages, ids, np.zeros(len(ids), bool))
     assert loss.ratios_A.tolist() == [1.0] * len(ids)
@@ -208,7 +216,9 @@ def test_losses_do_not_depend_on_the_split_into_microbatches_or_on_the_order(nam
     np.testing.assert_allclose(loss_of(name, *(c[order] for c in columns)).losses_A, whole[order], rtol=1e-12)
     part = columns[3] < cut * 7  # whole sequences
     for here in (part, ~part):
-        np.testing.assert_allclose(loss_of(name, *(c[here] for c in columns)).losses_A, whole[here], rtol=1e-12)
+        np.testing.assert_allclose(
+            loss_of(name, *(c[here] for c in columns)).losses_A, whole[here], rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -219,7 +229,9 @@ def test_no_tokens_and_extreme_log_ratios_stay_finite(name):
     assert torch.isfinite(loss.losses_A).all()
     assert torch.isfinite(torch.autograd.grad(loss.losses_A.sum(), moving)[0]).all()
     nothing = torch.zeros(0, dtype=torch.float64, requires_grad=True)
-    empty = PolicyTokens(nothing, f64([]), f64([]), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool))
+    empty = PolicyTokens(
+        nothing, f64([]), f64([]), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
+    )
     assert POLICY_LOSSES[name](empty, **OPTIONS[name]).losses_A.sum().backward() is None
 
 
@@ -245,7 +257,9 @@ def test_clip_masks_tell_where_a_bound_decided(seed):
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gmpo"])
 def test_no_bound_decides_on_a_token_without_advantage(name):
     for log_ratio in (-5.0, 5.0):
-        loss = loss_of(name, np.array([log_ratio]), np.array([0.0]), np.array([0.0]), np.array([0]), np.array([False]))
+        loss = loss_of(
+            name, np.array([log_ratio]), np.array([0.0]), np.array([0.0]), np.array([0]), np.array([False])
+        )
         assert not (loss.is_clipped_low_A | loss.is_clipped_high_A | loss.is_clipped_dual_A).any()
 
 
@@ -256,7 +270,9 @@ def test_dual_clip_may_be_off():
 
 def test_a_sequence_ratio_is_one_number_per_sequence():
     policy, proximal, advantages, ids, chosen = case(8)
-    ratios = gspo(tokens_of(policy, proximal, advantages, ids, chosen), clip=ClipConfig(0.1, 0.1)).ratios_A.numpy()
+    ratios = gspo(
+        tokens_of(policy, proximal, advantages, ids, chosen), clip=ClipConfig(0.1, 0.1)
+    ).ratios_A.numpy()
     for label in np.unique(ids):
         expected = np.exp((policy - proximal)[ids == label].mean())
         np.testing.assert_allclose(ratios[ids == label], expected, rtol=1e-12)
@@ -272,7 +288,9 @@ def test_the_weight_of_reinforce_is_the_ratio_of_a_token_or_a_sequence_within_it
         inside = min(max(raw, 0.8), 1.25)
         expected.append(-(raw if raw == inside else 0.0 if outside == "mask" else inside) * advantages[t])
     moving = f64(policy).requires_grad_()
-    loss = reinforce(tokens_of(moving, proximal, advantages, ids, chosen), weight=WeightRule(level, 1.25, 0.8, outside))
+    loss = reinforce(
+        tokens_of(moving, proximal, advantages, ids, chosen), weight=WeightRule(level, 1.25, 0.8, outside)
+    )
     np.testing.assert_allclose(loss.losses_A.detach(), np.array(expected) * policy, rtol=1e-12)
     np.testing.assert_allclose(torch.autograd.grad(loss.losses_A.sum(), moving)[0], expected, rtol=1e-12)
 
@@ -282,12 +300,21 @@ def test_opsm_drops_what_is_bad_and_less_likely_than_when_it_was_sampled():
     policy = [-2.0, -1.4, -2.0, -2.0, -1.0, -1.0]
     behavior = f64([-1.0] * 6)  # mean_t(behavior - policy): 0.7, 1.0, 0
     advantages = [-1.0, -1.0, 1.0, 1.0, -1.0, -1.0]
-    at_the_first_update = tokens_of(policy, policy, advantages, ids, ids > 9)  # where proximal and policy are one
-    assert opsm_keeps(at_the_first_update, behavior, delta=0.6).tolist() == [False, False, True, True, True, True]
+    at_the_first_update = tokens_of(
+        policy, policy, advantages, ids, ids > 9
+    )  # where proximal and policy are one
+    assert opsm_keeps(at_the_first_update, behavior, delta=0.6).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert opsm_keeps(at_the_first_update, behavior, delta=0.8).all()
 
 
-# -------------------------------------------------------------------------------------------------- by the config
+# ---------------------------------------------------------------------------------------------- by the config
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -305,7 +332,9 @@ def test_a_loss_of_your_own(tmp_path):
     )
     algorithm = AlgorithmConfig(policy_loss=f"{tmp_path}/mine.py:half", loss_options={"factor": 0.5})
     policy, _, advantages, _, _ = columns = case(2)
-    np.testing.assert_allclose(bind_policy_loss(algorithm)(tokens_of(*columns)).losses_A, -0.5 * advantages * policy)
+    np.testing.assert_allclose(
+        bind_policy_loss(algorithm)(tokens_of(*columns)).losses_A, -0.5 * advantages * policy
+    )
     with pytest.raises(PluginError, match="missing"):
         bind_policy_loss(AlgorithmConfig(policy_loss=f"{tmp_path}/mine.py:missing"))
 
@@ -323,17 +352,24 @@ def test_what_does_not_go_together_is_refused(changes, message):
         AlgorithmConfig(**changes)
 
 
-# -------------------------------------------------------------------------------------------------- KL off policy
+# ---------------------------------------------------------------------------------------------- KL off policy
 
 
 def test_k3_times_the_ratio_has_the_exact_gradient_of_the_divergence():
-    """Expectations over all tokens of a small vocabulary, sampled by a proximal policy that is not the current one."""
+    """Expectations over all tokens of a small vocabulary, sampled by a proximal policy that is not the
+    current one.
+    """
     rng = np.random.default_rng(9)
-    logits, proximal, ref = f64(rng.normal(size=6)).requires_grad_(), *(torch.log_softmax(f64(rng.normal(size=6)), 0) for _ in range(2))
+    logits, proximal, ref = (
+        f64(rng.normal(size=6)).requires_grad_(),
+        *(torch.log_softmax(f64(rng.normal(size=6)), 0) for _ in range(2)),
+    )
     policy = torch.log_softmax(logits, 0)
     exact = torch.autograd.grad((policy.exp() * (policy - ref)).sum(), logits, retain_graph=True)[0]
     for name in ("k3", "k2", "k3_k2grad"):
         estimate = (proximal.exp() * off_policy_kl(name, policy, ref, proximal)).sum()
-        torch.testing.assert_close(torch.autograd.grad(estimate, logits, retain_graph=True)[0], exact, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            torch.autograd.grad(estimate, logits, retain_graph=True)[0], exact, rtol=1e-9, atol=1e-12
+        )
     biased = (proximal.exp() * KL_ESTIMATORS["k3"](policy, ref)).sum()
     assert not torch.allclose(torch.autograd.grad(biased, logits)[0], exact, rtol=1e-2)

@@ -35,7 +35,9 @@ def test_gradients_pass_finite_differences(cliprange):
     rng = np.random.default_rng(0)
     values, old, returns = (torch.tensor(rng.normal(size=40)) for _ in range(3))
     values.requires_grad_(True)
-    assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, cliprange=cliprange).losses_A, values)
+    assert torch.autograd.gradcheck(
+        lambda v: value_loss(v, old, returns, cliprange=cliprange).losses_A, values
+    )
 
 
 def test_beyond_the_bound_only_the_way_back_has_a_gradient():
@@ -55,11 +57,16 @@ def test_explained_variance_is_that_of_numpy_and_ignores_a_constant_error(column
         return
     assert found == pytest.approx(1 - (returns - values).var() / returns.var(), abs=1e-6)
     shifted = value_moments(torch.tensor(values + shift), torch.tensor(returns))
-    assert explained_variance(**{name: float(total) / 30 for name, total in shifted.items()}) == pytest.approx(found, abs=1e-6)
+    assert explained_variance(
+        **{name: float(total) / 30 for name, total in shifted.items()}
+    ) == pytest.approx(found, abs=1e-6)
 
 
 def test_returns_that_are_all_equal_have_no_variance_to_explain():
-    moments = {name: float(total) / 3 for name, total in value_moments(torch.tensor([1.0, 0.3, 0.1]), torch.full((3,), 0.7)).items()}
+    moments = {
+        name: float(total) / 3
+        for name, total in value_moments(torch.tensor([1.0, 0.3, 0.1]), torch.full((3,), 0.7)).items()
+    }
     assert math.isnan(explained_variance(**moments))
 
 
@@ -67,7 +74,8 @@ def test_returns_that_are_all_equal_have_no_variance_to_explain():
 def test_with_a_critic_of_zeros_and_no_discount_advantages_are_returns(name):
     rewards = torch.tensor([0.0, 0.5, 0.0, 1.0, -1.0], dtype=torch.float64)
     batch = ActionBatch(
-        rewards, torch.tensor([0, 0, 1, 1, 0]), torch.tensor([4, 1]), torch.tensor([0, 1]), torch.tensor([False, True]), 1,
+        rewards, torch.tensor([0, 0, 1, 1, 0]), torch.tensor([4, 1]), torch.tensor([0, 1]),
+        torch.tensor([False, True]), 1,
         values_A=torch.zeros(5, dtype=torch.float64),
     )  # fmt: skip
     found = ESTIMATORS[name](batch, AdvantageOptions(1.0, 1.0, False, "zero", 1, 1.0, 1.0))

@@ -21,7 +21,9 @@ class Tasks:
         return Task(f"t:{position}", "s", (Message("user", str(position)),), "single_turn_agent")
 
 
-def play(lease: Lease, member: int, *, version: int | None = None, length: int = 4, reward: float = 0.0) -> Trajectory:
+def play(
+    lease: Lease, member: int, *, version: int | None = None, length: int = 4, reward: float = 0.0
+) -> Trajectory:
     """A trajectory whose tokens tell where it came from."""
     mask = np.arange(length) > 0
     return Trajectory(
@@ -45,9 +47,17 @@ def wire(*trajectories: Trajectory) -> bytes:
     return to_ipc(encode(trajectories))
 
 
-def buffer(*, groups_per_step: int = 2, max_staleness: int = 0, group_size: int = 2, total_groups: int | None = None) -> ReplayBuffer:
+def buffer(
+    *, groups_per_step: int = 2, max_staleness: int = 0, group_size: int = 2, total_groups: int | None = None
+) -> ReplayBuffer:
     made = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=group_size, total_groups=total_groups)
+        Tasks(),
+        LedgerRules(
+            groups_per_step=groups_per_step,
+            max_staleness=max_staleness,
+            group_size=group_size,
+            total_groups=total_groups,
+        ),
     )
     made.advance(0)
     return made
@@ -101,7 +111,11 @@ def test_a_batch_is_whole_groups_in_order_of_lease_and_member():
 
 
 def test_groups_without_variance_are_replaced_and_the_counts_balance():
-    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2, total_groups=2), drop_constant_groups=True)
+    target = ReplayBuffer(
+        Tasks(),
+        LedgerRules(groups_per_step=2, max_staleness=0, group_size=2, total_groups=2),
+        drop_constant_groups=True,
+    )
     target.advance(0)
     first, second = target.lease("a", 8, 0.0)
     finish(target, first, reward=0.1)
@@ -118,24 +132,34 @@ def test_groups_without_variance_are_replaced_and_the_counts_balance():
 
 
 def test_a_group_with_a_greedy_attempt_is_complete_with_it():
-    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True)
+    target = ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
+    )
     target.advance(0)
     [lease, _] = target.lease("a", 9, 0.0)
     assert (lease.group_size, lease.has_greedy, lease.num_attempts) == (2, True, 3)
     finish(target, lease)
     assert target.take(1, 0.0) is None
     target.add("a", wire(play(lease, 2).replace(is_greedy=True)))
-    resumed = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True)
+    resumed = ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
+    )
     resumed.restore(target.state())
     for one in (target, resumed):
         batch = one.take(1, 0.0)
         assert batch is not None
-        assert [(t.member, t.is_greedy) for t in decode(from_ipc(batch))] == [(0, False), (1, False), (2, True)]
+        assert [(t.member, t.is_greedy) for t in decode(from_ipc(batch))] == [
+            (0, False),
+            (1, False),
+            (2, True),
+        ]
         assert one.counts().is_balanced
 
 
 def test_an_old_greedy_attempt_makes_its_group_old():
-    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True)
+    target = ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True
+    )
     target.advance(3)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease)
@@ -147,7 +171,10 @@ def test_an_old_greedy_attempt_makes_its_group_old():
 @pytest.mark.parametrize(("greedy_reward", "is_dropped"), [(0.5, True), (1.0, False)])
 def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greedy_reward, is_dropped):
     target = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True, drop_constant_groups=True
+        Tasks(),
+        LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
+        has_greedy=True,
+        drop_constant_groups=True,
     )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
@@ -159,7 +186,9 @@ def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greed
 
 @pytest.mark.parametrize(("reward", "is_dropped"), [(1.0, True), (0.0, False)])
 def test_a_failed_member_earned_nothing_that_could_differ(reward, is_dropped):
-    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=3), drop_constant_groups=True)
+    target = ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=3), drop_constant_groups=True
+    )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     failed = play(lease, 2).replace(outcome=Outcome.TIMEOUT, rewards=(), failure=Failure("late"))
@@ -257,7 +286,12 @@ def test_a_publish_drops_what_it_makes_too_old():
     assert target.counts().dropped == {"stale": 1}
     assert keys(target.take(1, 0.0)) == [(1, 0), (1, 1)]
     stats = target.stats()
-    assert (stats["batch_lag_max"], stats["batch_lag_mean"], stats["batch_lag_1"], stats["dropped_stale"]) == (1, 1, 1, 1)
+    assert (
+        stats["batch_lag_max"],
+        stats["batch_lag_mean"],
+        stats["batch_lag_1"],
+        stats["dropped_stale"],
+    ) == (1, 1, 1, 1)
 
 
 def test_no_more_is_leased_than_the_run_needs():
@@ -281,13 +315,19 @@ def test_close_ends_all_waiting():
 
 def test_waiting_is_measured_with_the_clock():
     ticks = iter(range(1000))
-    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), clock=lambda: float(next(ticks)))
+    target = ReplayBuffer(
+        Tasks(),
+        LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
+        clock=lambda: float(next(ticks)),
+    )
     assert target.take(1, 0.0) is None
     assert target.take(1, 0.0) is None
     target.lease("a", 1, 0.0)
     stats = target.stats()
     assert (stats["take_wait_s"], stats["lease_wait_s"]) == (2.0, 2.0)
-    assert stats["since_last_add_s"] == 8.0  # readings since the constructor's: two per wait, one per look for leases, one here
+    assert (
+        stats["since_last_add_s"] == 8.0
+    )  # readings since the constructor's: two per wait, one per look for leases, one here
 
 
 def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_leased():
@@ -341,7 +381,10 @@ def test_foreign_bytes_are_refused():
 
 
 def test_many_owners_and_one_learner_lose_nothing():
-    """Threads race; one owner dies now and then. Each batch is whole, each group comes once, the counts balance."""
+    """Threads race; one owner dies now and then.
+
+    Each batch is whole, each group comes once, the counts balance.
+    """
     steps, per_step = 30, 3
     target = buffer(groups_per_step=per_step, max_staleness=1, group_size=2, total_groups=steps * per_step)
 

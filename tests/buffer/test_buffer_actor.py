@@ -14,7 +14,15 @@ import pytest
 import ray
 import trio
 
-from agentrl.buffer.training_buffer import BufferPlan, BufferSettings, TaskCheck, TrainingBuffer, open_journal, planned_steps, subject_of
+from agentrl.buffer.training_buffer import (
+    BufferPlan,
+    BufferSettings,
+    TaskCheck,
+    TrainingBuffer,
+    open_journal,
+    planned_steps,
+    subject_of,
+)
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
@@ -85,7 +93,9 @@ def cluster():
     ray.shutdown()
 
 
-def config(folder: Path, *, rows: int = 6, ground_truth: str | None = "2", interacts: bool = False, **model) -> Config:
+def config(
+    folder: Path, *, rows: int = 6, ground_truth: str | None = "2", interacts: bool = False, **model
+) -> Config:
     path = folder / f"{rows}_{ground_truth}{'_interacts' if interacts else ''}.jsonl"
     row = {
         "data_source": "gsm8k",
@@ -114,7 +124,9 @@ def call(method, *args):
 
 def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(cluster, folder):
     buffer = launched(config(folder))
-    assert buffer.run(TrainingBuffer.plan) == BufferPlan(num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0))
+    assert buffer.run(TrainingBuffer.plan) == BufferPlan(
+        num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0)
+    )
     buffer.run(TrainingBuffer.advance, 0)
     first, second = Player.remote("first", buffer), Player.remote("second", buffer)
     assert call(first.play, 2, 1, 0.0) == [0, 1]
@@ -126,7 +138,9 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     os.kill(call(first.pid), signal.SIGKILL)
     with pytest.raises(ray.exceptions.RayActorError):
         call(first.pid)
-    assert buffer.run(TrainingBuffer.counts).leased == 2  # nobody but the controller may say that an owner is dead
+    assert (
+        buffer.run(TrainingBuffer.counts).leased == 2
+    )  # nobody but the controller may say that an owner is dead
     assert buffer.run(TrainingBuffer.release, "first") == 2
 
     assert ray.get(playing, timeout=DEADLINE_S) == [0, 1]
@@ -149,7 +163,9 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
 
 
 def test_a_killed_buffer_reads_its_journal_and_does_not_begin_a_new_one(cluster, folder, tmp_path):
-    buffer = launch_buffer(BufferSettings.of(config(folder)), str(tmp_path), is_new=True, say=print).within(DEADLINE_S)
+    buffer = launch_buffer(BufferSettings.of(config(folder)), str(tmp_path), is_new=True, say=print).within(
+        DEADLINE_S
+    )
     buffer.run(TrainingBuffer.advance, 0)
     assert [lease.group_id for lease in buffer.run(TrainingBuffer.lease, "a", 9, 0.0)] == [0, 1]
     workers = psutil.Process().children(recursive=True)
@@ -189,14 +205,20 @@ def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(clus
 
 def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder):
     plain = config(folder)
-    weighed = plain.model_copy(update={"data": plain.data.model_copy(update={"curriculum": CurriculumConfig(by_pass_rate=True)})})
+    weighed = plain.model_copy(
+        update={"data": plain.data.model_copy(update={"curriculum": CurriculumConfig(by_pass_rate=True)})}
+    )
     order = np.random.default_rng([plain.trainer.seed, 0]).permutation(6).tolist()
     buffer, resumed = launched(weighed), launched(weighed)
     buffer.run(TrainingBuffer.advance, 0)
     leases = buffer.run(TrainingBuffer.lease, "a", 9, 0.0)
-    assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [(row, str(row)) for row in order[:2]]
+    assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [
+        (row, str(row)) for row in order[:2]
+    ]
     for lease in leases:
-        buffer.run(TrainingBuffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)])))
+        buffer.run(
+            TrainingBuffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)]))
+        )
     resumed.run(TrainingBuffer.resume, 0, buffer.run(TrainingBuffer.state))
     resumed.run(TrainingBuffer.advance, 0)
     lineages = []
@@ -205,17 +227,23 @@ def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster,
         lineages.append(actor.run(TrainingBuffer.advance, 1))
         assert [lease.group_id for lease in actor.run(TrainingBuffer.lease, "b", 9, 0.0)] == order[2:4]
     assert buffer.run(TrainingBuffer.curriculum)["never_passed"] == 1.0
-    assert [(lineage.version, lineage.lag(0)) for lineage in lineages] == [(1, 1), (1, 0)], "the resumed one published what it restored"
+    assert [(lineage.version, lineage.lag(0)) for lineage in lineages] == [(1, 1), (1, 0)], (
+        "the resumed one published what it restored"
+    )
 
 
 THINKING = {"chat_template": str(Path(__file__).parents[1] / "chat" / "templates" / "thinking.jinja")}
 
 
 def test_a_template_that_edits_the_history_is_told_at_the_start_or_refused(cluster, folder):
-    assert launched(config(folder, **THINKING)).run(TrainingBuffer.plan).template_note is None  # no user speaks again
+    assert (
+        launched(config(folder, **THINKING)).run(TrainingBuffer.plan).template_note is None
+    )  # no user speaks again
     note = launched(config(folder, interacts=True, **THINKING)).run(TrainingBuffer.plan).template_note
     assert "forks when a user speaks again: drops thinking" in note
-    with pytest.raises(ConfigError, match=r"drops .*thinking; set model\.chat_template .* model\.template_edits=fork"):
+    with pytest.raises(
+        ConfigError, match=r"drops .*thinking; set model\.chat_template .* model\.template_edits=fork"
+    ):
         launched(config(folder, interacts=True, template_edits="refuse", **THINKING)).run(TrainingBuffer.plan)
 
 
@@ -235,7 +263,9 @@ def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
     check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
 
     def seen(agent, *roles, interaction=None):
-        check(Task("t", "s", tuple(Message(role, "x") for role in roles), agent, interaction_kwargs=interaction))
+        check(
+            Task("t", "s", tuple(Message(role, "x") for role in roles), agent, interaction_kwargs=interaction)
+        )
         return check.has_user_turns, check.shows_tools, check.has_system
 
     assert seen("plain", "user") == (False, False, False)
@@ -252,9 +282,13 @@ def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
 def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, promise, level):
     """SQLite's levels: 2 waits for the disk at each transaction, 1 at its checkpoints."""
     options = config(folder)
-    options = options.model_copy(update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})})
+    options = options.model_copy(
+        update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})}
+    )
     for is_new in (True, False):
-        journal = open_journal(tmp_path, options.buffer, subject=subject_of(BufferSettings.of(options)), is_new=is_new)
+        journal = open_journal(
+            tmp_path, options.buffer, subject=subject_of(BufferSettings.of(options)), is_new=is_new
+        )
         assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
         journal.close()
     other = options.model_copy(update={"trainer": TrainerConfig(seed=options.trainer.seed + 1)})
@@ -267,9 +301,15 @@ def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, pr
 
 @pytest.mark.parametrize(("steps", "epochs", "planned"), [(None, 1, 3), (None, 3, 9), (7, 1, 7)])
 def test_planned_steps(steps, epochs, planned):
-    assert planned_steps(TrainerConfig(steps=steps, total_epochs=epochs), num_tasks=13, groups_per_step=4) == planned
+    assert (
+        planned_steps(TrainerConfig(steps=steps, total_epochs=epochs), num_tasks=13, groups_per_step=4)
+        == planned
+    )
 
 
 def test_too_few_tasks_for_one_batch():
-    with pytest.raises(DataError, match=r"3 tasks times trainer\.total_epochs=1 do not fill one batch of buffer\.groups_per_step=4"):
+    with pytest.raises(
+        DataError,
+        match=r"3 tasks times trainer\.total_epochs=1 do not fill one batch of buffer\.groups_per_step=4",
+    ):
         planned_steps(TrainerConfig(), num_tasks=3, groups_per_step=4)

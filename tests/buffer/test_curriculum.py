@@ -1,4 +1,6 @@
-"""The curriculum: frequencies follow weights exactly, every task is visited, and an interrupted one draws what it would have drawn."""
+"""The curriculum: frequencies follow weights exactly, every task is visited, and an interrupted one draws
+what it would have drawn.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def taught(rates: list[float], count: int, **options) -> list[int]:
     return drawn
 
 
-# ------------------------------------------------------------------------------------------------------ weights
+# ---------------------------------------------------------------------------------------------------- weights
 
 
 @FEW
@@ -47,7 +49,9 @@ def test_shares_of_sources_follow_the_weights_in_every_round(weights, seed, shuf
     """Sources of 1, 2, 3, ... tasks: a round of sum(weights) draws has exactly `weight` of each."""
     names = [f"source{index}" for index in range(len(weights))]
     sources = [name for index, name in enumerate(names) for _ in range(index + 1)]
-    target = curriculum(sources, source_weights=dict(zip(names, weights, strict=True)), seed=seed, shuffle=shuffle)
+    target = curriculum(
+        sources, source_weights=dict(zip(names, weights, strict=True)), seed=seed, shuffle=shuffle
+    )
     for _ in range(6):
         drawn = Counter(sources[row] for row in rows(target, sum(weights)))
         assert [drawn[name] for name in names] == weights
@@ -69,14 +73,21 @@ def test_any_stretch_of_draws_has_about_the_shares(weights, start, seed):
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), seed=SEEDS)
 def test_the_tasks_of_a_source_take_turns(sizes, seed):
     sources = [f"source{index}" for index, size in enumerate(sizes) for _ in range(size)]
-    target = curriculum(sources, source_weights={name: 1 + index for index, name in enumerate(dict.fromkeys(sources))}, seed=seed)
+    target = curriculum(
+        sources,
+        source_weights={name: 1 + index for index, name in enumerate(dict.fromkeys(sources))},
+        seed=seed,
+    )
     drawn = rows(target, 300)
     for name in set(sources):
         visits = Counter(row for row in drawn if sources[row] == name)
-        assert max(visits.values()) - min(visits[row] for row, source in enumerate(sources) if source == name) <= 1
+        assert (
+            max(visits.values()) - min(visits[row] for row, source in enumerate(sources) if source == name)
+            <= 1
+        )
 
 
-# ------------------------------------------------------------------------------------------------------- epochs
+# ----------------------------------------------------------------------------------------------------- epochs
 
 
 @FEW
@@ -87,7 +98,9 @@ def test_where_all_weigh_the_same_each_epoch_holds_every_task_once(num_tasks, se
     epochs = [drawn[start : start + num_tasks] for start in range(0, len(drawn), num_tasks)]
     assert all(sorted(epoch) == list(range(num_tasks)) for epoch in epochs)
     assert num_tasks < 10 or len({tuple(epoch) for epoch in epochs}) == 5, "each in an order of its own"
-    assert epochs[0] == np.random.default_rng([seed, 0]).permutation(num_tasks).tolist(), "the first as without a curriculum"
+    assert epochs[0] == np.random.default_rng([seed, 0]).permutation(num_tasks).tolist(), (
+        "the first as without a curriculum"
+    )
 
 
 def test_without_shuffling_the_order_is_that_of_the_files():
@@ -110,10 +123,12 @@ def test_a_position_is_never_drawn_twice(num_tasks, draws, seed):
         target.observe(positions[-1], [float(positions[-1] % 2)])
     assert len(set(positions)) == draws
     visits = Counter(position % num_tasks for position in positions)
-    assert set(positions) == {visit * num_tasks + row for row, count in visits.items() for visit in range(count)}
+    assert set(positions) == {
+        visit * num_tasks + row for row, count in visits.items() for visit in range(count)
+    }
 
 
-# --------------------------------------------------------------------------------------------------- pass rates
+# ------------------------------------------------------------------------------------------------- pass rates
 
 
 @given(rate=st.floats(0, 1), target=st.floats(0.05, 0.95))
@@ -131,17 +146,24 @@ def test_the_weight_is_largest_at_the_target_and_a_variance_at_one_half(rate, ta
     seed=SEEDS,
 )
 def test_visits_are_weights_times_epochs(rates, target, floor, seed):
-    """Over time, each task is visited once per 1 / weight epochs, by no more than two visits more or fewer."""
+    """Over time, each task is visited once per 1 / weight epochs, by no more than two visits more or
+    fewer.
+    """
     drawn = taught(rates, 300, target_pass_rate=target, floor=floor, seed=seed)
     visits = np.bincount(drawn, minlength=len(rates))
     weights = np.array([max(floor, learning_weight(rate, target)) for rate in rates])
     epochs = visits.sum() / weights.sum()
-    # By its own phase a task is within one visit; the epochs are known only from all visits, each of them within one.
+    # By its own phase a task is within one visit; the epochs are known only from all visits, each of them
+    # within one.
     assert np.all(np.abs(visits - weights * epochs) <= 2 + weights * len(rates) / weights.sum() * 2)
 
 
 @FEW
-@given(rates=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=10), floor=st.floats(0.1, 1.0), seed=SEEDS)
+@given(
+    rates=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=10),
+    floor=st.floats(0.1, 1.0),
+    seed=SEEDS,
+)
 def test_no_task_is_ever_given_up(rates, floor, seed):
     """No gap between two visits of a task is longer than 2 / floor epochs, in draws."""
     drawn = taught(rates, 300, floor=floor, seed=seed)
@@ -170,7 +192,9 @@ def test_a_task_that_begins_to_pass_comes_more_often_at_once():
 
 
 def test_a_late_result_is_not_made_up_for():
-    """Of 41 tasks that never pass, one does, which is known only when it is nearly due again: its share is a third, and no burst."""
+    """Of 41 tasks that never pass, one does, which is known only when it is nearly due again: its share is a
+    third, and no burst.
+    """
     target = curriculum(["s"] * 41, by_pass_rate=True, pass_rate_decay=0.0, floor=0.05)
     late = 0
     for draws in range(200):
@@ -201,14 +225,20 @@ def test_a_group_of_which_nothing_counts_changes_nothing():
     assert json.dumps(target.state()) == before
 
 
-# ------------------------------------------------------------------------------------------------------- resume
+# ----------------------------------------------------------------------------------------------------- resume
 
-MOVES = st.lists(st.tuples(st.sampled_from(["draw", "draw", "result", "save"]), st.integers(0, 1000)), max_size=120)
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["draw", "draw", "result", "save"]), st.integers(0, 1000)), max_size=120
+)
 
 
 @FEW
-@given(moves=MOVES, weighs_sources=st.booleans(), by_pass_rate=st.booleans(), shuffle=st.booleans(), seed=SEEDS)
-def test_interrupted_at_any_moment_it_draws_what_it_would_have_drawn(moves, weighs_sources, by_pass_rate, shuffle, seed):
+@given(
+    moves=MOVES, weighs_sources=st.booleans(), by_pass_rate=st.booleans(), shuffle=st.booleans(), seed=SEEDS
+)
+def test_interrupted_at_any_moment_it_draws_what_it_would_have_drawn(
+    moves, weighs_sources, by_pass_rate, shuffle, seed
+):
     options = {"seed": seed, "shuffle": shuffle, "by_pass_rate": by_pass_rate or not weighs_sources}
     options["source_weights"] = {"a": 3, "b": 0.7} if weighs_sources else {}
     sources = list("ababbb")
@@ -243,13 +273,16 @@ def test_weights_may_change_on_resume_and_nothing_is_made_up_for():
 
 def test_other_tasks_or_pools_are_refused():
     state = curriculum(["a"] * 4, by_pass_rate=True).state()
-    with pytest.raises(CheckpointError, match=r"is for 4 tasks in one pool, this run's of 5 tasks in one pool; resume with the same data"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"is for 4 tasks in one pool, this run's of 5 tasks in one pool; resume with the same data",
+    ):
         curriculum(["a"] * 5, by_pass_rate=True).restore(state)
     with pytest.raises(CheckpointError, match=r"this run's of 4 tasks in sources a, b"):
         curriculum(["a", "b"] * 2, source_weights={"a": 1, "b": 1}).restore(state)
 
 
-# ------------------------------------------------------------------------------------------------------ account
+# ---------------------------------------------------------------------------------------------------- account
 
 
 def test_metrics_by_hand():
@@ -276,17 +309,25 @@ def test_metrics_by_hand():
 
 def test_shares_are_of_the_last_step_and_chances_of_all_pools():
     target = curriculum(["a", "a", "b"], source_weights={"a": 1, "b": 3})
-    assert target.metrics() == pytest.approx({"effective_tasks": np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.125))), "visited": 0.0})
+    assert target.metrics() == pytest.approx(
+        {"effective_tasks": np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.125))), "visited": 0.0}
+    )
     rows(target, 8)
     assert "share/a" not in target.metrics(), "the step is not over"
     target.finish_step()
-    assert {name: value for name, value in target.metrics().items() if "/" in name} == {"share/a": 0.25, "share/b": 0.75}
+    assert {name: value for name, value in target.metrics().items() if "/" in name} == {
+        "share/a": 0.25,
+        "share/b": 0.75,
+    }
     target.finish_step()
     assert "share/a" not in target.metrics(), "nothing was drawn in that step"
 
 
 def test_every_source_has_a_weight_and_every_weight_a_source():
-    with pytest.raises(DataError, match=r"names aime, but no training row that is kept has this source; the data has gsm8k, math"):
+    with pytest.raises(
+        DataError,
+        match=r"names aime, but no training row that is kept has this source; the data has gsm8k, math",
+    ):
         curriculum(["math", "gsm8k"], source_weights={"gsm8k": 1, "aime": 2, "math": 1})
     with pytest.raises(DataError, match="has no weight for math; give every source"):
         curriculum(["math", "gsm8k"], source_weights={"gsm8k": 1})

@@ -1,4 +1,6 @@
-"""The curriculum where it is used: what counts as a result, what a checkpoint keeps, which settings are refused, and when."""
+"""The curriculum where it is used: what counts as a result, what a checkpoint keeps, which settings are
+refused, and when.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,14 @@ def curriculum(**options) -> Curriculum:
     return Curriculum(["s"] * NUM_TASKS, CurriculumConfig(**options), seed=3, shuffle=True)
 
 
-def buffer(*, has_curriculum: bool = True, drop_constant_groups: bool = False, has_greedy: bool = False, **rules) -> ReplayBuffer:
+def buffer(
+    *, has_curriculum: bool = True, drop_constant_groups: bool = False, has_greedy: bool = False, **rules
+) -> ReplayBuffer:
     chosen = curriculum(by_pass_rate=True) if has_curriculum else None
     rules = LedgerRules(**{"groups_per_step": 2, "max_staleness": 0, "group_size": 2, **rules})
-    target = ReplayBuffer(Tasks(), rules, drop_constant_groups=drop_constant_groups, has_greedy=has_greedy, curriculum=chosen)
+    target = ReplayBuffer(
+        Tasks(), rules, drop_constant_groups=drop_constant_groups, has_greedy=has_greedy, curriculum=chosen
+    )
     target.advance(0)
     return target
 
@@ -69,10 +75,17 @@ def play(lease: Lease, member: int, accuracy: float | None, *, reward: float = 0
 
 
 def finish(target: ReplayBuffer, lease: Lease, *members: float) -> None:
-    target.add("a", to_ipc(encode([play(lease, member, accuracy, reward=accuracy) for member, accuracy in enumerate(members)])))
+    target.add(
+        "a",
+        to_ipc(
+            encode(
+                [play(lease, member, accuracy, reward=accuracy) for member, accuracy in enumerate(members)]
+            )
+        ),
+    )
 
 
-# -------------------------------------------------------------------------------------------------- what counts
+# ------------------------------------------------------------------------------------------------ what counts
 
 
 def test_what_counts_as_accuracy():
@@ -127,15 +140,21 @@ def test_members_of_a_dead_owner_do_not_count():
 
 def test_without_results_nothing_is_read_and_no_pass_rate_is_told():
     chosen = curriculum(source_weights={"s": 1})
-    target = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), curriculum=chosen)
+    target = ReplayBuffer(
+        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), curriculum=chosen
+    )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease, 1.0)
     target.advance(1)
-    assert target.curriculum() == {"effective_tasks": pytest.approx(NUM_TASKS), "visited": pytest.approx(1 / 6), "share/s": 1.0}
+    assert target.curriculum() == {
+        "effective_tasks": pytest.approx(NUM_TASKS),
+        "visited": pytest.approx(1 / 6),
+        "share/s": 1.0,
+    }
 
 
-# --------------------------------------------------------------------------------------------------- checkpoint
+# ------------------------------------------------------------------------------------------------- checkpoint
 
 
 def run_steps(target: ReplayBuffer, steps: range, rates: list[float]) -> list[int]:
@@ -153,14 +172,19 @@ def run_steps(target: ReplayBuffer, steps: range, rates: list[float]) -> list[in
 
 
 @settings(deadline=None, max_examples=15)
-@given(rates=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=NUM_TASKS, max_size=NUM_TASKS), stop=st.integers(1, 19))
+@given(
+    rates=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=NUM_TASKS, max_size=NUM_TASKS),
+    stop=st.integers(1, 19),
+)
 def test_a_resumed_buffer_draws_what_the_other_draws(rates, stop):
     whole, first, second = buffer(), buffer(), buffer()
     expected = run_steps(whole, range(20), rates)
     begun = run_steps(first, range(stop), rates)
     second.restore(first.state())
     assert begun + run_steps(second, range(stop, 20), rates) == expected
-    assert {group_id % NUM_TASKS for group_id in expected[:NUM_TASKS]} == set(range(NUM_TASKS)), "the first epoch"
+    assert {group_id % NUM_TASKS for group_id in expected[:NUM_TASKS]} == set(range(NUM_TASKS)), (
+        "the first epoch"
+    )
     assert second.curriculum() == whole.curriculum()
 
 
@@ -177,13 +201,17 @@ def test_what_was_under_way_is_queued_and_its_result_counts_once():
     for one in (target, resumed):
         assert one.take(2, 0.0) is not None
         one.advance(1)
-    assert [lease.group_id for lease in resumed.lease("a", 2, 0.0)] == [lease.group_id for lease in target.lease("a", 2, 0.0)]
+    assert [lease.group_id for lease in resumed.lease("a", 2, 0.0)] == [
+        lease.group_id for lease in target.lease("a", 2, 0.0)
+    ]
 
 
 def test_a_curriculum_is_neither_added_to_a_checkpoint_nor_taken_away():
     plain, weighed = buffer(has_curriculum=False), buffer()
     with pytest.raises(
-        CheckpointError, match=r"written without data\.curriculum; switch it off, or start a new run from the checkpoint's policy"
+        CheckpointError,
+        match=r"written without data\.curriculum; switch it off, or start a new run from the checkpoint's "
+        r"policy",
     ):
         buffer().restore(plain.state())
     with pytest.raises(CheckpointError, match=r"written with data\.curriculum; set it again"):
@@ -198,7 +226,7 @@ def test_without_a_curriculum_positions_follow_one_another_and_the_state_knows_n
     assert "curriculum" not in ledger.groups.state()
 
 
-# ------------------------------------------------------------------------------------------------------- config
+# ----------------------------------------------------------------------------------------------------- config
 
 
 def config(**curriculum_options) -> Config:
@@ -207,7 +235,11 @@ def config(**curriculum_options) -> Config:
 
 def test_explain_says_what_is_drawn():
     def line(chosen: Config) -> str:
-        return next(text.split("tasks", 1)[1].strip() for text in explain(chosen).splitlines() if text.startswith("  tasks  "))
+        return next(
+            text.split("tasks", 1)[1].strip()
+            for text in explain(chosen).splitlines()
+            if text.startswith("  tasks  ")
+        )
 
     assert line(Config()) == "every task once per epoch"
     both = config(source_weights={"gsm8k": 2, "aime": 1}, by_pass_rate=True, floor=0.2)
@@ -217,13 +249,23 @@ def test_explain_says_what_is_drawn():
 
 def test_explain_warns_of_what_has_no_effect():
     def warned(curriculum_options: dict, num_train_rows: int | None = None, **trainer) -> list[str]:
-        chosen = Config.model_validate({"data": {"curriculum": curriculum_options}, "trainer": trainer, "buffer": {"groups_per_step": 4}})
+        chosen = Config.model_validate(
+            {"data": {"curriculum": curriculum_options}, "trainer": trainer, "buffer": {"groups_per_step": 4}}
+        )
         return [text for text in find_warnings(chosen, num_train_rows=num_train_rows) if "curriculum" in text]
 
-    assert warned({"floor": 0.2}) == ["data.curriculum.floor=0.2 has no effect without data.curriculum.by_pass_rate"]
+    assert warned({"floor": 0.2}) == [
+        "data.curriculum.floor=0.2 has no effect without data.curriculum.by_pass_rate"
+    ]
     used = {"by_pass_rate": True, "floor": 0.2}
     assert "has no effect in the first epoch" in warned(used)[0]
-    assert warned(used, total_epochs=2) == warned(used, steps=10) == warned(used, 39, steps=10) == warned({}) == []
+    assert (
+        warned(used, total_epochs=2)
+        == warned(used, steps=10)
+        == warned(used, 39, steps=10)
+        == warned({})
+        == []
+    )
     assert len(warned(used, 40, steps=10)) == 1
 
 
@@ -232,7 +274,9 @@ def test_a_weight_is_a_positive_number(tmp_path: Path, weight: str):
     file = tmp_path / "run.yaml"
     file.write_text(f"data: {{curriculum: {{source_weights: {{openai/gsm8k: {weight}}}}}}}\n")
     with pytest.raises(
-        ConfigError, match=r"data\.curriculum\.source_weights\.openai/gsm8k=\S+ must be a positive number; to leave a source out"
+        ConfigError,
+        match=r"data\.curriculum\.source_weights\.openai/gsm8k=\S+ must be a positive number; to leave a "
+        r"source out",
     ):
         load_config(str(file))
 
@@ -246,17 +290,21 @@ def test_weights_on_the_command_line(tmp_path: Path):
 
 def test_pass_rates_need_rewards_when_a_group_is_complete():
     late = {"custom_function": {"path": "r.py", "scope": "batch"}}
-    with pytest.raises(ValueError, match=r"data\.curriculum\.by_pass_rate needs rewards when a group is complete"):
+    with pytest.raises(
+        ValueError, match=r"data\.curriculum\.by_pass_rate needs rewards when a group is complete"
+    ):
         Config.model_validate({"data": {"curriculum": {"by_pass_rate": True}}, "reward": late})
     Config.model_validate({"data": {"curriculum": {"source_weights": {"s": 1}}}, "reward": late})
 
 
-# ------------------------------------------------------------------------------------------------------ sources
+# ---------------------------------------------------------------------------------------------------- sources
 
 
 def rows(path: Path, sources: list[str]) -> str:
     prompt = [{"role": "user", "content": "?"}]
-    path.write_text("".join(json.dumps({"data_source": source, "prompt": prompt}) + "\n" for source in sources))
+    path.write_text(
+        "".join(json.dumps({"data_source": source, "prompt": prompt}) + "\n" for source in sources)
+    )
     return str(path)
 
 
@@ -266,19 +314,26 @@ def test_the_sources_of_rows_with_and_without_looking_at_each(tmp_path: Path):
     plain = Dataset(paths, Config().data, agents=agents, seed=0, shuffle=True, max_rows=4)
     assert plain.sources() == ["x", "y", "x", "z"]
     limit = Config.model_validate({"data": {"max_prompt_tokens": 1}}).data
-    short = Dataset(paths, limit, agents=agents, seed=0, shuffle=True, measure=lambda task: 1 + (task.data_source == "y"))
+    short = Dataset(
+        paths, limit, agents=agents, seed=0, shuffle=True, measure=lambda task: 1 + (task.data_source == "y")
+    )
     assert short.sources() == ["x", "x", "z", "x"], "of what is kept"
 
 
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"x": 1, "y": 1, "aime": 2}, "names aime, but no training row that is kept has this source; the data has x, y"),
+        (
+            {"x": 1, "y": 1, "aime": 2},
+            "names aime, but no training row that is kept has this source; the data has x, y",
+        ),
         ({"x": 1}, "has no weight for y"),
     ],
 )
 def test_sources_are_compared_with_the_weights_before_anything_is_started(tmp_path: Path, weights, message):
     files = [rows(tmp_path / "a.jsonl", ["x", "y", "x"])]
-    chosen = Config.model_validate({"data": {"train_files": files, "curriculum": {"source_weights": weights}}})
+    chosen = Config.model_validate(
+        {"data": {"train_files": files, "curriculum": {"source_weights": weights}}}
+    )
     with pytest.raises(DataError, match=message):
         check_training_data(chosen.data, Playable(chosen.agent, load_plugins(), tiny_chat()))

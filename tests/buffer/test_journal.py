@@ -56,7 +56,10 @@ def play(lease: Lease, member: int, version: int) -> Trajectory:
 
 def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
     return ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=2, max_staleness=staleness, group_size=2), journal=Journal(folder / FILE), **options
+        Tasks(),
+        LedgerRules(groups_per_step=2, max_staleness=staleness, group_size=2),
+        journal=Journal(folder / FILE),
+        **options,
     )
 
 
@@ -120,8 +123,8 @@ def test_what_was_learned_after_the_checkpoint_comes_back_once(tmp_path):
     assert counts.is_balanced
     assert counts.consumed == 2
     second.advance(4, 1)
-    # Groups 2 and 3 were sampled by version 1, the very weights; 4 and 5 by version 2, which is one update away; the one
-    # that was ready is of version 3, two updates away.
+    # Groups 2 and 3 were sampled by version 1, the very weights; 4 and 5 by version 2, which is one update
+    # away; the one that was ready is of version 3, two updates away.
     assert taken(second.take(2, 0.0, 2)) == [(2, 0), (2, 1), (3, 0), (3, 1)]
     second.advance(5, 2)
     found = audited(tmp_path)
@@ -144,7 +147,9 @@ def test_a_rolled_back_group_that_is_too_far_is_played_again(tmp_path):
     second.advance(3, 0)
     assert taken(second.take(2, 0.0, 1)) == [(0, 0), (0, 1), (1, 0), (1, 1)], "sampled by the first weights"
     second.advance(4, 1)
-    assert [lease.group_id for lease in second.lease("b", 2, 0.0)] == [2, 3], "sampled by weights that are gone"
+    assert [lease.group_id for lease in second.lease("b", 2, 0.0)] == [2, 3], (
+        "sampled by weights that are gone"
+    )
     found = audited(tmp_path, staleness=0)
     assert found.is_balanced, found.problems
     assert found.came_back() == {"rolled_back": 4}
@@ -190,7 +195,9 @@ def num_attempts(folder: Path) -> int:
 
 
 def test_a_full_disk_changes_nothing(tmp_path):
-    """The database may grow no further: what cannot be written did not happen, and happens once there is room."""
+    """The database may grow no further: what cannot be written did not happen, and happens once there is
+    room.
+    """
     target = opened(tmp_path)
     target.advance(0, 0)
     [one, two] = target.lease("a", 2, 0.0)
@@ -224,7 +231,7 @@ for number in range(10_000_000):
     events = [Event(EventKind.LEASED, number, "a"), Event(EventKind.ADDED, number, "a", 0, versions=(number,))]
     journal.append(events, {(number, "a", 0): b"x" * 2000})
     print(number, flush=True)
-"""
+"""  # noqa: E501
 
 
 def test_kill_9_while_it_writes_loses_nothing_that_was_said(tmp_path):
@@ -261,7 +268,11 @@ LIFE = [
     Event(EventKind.CONSUMED, 0, step=1),
     Event(EventKind.PUBLISHED, version=1, step=1),
 ]
-UNDONE = [Event(EventKind.ROLLED_BACK, step=0), Event(EventKind.RETURNED, 0, step=1), Event(EventKind.PUBLISHED, version=2, step=0)]
+UNDONE = [
+    Event(EventKind.ROLLED_BACK, step=0),
+    Event(EventKind.RETURNED, 0, step=1),
+    Event(EventKind.PUBLISHED, version=2, step=0),
+]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +281,15 @@ UNDONE = [Event(EventKind.ROLLED_BACK, step=0), Event(EventKind.RETURNED, 0, ste
         ([*LIFE, LIFE[3]], "is consumed and cannot be consumed"),
         ([*LIFE[:3], LIFE[1]], None),
         ([*LIFE, LIFE[1]], "is consumed and cannot be leased"),
-        ([*LIFE[:2], Event(EventKind.RELEASED, owner="a"), Event(EventKind.QUEUED, 0, "a", reason="owner_lost"), LIFE[1]], "which is dead"),
+        (
+            [
+                *LIFE[:2],
+                Event(EventKind.RELEASED, owner="a"),
+                Event(EventKind.QUEUED, 0, "a", reason="owner_lost"),
+                LIFE[1],
+            ],
+            "which is dead",
+        ),
         ([*LIFE, LIFE[4]], "version 1 was published after version 1"),
         ([*LIFE[:3], Event(EventKind.CONSUMED, 0, step=5)], "for step 5 after step 0"),
         ([LIFE[0], Event(EventKind.PUBLISHED, version=4, step=0), *LIFE[1:4]], "4 versions old"),
@@ -314,7 +333,13 @@ def test_the_audit_counts_what_happened():
     ]
     found = audit(enumerate(events), max_staleness=1)
     assert found.problems == []
-    assert (found.num_events, found.num_taken, found.num_rollbacks, found.max_lag, found.step) == (18, 2, 1, 1, 0)
+    assert (found.num_events, found.num_taken, found.num_rollbacks, found.max_lag, found.step) == (
+        18,
+        2,
+        1,
+        1,
+        0,
+    )
     assert found.counts() == {"queued": 1, "leased": 0, "ready": 1, "consumed": 0, "dropped": 1}
     assert found.dropped() == {"reward_error": 1}
     assert found.came_back() == {"expired": 1, "rolled_back": 2}

@@ -1,4 +1,6 @@
-"""Damage of a journal is found, wherever it is: what is read is what was written, or an error of ours says which record is not."""
+"""Damage of a journal is found, wherever it is: what is read is what was written, or an error of ours says
+which record is not.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def write(journal: Journal, *, groups: range) -> None:
         for member in range(2):
             data = random.Random(group * 2 + member).randbytes(100 + 900 * (group % 7))
             journal.append(
-                [Event(EventKind.ADDED, group, owner, member, versions=(0,), accuracy=member / 3)], {(group, owner, member): data}
+                [Event(EventKind.ADDED, group, owner, member, versions=(0,), accuracy=member / 3)],
+                {(group, owner, member): data},
             )
         if group % 3 == 0:
             journal.append([Event(EventKind.DROPPED, group, reason="timeout")])
@@ -167,27 +170,35 @@ def cut_log(folder: Path) -> None:
 
 
 CHANGES = {
-    "an event is another": (set_row("UPDATE events SET group_id = 7 WHERE seq = 12"), r"event 12 of \d+ .*events 1 to 11 are intact"),
+    "an event is another": (set_row("UPDATE events SET group_id = 7 WHERE seq = 12"), r"event 12 of \d+ "
+    r".*events 1 to 11 are intact"),
     "the time of an event": (set_row("UPDATE events SET time = time + 1 WHERE seq = 12"), "event 12 of"),
     "an event is gone": (set_row("DELETE FROM events WHERE seq = 12"), "event 12 of"),
-    "the last event is gone": (set_row("DELETE FROM events WHERE seq = (SELECT max(seq) FROM events)"), "should end with event"),
+    "the last event is gone": (set_row("DELETE FROM events WHERE seq = (SELECT max(seq) FROM events)"),
+    "should end with event"),
     "the first event is gone": (set_row("DELETE FROM events WHERE seq = 1"), "event 1 of"),
     "an event has no number": (set_row("UPDATE events SET member = x'00' WHERE seq = 12"), "event 12 of"),
     "an attempt is another": (
-        set_row("UPDATE attempts SET data = zeroblob(length(data)) WHERE group_id = 5 AND member = 1"), "group 5, member 1, by 'b'"
+        set_row("UPDATE attempts SET data = zeroblob(length(data)) WHERE group_id = 5 AND member = 1"),
+        "group 5, member 1, by 'b'"
     ),
     "an attempt is of another group": (
         set_row("UPDATE attempts SET group_id = 77 WHERE group_id = 5 AND member = 1"), "group 77, member 1"
     ),
-    "an attempt is text": (set_row("UPDATE attempts SET owner = x'00' WHERE group_id = 5 AND member = 1"), "group 5, member 1"),
-    "an attempt is shorter": (set_row("UPDATE attempts SET data = x'00' WHERE group_id = 5 AND member = 1"), "group 5, member 1"),
-    "an attempt is gone": (set_row("DELETE FROM attempts WHERE group_id = 5 AND member = 1"), "one is missing, or one was not deleted"),
+    "an attempt is text": (set_row("UPDATE attempts SET owner = x'00' WHERE group_id = 5 AND member = 1"),
+    "group 5, member 1"),
+    "an attempt is shorter": (set_row("UPDATE attempts SET data = x'00' WHERE group_id = 5 AND member = 1"),
+    "group 5, member 1"),
+    "an attempt is gone": (set_row("DELETE FROM attempts WHERE group_id = 5 AND member = 1"), "one is "
+    "missing, or one was not deleted"),
     "a forgotten one is there": (
-        set_row("INSERT INTO attempts SELECT 999, group_id + 500, owner, member, checksum, data FROM attempts LIMIT 1"), "group 5"
+        set_row("INSERT INTO attempts SELECT 999, group_id + 500, owner, member, checksum, data FROM "
+        "attempts LIMIT 1"), "group 5"
     ),
     "the head is another": (set_row("UPDATE head SET num_events = num_events - 1"), "its head"),
     "a task is another": (set_row("UPDATE tasks SET task_id = 'x' WHERE group_id = 5"), "task of group 5"),
-    "a fact is another": (set_row("UPDATE facts SET value = '9' WHERE name = 'max_staleness'"), "fact 'max_staleness'"),
+    "a fact is another": (set_row("UPDATE facts SET value = '9' WHERE name = 'max_staleness'"), "fact "
+    "'max_staleness'"),
     "a write is lost": (cut_log, "writes are lost|its head"),
 }  # fmt: skip
 
@@ -262,7 +273,9 @@ def test_a_journal_without_checksums_is_answered_with_the_cure(tmp_path):
     database.executescript(OLD)
     database.close()
     for look in (lambda: Journal(tmp_path / FILE), lambda: audit_run(tmp_path)):
-        with pytest.raises(CheckpointError, match=f"has format 1, this version reads {FORMAT}: .* or move .*{FILE}\\* away"):
+        with pytest.raises(
+            CheckpointError, match=f"has format 1, this version reads {FORMAT}: .* or move .*{FILE}\\* away"
+        ):
             look()
 
 
@@ -276,7 +289,9 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
     journal = open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=True)
     assert journal.is_empty
     journal.close()
-    assert {name.replace("ledger", "ledger_before_000") for name in names} <= {file.name for file in folder.iterdir()}
+    assert {name.replace("ledger", "ledger_before_000") for name in names} <= {
+        file.name for file in folder.iterdir()
+    }
     again = open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False)
     assert again.is_empty
     again.close()
@@ -285,14 +300,20 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
 def test_a_journal_is_of_the_run_that_writes_it_also_where_one_before_wrote_no_event(tmp_path):
     first, second = Config(), Config.model_validate({"trainer": {"seed": 7}})
     for config in (first, second):
-        open_journal(tmp_path, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False).close()
-    journal = open_journal(tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False)
+        open_journal(
+            tmp_path, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False
+        ).close()
+    journal = open_journal(
+        tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False
+    )
     write(journal, groups=range(5))
     journal.close()
     again = open_journal(tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False)
     assert not again.is_empty
     again.close()
-    assert open_journal(tmp_path, first.buffer, subject=subject_of(BufferSettings.of(first)), is_new=False).is_empty
+    assert open_journal(
+        tmp_path, first.buffer, subject=subject_of(BufferSettings.of(first)), is_new=False
+    ).is_empty
 
 
 def test_a_write_that_failed_left_the_journal_whole(tmp_path):
@@ -301,12 +322,17 @@ def test_a_write_that_failed_left_the_journal_whole(tmp_path):
     before = Content.of(journal)
     pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
     journal._database.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(JournalError, match=f"the disk is full: the journal .* cannot be written; free space in {tmp_path} to continue"):
+    with pytest.raises(
+        JournalError,
+        match=f"the disk is full: the journal .* cannot be written; free space in {tmp_path} to continue",
+    ):
         write(journal, groups=range(5, 50))
     journal.close()
     again = Journal(tmp_path / FILE)
     events = tuple(again.events())
     assert events[: len(before.events)] == before.events
     with Records.open(tmp_path / FILE) as records:
-        assert len(records.attempts()) == sum(len(again.attempts(group, owner)) for group in range(50) for owner in "ab")
+        assert len(records.attempts()) == sum(
+            len(again.attempts(group, owner)) for group in range(50) for owner in "ab"
+        )
     again.close()

@@ -1,4 +1,6 @@
-"""A row that breaks after the data were opened (its file changed, a reader fails) ends the run by its name; nothing else is lost."""
+"""A row that breaks after the data were opened (its file changed, a reader fails) ends the run by its name;
+nothing else is lost.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,17 @@ ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "?"}]}
 
 def opened(folder: Path, journal: Journal) -> ReplayBuffer:
     agents = AgentChoice(lambda name: name, "single_turn_agent")
-    rows = Dataset([str(folder / "rows.jsonl")], DataConfig(), agents=agents, seed=0, shuffle=False, check=lambda task: None)
-    return ReplayBuffer(rows, LedgerRules(groups_per_step=2, max_staleness=1, group_size=1, total_groups=6), journal=journal)
+    rows = Dataset(
+        [str(folder / "rows.jsonl")],
+        DataConfig(),
+        agents=agents,
+        seed=0,
+        shuffle=False,
+        check=lambda task: None,
+    )
+    return ReplayBuffer(
+        rows, LedgerRules(groups_per_step=2, max_staleness=1, group_size=1, total_groups=6), journal=journal
+    )
 
 
 def test_a_row_that_breaks_later_is_named_and_what_was_journaled_stays(tmp_path: Path) -> None:
@@ -36,7 +47,9 @@ def test_a_row_that_breaks_later_is_named_and_what_was_journaled_stays(tmp_path:
     (first,) = buffer.lease("a", 1, 0.0)
     lines = whole.splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text(lines[0] + lines[1].replace('"role"', '"rolf"') + lines[2])
-    with pytest.raises(DataError, match=r"rows.jsonl: row 1 \(line 2\): field 'prompt\[0\].role': must be one of"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl: row 1 \(line 2\): field 'prompt\[0\].role': must be one of"
+    ):
         buffer.lease("a", 1, 0.0)
     buffer.close()
     journal.close()

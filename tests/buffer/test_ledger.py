@@ -1,4 +1,6 @@
-"""The ledger against a model of it, under any order of leases, arrivals, deaths, takes, publishes and restarts."""
+"""The ledger against a model of it, under any order of leases, arrivals, deaths, takes, publishes and
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ class Tree:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Plays many owners and one learner. `held` and `arrived` are the model: what each owner has, what has come of it."""
+    """Plays many owners and one learner.
+
+    `held` and `arrived` are the model: what each owner has, what has come of it.
+    """
 
     @initialize(
         per_step=st.integers(1, 3),
@@ -53,7 +58,9 @@ class LedgerMachine(RuleBasedStateMachine):
         waits=st.booleans(),
         has_curriculum=st.booleans(),
     )
-    def start(self, per_step: int, staleness: int, size: int, total: int | None, waits: bool, has_curriculum: bool) -> None:
+    def start(
+        self, per_step: int, staleness: int, size: int, total: int | None, waits: bool, has_curriculum: bool
+    ) -> None:
         self.rules = LedgerRules(per_step, staleness, size, total, waits_for_stragglers=waits)
         self.has_curriculum = has_curriculum
         self.journal: list[Event] = []
@@ -82,7 +89,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.journal.extend(events)
 
     def empty(self) -> Ledger:
-        chosen = Curriculum(["even", "odd"] * 2, WEIGHED, seed=1, shuffle=True) if self.has_curriculum else None
+        chosen = (
+            Curriculum(["even", "odd"] * 2, WEIGHED, seed=1, shuffle=True) if self.has_curriculum else None
+        )
         return Ledger(self.rules, curriculum=chosen, record=self.record)
 
     def older(self, age: int) -> int:
@@ -142,7 +151,11 @@ class LedgerMachine(RuleBasedStateMachine):
             self.hold(group_id, owner)
 
     def one_held(self, data: st.DataObject) -> tuple[int, str]:
-        return data.draw(st.sampled_from(sorted((group_id, owner) for group_id, owners in self.held.items() for owner in owners)))
+        return data.draw(
+            st.sampled_from(
+                sorted((group_id, owner) for group_id, owners in self.held.items() for owner in owners)
+            )
+        )
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), age=st.integers(0, 3))
@@ -226,7 +239,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def leases_expire(self) -> None:
         assert self.ledger.expire(older_than=-1.0) == []
         late = self.ledger.expire(older_than=1.0)
-        assert sorted(late) == sorted((owner, group_id) for group_id, owners in self.held.items() for owner in owners)
+        assert sorted(late) == sorted(
+            (owner, group_id) for group_id, owners in self.held.items() for owner in owners
+        )
         for owner, group_id in late:
             self.give_up(group_id, owner)
 
@@ -252,7 +267,9 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         assert not is_held_up
         assert [group.order for group in batch] == sorted(group.order for group in batch)
-        assert self.ledger.take(self.rules.groups_per_step, step) == batch, "an answer that was lost is given again"
+        assert self.ledger.take(self.rules.groups_per_step, step) == batch, (
+            "an answer that was lost is given again"
+        )
         taken = [group_id for own in self.batches.values() for group_id in own]
         for group in batch:
             assert group.group_id not in taken, "taken before, and not undone"
@@ -275,7 +292,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_learning)
     @rule()
     def reject(self) -> None:
-        """The batch cannot be learned from: as if its groups had been dropped, and others may be leased in their place."""
+        """The batch cannot be learned from: as if its groups had been dropped, and others may be leased in
+        their place.
+        """
         assert sorted(self.ledger.reject(self.step, "reward_error")) == sorted(self.batches[self.step])
         assert self.ledger.reject(self.step, "reward_error") == [], "to say it again changes nothing"
         for group_id in self.batches.pop(self.step):
@@ -305,7 +324,7 @@ class LedgerMachine(RuleBasedStateMachine):
         groups = self.ledger.groups
         return groups.state(), groups.counts(), {owner: groups.held_by(owner) for owner in self.owners}
 
-    # ------------------------------------------------------------------------------------------- what goes wrong
+    # ---------------------------------------------------------------------------------------- what goes wrong
 
     @rule()
     def the_buffer_is_killed(self) -> None:
@@ -319,7 +338,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 3), driver_dies=st.booleans(), keeps=st.booleans(), by=st.integers(1, 3))
     def the_weights_are_restored(self, back: int, driver_dies: bool, keeps: bool, by: int) -> None:
-        """Learned again is what was learned since, where it is near enough; the rest is played again; nothing is lost."""
+        """Learned again is what was learned since, where it is near enough; the rest is played again; nothing
+        is lost.
+        """
         step = max(self.settled, self.step - self.is_learning - back)
         if self.settled > 0:
             with pytest.raises(CheckpointError, match="settled"):
@@ -334,7 +355,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.advance(self.version)
         self.published = {s: v for s, v in self.published.items() if s < step} | {step: self.version}
         undone = [group_id for own, batch in self.batches.items() if own > step for group_id in batch]
-        near = {g for g in undone if all(self.lag(version) <= self.rules.max_staleness for version in self.complete[g])}
+        near = {
+            g
+            for g in undone
+            if all(self.lag(version) <= self.rules.max_staleness for version in self.complete[g])
+        }
         assert sorted(requeued) == sorted(set(undone) - (near if keeps else set()))
         for group_id in requeued:
             del self.complete[group_id]
@@ -362,7 +387,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_learning)
     @rule()
     def a_checkpoint_goes_elsewhere(self) -> None:
-        """Another folder has no journal: leases and their members are lost there, and all else is as it was."""
+        """Another folder has no journal: leases and their members are lost there, and all else is as it
+        was.
+        """
         state = json.loads(json.dumps(self.ledger.groups.state()))
         before = self.ledger.groups.counts()
         self.journal = []
@@ -373,7 +400,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.advance(self.version)
         after = self.ledger.groups.counts()
         assert (after.leased, after.queued, after.ready) == (0, before.queued + before.leased, before.ready)
-        self.refused += sum(len(self.arrived[group_id, owner]) for group_id, owners in self.held.items() for owner in owners)
+        self.refused += sum(
+            len(self.arrived[group_id, owner]) for group_id, owners in self.held.items() for owner in owners
+        )
         self.held = {}
         self.owners = [owner + "'" for owner in self.owners]
         self.settled = self.step
@@ -383,10 +412,17 @@ class LedgerMachine(RuleBasedStateMachine):
         """The audit, which knows the events alone, comes to the same counts."""
         if not hasattr(self, "journal"):
             return
-        found, counts = audit(enumerate(self.journal), max_staleness=self.rules.max_staleness), self.ledger.groups.counts()
+        found, counts = (
+            audit(enumerate(self.journal), max_staleness=self.rules.max_staleness),
+            self.ledger.groups.counts(),
+        )
         assert found.is_balanced, found.problems
         groups = found.counts()
-        assert (groups["queued"], groups["consumed"], groups["dropped"]) == (counts.queued, counts.consumed, sum(counts.dropped.values()))
+        assert (groups["queued"], groups["consumed"], groups["dropped"]) == (
+            counts.queued,
+            counts.consumed,
+            sum(counts.dropped.values()),
+        )
         assert groups["leased"] + groups["ready"] == counts.leased + counts.ready
         assert {reason: count for reason, count in found.discarded.items() if count} == counts.discarded
         kinds = Counter(event.kind for event in self.journal)
@@ -418,7 +454,11 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def admission_is_bounded(self) -> None:
         counts = self.ledger.groups.counts()
-        per_step, staleness, total = self.rules.groups_per_step, self.rules.max_staleness, self.rules.total_groups
+        per_step, staleness, total = (
+            self.rules.groups_per_step,
+            self.rules.max_staleness,
+            self.rules.total_groups,
+        )
         published = len(self.batches) - self.is_learning
         ahead = counts.consumed + counts.leased
         assert ahead <= (staleness + published + 1) * per_step
@@ -428,7 +468,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_never_locks_up(self) -> None:
-        """With nothing leased and nothing learning, either a batch is there, or a lease is possible, or the run is over."""
+        """With nothing leased and nothing learning, either a batch is there, or a lease is possible, or the
+        run is over.
+        """
         total = self.rules.total_groups
         counts = self.ledger.groups.counts()
         is_over = total is not None and total - counts.consumed < self.rules.groups_per_step
@@ -470,7 +512,11 @@ def test_batches_that_name_no_step_are_of_the_next_one():
         assert [group.group_id for group in batch] == [groups[step - 1]]
     ledger.take(1, 7)
     ledger.take(1)
-    assert [[group.group_id for group in ledger.groups.batch(step) or ()] for step in (0, 7, 8)] == [[], [groups[2]], [groups[3]]]
+    assert [[group.group_id for group in ledger.groups.batch(step) or ()] for step in (0, 7, 8)] == [
+        [],
+        [groups[2]],
+        [groups[3]],
+    ]
 
 
 def test_with_staleness_one_a_second_batch_is_played_while_the_first_is_learned():
@@ -587,14 +633,26 @@ def test_misuse_is_answered():
     per_step=st.integers(1, 4),
     staleness=st.integers(0, 4),
     size=st.integers(1, 2),
-    moves=st.lists(st.tuples(st.sampled_from(["lease", "lease", "arrive", "learn"]), st.integers(0, 1000)), max_size=200),
+    moves=st.lists(
+        st.tuples(st.sampled_from(["lease", "lease", "arrive", "learn"]), st.integers(0, 1000)), max_size=200
+    ),
 )
-def test_what_waits_for_stragglers_drops_none(per_step: int, staleness: int, size: int, moves: list[tuple[str, int]]) -> None:
-    """However long a group takes: when its tokens are no older than its lease, it is learned from, within the bound."""
-    ledger = Ledger(LedgerRules(groups_per_step=per_step, max_staleness=staleness, group_size=size, waits_for_stragglers=True))
+def test_what_waits_for_stragglers_drops_none(
+    per_step: int, staleness: int, size: int, moves: list[tuple[str, int]]
+) -> None:
+    """However long a group takes: when its tokens are no older than its lease, it is learned from, within the
+    bound.
+    """
+    ledger = Ledger(
+        LedgerRules(
+            groups_per_step=per_step, max_staleness=staleness, group_size=size, waits_for_stragglers=True
+        )
+    )
     ledger.advance(0)
     version = 0
-    missing: dict[int, tuple[int, int]] = {}  # of each leased group: version at the lease, members that have not arrived
+    missing: dict[
+        int, tuple[int, int]
+    ] = {}  # of each leased group: version at the lease, members that have not arrived
 
     def arrive(number: int) -> None:
         group_id = sorted(missing)[number % len(missing)]

@@ -15,7 +15,11 @@ from agentrl.config.schema import Config
 
 
 def ledger(sampler: str, *, per_step: int = 2, staleness: int = 2, **options) -> Ledger:
-    made = Ledger(LedgerRules(groups_per_step=per_step, max_staleness=staleness, group_size=1, sampler=sampler, **options))
+    made = Ledger(
+        LedgerRules(
+            groups_per_step=per_step, max_staleness=staleness, group_size=1, sampler=sampler, **options
+        )
+    )
     made.advance(0)
     return made
 
@@ -29,7 +33,10 @@ def taken(target: Ledger) -> list[int] | None:
     return None if batch is None else [group.group_id for group in batch]
 
 
-@pytest.mark.parametrize(("sampler", "expected"), [("fifo", [1, 2]), ("freshest", [3, 1]), ("windowed", [4, 3]), ("in_order", None)])
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [("fifo", [1, 2]), ("freshest", [3, 1]), ("windowed", [4, 3]), ("in_order", None)],
+)
 def test_each_sampler_takes_its_own(sampler, expected):
     target = ledger(sampler)
     for _ in range(5):
@@ -50,7 +57,9 @@ def test_in_order_makes_the_same_batches_whatever_finishes_first(order, seed):
     for _ in range(6):
         target.lease("a")
     for version, group_id in enumerate(order):
-        if (seed >> version) & 1 and target.drop("a", group_id, "tool_error"):  # it fails, and is played again
+        if (seed >> version) & 1 and target.drop(
+            "a", group_id, "tool_error"
+        ):  # it fails, and is played again
             assert target.lease("a") == group_id
         finish(target, group_id)
         while (batch := taken(target)) is not None:

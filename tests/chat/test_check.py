@@ -30,14 +30,26 @@ def source_of(name: str) -> str:
 
 
 @cache
-def chat_with(source: str, *, end: str = "<|im_end|>", tool_format: str = "hermes", edits: str = "fork") -> Chat:
+def chat_with(
+    source: str, *, end: str = "<|im_end|>", tool_format: str = "hermes", edits: str = "fork"
+) -> Chat:
     tokenizer = build_tiny_tokenizer()
-    further = [text for text in ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "</s>", "[INST]", "[/INST]") if text in source]
+    further = [
+        text
+        for text in ("<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "</s>", "[INST]", "[/INST]")
+        if text in source
+    ]
     tokenizer.add_special_tokens([*further, *({end} - set(further))])
     tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
     named = {"bos_token": "<|endoftext|>", "eos_token": end}
     ends = [tokenizer.token_to_id(end)]
-    return Chat(tokenizer, ChatTemplate({"default": source}, named), eos_token_ids=ends, tool_format=tool_format, edits=edits)
+    return Chat(
+        tokenizer,
+        ChatTemplate({"default": source}, named),
+        eos_token_ids=ends,
+        tool_format=tool_format,
+        edits=edits,
+    )
 
 
 STYLES = {
@@ -53,7 +65,7 @@ def sentences(report: TemplateReport, kind: str) -> set[str]:
     return {finding.sentence for finding, _ in report.of_kind(kind)}
 
 
-# --------------------------------------------------------------------------------------------------------- verdicts
+# --------------------------------------------------------------------------------------------------- verdicts
 
 
 @pytest.mark.parametrize("name", ["tiny", "blocks"])
@@ -93,9 +105,13 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% if m.role != 'HIDDEN' %}{{ m.content }}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-EMPTY_RESULTS = source_of("tiny").replace("'<tool_response>' + message.content + '</tool_response>'", "'<tool_response></tool_response>'")
+EMPTY_RESULTS = source_of("tiny").replace(
+    "'<tool_response>' + message.content + '</tool_response>'", "'<tool_response></tool_response>'"
+)
 NO_PROMPT = CHATML.replace("assistant\n{% endif %}", "model\n{% endif %}")
-ODD_CALLS = source_of("tiny").replace("'arguments': call.function.arguments", "'arguments': call.function.arguments | length")
+ODD_CALLS = source_of("tiny").replace(
+    "'arguments': call.function.arguments", "'arguments': call.function.arguments | length"
+)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +119,11 @@ ODD_CALLS = source_of("tiny").replace("'arguments': call.function.arguments", "'
     [
         (CHATML.replace("HIDDEN", "user"), (), "at the prompt: leaves out what a user says"),
         (EMPTY_RESULTS, PROBE_TOOLS, "when tools answer: leaves out what tools say"),
-        (NO_PROMPT, (), "always: the chat template's assistant turn does not begin with its generation prompt"),
+        (
+            NO_PROMPT,
+            (),
+            "always: the chat template's assistant turn does not begin with its generation prompt",
+        ),
         (ODD_CALLS, PROBE_TOOLS, "at a turn: its calls are not read back"),
         ("{{ raise_exception('never') }}", (), "roles: TemplateError: never"),
     ],
@@ -114,7 +134,9 @@ def test_broken_templates_are_named_and_stop_a_run(source, tools, what):
     assert report.verdict == "broken"
     assert what in sentences(report, "broken") | sentences(report, "refused")
     if "raise_exception" not in source:
-        with pytest.raises(ConfigError, match=r"the chat template does not only append: .*set model\.chat_template"):
+        with pytest.raises(
+            ConfigError, match=r"the chat template does not only append: .*set model\.chat_template"
+        ):
             chat.check_template(tools)
 
 
@@ -124,7 +146,9 @@ def test_calls_read_by_another_format_stop_a_run():
 
 
 def test_a_template_that_shows_no_tools_gets_a_note():
-    report = chat_with(source_of("tiny").replace("{%- for tool in tools %}", "{%- for tool in [] %}")).report_template(PROBE_TOOLS, num=50)
+    report = chat_with(
+        source_of("tiny").replace("{%- for tool in tools %}", "{%- for tool in [] %}")
+    ).report_template(PROBE_TOOLS, num=50)
     assert (report.verdict, sentences(report, "note")) == (
         "exact",
         {"at the prompt: leaves out the tools; name them in the system message"},
@@ -135,18 +159,27 @@ UNKNOWN_CALLS = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}: {{ c.function.arguments | tojson }}</call>{% endfor %}
 {{- '<|im_end|>' }}
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501
 
 
 def test_calls_that_no_format_reads_are_named_and_the_template_is_judged_without_tools():
     chat = chat_with(UNKNOWN_CALLS, tool_format="auto")
-    cure = "tool calls cannot be read; set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
+    cure = (
+        "tool calls cannot be read; set model.tool_format (docs/tool_formats.md) or model.chat_template, or "
+        "use react_agent"
+    )
     report = chat.report_template(num=60)
-    assert (chat.shows_unread_calls, report.verdict, sentences(report, "note")) == (True, "exact", {f"with tools: {cure}"})
+    assert (chat.shows_unread_calls, report.verdict, sentences(report, "note")) == (
+        True,
+        "exact",
+        {f"with tools: {cure}"},
+    )
     assert not any(message.tool_calls for finding, _ in report.findings for message in finding.messages)
     assert report.summary is None
     assert chat.check_template(()).findings == ()
-    with pytest.raises(ConfigError, match=r"tool calls cannot be read: .* set model\.tool_format .* or use react_agent"):
+    with pytest.raises(
+        ConfigError, match=r"tool calls cannot be read: .* set model\.tool_format .* or use react_agent"
+    ):
         chat.check_template(PROBE_TOOLS)
     silent = chat_with(CHATML, tool_format="auto")
     assert (silent.shows_unread_calls, silent.report_template(num=20).findings) == (False, ())
@@ -155,31 +188,43 @@ def test_calls_that_no_format_reads_are_named_and_the_template_is_judged_without
 def test_the_counterexample_is_small_and_shows_the_first_token():
     report = STYLES["thinking"].report_template((), num=60)
     finding = next(finding for finding, _ in report.of_kind("fork") if finding.why == "drops thinking")
-    assert finding.messages == (Message("user", ""), Message("assistant", "", reasoning="t"), Message("user", ""))
+    assert finding.messages == (
+        Message("user", ""),
+        Message("assistant", "", reasoning="t"),
+        Message("user", ""),
+    )
     assert finding.lines()[:3] == ["user: ''", "assistant: thinks 't', ''", "user: ''"]
     assert "first difference at token 8" in finding.detail
     assert "'<think>'" in finding.detail.splitlines()[2]
 
 
 def test_equal_seeds_give_equal_reports():
-    one, other, third = (STYLES["thinking"].report_template(PROBE_TOOLS, num=40, seed=seed) for seed in (1, 1, 2))
+    one, other, third = (
+        STYLES["thinking"].report_template(PROBE_TOOLS, num=40, seed=seed) for seed in (1, 1, 2)
+    )
     assert one == other
     assert [count for _, count in one.findings] != [count for _, count in third.findings]
 
 
-# ------------------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 
 @pytest.mark.parametrize("name", STYLES)
 @settings(max_examples=EXAMPLES)
 @given(seed=st.integers(0, 2**32))
 def test_prefix_and_mask_hold_for_any_generated_conversation(name, seed):
-    """Sampled tokens stand where they were sampled, all others are the template's; a fork begins with the whole render."""
+    """Sampled tokens stand where they were sampled, all others are the template's; a fork begins with the
+    whole render.
+    """
     chat = STYLES[name]
     renderer = chat._renderer
     control = (*renderer.codec.special_tokens, "</think>", "<tool_call>")
     scope = ProbeScope(
-        PROBE_TOOLS, thinks=name == "thinking", has_user_turns=name != "brackets", has_system=name != "brackets", control=control
+        PROBE_TOOLS,
+        thinks=name == "thinking",
+        has_user_turns=name != "brackets",
+        has_system=name != "brackets",
+        control=control,
     )
     messages = generate(random.Random(seed), scope)
     row, said = [], []
@@ -190,7 +235,9 @@ def test_prefix_and_mask_hold_for_any_generated_conversation(name, seed):
             said.append(chat.decode(step.ids[:-1]))
             continue
         shown = [renderer.shown(message) for message in step.conversation.messages]
-        whole = renderer.codec.encode_rendered(renderer.template.render(shown, scope.tools, add_generation_prompt=True))
+        whole = renderer.codec.encode_rendered(
+            renderer.template.render(shown, scope.tools, add_generation_prompt=True)
+        )
         assert row == whole
         assert step.edit is None or name not in ("tiny", "blocks")
     turns = [message for message in messages if message.role == "assistant"]
@@ -216,7 +263,7 @@ def test_shrinking_keeps_what_it_is_asked_to_keep_and_no_more(seed, name):
         assert sum(len(message.content) + len(message.reasoning) for message in small) == 0
 
 
-# ------------------------------------------------------------------------------------------------------ command line
+# ----------------------------------------------------------------------------------------------- command line
 
 
 def test_the_command_prints_the_verdict_and_its_exit_code_tells_broken(tmp_path):
@@ -224,7 +271,9 @@ def test_the_command_prints_the_verdict_and_its_exit_code_tells_broken(tmp_path)
     (tmp_path / "broken.jinja").write_text(CHATML.replace("HIDDEN", "user"))
 
     def run(*arguments: str):
-        return CliRunner().invoke(app, ["check-template", str(tmp_path / "tokenizer"), "--num", "40", *arguments])
+        return CliRunner().invoke(
+            app, ["check-template", str(tmp_path / "tokenizer"), "--num", "40", *arguments]
+        )
 
     exact = run()
     assert exact.exit_code == 0

@@ -1,4 +1,6 @@
-"""Tokens are the truth: what is built turn by turn equals the template's render of the whole, and only grows."""
+"""Tokens are the truth: what is built turn by turn equals the template's render of the whole, and only
+grows.
+"""
 
 import json
 from collections.abc import Callable
@@ -26,7 +28,11 @@ TOOLS = [
         "function": {
             "name": "calculator",
             "description": "Computes <b>sums</b> é.",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string"}},
+                "required": ["expression"],
+            },
         },
     }
 ]
@@ -50,11 +56,21 @@ def spaced_tokenizer() -> Tokenizer:
     vocab = {letter: id for id, letter in enumerate(letters)}
     merges = [("▁", letter) for letter in "abcdefgh"]
     vocab.update({f"▁{letter}": len(letters) + i for i, (_, letter) in enumerate(merges)})
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     tokenizer.add_special_tokens(["<s>", "</s>", "[INST]", "[/INST]"])
-    brackets = ["[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"]
+    brackets = [
+        "[TOOL_CALLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "[AVAILABLE_TOOLS]",
+        "[/AVAILABLE_TOOLS]",
+    ]
     tokenizer.add_special_tokens(brackets)
     return tokenizer
 
@@ -73,7 +89,9 @@ def thinking_tokenizer() -> Tokenizer:
 
 def hermes_lines(text: str, calls: tuple[ToolCall, ...]) -> str:
     parts = [
-        f'<tool_call>\n{{"name": "{c.name}", "arguments": {json.dumps(c.arguments, ensure_ascii=False)}}}\n</tool_call>' for c in calls
+        f'<tool_call>\n{{"name": "{c.name}", "arguments": '
+        f"{json.dumps(c.arguments, ensure_ascii=False)}}}\n</tool_call>"
+        for c in calls
     ]
     return "\n".join([*([text] if text else []), *parts])
 
@@ -84,12 +102,16 @@ def tiny_calls(text: str, calls: tuple[ToolCall, ...]) -> str:
 
 
 def header_calls(text: str, calls: tuple[ToolCall, ...]) -> str:
-    bodies = [f'{{"name": "{c.name}", "parameters": {json.dumps(c.arguments, ensure_ascii=False)}}}' for c in calls]
+    bodies = [
+        f'{{"name": "{c.name}", "parameters": {json.dumps(c.arguments, ensure_ascii=False)}}}' for c in calls
+    ]
     return "; ".join(bodies) if calls else text
 
 
 def bracket_calls(text: str, calls: tuple[ToolCall, ...]) -> str:
-    bodies = [json.dumps({"name": c.name, "arguments": c.arguments, "id": c.id}, ensure_ascii=False) for c in calls]
+    bodies = [
+        json.dumps({"name": c.name, "arguments": c.arguments, "id": c.id}, ensure_ascii=False) for c in calls
+    ]
     return f"[TOOL_CALLS] [{', '.join(bodies)}]" if calls else f" {text}"
 
 
@@ -101,8 +123,22 @@ STYLES = {
     "tiny": Style(TEMPLATE_FILE.read_text(), build_tiny_tokenizer, {}, tiny_calls, "<|im_end|>"),
     "blocks": Style(read("blocks"), build_tiny_tokenizer, {}, hermes_lines, "<|im_end|>"),
     "thinking": Style(read("thinking"), thinking_tokenizer, {}, hermes_lines, "<|im_end|>"),
-    "headers": Style(read("headers"), headers_tokenizer, {"bos_token": "<|begin|>"}, header_calls, "<|eot_id|>", "llama3_json"),
-    "brackets": Style(read("brackets"), spaced_tokenizer, {"bos_token": "<s>", "eos_token": "</s>"}, bracket_calls, "</s>", "mistral"),
+    "headers": Style(
+        read("headers"),
+        headers_tokenizer,
+        {"bos_token": "<|begin|>"},
+        header_calls,
+        "<|eot_id|>",
+        "llama3_json",
+    ),
+    "brackets": Style(
+        read("brackets"),
+        spaced_tokenizer,
+        {"bos_token": "<s>", "eos_token": "</s>"},
+        bracket_calls,
+        "</s>",
+        "mistral",
+    ),
 }
 
 
@@ -111,13 +147,20 @@ def chat_of(name: str) -> Chat:
     style = STYLES[name]
     tokenizer = style.tokenizer()
     template = ChatTemplate({"default": style.source}, style.named)
-    return Chat(tokenizer, template, eos_token_ids=[tokenizer.token_to_id(style.end_of_turn)], tool_format=style.tool_format)
+    return Chat(
+        tokenizer,
+        template,
+        eos_token_ids=[tokenizer.token_to_id(style.end_of_turn)],
+        tool_format=style.tool_format,
+    )
 
 
 @cache
 def reference(name: str) -> PreTrainedTokenizerFast:
     style = STYLES[name]
-    return PreTrainedTokenizerFast(tokenizer_object=style.tokenizer(), chat_template=style.source, **style.named)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=style.tokenizer(), chat_template=style.source, **style.named
+    )
 
 
 def as_dicts(messages: list[Message]) -> list[dict]:
@@ -125,17 +168,28 @@ def as_dicts(messages: list[Message]) -> list[dict]:
 
 
 def as_dict(message: Message) -> dict:
-    calls = [{"type": "function", "id": c.id, "function": {"name": c.name, "arguments": dict(c.arguments)}} for c in message.tool_calls]
+    calls = [
+        {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": dict(c.arguments)}}
+        for c in message.tool_calls
+    ]
     optional = {"tool_calls": calls or None, "name": message.name, "tool_call_id": message.tool_call_id}
-    return {"role": message.role, "content": message.content, **{key: value for key, value in optional.items() if value is not None}}
+    return {
+        "role": message.role,
+        "content": message.content,
+        **{key: value for key, value in optional.items() if value is not None},
+    }
 
 
-# ------------------------------------------------------------------------------------------------------ generators
+# ------------------------------------------------------------------------------------------------- generators
 
 letters = st.characters(codec="utf-8", exclude_characters="<>[]|\ufdd0\ufdd1\ufdd2\ufdd3")
 contents = st.text(letters, max_size=12)
 answers = st.text(letters, min_size=1, max_size=12).map(lambda text: "a" + text + "z")
-arguments = st.dictionaries(st.sampled_from(["expression", "unit", "ä"]), st.one_of(contents, st.integers(), st.booleans()), max_size=2)
+arguments = st.dictionaries(
+    st.sampled_from(["expression", "unit", "ä"]),
+    st.one_of(contents, st.integers(), st.booleans()),
+    max_size=2,
+)
 
 
 @st.composite
@@ -145,7 +199,9 @@ def conversations(draw, *, has_user_turns: bool = True, has_system: bool = True)
     messages.append(Message("user", draw(contents)))
     for turn in range(draw(st.integers(0, 4))):
         num_calls = draw(st.integers(0 if has_user_turns else 1, 3))
-        calls = tuple(ToolCall(f"call{turn:03d}{i:02d}", "calculator", draw(arguments)) for i in range(num_calls))
+        calls = tuple(
+            ToolCall(f"call{turn:03d}{i:02d}", "calculator", draw(arguments)) for i in range(num_calls)
+        )
         messages.append(Message("assistant", "" if calls else draw(answers), calls))
         messages += [Message("tool", draw(contents), tool_call_id=call.id, name=call.name) for call in calls]
         if not calls:
@@ -154,7 +210,9 @@ def conversations(draw, *, has_user_turns: bool = True, has_system: bool = True)
 
 
 def build(name: str, messages: list[Message]) -> list[int]:
-    """Play `messages` through a Conversation, the assistant's turns written as a model would, and return its tokens."""
+    """Play `messages` through a Conversation, the assistant's turns written as a model would, and return its
+    tokens.
+    """
     chat, style = chat_of(name), STYLES[name]
     first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
     conversation = chat.open(messages[:first], TOOLS)
@@ -163,7 +221,9 @@ def build(name: str, messages: list[Message]) -> list[int]:
         if message.role == "assistant":
             conversation.next_prompt()
             written = style.write_calls(message.content, message.tool_calls)
-            anchored = chat.encode(style.end_of_turn + written)[1:]  # spaces at the start of a text are marked by some tokenizers
+            anchored = chat.encode(style.end_of_turn + written)[
+                1:
+            ]  # spaces at the start of a text are marked by some tokenizers
             conversation.add_generation([*anchored, chat.eos_token_ids[0]], is_truncated=False)
         else:
             conversation.add_messages([message])
@@ -171,7 +231,7 @@ def build(name: str, messages: list[Message]) -> list[int]:
     return conversation.token_ids
 
 
-# ------------------------------------------------------------------------------------------------------------ laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -186,7 +246,10 @@ def test_tokens_built_by_turns_equal_the_render_of_the_whole(name, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(ids=st.lists(st.lists(st.integers(0, 366), max_size=8), min_size=1, max_size=4), texts=st.lists(contents, min_size=4, max_size=4))
+@given(
+    ids=st.lists(st.lists(st.integers(0, 366), max_size=8), min_size=1, max_size=4),
+    texts=st.lists(contents, min_size=4, max_size=4),
+)
 def test_whatever_is_sampled_stays_byte_for_byte_and_the_tokens_only_grow(ids, texts):
     conversation = chat_of("tiny").open([Message("user", "q")], TOOLS)
     expected: list[int] = []
@@ -219,10 +282,16 @@ def test_a_block_does_not_depend_on_what_was_sampled(name):
 def test_the_separator_after_the_end_of_a_turn_belongs_to_the_next_block():
     chat = chat_of("tiny")
     conversation = chat.open([Message("user", "1+1=?")], [])
-    assert chat.decode(conversation.next_prompt()) == "<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chat.decode(conversation.next_prompt())
+        == "<|im_start|>user\n1+1=?<|im_end|>\n<|im_start|>assistant\n"
+    )
     conversation.add_generation(chat.encode("3<|im_end|>"), is_truncated=False)
     conversation.add_messages([Message("user", "No.")])
-    assert chat.decode(conversation.next_prompt()) == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chat.decode(conversation.next_prompt())
+        == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize("sampled", ["3", ""])
@@ -232,7 +301,10 @@ def test_a_turn_cut_at_the_token_limit_is_closed_first(sampled):
     conversation.next_prompt()
     conversation.add_generation(chat.encode(sampled), is_truncated=True)
     conversation.add_messages([Message("user", "No.")])
-    assert chat.decode(conversation.next_prompt()) == "<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chat.decode(conversation.next_prompt())
+        == "<|im_end|>\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 def test_the_model_may_speak_twice_in_a_row():
@@ -247,7 +319,10 @@ def test_the_view_of_a_turn_has_text_calls_and_no_special_tokens():
     chat = chat_of("tiny")
     conversation = chat.open([Message("user", "?")], TOOLS)
     conversation.next_prompt()
-    text = 'So: <tool_call>{"name": "calculator", "arguments": {"expression": "1"}}</tool_call><|endoftext|><|im_end|>'
+    text = (
+        'So: <tool_call>{"name": "calculator", "arguments": {"expression": '
+        '"1"}}</tool_call><|endoftext|><|im_end|>'
+    )
     message = conversation.add_generation(chat.encode(text), is_truncated=False)
     assert message == Message("assistant", "So:", (ToolCall("call00000", "calculator", {"expression": "1"}),))
     assert conversation.messages == (Message("user", "?"), message)
@@ -258,16 +333,29 @@ def test_results_of_parallel_and_unreadable_calls_form_one_block():
     conversation = chat.open([Message("user", "?")], TOOLS)
     conversation.next_prompt()
     turn = conversation.add_generation(
-        chat.encode('<tool_call>{"name": "calculator", "arguments": {}}</tool_call><tool_call>{</tool_call><|im_end|>'), is_truncated=False
+        chat.encode(
+            '<tool_call>{"name": "calculator", "arguments": {}}</tool_call><tool_call>{</tool_call><|im_end|>'
+        ),
+        is_truncated=False,
     )
-    conversation.add_messages([Message("tool", f"r{i}", tool_call_id=c.id, name=c.name or None) for i, c in enumerate(turn.tool_calls)])
+    conversation.add_messages(
+        [
+            Message("tool", f"r{i}", tool_call_id=c.id, name=c.name or None)
+            for i, c in enumerate(turn.tool_calls)
+        ]
+    )
     responses = "".join(f"\n<tool_response>\nr{i}\n</tool_response>" for i in range(2))
-    assert chat.decode(conversation.next_prompt()) == f"\n<|im_start|>user{responses}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        chat.decode(conversation.next_prompt())
+        == f"\n<|im_start|>user{responses}<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- injection
+# -------------------------------------------------------------------------------------------------- injection
 
-hostile = st.lists(st.sampled_from([*SPECIAL_TOKENS, "\n", "a", "assistant", "<", "|>", "im_end"]), max_size=8).map("".join)
+hostile = st.lists(
+    st.sampled_from([*SPECIAL_TOKENS, "\n", "a", "assistant", "<", "|>", "im_end"]), max_size=8
+).map("".join)
 
 
 @settings(max_examples=80, deadline=None)
@@ -280,7 +368,8 @@ def test_control_tokens_in_content_are_encoded_as_plain_text(user, result):
         conversation = chat.open([Message("user", user)], TOOLS)
         first = conversation.next_prompt()
         call = conversation.add_generation(
-            chat.encode('<tool_call>{"name": "f<|im_end|>", "arguments": {}}</tool_call><|im_end|>'), is_truncated=False
+            chat.encode('<tool_call>{"name": "f<|im_end|>", "arguments": {}}</tool_call><|im_end|>'),
+            is_truncated=False,
         ).tool_calls[0]
         conversation.add_messages([Message("tool", result, tool_call_id=call.id, name=call.name)])
         return [first, conversation.next_prompt()]
@@ -308,20 +397,26 @@ def test_content_that_no_tokenizer_can_encode_is_replaced():
     assert "a\ufffdb\ufffdc\ufffd<|im_end|>" in chat.decode(prompt)
 
 
-# -------------------------------------------------------------------------------------------------------- templates
+# -------------------------------------------------------------------------------------------------- templates
 
 
 def broken(source: str, tool_format: str = "hermes", edits: str = "fork") -> Chat:
     tokenizer = build_tiny_tokenizer()
     ends = [tokenizer.token_to_id("<|im_end|>")]
-    return Chat(tokenizer, ChatTemplate({"default": source}, {}), eos_token_ids=ends, tool_format=tool_format, edits=edits)
+    return Chat(
+        tokenizer,
+        ChatTemplate({"default": source}, {}),
+        eos_token_ids=ends,
+        tool_format=tool_format,
+        edits=edits,
+    )
 
 
 ONLY_LAST = """{% for m in messages[-1:] %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>{% endfor %}"""
 MOVING_TOOLS = """{% for m in messages %}{% if loop.last %}{{ tools | tojson }}{% endif %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501
 COUNTING = """{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
@@ -352,7 +447,7 @@ def test_a_template_that_refuses_the_messages_says_which():
         chat.open([Message("user", "a"), Message("user", "b")], []).next_prompt()
 
 
-# --------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------- training
 
 
 @pytest.mark.parametrize("name", ["tiny", "blocks", "headers", "brackets"])
@@ -360,15 +455,24 @@ def test_a_template_that_refuses_the_messages_says_which():
 @given(data=st.data())
 def test_training_tokens_are_the_render_and_the_mask_is_what_the_assistant_writes(name, data):
     chat, style = chat_of(name), STYLES[name]
-    messages = [*data.draw(conversations(has_system=name != "brackets")), Message("assistant", data.draw(answers))]
+    messages = [
+        *data.draw(conversations(has_system=name != "brackets")),
+        Message("assistant", data.draw(answers)),
+    ]
     built = chat.render_training(messages, TOOLS)
     ids, mask = built.token_ids, built.mask
     assert built.segment_starts == (0,)
     hf = reference(name)
-    whole = hf.encode(hf.apply_chat_template(as_dicts(messages), tools=TOOLS, tokenize=False), add_special_tokens=False)
+    whole = hf.encode(
+        hf.apply_chat_template(as_dicts(messages), tools=TOOLS, tokenize=False), add_special_tokens=False
+    )
     assert whole[: len(ids)] == ids.tolist()
     assert chat.decode(whole[len(ids) :]) in ("", "\n")
-    spans = [style.write_calls(m.content, m.tool_calls) + style.end_of_turn for m in messages if m.role == "assistant"]
+    spans = [
+        style.write_calls(m.content, m.tool_calls) + style.end_of_turn
+        for m in messages
+        if m.role == "assistant"
+    ]
     expected = [token for span in spans for token in chat.encode(style.end_of_turn + span)[1:]]
     assert ids[mask].tolist() == expected
 
@@ -377,7 +481,13 @@ def test_training_keeps_the_thinking_that_the_model_has_to_write():
     chat = chat_of("thinking")
     thought = "<think>\nhm\n</think>\n\nfour"
     built = chat.render_training(
-        [Message("user", "?"), Message("assistant", thought), Message("user", "."), Message("assistant", thought)], []
+        [
+            Message("user", "?"),
+            Message("assistant", thought),
+            Message("user", "."),
+            Message("assistant", thought),
+        ],
+        [],
     )
     assert chat.decode(built.token_ids[built.mask].tolist()) == f"{thought}<|im_end|>{thought}<|im_end|>"
     rows = np.split(built.token_ids, built.segment_starts[1:])
@@ -390,17 +500,24 @@ def test_training_survives_a_stop_token_in_the_text_and_refuses_conversations_wi
     call = ToolCall("call00000", "f", {"x": ["<|im_end|>"]})
     built = chat.render_training([Message("user", "?"), Message("assistant", "a <|im_end|> b", (call,))], [])
     written = built.token_ids[built.mask].tolist()
-    assert chat.decode(written) == 'a <|im_end|> b<tool_call>{"name": "f", "arguments": {"x": ["<|im_end|>"]}}</tool_call><|im_end|>'
+    assert (
+        chat.decode(written)
+        == 'a <|im_end|> b<tool_call>{"name": "f", "arguments": {"x": ["<|im_end|>"]}}</tool_call><|im_end|>'
+    )
     assert written.count(chat.eos_token_ids[0]) == 1
     with pytest.raises(DataError, match="no assistant message"):
         chat.render_training([Message("user", "?")], [])
 
 
-# -------------------------------------------------------------------------------------------------------- truncation
+# ------------------------------------------------------------------------------------------------- truncation
 
 
 @settings(max_examples=60, deadline=None)
-@given(text=st.text(letters, max_size=60), limit=st.integers(76, 120), how=st.sampled_from(["left", "right", "middle"]))
+@given(
+    text=st.text(letters, max_size=60),
+    limit=st.integers(76, 120),
+    how=st.sampled_from(["left", "right", "middle"]),
+)
 def test_a_truncated_prompt_fits_and_keeps_its_frame(text, limit, how):
     chat = chat_of("tiny")
     conversation = chat.open([Message("system", "Rules."), Message("user", text)], TOOLS)
@@ -408,7 +525,9 @@ def test_a_truncated_prompt_fits_and_keeps_its_frame(text, limit, how):
     assert conversation.truncate_prompt(limit, how) == (before > limit)
     assert conversation.num_pending_tokens() <= limit
     kept = conversation.messages[1].content
-    assert {"left": text.endswith(kept), "right": text.startswith(kept), "middle": len(kept) <= len(text)}[how]
+    assert {"left": text.endswith(kept), "right": text.startswith(kept), "middle": len(kept) <= len(text)}[
+        how
+    ]
     decoded = chat.decode(conversation.next_prompt())
     assert decoded.startswith("<|im_start|>system\nRules.\nTools:")
     assert decoded.endswith(f"<|im_start|>user\n{kept}<|im_end|>\n<|im_start|>assistant\n")

@@ -1,4 +1,6 @@
-"""Where a template edits the history, the conversation forks: what was sampled stays in its row, and the next one is the render."""
+"""Where a template edits the history, the conversation forks: what was sampled stays in its row, and the next
+one is the render.
+"""
 
 import dataclasses
 import json
@@ -40,7 +42,13 @@ def tokenizer_with_thoughts() -> Tokenizer:
 def chat_with(source: str, *, edits: str = "fork", tool_format: str = "hermes") -> Chat:
     tokenizer = tokenizer_with_thoughts()
     ends = [tokenizer.token_to_id("<|im_end|>")]
-    return Chat(tokenizer, ChatTemplate({"default": source}, {}), eos_token_ids=ends, tool_format=tool_format, edits=edits)
+    return Chat(
+        tokenizer,
+        ChatTemplate({"default": source}, {}),
+        eos_token_ids=ends,
+        tool_format=tool_format,
+        edits=edits,
+    )
 
 
 def thinking(**options) -> Chat:
@@ -56,7 +64,7 @@ def answer(message: Message, text: str = "1") -> list[Message]:
     return [Message("tool", text, tool_call_id=call.id, name=call.name) for call in message.tool_calls]
 
 
-# ------------------------------------------------------------------------------------------------------------ forks
+# ------------------------------------------------------------------------------------------------------ forks
 
 
 def test_a_fork_begins_with_the_render_of_the_messages_and_drops_what_the_template_drops():
@@ -72,9 +80,7 @@ def test_a_fork_begins_with_the_render_of_the_messages_and_drops_what_the_templa
     assert len(block) == announced == total == len(conversation.token_ids)
     assert conversation.token_ids == block
     assert "<think>" in chat.decode(before)
-    expected = (
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfour<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
-    )
+    expected = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfour<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"  # noqa: E501
     assert chat.decode(block) == expected
 
 
@@ -141,10 +147,10 @@ def test_how_a_model_spells_a_call_is_no_edit(name, spelling, frame):
 SINGLE_CALL = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function | tojson }}</tool_call>{% else %}{{ m.content }}{% endif %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501
 OTHER_END = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}{{ '<|im_end|>' if loop.last or m.role == 'user' else ';' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}"""  # noqa: E501
 
 
 @pytest.mark.parametrize(
@@ -185,7 +191,9 @@ CALLS_WITHOUT_END = """{% for m in messages %}<|im_start|>{{ m.role }}
 {% endif %}"""
 
 
-@pytest.mark.parametrize("following", [[Message("user", "b")], [Message("user", "b"), Message("user", "c")], []])
+@pytest.mark.parametrize(
+    "following", [[Message("user", "b")], [Message("user", "b"), Message("user", "c")], []]
+)
 def test_a_template_that_shows_no_end_of_turns_forks_whoever_goes_on(following):
     """Also where the messages that follow end with the stop token: it is not taken for the turn's."""
     chat = chat_with(NO_END)
@@ -193,21 +201,34 @@ def test_a_template_that_shows_no_end_of_turns_forks_whoever_goes_on(following):
     say(chat, conversation, "four")
     conversation.add_messages(following)
     block = conversation.next_prompt()
-    assert (conversation.num_forks, conversation.last_edit) == (1, "does not end an earlier turn with a stop token")
+    assert (conversation.num_forks, conversation.last_edit) == (
+        1,
+        "does not end an earlier turn with a stop token",
+    )
     rest = "".join(f"<|im_start|>user\n{message.content}<|im_end|>\n" for message in following)
-    assert chat.decode(block) == f"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfour\n{rest}<|im_start|>assistant\n"
+    assert (
+        chat.decode(block)
+        == f"<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nfour\n{rest}<|im_start|>assistant\n"
+    )
 
 
 def test_turns_without_an_end_are_imitated_with_one_and_judged_as_forks():
     chat = chat_with(NO_END)
-    messages = [Message("user", "a"), Message("assistant", "four"), Message("user", "b"), Message("assistant", "five")]
+    messages = [
+        Message("user", "a"),
+        Message("assistant", "four"),
+        Message("user", "b"),
+        Message("assistant", "five"),
+    ]
     replay = chat.render_training(messages, [])
     said = [int(id) for id, is_said in zip(replay.token_ids, replay.mask, strict=True) if is_said]
     assert chat.decode(said) == "four\n<|im_end|>five\n<|im_end|>"
     assert len(replay.segment_starts) == 2
     report = chat.report_template((), num=60)
     assert report.verdict == "forks"
-    assert {f.sentence for f, _ in report.findings} == {"when a user speaks again: does not end an earlier turn with a stop token"}
+    assert {f.sentence for f, _ in report.findings} == {
+        "when a user speaks again: does not end an earlier turn with a stop token"
+    }
     with pytest.raises(ConfigError, match=r"does not end an earlier turn.*or model\.template_edits=fork"):
         chat_with(NO_END, edits="refuse").check_template([])
 
@@ -226,7 +247,9 @@ def test_only_the_turns_without_an_end_fork():
 def test_edits_can_be_refused():
     chat = thinking(edits="refuse")
     with pytest.raises(
-        ConfigError, match=r"when a user speaks again: drops .*thinking; set model\.chat_template .* or model\.template_edits=fork"
+        ConfigError,
+        match=r"when a user speaks again: drops .*thinking; set model\.chat_template .* or "
+        r"model\.template_edits=fork",
     ):
         chat.check_template([])
     chat.check_template([], has_user_turns=False)
@@ -240,12 +263,16 @@ def test_edits_can_be_refused():
     assert "'<think>'" not in lines[3]
 
 
-turns = st.tuples(st.booleans(), st.sampled_from(["", "four", "naïve 日本"]), st.integers(0, 2), st.booleans())
+turns = st.tuples(
+    st.booleans(), st.sampled_from(["", "four", "naïve 日本"]), st.integers(0, 2), st.booleans()
+)
 
 
 @given(st.lists(turns, min_size=1, max_size=5), st.data())
 def test_every_row_keeps_what_was_sampled_and_begins_with_the_render(plan, data):
-    """Any tokens may be sampled: rows only grow, and the first block of each is the template's render of the messages."""
+    """Any tokens may be sampled: rows only grow, and the first block of each is the template's render of the
+    messages.
+    """
     chat = thinking()
     conversation = chat.open([Message("user", "a")], TOOLS)
     rows: list[list[int]] = [[]]
@@ -259,7 +286,9 @@ def test_every_row_keeps_what_was_sampled_and_begins_with_the_render(plan, data)
             assert block == chat._renderer.codec.encode_rendered(render)
         rows[-1] += block
         sampled = (
-            data.draw(st.lists(st.integers(0, 300), max_size=8)) if is_garbage else chat.encode(THOUGHT * thinks + text + CALL * num_calls)
+            data.draw(st.lists(st.integers(0, 300), max_size=8))
+            if is_garbage
+            else chat.encode(THOUGHT * thinks + text + CALL * num_calls)
         )
         message = conversation.add_generation([*sampled, chat.eos_token_ids[0]], is_truncated=False)
         rows[-1] += [*sampled, chat.eos_token_ids[0]]
@@ -268,7 +297,7 @@ def test_every_row_keeps_what_was_sampled_and_begins_with_the_render(plan, data)
     assert len(rows) == conversation.num_forks + 1
 
 
-# ---------------------------------------------------------------------------------------------------------- extends
+# ---------------------------------------------------------------------------------------------------- extends
 
 # So few leaves and keys that two values are often the same, or the same but for one leaf.
 json_values = st.recursive(
@@ -280,7 +309,9 @@ json_values = st.recursive(
 
 def canonical(value):
     """The text that a value shares with all that JSON holds for the same."""
-    return re.sub(r"-0\.0\b", "0.0", json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True))
+    return re.sub(
+        r"-0\.0\b", "0.0", json.dumps(json.loads(json.dumps(value), parse_int=float), sort_keys=True)
+    )
 
 
 def rewritten(value):
@@ -307,7 +338,16 @@ def test_a_json_value_in_other_words_is_the_same(value):
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [(1, True), (0.0, False), (None, 0), ("1", 1), ([1, 2], [2, 1]), ([1], [1, 1]), ({"a": 1}, {"b": 1}), ({}, [])],
+    [
+        (1, True),
+        (0.0, False),
+        (None, 0),
+        ("1", 1),
+        ([1, 2], [2, 1]),
+        ([1], [1, 1]),
+        ({"a": 1}, {"b": 1}),
+        ({}, []),
+    ],
 )
 def test_other_json_values_are_others(left, right):
     assert not is_same_json(left, right)
@@ -319,7 +359,9 @@ def test_a_list_of_messages_that_goes_on_extends_the_conversation():
     conversation = chat.open([Message("user", "a")], TOOLS)
     said = say(chat, conversation, THOUGHT + "So: " + CALL)
     sent_back = dataclasses.replace(said, content=f" {said.content}\n", reasoning="")
-    sent_back = dataclasses.replace(sent_back, tool_calls=(dataclasses.replace(said.tool_calls[0], arguments={"expression": "1"}),))
+    sent_back = dataclasses.replace(
+        sent_back, tool_calls=(dataclasses.replace(said.tool_calls[0], arguments={"expression": "1"}),)
+    )
     result = answer(said)
     assert conversation.extends([Message("user", "a"), sent_back, *result]) == result
     assert conversation.extends([Message("user", "a"), sent_back]) == []

@@ -23,7 +23,10 @@ Read = tuple[str, object, str | None]
 
 
 def schema(**properties: object) -> dict[str, object]:
-    return {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    return {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": properties}},
+    }
 
 
 TYPED = [
@@ -43,43 +46,51 @@ TYPED = [
 TYPED[0]["function"]["parameters"]["$defs"] = {"Point": {"type": "object"}}  # type: ignore[index]
 
 
-def read(name: str, text: str, *, is_truncated: bool = False, tools: Sequence[dict[str, object]] = ()) -> tuple[str, list[Read], str]:
+def read(
+    name: str, text: str, *, is_truncated: bool = False, tools: Sequence[dict[str, object]] = ()
+) -> tuple[str, list[Read], str]:
     parsed = get_format(name).parse(text, turn=0, is_truncated=is_truncated, tools=tools)
-    return parsed.text.strip(), [(call.name, call.arguments, call.error) for call in parsed.tool_calls], parsed.reasoning.strip()
+    return (
+        parsed.text.strip(),
+        [(call.name, call.arguments, call.error) for call in parsed.tool_calls],
+        parsed.reasoning.strip(),
+    )
 
 
-# ---------------------------------------------------------------------------------------------- what models really write
+# ----------------------------------------------------------------------------------- what models really write
 
 WEATHER = ("get_weather", {"city": "Zürich"}, None)
 TIME = ("get_time", {"zone": {"name": "CET"}}, None)
 
 WRITTEN = {
     "hermes": (
-        'First the weather.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Z\\u00fcrich"}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "get_time", "arguments": "{\\"zone\\": {\\"name\\": \\"CET\\"}}"}\n</tool_call>'
+        'First the weather.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": '
+        '"Z\\u00fcrich"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_time", "arguments": "{\\"zone\\": {\\"name\\": '
+        '\\"CET\\"}}"}\n</tool_call>'
     ),
     "qwen3_coder": (
-        "First the weather.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n</function>\n</tool_call>\n"
-        '<tool_call>\n<function=get_time>\n<parameter=zone>\n{"name": "CET"}\n</parameter>\n</function>\n</tool_call>'
+        "First the weather.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nZürich\n</parameter>\n</function>\n</tool_call>\n"  # noqa: E501
+        '<tool_call>\n<function=get_time>\n<parameter=zone>\n{"name": "CET"}\n</parameter>\n</function>\n</tool_call>'  # noqa: E501
     ),
     "llama3_json": (
         'First the weather.\n{"name": "get_weather", "parameters": {"city": "Zürich"}}; '
         '{"type": "function", "name": "get_time", "parameters": {"zone": {"name": "CET"}}}'
     ),
     "mistral": (
-        'First the weather.[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Zürich"}, "id": "VvvODy9mT"}, '
-        '{"name": "get_time", "arguments": {"zone": {"name": "CET"}}}]'
+        'First the weather.[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Zürich"}, "id": '
+        '"VvvODy9mT"}, {"name": "get_time", "arguments": {"zone": {"name": "CET"}}}]'
     ),
     "deepseek_v3": (
         "First the weather.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
         '```json\n{"city": "Zürich"}\n```<｜tool▁call▁end｜>\n'
-        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{"zone": {"name": "CET"}}\n```<｜tool▁call▁end｜>'
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n{"zone": {"name": "CET"}}\n```<｜tool▁call▁end｜>'  # noqa: E501
         "<｜tool▁calls▁end｜>"
     ),
     "gpt_oss": (
-        "<|channel|>commentary<|message|>First the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "
+        "<|channel|>commentary<|message|>First the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "  # noqa: E501
         '<|constrain|>json<|message|>{"city":"Zürich"}<|call|>'
-        '<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{"zone": {"name": "CET"}}'
+        '<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{"zone": {"name": "CET"}}'  # noqa: E501
     ),
     "pythonic": 'First the weather.\n[get_weather(city=\'Zürich\'), get_time(zone={"name": "CET"})]',
 }
@@ -105,10 +116,13 @@ def test_a_turn_without_marks_is_text(name):
 
 FURTHER: list[tuple[str, str, list[Read], str]] = [
     # format, text, calls, text outside of them
-    ("hermes", 'a<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>b', [("f", {"x": "</tool_call>"}, None)], "ab"),
-    ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", [("f", {"a": 1}, None)], ""),
+    ("hermes", 'a<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>b', [("f",
+    {"x": "</tool_call>"}, None)], "ab"),
+    ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", [("f",
+    {"a": 1}, None)], ""),
     ("qwen3_coder", "<tool_call><function=f></function></tool_call>ok", [("f", {}, None)], "ok"),
-    ("qwen3_coder", "<tool_call><function=f><parameter=a>x</function></tool_call>", [("f", {"a": "x"}, None)], ""),
+    ("qwen3_coder", "<tool_call><function=f><parameter=a>x</function></tool_call>", [("f", {"a": "x"}, None)],
+    ""),
     (
         "qwen3_coder",
         "<tool_call><function=f><parameter=text>\n<parameter=a>\nx</parameter>\n\n\n</parameter>\n</function></tool_call>",
@@ -116,10 +130,12 @@ FURTHER: list[tuple[str, str, list[Read], str]] = [
         "",
     ),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": "}"}}', [("f", {"a": "}"}, None)], ""),
-    ("llama3_json", '{"name": "f", "arguments": {}}\n{"name": "g", "parameters": {}}', [("f", {}, None), ("g", {}, None)], ""),
+    ("llama3_json", '{"name": "f", "arguments": {}}\n{"name": "g", "parameters": {}}', [("f", {}, None), ("g",
+    {}, None)], ""),
     ("llama3_json", 'Use {"name": "Bob", "age": 3}; done', [], 'Use {"name": "Bob", "age": 3}; done'),
     ("llama3_json", '{"name": 3, "parameters": {}}', [], '{"name": 3, "parameters": {}}'),
-    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', [("f", {"a": 1}, None), ("g", {}, None)], ""),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', [("f", {"a": 1}, None), ("g", {}, None)],
+    ""),
     ("mistral", '[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": 1}', [("f", {"a": 1}, None)], ""),
     ("mistral", '[TOOL_CALLS]f{"a": 1}', [("f", {"a": 1}, None)], ""),
     ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {}}', [("f", {}, None)], ""),
@@ -141,7 +157,8 @@ FURTHER: list[tuple[str, str, list[Read], str]] = [
     ("gpt_oss", "Four.", [], "Four."),
     ("gpt_oss", "<|channel|>analysis to=functions.f code<|message|>{}<|call|>", [("f", {}, None)], ""),
     ("gpt_oss", "<|channel|>commentary to=browser.search<|message|>{}", [("browser.search", {}, None)], ""),
-    ("pythonic", '<|tool_call_start|>[f(a="x", b=[1], c=None)]<|tool_call_end|>So.', [("f", {"a": "x", "b": [1], "c": None}, None)], "So."),
+    ("pythonic", '<|tool_call_start|>[f(a="x", b=[1], c=None)]<|tool_call_end|>So.', [("f", {"a": "x",
+    "b": [1], "c": None}, None)], "So."),
     ("pythonic", "[f()]", [("f", {}, None)], ""),
     ("pythonic", "[f(a='it's', b=\"\", c='')]", [("f", {"a": "it's", "b": "", "c": ""}, None)], ""),
     ("pythonic", "[f(a=(1, -2), b=true, c='it\\'s' \"!\", d='''x\ny''', e=1_000, g=r'\\d')]",
@@ -158,15 +175,24 @@ def test_further_ways_to_write_calls(name, text, calls, outside):
 
 def test_harmony_channels():
     text = (
-        "<|channel|>analysis<|message|>Sum.<|end|><|start|>assistant<|channel|>analysis<|message|>Is 4.<|end|>"
+        "<|channel|>analysis<|message|>Sum.<|end|><|start|>assistant<|channel|>analysis<|message|>Is "
+        "4.<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>So:<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>"
     )
     assert read("gpt_oss", text) == ("So:\nFour.", [], "Sum.\nIs 4.")
 
 
 def test_mistral_keeps_the_model_s_ids():
-    text = '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "%s"}, {"name": "f", "arguments": {}, "id": "%s"}]'
-    ids = [call.id for call in get_format("mistral").parse(text % ("abcdefghi", "abcdefghi"), turn=2, is_truncated=False).tool_calls]
+    text = (
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "%s"}, {"name": "f", "arguments": {}, "id": '
+        '"%s"}]'
+    )
+    ids = [
+        call.id
+        for call in get_format("mistral")
+        .parse(text % ("abcdefghi", "abcdefghi"), turn=2, is_truncated=False)
+        .tool_calls
+    ]
     assert ids == ["abcdefghi", "call00201"]
 
 
@@ -176,22 +202,28 @@ def test_several_thoughts_and_magistral_s_marks():
     assert read("none", "<think>\na\n</think>\n\n<tool_call>") == ("<tool_call>", [], "a")
 
 
-# ---------------------------------------------------------------------------------------------------- broken and cut calls
+# --------------------------------------------------------------------------------------- broken and cut calls
 
 BROKEN = [
-    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "f", "not valid JSON: Expecting ',' delimiter"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', "f", "not valid JSON: Expecting "
+    "',' delimiter"),
     ("qwen3_coder", "<tool_call>\n<parameter=a></tool_call>", "", "must be followed by <function=name>"),
-    ("qwen3_coder", "<tool_call><function=f>\n<a>1</a></function></tool_call>", "f", "expected <parameter=name> or </function>"),
-    ("qwen3_coder", "<tool_call><function=\n></function></tool_call>", "", "must be followed by a name and >"),
-    ("qwen3_coder", "<function=f><parameter=a>1</tool_call><tool_call><function=", "f", "'a' is not closed by </parameter>"),
+    ("qwen3_coder", "<tool_call><function=f>\n<a>1</a></function></tool_call>", "f", "expected "
+    "<parameter=name> or </function>"),
+    ("qwen3_coder", "<tool_call><function=\n></function></tool_call>", "", "must be followed by a name and "
+    ">"),
+    ("qwen3_coder", "<function=f><parameter=a>1</tool_call><tool_call><function=", "f", "'a' is not closed "
+    "by </parameter>"),
     ("llama3_json", '{"name": "f", "parameters": {"a": }}', "f", "not valid JSON: Expecting value"),
     ("llama3_json", '<|python_tag|>brave.call(query="x")', "", "not valid JSON"),
     ("llama3_json", '<|python_tag|>{"name": "f"}', "f", 'no "parameters"'),
     ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": [1]}]', "f", "must be a JSON object, not list"),
-    ("mistral", "[TOOL_CALLS] get_weather please", "", "must be followed by a JSON list of calls, or by name[ARGS]{...}"),
+    ("mistral", "[TOOL_CALLS] get_weather please", "", "must be followed by a JSON list of calls, or by "
+    "name[ARGS]{...}"),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"a" 1}', "f", "not valid JSON"),
     ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{a: 1}<｜tool▁call▁end｜>", "f", "not valid JSON"),
-    ("deepseek_v3", "<｜tool▁call▁begin｜>f(1)<｜tool▁call▁end｜>", "", "must be written as name<｜tool▁sep｜>{...}"),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>f(1)<｜tool▁call▁end｜>", "", "must be written as "
+    "name<｜tool▁sep｜>{...}"),
     ("gpt_oss", "<|channel|>commentary to=functions.f<|message|>{a: 1}<|call|>", "f", "not valid JSON"),
     ("gpt_oss", "<|channel|>commentary to=functions.f<|message|>{} then<|call|>", "f", "text between"),
     ("pythonic", "[f(a=g(1))]", "f", "'g' is not a literal"),
@@ -208,7 +240,10 @@ def test_a_broken_call_says_what_is_wrong(name, text, called, error):
     assert error in str(calls[0][2])
 
 
-GOOD = {name: get_format(name).write(Message("assistant", "", (ToolCall("goodcall1", "g", {"a": "b"}),))) for name in WRITTEN}
+GOOD = {
+    name: get_format(name).write(Message("assistant", "", (ToolCall("goodcall1", "g", {"a": "b"}),)))
+    for name in WRITTEN
+}
 BEGUN = {
     "hermes": '<tool_call>{"name": "f", ',
     "qwen3_coder": "<tool_call><function=f",
@@ -222,7 +257,9 @@ BEGUN = {
 
 @pytest.mark.parametrize("name", BEGUN)
 def test_a_broken_call_does_not_swallow_the_next(name):
-    following = {"gpt_oss": "<|start|>assistant", "llama3_json": "\n", "pythonic": "<|tool_call_start|>"}.get(name, "") + GOOD[name]
+    following = {"gpt_oss": "<|start|>assistant", "llama3_json": "\n", "pythonic": "<|tool_call_start|>"}.get(
+        name, ""
+    ) + GOOD[name]
     (first, *_), second = read(name, BEGUN[name] + following)[1]
     assert first in ("f", "")
     assert second == ("g", {"a": "b"}, None)
@@ -231,7 +268,10 @@ def test_a_broken_call_does_not_swallow_the_next(name):
 @pytest.mark.parametrize("name", BEGUN)
 def test_a_call_that_was_cut_names_the_limit_and_those_before_it_count(name):
     before = GOOD[name] + ("<|call|><|start|>assistant" if name == "gpt_oss" else "\n")
-    assert [call[1:] for call in read(name, before + BEGUN[name], is_truncated=True)[1]] == [({"a": "b"}, None), (None, CUT)]
+    assert [call[1:] for call in read(name, before + BEGUN[name], is_truncated=True)[1]] == [
+        ({"a": "b"}, None),
+        (None, CUT),
+    ]
     (_, unfinished) = read(name, before + BEGUN[name])[1]
     assert unfinished[1] is None
     assert CUT not in str(unfinished[2])
@@ -242,7 +282,7 @@ def test_a_list_that_was_cut_keeps_its_whole_calls():
     assert read("mistral", text, is_truncated=True)[1] == [("f", {}, None), ("g", None, CUT)]
 
 
-# ---------------------------------------------------------------------------------------------------------- types
+# ------------------------------------------------------------------------------------------------------ types
 
 
 @pytest.mark.parametrize(
@@ -250,33 +290,46 @@ def test_a_list_that_was_cut_keeps_its_whole_calls():
     [
         ("text", "12", "12"), ("text", "null", "null"), ("text", "", ""), ("text", "\n\n x\n\n", "\n x\n"),
         ("count", "12", 12), ("count", " 12 ", 12), ("count", "12.5", "12.5"), ("count", "twelve", "twelve"),
-        ("share", "1e-3", 0.001), ("share", "4", 4), ("flag", "True", True), ("flag", "false", False), ("flag", "1", "1"),
-        ("items", '[1, "a"]', [1, "a"]), ("items", "[1", "[1"), ("point", '{"x": 1}', {"x": 1}), ("point", "[1]", "[1]"),
-        ("maybe", "None", None), ("maybe", "nothing", "nothing"), ("maybe", "3", "3"), ("either", "3", 3), ("either", "x", "x"),
-        ("unit", "km", "km"), ("free", "3", 3), ("free", '"3"', '"3"'), ("free", "x y", "x y"), ("unknown", "[]", []),
+        ("share", "1e-3", 0.001), ("share", "4", 4), ("flag", "True", True), ("flag", "false", False),
+        ("flag", "1", "1"),
+        ("items", '[1, "a"]', [1, "a"]), ("items", "[1", "[1"), ("point", '{"x": 1}', {"x": 1}), ("point",
+        "[1]", "[1]"),
+        ("maybe", "None", None), ("maybe", "nothing", "nothing"), ("maybe", "3", "3"), ("either", "3", 3),
+        ("either", "x", "x"),
+        ("unit", "km", "km"), ("free", "3", 3), ("free", '"3"', '"3"'), ("free", "x y", "x y"), ("unknown",
+        "[]", []),
         ("count", "9" * 5000, "9" * 5000), ("items", "[" * 100 + "]" * 100, "[" * 100 + "]" * 100),
     ],
 )  # fmt: skip
 def test_bare_values_get_the_type_of_the_schema(parameter, written, value):
-    text = f"<tool_call>\n<function=f>\n<parameter={parameter}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    text = f"<tool_call>\n<function=f>\n<parameter={parameter}>\n{written}\n</parameter>\n</function>\n</tool_call>"  # noqa: E501
     if written.startswith("\n"):  # one line break at each end belongs to the tags
         text = text.replace(f"\n{written}\n", written)
     assert read("qwen3_coder", text, tools=TYPED)[1] == [("f", {parameter: value}, None)]
 
 
-# ---------------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 encodable = st.text(st.characters(codec="utf-8"), max_size=12)
 names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | encodable,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | encodable,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(encodable, inner, max_size=3),
     max_leaves=8,
 )
-words = st.lists(st.sampled_from(["Let", "me", "see", "é", "{", "}", "3 < 4", "(x)", ":", '"', "\n"]), max_size=6).map(" ".join)
+words = st.lists(
+    st.sampled_from(["Let", "me", "see", "é", "{", "}", "3 < 4", "(x)", ":", '"', "\n"]), max_size=6
+).map(" ".join)
 messages = st.builds(
     lambda content, calls, reasoning: Message(
-        "assistant", content, tuple(ToolCall(f"callabc{i:02d}", *call) for i, call in enumerate(calls)), reasoning=reasoning
+        "assistant",
+        content,
+        tuple(ToolCall(f"callabc{i:02d}", *call) for i, call in enumerate(calls)),
+        reasoning=reasoning,
     ),
     words,
     st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), max_size=3),
@@ -286,9 +339,24 @@ messages = st.builds(
 
 def schemas_of(message: Message) -> list[dict[str, object]]:
     """Schemas that name the type of every argument, one tool for each call's name."""
-    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
+    kinds = {
+        str: "string",
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        list: "array",
+        dict: "object",
+        type(None): "null",
+    }
     return [
-        {"function": {"name": call.name, "parameters": {"properties": {k: {"type": kinds[type(v)]} for k, v in call.arguments.items()}}}}
+        {
+            "function": {
+                "name": call.name,
+                "parameters": {
+                    "properties": {k: {"type": kinds[type(v)]} for k, v in call.arguments.items()}
+                },
+            }
+        }
         for call in message.tool_calls
         if call.arguments is not None
     ]
@@ -304,23 +372,34 @@ def test_what_is_written_is_read(message, name):
     assert [(call.name, call.arguments, call.error) for call in parsed.tool_calls] == [
         (call.name, call.arguments, None) for call in message.tool_calls
     ]
-    assert (parsed.text.strip(), parsed.reasoning.strip()) == (message.content.strip(), message.reasoning.strip())
+    assert (parsed.text.strip(), parsed.reasoning.strip()) == (
+        message.content.strip(),
+        message.reasoning.strip(),
+    )
 
 
 PIECES = {
     "hermes": ["<tool_call>", "</tool_call>", "<tool_call", "call>"],
-    "qwen3_coder": ["<tool_call>", "</tool_call>", "<function=f>", "<function=", "</function>", "<parameter=a>", "\n</parameter>\n"],
+    "qwen3_coder": ["<tool_call>", "</tool_call>", "<function=f>", "<function=", "</function>",
+    "<parameter=a>", "\n</parameter>\n"],
     "llama3_json": ["<|python_tag|>", ";", '{"type": "function", "name": "g", "parameters": {}}', '{"type"'],
-    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "name", "[THINK]", "[/THINK]", '{"name": "f", "arguments": {}, "id": "abcdefghi"}'],
-    "deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json\n", "name\n"],
-    "gpt_oss": ["<|start|>assistant", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", " to=functions.f", "analysis"],
-    "pythonic": ["<|tool_call_start|>", "<|tool_call_end|>", "\n[f(", "a=", "'''", "'x'", "r'", "1_0", ".5", ")]", "\n[f(a=1)]", "a   ="],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "name", "[THINK]", "[/THINK]", '{"name": "f", '
+    '"arguments": {}, "id": "abcdefghi"}'],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",  # noqa: E501
+    "```json\n", "name\n"],
+    "gpt_oss": ["<|start|>assistant", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>",
+    " to=functions.f", "analysis"],
+    "pythonic": ["<|tool_call_start|>", "<|tool_call_end|>", "\n[f(", "a=", "'''", "'x'", "r'", "1_0", ".5",
+    ")]", "\n[f(a=1)]", "a   ="],
     "none": [],
 }  # fmt: skip
 COMMON = [
-    '{"name": "f"', '"name"', ', "arguments": ', ', "parameters": ', '{"a": 1}', "{}", "{", "}", "[", "]", "(", ")", '"', "'", "\\",
-    " ", "\n", "12", "-", "1e", "tru", "True", ",", ":", "=", "é", "<", "</", "think>", "<think>", "</think>", "x", "NaN", "\\ud83d",
-    "\\u12", " " * 20, "a" * 20, "\ud800", '{"name": "f", "arguments": {"a": [1, "x"]}}', '{"name": "f", "parameters": {}}',
+    '{"name": "f"', '"name"', ', "arguments": ', ', "parameters": ', '{"a": 1}', "{}", "{", "}", "[", "]",
+    "(", ")", '"', "'", "\\",
+    " ", "\n", "12", "-", "1e", "tru", "True", ",", ":", "=", "é", "<", "</", "think>", "<think>", "</think>",
+    "x", "NaN", "\\ud83d",
+    "\\u12", " " * 20, "a" * 20, "\ud800", '{"name": "f", "arguments": {"a": [1, "x"]}}', '{"name": "f", '
+    '"parameters": {}}',
 ]  # fmt: skip
 
 
@@ -340,7 +419,9 @@ def sampled_texts(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @given(sampled_texts(), st.booleans(), st.randoms(use_true_random=False), st.sampled_from([1, 3, 12, 60]))
-def test_the_cut_into_pieces_changes_nothing_and_nothing_raises(sampled, is_truncated, rng: random.Random, longest):
+def test_the_cut_into_pieces_changes_nothing_and_nothing_raises(
+    sampled, is_truncated, rng: random.Random, longest
+):
     name, text = sampled
     whole = get_format(name).parse(text, turn=1, is_truncated=is_truncated, tools=TYPED)
     parser, deltas, position = TurnParser(get_format(name), turn=1, tools=TYPED), [], 0
@@ -370,10 +451,13 @@ def test_text_and_calls_are_reported_as_soon_as_they_are_whole(name):
 
 
 HOSTILE = [
-    ("hermes", "<tool_call>{", ""), ("hermes", "é<tool_call>", ""), ("hermes", "</tool_call>", '<tool_call>{"name": "'),
+    ("hermes", "<tool_call>{", ""), ("hermes", "é<tool_call>", ""), ("hermes", "</tool_call>",
+    '<tool_call>{"name": "'),
     ("qwen3_coder", "<function=a><parameter=b>", ""), ("qwen3_coder", "<tool_call>", ""),
-    ("llama3_json", '\n{"name":"é', ""), ("llama3_json", '{"name": "x", "parameters":\n', ""), ("mistral", "[TOOL_CALLS][", ""),
-    ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{", ""), ("gpt_oss", "to=", ""), ("gpt_oss", "<|start|>assistant ", ""),
+    ("llama3_json", '\n{"name":"é', ""), ("llama3_json", '{"name": "x", "parameters":\n', ""), ("mistral",
+    "[TOOL_CALLS][", ""),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{", ""), ("gpt_oss", "to=", ""), ("gpt_oss",
+    "<|start|>assistant ", ""),
     ("pythonic", '<|tool_call_start|>[f("', ""), ("pythonic", '<|tool_call_start|>[f("x', ""),
     ("pythonic", "\n[f(a=", ""), ("none", "<think></think>", ""),
     ("hermes", " ", "<tool_call>"),
@@ -393,11 +477,12 @@ def test_half_a_megabyte_of_marks_takes_linear_time(name, unit, before):
     assert cpu_s(parse, below=10) < 10  # quadratic time would be minutes
 
 
-# ------------------------------------------------------------------------------------------------- in a conversation
+# ------------------------------------------------------------------------------------------ in a conversation
 
 THINKING_TEMPLATE = (
     "{%- for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{%- if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}{{ message.content }}<|im_end|>\n"
+    "{%- if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}{{ "
+    "message.content }}<|im_end|>\n"
     "{%- endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 
@@ -412,28 +497,39 @@ def test_a_conversation_s_view_keeps_thoughts_apart_and_gives_arguments_their_ty
     )
     conversation = chat.open([Message("user", "How many?")], TYPED)
     conversation.next_prompt()
-    said = "Twelve, as <tool_call> counts.\n</think>\n\nSo:<tool_call><function=f><parameter=text>12</parameter></function></tool_call>"
+    said = (
+        "Twelve, as <tool_call> "
+        "counts.\n</think>\n\nSo:<tool_call><function=f><parameter=text>12</parameter></function></tool_call>"
+    )
     ids = chat.encode(said + "<|im_end|>")
     message = conversation.add_generation(ids, is_truncated=False)
-    assert dataclasses.replace(message, reasoning="") == Message("assistant", "So:", (ToolCall("call00000", "f", {"text": "12"}),))
+    assert dataclasses.replace(message, reasoning="") == Message(
+        "assistant", "So:", (ToolCall("call00000", "f", {"text": "12"}),)
+    )
     assert message.reasoning.strip() == "Twelve, as <tool_call> counts."
     assert conversation.token_ids[-len(ids) :] == ids
 
 
-# ---------------------------------------------------------------------------------------------------------- auto
+# ------------------------------------------------------------------------------------------------------- auto
 
 SIGNS = [
     ("hermes", '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'),
     ("hermes", "{{ '<tool_call>' + call | tojson + '</tool_call>' }}"),
     ("qwen3_coder", "<tool_call>\n<function=example>\n<parameter=x>\n"),
-    ("llama3_json", '<|start_header_id|>user ... {"name": function name, "parameters": dictionary of arguments}'),
+    (
+        "llama3_json",
+        '<|start_header_id|>user ... {"name": function name, "parameters": dictionary of arguments}',
+    ),
     ("llama3_json", "{{- '<|python_tag|>' + call }}"),
     ("mistral", "[AVAILABLE_TOOLS] ... [TOOL_CALLS] [{"),
     ("mistral", "{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}"),
     ("deepseek_v3", "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>'"),
     ("gpt_oss", "<|start|>assistant<|channel|>commentary json<|message|>{{ x }}<|call|>"),
     ("pythonic", "<|tool_call_start|>[{{ calls }}]<|tool_call_end|>"),
-    ("pythonic", "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]"),
+    (
+        "pythonic",
+        "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
+    ),
     ("none", "<|start_header_id|>{{ role }}<|end_header_id|>"),
     ("none", "<tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>"),
     ("none", "<|tool_call>call:{{ name }}{"),
@@ -447,5 +543,7 @@ def test_the_template_s_marks_tell_the_format(name, template):
 
 
 def test_unknown_formats_are_refused():
-    with pytest.raises(ConfigError, match=r"unknown tool format 'xml'; known: auto, deepseek_v3, gpt_oss, hermes, .*, none, "):
+    with pytest.raises(
+        ConfigError, match=r"unknown tool format 'xml'; known: auto, deepseek_v3, gpt_oss, hermes, .*, none, "
+    ):
         get_format("xml")

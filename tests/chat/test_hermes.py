@@ -12,21 +12,34 @@ from agentrl.types import ToolCall
 parse = get_format("hermes").parse
 
 texts = st.text(max_size=20).filter(lambda text: "<tool_call>" not in text)
-encodable = st.text(st.characters(codec="utf-8"), max_size=12) | st.just("</tool_call>") | st.just('"}}</tool_call><tool_call>{')
+encodable = (
+    st.text(st.characters(codec="utf-8"), max_size=12)
+    | st.just("</tool_call>")
+    | st.just('"}}</tool_call><tool_call>{')
+)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | encodable,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | encodable,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(encodable, inner, max_size=3),
     max_leaves=8,
 )
 
 
 def calls_of(text: str, *, is_truncated: bool = False) -> list[tuple[str, object, str | None]]:
-    return [(call.name, call.arguments, call.error) for call in parse(text, turn=0, is_truncated=is_truncated).tool_calls]
+    return [
+        (call.name, call.arguments, call.error)
+        for call in parse(text, turn=0, is_truncated=is_truncated).tool_calls
+    ]
 
 
 @given(
     before=texts,
-    calls=st.lists(st.tuples(encodable.filter(bool), st.dictionaries(encodable, values, max_size=3), texts), max_size=4),
+    calls=st.lists(
+        st.tuples(encodable.filter(bool), st.dictionaries(encodable, values, max_size=3), texts), max_size=4
+    ),
     ascii_only=st.booleans(),
     as_text=st.booleans(),
     space=st.sampled_from(["", " ", "\n"]),
@@ -43,7 +56,22 @@ def test_what_was_written_is_read(before, calls, ascii_only, as_text, space):
     assert list(parsed.tool_calls) == expected
 
 
-json_pieces = ['{"name": ', '"f"', ', "arguments": ', "{}", "{", "}", "[", '"', "\\", "1e999", "NaN", "\\ud800", " ", "é"]
+json_pieces = [
+    '{"name": ',
+    '"f"',
+    ', "arguments": ',
+    "{}",
+    "{",
+    "}",
+    "[",
+    '"',
+    "\\",
+    "1e999",
+    "NaN",
+    "\\ud800",
+    " ",
+    "é",
+]
 pieces = st.sampled_from(["<tool_call>", "</tool_call>", *json_pieces])
 
 
@@ -60,7 +88,11 @@ def test_nothing_a_model_writes_raises_and_each_opening_outside_of_a_call_is_one
 @pytest.mark.parametrize(
     ("body", "name", "error"),
     [
-        ('{"name": "f", "arguments": {"a": 1}', "f", "not valid JSON: Expecting ',' delimiter at character 35"),
+        (
+            '{"name": "f", "arguments": {"a": 1}',
+            "f",
+            "not valid JSON: Expecting ',' delimiter at character 35",
+        ),
         ("nothing", "", "not valid JSON: Expecting value at character 0"),
         ("", "", "not valid JSON"),
         ('{"name": "f"}', "f", 'no "arguments"'),
@@ -91,11 +123,18 @@ def test_a_broken_call_does_not_swallow_the_next():
     assert [name for name, *_ in calls_of(f"<tool_call>{{</tool_call>{good}")] == ["", "f"]
 
 
-@pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "arguments": {}}', "<tool_call>"])
+@pytest.mark.parametrize(
+    "text", ['<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "arguments": {}}', "<tool_call>"]
+)
 def test_an_unfinished_call_is_an_error_that_names_the_limit(text):
-    for is_truncated, reason in ((True, "the call was cut at the token limit"), (False, "the call is not closed by </tool_call>")):
+    for is_truncated, reason in (
+        (True, "the call was cut at the token limit"),
+        (False, "the call is not closed by </tool_call>"),
+    ):
         assert [call[1:] for call in calls_of(text, is_truncated=is_truncated)] == [(None, reason)]
 
 
 def test_code_with_real_line_breaks_in_a_string_is_read():
-    assert calls_of('<tool_call>{"name": "f", "arguments": {"code": "a\n\tb"}}</tool_call>') == [("f", {"code": "a\n\tb"}, None)]
+    assert calls_of('<tool_call>{"name": "f", "arguments": {"code": "a\n\tb"}}</tool_call>') == [
+        ("f", {"code": "a\n\tb"}, None)
+    ]

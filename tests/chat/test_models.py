@@ -1,4 +1,6 @@
-"""The chat templates of real models, all that ship in trl, on a real vocabulary: they append, or the conversation forks."""
+"""The chat templates of real models, all that ship in trl, on a real vocabulary: they append, or the
+conversation forks.
+"""
 
 import importlib.util
 import itertools
@@ -35,8 +37,16 @@ trl_templates = load(FILE)
 
 def verdicts() -> dict[str, list[str]]:
     """The table in docs/templates.md: template -> verdict with tools and without."""
-    rows = [re.split(r"(?<!\\)\|", line) for line in trl_templates.DOCUMENT.read_text().splitlines() if line.startswith("| ")]
-    return {cells[1].strip(): [cell.strip() for cell in cells[4:6]] for cells in rows if len(cells) == 8 and cells[1].strip() != "template"}
+    rows = [
+        re.split(r"(?<!\\)\|", line)
+        for line in trl_templates.DOCUMENT.read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    return {
+        cells[1].strip(): [cell.strip() for cell in cells[4:6]]
+        for cells in rows
+        if len(cells) == 8 and cells[1].strip() != "template"
+    }
 
 
 def verdict_of(name: str) -> str:
@@ -73,7 +83,13 @@ def test_the_table_of_verdicts_is_up_to_date():
 
 def test_every_template_of_trl_has_a_verdict():
     assert set(verdicts()) == set(trl_templates.sources())
-    assert {cell for cells in verdicts().values() for cell in cells} <= {"exact", "forks", "broken", "not read", "not shown"}
+    assert {cell for cells in verdicts().values() for cell in cells} <= {
+        "exact",
+        "forks",
+        "broken",
+        "not read",
+        "not shown",
+    }
     assert set(verdicts()) - set(USABLE) == {"muse_glimmer", "muse_glimmer_training"}
     assert len(USABLE) * 35 >= 2000
 
@@ -95,7 +111,9 @@ def test_rows_grow_by_what_the_template_shows_and_by_what_was_sampled(name, seed
             assert set(step.ids[-1:]) <= set(chat.eos_token_ids)
             continue
         shown = [renderer.shown(message) for message in step.conversation.messages]
-        whole = renderer.codec.encode_rendered(renderer.template.render(shown, scope.tools, add_generation_prompt=True))
+        whole = renderer.codec.encode_rendered(
+            renderer.template.render(shown, scope.tools, add_generation_prompt=True)
+        )
         assert renderer.codec.is_same_text(row, whole)
         assert step.edit is None or row == whole
 
@@ -108,7 +126,9 @@ def test_the_vocabulary_is_the_one_that_tiktoken_describes():
     for word in (" trajectories", "naïve", "日本語", "</think", "\n\n\n", "overflow"):
         parts = [letters[byte] for byte in word.encode()]
         while True:
-            pairs = [(ranks[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
+            pairs = [
+                (ranks[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks
+            ]
             if not pairs:
                 break
             _, i = min(pairs)

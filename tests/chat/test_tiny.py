@@ -20,7 +20,9 @@ def encode(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.lists(st.sampled_from(("'", "I'll", "é", *WORDS)), max_size=6).map(" ".join)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.lists(
+    st.sampled_from(("'", "I'll", "é", *WORDS)), max_size=6
+).map(" ".join)
 
 
 @given(TEXTS)
@@ -32,7 +34,9 @@ def test_any_text_round_trips_in_its_normal_form(text):
 def of_transformers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     write_tiny_tokenizer(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})
+    )
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -45,7 +49,11 @@ def test_transformers_makes_the_same_tokens_of_any_text(of_transformers, text):
 
 @given(st.integers(0, 10**9))
 def test_every_digit_is_a_token(number):
-    assert [TOKENIZER.decode([id]) for id in encode(f"{number}*{number}")] == [*str(number), "*", *str(number)]
+    assert [TOKENIZER.decode([id]) for id in encode(f"{number}*{number}")] == [
+        *str(number),
+        "*",
+        *str(number),
+    ]
 
 
 @pytest.mark.parametrize("text", [*WORDS, *map("".join, JOINED), *SPECIAL_TOKENS])
@@ -61,7 +69,13 @@ def test_the_files_are_the_same_every_time(tmp_path):
     for name in ("a", "b"):
         write_tiny_tokenizer(tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert files == ["chat_template.jinja", "generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
+    assert files == [
+        "chat_template.jinja",
+        "generation_config.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
 
 
@@ -69,18 +83,28 @@ def test_the_files_are_the_same_every_time(tmp_path):
 def test_transformers_reads_the_same_tokenizer(tmp_path, is_model_folder):
     write_tiny_tokenizer(tmp_path)
     if is_model_folder:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]})
+        )
     reference, chat = AutoTokenizer.from_pretrained(tmp_path), Chat.load(str(tmp_path))
-    text = 'é 漢 👍🏽 <|im_start|>user\n12*34=?<|im_end|><tool_call>{"name": "calculator"}</tool_call>   a\r\n\x00'
+    text = (
+        'é 漢 👍🏽 <|im_start|>user\n12*34=?<|im_end|><tool_call>{"name": "calculator"}</tool_call>   '
+        "a\r\n\x00"
+    )
     assert reference.encode(text, add_special_tokens=False) == chat.encode(text)
     assert reference.decode(chat.encode(text)) == chat.decode(chat.encode(text)) == text
-    assert chat.decode(chat.encode(text), skip_special=True) == reference.decode(chat.encode(text), skip_special_tokens=True)
+    assert chat.decode(chat.encode(text), skip_special=True) == reference.decode(
+        chat.encode(text), skip_special_tokens=True
+    )
     assert reference.convert_tokens_to_ids(reference.eos_token) == chat.eos_token_ids[0]
     assert len(reference) == chat.vocab_size
     messages = [{"role": "user", "content": "12*34=?"}]
     tools = [Calculator().schema()]
     prompt = chat.open([Message("user", "12*34=?")], tools).next_prompt()
-    assert reference.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False) == prompt
+    assert (
+        reference.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+        == prompt
+    )
 
 
 def test_a_prompt_with_a_tool_is_short_and_the_template_passes_its_check(tmp_path):

@@ -37,7 +37,9 @@ def leaves(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 project = functools.cache(read_project)
-"""Read by the tests that ask for it: it takes seconds, and this file is imported by every process of the tests."""
+"""Read by the tests that ask for it: it takes seconds, and this file is imported by every process of the
+tests.
+"""
 COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 
@@ -48,9 +50,15 @@ def run(*words: str, **env: str) -> tuple[int, str]:
 
 def test_the_command_line_loads_nothing_heavy() -> None:
     code = (
-        "import sys, agentrl.cli; print([m for m in sys.modules if m in {'numpy', 'pydantic', 'trio', 'pyarrow', 'hydra', 'torch', 'ray'}])"
+        "import sys, agentrl.cli; print([m for m in sys.modules if m in {'numpy', 'pydantic', 'trio', "
+        "'pyarrow', 'hydra', 'torch', 'ray'}])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_version() -> None:
@@ -74,21 +82,35 @@ def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> N
 
 def test_the_table_of_the_readme_names_every_command() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [path for path in COMMANDS if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in readme] == []
+    assert [
+        path
+        for path in COMMANDS
+        if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in readme
+    ] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     words = {"COMP_WORDS": "agentrl con", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "agentrl con"}
-    env = {**os.environ, **words, "_AGENTRL_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    done = subprocess.run([Path(sys.executable).with_name("agentrl")], env=env, capture_output=True, text=True, check=False)
+    env = {
+        **os.environ,
+        **words,
+        "_AGENTRL_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    done = subprocess.run(
+        [Path(sys.executable).with_name("agentrl")], env=env, capture_output=True, text=True, check=False
+    )
     assert "config" in done.stdout
 
 
 def test_config_list_names_every_packaged_config_and_says_what_it_is() -> None:
     status, text = run("config", "list", "--json")
     found = json.loads(text)
-    files = {path.relative_to(ROOT / "configs").with_suffix("").as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    files = {
+        path.relative_to(ROOT / "configs").with_suffix("").as_posix()
+        for path in (ROOT / "configs").rglob("*.yaml")
+    }
     assert status == 0
     assert {config["name"] for config in found} == files
     assert {config["name"] for config in found if config["is_whole"]} == {
@@ -108,11 +130,17 @@ def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pyte
     assert "no page 'quickstrat' in the documentation; available: quickstart" in str(done.exception)
 
 
-def test_a_packaged_config_says_which_commands_make_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packaged_config_says_which_commands_make_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["train", "quickstart"])
     first, *commands = str(done.exception).splitlines()
-    assert first == "model.path='runs/quickstart/warm_start' does not exist yet; these commands create the missing files:"
+    assert (
+        first
+        == "model.path='runs/quickstart/warm_start' does not exist yet; these commands create the missing "
+        "files:"
+    )
     assert commands == ["  agentrl data arithmetic runs/quickstart/data", "  agentrl sft quickstart_sft"]
     assert all(list(problems_of(line, project())) == [] for line in commands)
     assert not any(tmp_path.iterdir())
@@ -120,7 +148,9 @@ def test_a_packaged_config_says_which_commands_make_what_it_needs(tmp_path: Path
         check_prepared(load_sft_config("quickstart_sft"))
 
 
-def test_commands_that_prepare_are_printed_only_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_prepare_are_printed_only_for_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     check_prepared(load_config("quickstart", ["trainer.prepared_by=[]"]))  # left to the readers of the files
     for name in ("warm_start/config.json", "data/train.parquet", "data/val.parquet"):

@@ -38,15 +38,23 @@ def test_it_is_found_in_groups_and_causes() -> None:
     assert str(full_disk(caught.value, [])).startswith("disk full: ")
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.EACCES, "no", "/root"), ExceptionGroup("", [KeyError("a")])], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("x"), OSError(errno.EACCES, "no", "/root"), ExceptionGroup("", [KeyError("a")])],
+    ids=str,
+)
 def test_other_errors_are_not_its_business(error: Exception) -> None:
     assert full_disk(error, ["/tmp/x"]) is None
 
 
-def test_an_error_of_writing_names_the_folders_of_the_command_that_have_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_writing_names_the_folders_of_the_command_that_have_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(disk, "_is_full", lambda place: place == tmp_path)
-    assert full_disk(error, ["train", "quickstart", f"trainer.run_dir={tmp_path}/not/there"]) == LINE.format(f" of {str(tmp_path)!r}")
+    assert full_disk(error, ["train", "quickstart", f"trainer.run_dir={tmp_path}/not/there"]) == LINE.format(
+        f" of {str(tmp_path)!r}"
+    )
     monkeypatch.setattr(disk, "_is_full", lambda place: False)
     assert full_disk(error, []) == LINE.format("")
 
@@ -54,8 +62,20 @@ def test_an_error_of_writing_names_the_folders_of_the_command_that_have_no_room(
 def test_a_command_says_so_in_one_line(tmp_path: Path) -> None:
     config = tmp_path / "verl.yaml"
     config.write_text("actor_rollout_ref: {rollout: {n: 8}}\nalgorithm: {adv_estimator: grpo}\n")
-    command = [sys.executable, "-m", "agentrl.cli", "config", "import", str(config), "--force", "--out", "/dev/full"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl.cli",
+        "config",
+        "import",
+        str(config),
+        "--force",
+        "--out",
+        "/dev/full",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if line.startswith("error")] == [done.stderr.splitlines()[-1]]
+    assert [line for line in done.stderr.splitlines() if line.startswith("error")] == [
+        done.stderr.splitlines()[-1]
+    ]
     assert done.stderr.splitlines()[-1].startswith("error (infrastructure): disk full: ")

@@ -48,7 +48,19 @@ def test_the_panel_fits_and_nothing_is_cut_off(width: int) -> None:
     text = console.export_text()
     assert all(len(line) <= width for line in text.splitlines())
     words = text.split()
-    for word in ("single_turn", "0.12", "interaction", "0.25", "tool", "0.88", "take", "update", "publish", "score", "29/40"):
+    for word in (
+        "single_turn",
+        "0.12",
+        "interaction",
+        "0.25",
+        "tool",
+        "0.88",
+        "take",
+        "update",
+        "publish",
+        "score",
+        "29/40",
+    ):
         assert word in words, text
 
 
@@ -77,10 +89,15 @@ def written(reader: int, console: TerminalConsole) -> str:
 CLEARED = "\x1b[2J\x1b[H"
 
 
-def test_a_terminal_that_becomes_narrower_is_cleared_and_shows_again_what_was_said(terminal: tuple[int, TerminalConsole]) -> None:
+def test_a_terminal_that_becomes_narrower_is_cleared_and_shows_again_what_was_said(
+    terminal: tuple[int, TerminalConsole],
+) -> None:
     reader, console = terminal
     with ResizedLive(
-        recent=[Text("said before")], console=console, get_renderable=lambda: draw_panel(state(), since_log_s=1.0), redirects=False
+        recent=[Text("said before")],
+        console=console,
+        get_renderable=lambda: draw_panel(state(), since_log_s=1.0),
+        redirects=False,
     ) as live:
         live.auto_refresh = False
         live.refresh()

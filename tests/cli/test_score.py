@@ -1,4 +1,6 @@
-"""`agentrl score`: the rows stay as they are, each response gets its score, and what fails is counted, never a zero."""
+"""`agentrl score`: the rows stay as they are, each response gets its score, and what fails is counted, never
+a zero.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def as_verl_evaluates(data_source, solution_str, ground_truth):
 
 async def later(data_source, solution_str, ground_truth, extra_info):
     return float(extra_info["index"])
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -68,7 +70,9 @@ def with_function(path: str, name: str = "compute_score", timeout_s: float = 30.
     return Config.model_validate({"reward": {"timeout_s": timeout_s, "custom_function": custom}})
 
 
-def row(*responses: str | None, truth: str = "4", source: str = "openai/gsm8k", index: int = 0) -> dict[str, object]:
+def row(
+    *responses: str | None, truth: str = "4", source: str = "openai/gsm8k", index: int = 0
+) -> dict[str, object]:
     prompt = [{"role": "user", "content": "2 + 2?"}]
     reward_model = {"style": "rule", "ground_truth": truth}
     extra_info = {"index": index, "split": "test"}
@@ -98,24 +102,34 @@ def scores_of(path: Path, config: Config | None = None, **options: str) -> list[
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.lists(st.lists(st.sampled_from(["#### 4", "#### 5", "no number", ""]) | st.none(), max_size=5), max_size=20),
+    rows=st.lists(
+        st.lists(st.sampled_from(["#### 4", "#### 5", "no number", ""]) | st.none(), max_size=5), max_size=20
+    ),
     group_rows=st.integers(1, 7),
 )
 def test_rows_stay_as_they_are_and_each_response_has_its_score(rows, group_rows, tmp_path):
-    table = pa.Table.from_pylist([row(*responses, index=i) for i, responses in enumerate(rows)], schema=SCHEMA)
+    table = pa.Table.from_pylist(
+        [row(*responses, index=i) for i, responses in enumerate(rows)], schema=SCHEMA
+    )
     moment = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     table = table.append_column("when", pa.array([moment] * len(rows), pa.timestamp("ms", "UTC")))
     table = table.append_column("kind", pa.array(["a"] * len(rows), pa.dictionary(pa.int32(), pa.string())))
-    table = table.append_column("small", pa.array(range(len(rows)), pa.uint8())).replace_schema_metadata({"made": "by a test"})
+    table = table.append_column("small", pa.array(range(len(rows)), pa.uint8())).replace_schema_metadata(
+        {"made": "by a test"}
+    )
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=group_rows)
     scored = score(tmp_path / "in.parquet", tmp_path / "out.parquet", Config(), num_processes=1)
 
     before, after = pq.ParquetFile(tmp_path / "in.parquet"), pq.ParquetFile(tmp_path / "out.parquet")
     assert after.read().drop_columns(["scores"]).equals(before.read(), check_metadata=True)
     assert after.schema_arrow.field("scores").type == pa.list_(pa.float64())
-    groups = [[file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] for file in (before, after)]
+    groups = [
+        [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] for file in (before, after)
+    ]
     assert [n for n in groups[1] if n] == [n for n in groups[0] if n]
-    expected = [[None if text is None else float(text == "#### 4") for text in responses] for responses in rows]
+    expected = [
+        [None if text is None else float(text == "#### 4") for text in responses] for responses in rows
+    ]
     assert after.read().column("scores").to_pylist() == expected
     assert [one.score for one in scored] == [score for of_row in expected for score in of_row]
     assert [one.member for one in scored] == [member for of_row in rows for member in range(len(of_row))]
@@ -135,18 +149,27 @@ def test_the_file_may_take_its_own_place_and_is_whole_or_absent(tmp_path):
 
 
 def test_the_data_source_chooses_the_reward(tmp_path):
-    path = write(tmp_path / "in.parquet", row("#### 4"), row("\\boxed{\\frac{1}{2}}", truth="0.5", source="lighteval/MATH"))
+    path = write(
+        tmp_path / "in.parquet",
+        row("#### 4"),
+        row("\\boxed{\\frac{1}{2}}", truth="0.5", source="lighteval/MATH"),
+    )
     assert scores_of(path) == [[1.0], [1.0]]
 
 
-@given(st.lists(st.sampled_from(["<think>\n", "\n</think>\n", "a", "\n", "</think>"]), max_size=8).map("".join))
+@given(
+    st.lists(st.sampled_from(["<think>\n", "\n</think>\n", "a", "\n", "</think>"]), max_size=8).map("".join)
+)
 def test_a_reward_sees_the_whole_response(response):
     task = Task("t", "s", (Message("user", "?"),), "")
     assert StoredRow(task, (response,)).attempted(response).response_text == response
 
 
 def test_a_thought_is_no_answer(tmp_path):
-    path = write(tmp_path / "in.parquet", row("<think>\n#### 4\n</think>\nI do not know.", "<think>\n#### 5\n</think>\n#### 4"))
+    path = write(
+        tmp_path / "in.parquet",
+        row("<think>\n#### 4\n</think>\nI do not know.", "<think>\n#### 5\n</think>\n#### 4"),
+    )
     assert scores_of(path) == [[0.0, 1.0]]
 
 
@@ -157,9 +180,16 @@ def test_what_hangs_raises_or_dies_is_counted_with_its_reason_and_never_zero(tmp
     failures = [one.failure for one in scored]
     assert failures[:3] == ["timed out after 5 s", "ValueError", "PluginQuit"]
     assert str(failures[3]).startswith("the reward's process ")
-    assert failures[4:] == ["the custom reward function returned no score", "does not apply", None, "no response"]
+    assert failures[4:] == [
+        "the custom reward function returned no score",
+        "does not apply",
+        None,
+        "no response",
+    ]
     assert "cannot read 'raise' (my_reward.py:9)" in str(scored[1].message)
-    assert pq.read_table(tmp_path / "out.parquet").column("scores").to_pylist() == [[None, None, None, None, None, None, 1.0, None]]
+    assert pq.read_table(tmp_path / "out.parquet").column("scores").to_pylist() == [
+        [None, None, None, None, None, None, 1.0, None]
+    ]
 
 
 def test_a_function_gets_what_verl_gives_it_and_its_own_arguments(tmp_path, function):
@@ -179,11 +209,17 @@ def test_columns_may_have_other_names_and_the_prompt_may_be_absent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.list_(pa.large_string()), pa.large_list(pa.string()), pa.list_(pa.string(), 2), pa.list_(pa.null())], ids=str
+    "kind",
+    [pa.list_(pa.large_string()), pa.large_list(pa.string()), pa.list_(pa.string(), 2), pa.list_(pa.null())],
+    ids=str,
 )
 def test_lists_of_texts_of_every_kind_are_read(kind, tmp_path):
     texts = [None, None] if kind == pa.list_(pa.null()) else ["#### 4", None]
-    table = pa.Table.from_pylist([row("x")]).drop_columns(["responses"]).append_column("responses", pa.array([texts], kind))
+    table = (
+        pa.Table.from_pylist([row("x")])
+        .drop_columns(["responses"])
+        .append_column("responses", pa.array([texts], kind))
+    )
     pq.write_table(table, tmp_path / "in.parquet")
     assert scores_of(tmp_path / "in.parquet") == [[None if text is None else 1.0 for text in texts]]
     assert pq.read_schema(tmp_path / "out.parquet").field("responses").type == kind
@@ -219,22 +255,54 @@ def test_a_wrong_function_is_named(tmp_path, function):
 def test_the_command_shows_a_table_and_the_reasons(tmp_path, function):
     path = write(tmp_path / "in.parquet", row("4", "raise"), row("no", "4", source="mine"))
     out = tmp_path / "folder" / "out.parquet"
-    options = ["--function", f"{function}:compute_score", "--kwargs", json.dumps({"bonus": 1.0}), "--processes", "1"]
+    options = [
+        "--function",
+        f"{function}:compute_score",
+        "--kwargs",
+        json.dumps({"bonus": 1.0}),
+        "--processes",
+        "1",
+    ]
     shown = CliRunner().invoke(app, ["score", str(path), "--out", str(out), *options], catch_exceptions=False)
-    assert "openai/gsm8k: 1 not scored: ValueError (first: row in:0, response 1: reward 'custom': ValueError: cannot read" in shown.output
+    assert (
+        "openai/gsm8k: 1 not scored: ValueError (first: row in:0, response 1: reward 'custom': ValueError: "
+        "cannot read" in shown.output
+    )
     assert pq.read_table(out).column("scores").to_pylist() == [[2.0, None], [3.0, 2.0]]
-    lines = [[cell.strip() for cell in line.split("│") if cell.strip()] for line in shown.output.splitlines() if "│" in line]
-    assert [line[:4] for line in lines] == [["mine", "1", "2", "0"], ["openai/gsm8k", "1", "2", "1"], ["all", "2", "4", "1"]]
+    lines = [
+        [cell.strip() for cell in line.split("│") if cell.strip()]
+        for line in shown.output.splitlines()
+        if "│" in line
+    ]
+    assert [line[:4] for line in lines] == [
+        ["mine", "1", "2", "0"],
+        ["openai/gsm8k", "1", "2", "1"],
+        ["all", "2", "4", "1"],
+    ]
     assert [float(line[4].split(" ")[0]) for line in lines] == [2.5, 2.0, 2.25]  # mean score
     assert [float(line[5].split(" ")[0]) for line in lines] == [0.5, 1.0, 0.75]  # mean@2
-    assert [line[6].partition(" ")[0].rstrip("0") for line in lines] == ["1.", "-", "1."]  # pass@2, of problems with two scores
+    assert [line[6].partition(" ")[0].rstrip("0") for line in lines] == [
+        "1.",
+        "-",
+        "1.",
+    ]  # pass@2, of problems with two scores
 
 
 def test_ctrl_c_leaves_everything_as_it_was_and_no_process(tmp_path, function):
     begun, out = tmp_path / "begun", tmp_path / "out.parquet"
     path = write(tmp_path / "in.parquet", row("4", truth=str(begun)))
     out.write_text("earlier")
-    command = [sys.executable, "-m", "agentrl.cli", "score", str(path), "--out", str(out), "--function", f"{function}:slow"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl.cli",
+        "score",
+        str(path),
+        "--out",
+        str(out),
+        "--function",
+        f"{function}:slow",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not begun.exists():
             assert process.poll() is None
@@ -242,11 +310,19 @@ def test_ctrl_c_leaves_everything_as_it_was_and_no_process(tmp_path, function):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, f"interrupted; {out} is unchanged\n")
-    assert {file.name for file in tmp_path.iterdir()} - {"__pycache__"} == {"begun", "in.parquet", "my_reward.py", "out.parquet"}
+    assert {file.name for file in tmp_path.iterdir()} - {"__pycache__"} == {
+        "begun",
+        "in.parquet",
+        "my_reward.py",
+        "out.parquet",
+    }
     assert out.read_text() == "earlier"
 
 
-@pytest.mark.parametrize("options", [["--function", "my_reward.py"], ["--kwargs", "{}x"], ["--kwargs", '{"a": 1}'], ["--kwargs", "[1]"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--function", "my_reward.py"], ["--kwargs", "{}x"], ["--kwargs", '{"a": 1}'], ["--kwargs", "[1]"]],
+)
 def test_wrong_options_are_refused_in_one_line(options, tmp_path):
     path = write(tmp_path / "in.parquet", row("4"))
     assert "--" in str(CliRunner().invoke(app, ["score", str(path), "--out", str(path), *options]).exception)

@@ -31,7 +31,9 @@ def test_nothing_that_is_shown_commands_and_usual_text_stays(text):
 @given(st.text(max_size=30))
 def test_a_console_shows_what_it_is_given_and_keeps_its_own_colours(text):
     out = io.StringIO()
-    VisibleConsole(file=out, force_terminal=True, color_system="standard").print(Text(text + TITLE, style="bold"))
+    VisibleConsole(file=out, force_terminal=True, color_system="standard").print(
+        Text(text + TITLE, style="bold")
+    )
     left = out.getvalue().replace("\x1b[1m", "").replace("\x1b[0m", "")
     assert "\x1b" not in left
     assert "\x07" not in left
@@ -45,7 +47,11 @@ def test_the_log_of_a_run_shows_them_too():
 
 
 def listed(**changes):
-    told = {"name": "find", "description": "Finds.", "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}}}
+    told = {
+        "name": "find",
+        "description": "Finds.",
+        "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}}},
+    }
     return ListedTool.model_validate(told | changes)
 
 
@@ -61,11 +67,21 @@ SERVER = types.SimpleNamespace(name="notes", prefix="notes_")
         ("description", {"description": f"Finds.{TITLE}"}),
         ("title", {"title": RED}),
         ("schema", {"inputSchema": {"type": "object", "properties": {f"q{RED}": {"type": "string"}}}}),
-        ("schema", {"inputSchema": {"type": "object", "properties": {"q": {"type": "string", "enum": ["a", "\x9b31m"]}}}}),
+        (
+            "schema",
+            {
+                "inputSchema": {
+                    "type": "object",
+                    "properties": {"q": {"type": "string", "enum": ["a", "\x9b31m"]}},
+                }
+            },
+        ),
     ],
 )
 def test_an_mcp_tool_with_control_characters_is_refused(what, changes):
-    with pytest.raises(PluginError, match=f"MCP server 'notes': the {what} of tool .* contains control characters") as caught:
+    with pytest.raises(
+        PluginError, match=f"MCP server 'notes': the {what} of tool .* contains control characters"
+    ) as caught:
         tool_class(SERVER, listed(**changes))
     assert not CONTROL.search(str(caught.value))
 

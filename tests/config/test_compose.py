@@ -1,4 +1,6 @@
-"""Files and overrides become a Config; each mistake is one line that says what, where and what would be right."""
+"""Files and overrides become a Config; each mistake is one line that says what, where and what would be
+right.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def problem(path: str, *overrides: str, load: Callable[..., Any] = load_config) 
     return str(caught.value)
 
 
-# ----------------------------------------------------------------------------------------------------- composition
+# ------------------------------------------------------------------------------------------------ composition
 
 
 def test_an_empty_file_is_the_schema(write: Write) -> None:
@@ -57,7 +59,9 @@ def test_defaults_list_with_groups_packages_and_self(write: Write) -> None:
     write("algorithm/careful.yaml", "clip_low: 0.1\nkl: {coefficient: 0.01}\n")
     write("sampling/four.yaml", "n: 4\ntemperature: 0.7\n")
     write("base.yaml", "trainer: {steps: 7, seed: 3}\n")
-    first = write("first.yaml", "defaults: [base, algorithm: careful, /sampling@eval: four, _self_]\neval: {n: 2}\n")
+    first = write(
+        "first.yaml", "defaults: [base, algorithm: careful, /sampling@eval: four, _self_]\neval: {n: 2}\n"
+    )
     config = load_config(first)
     assert (config.algorithm.clip_low, config.algorithm.kl.coefficient) == (0.1, 0.01)
     assert (config.eval.n, config.eval.temperature, config.trainer.steps) == (2, 0.7, 7)
@@ -75,7 +79,9 @@ def test_a_group_is_chosen_by_an_override(write: Write) -> None:
 
 
 def test_a_users_file_builds_on_a_packaged_one(write: Write) -> None:
-    path = write("mine.yaml", "defaults: [quickstart, _self_]\ntrainer: {steps: 5}\ntracking: {baselines: null}\n")
+    path = write(
+        "mine.yaml", "defaults: [quickstart, _self_]\ntrainer: {steps: 5}\ntracking: {baselines: null}\n"
+    )
     config = load_config(path)
     assert config.agent.max_turn_tokens == 64
     assert config.trainer.steps == 5
@@ -99,19 +105,34 @@ def test_relative_and_absolute_paths(write: Write, tmp_path: Path) -> None:
         ("trainer.run_dir='a b, c'", "trainer", "run_dir", "a b, c"),
         ("trainer.steps=null", "trainer", "steps", None),
         ("rollout={group_size:2}", "rollout", "group_size", 2),
-        ("agent.tool_config.web={limits:{n:[1,2]}}", "agent", "tool_config", {"web": {"limits": {"n": [1, 2]}}}),
-        ("reward.sources={openai/gsm8k:mine}", "reward", "sources", {**RewardConfig().sources, "openai/gsm8k": "mine"}),
+        (
+            "agent.tool_config.web={limits:{n:[1,2]}}",
+            "agent",
+            "tool_config",
+            {"web": {"limits": {"n": [1, 2]}}},
+        ),
+        (
+            "reward.sources={openai/gsm8k:mine}",
+            "reward",
+            "sources",
+            {**RewardConfig().sources, "openai/gsm8k": "mine"},
+        ),
         ("trainer.experiment_name='123'", "trainer", "experiment_name", "123"),
     ],
 )
-def test_overrides_keep_hydras_grammar(write: Write, override: str, section: str, key: str, value: Any) -> None:
+def test_overrides_keep_hydras_grammar(
+    write: Write, override: str, section: str, key: str, value: Any
+) -> None:
     config = load_config(write("run.yaml", "trainer: {seed: 3}\n"), [override])
     assert getattr(getattr(config, section), key) == value
 
 
 def test_interpolations_see_environment_and_defaults(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTRL_TEST_STEPS", "12")
-    path = write("run.yaml", "trainer:\n  steps: ${oc.env:AGENTRL_TEST_STEPS}\n  experiment_name: n${rollout.group_size}\n")
+    path = write(
+        "run.yaml",
+        "trainer:\n  steps: ${oc.env:AGENTRL_TEST_STEPS}\n  experiment_name: n${rollout.group_size}\n",
+    )
     config = load_config(path)
     assert (config.trainer.steps, config.trainer.experiment_name) == (12, f"n{Config().rollout.group_size}")
 
@@ -134,7 +155,7 @@ def test_a_program_that_uses_hydra_itself_is_left_alone(write: Write, tmp_path: 
         assert compose("mine").x == 1
 
 
-# -------------------------------------------------------------------------------------------------------- mistakes
+# --------------------------------------------------------------------------------------------------- mistakes
 
 
 @pytest.mark.parametrize(
@@ -209,13 +230,19 @@ def test_each_problem_has_its_line(write: Write) -> None:
     ("text", "message"),
     [
         ("a: [1\nb: 3\n", "run.yaml:2: invalid YAML"),
-        ("trainer: {steps: 1}\ntrainer: {seed: 2}\n", "run.yaml:2: invalid YAML: found duplicate key trainer"),
+        (
+            "trainer: {steps: 1}\ntrainer: {seed: 2}\n",
+            "run.yaml:2: invalid YAML: found duplicate key trainer",
+        ),
         ("\ttrainer: 3\n", "run.yaml:1: invalid YAML"),
         ("- 3\n", "a config must be a mapping of sections"),
         ("just text\n", "a config must be a mapping of sections"),
         ("defaults: 3\n", "defaults must be a list"),
         ("defaults: [nope]\n", "Could not load 'nope'"),
-        ("trainer: {run_dir: '${oc.env:AGENTRL_UNSET}'}\n", "trainer.run_dir: Environment variable 'AGENTRL_UNSET' not found (run.yaml:1)"),
+        (
+            "trainer: {run_dir: '${oc.env:AGENTRL_UNSET}'}\n",
+            "trainer.run_dir: Environment variable 'AGENTRL_UNSET' not found (run.yaml:1)",
+        ),
         ("trainer: {run_dir: '${trainer.nope}'}\n", "Interpolation key 'trainer.nope' not found"),
         ("trainer:\n  run_dir: ???\n", "Missing mandatory value"),
     ],
@@ -260,10 +287,12 @@ def test_a_broken_override_is_one_line(write: Write, override: str, message: str
     assert len(text.splitlines()) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ dump
+# ------------------------------------------------------------------------------------------------------- dump
 
 
-@pytest.mark.parametrize("name", sorted(p.name for p in (Path(__file__).parents[2] / "configs").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name", sorted(p.name for p in (Path(__file__).parents[2] / "configs").glob("*.yaml"))
+)
 def test_packaged_configs_load_and_survive_a_dump(name: str, tmp_path: Path) -> None:
     schema = SFTConfig if "sft" in name else Config
     config = load_section(schema, str(Path(__file__).parents[2] / "configs" / name))
@@ -272,18 +301,46 @@ def test_packaged_configs_load_and_survive_a_dump(name: str, tmp_path: Path) -> 
     assert load_section(schema, str(copy)) == config
 
 
-texts = st.text(max_size=8).filter(lambda text: text != "???")  # how OmegaConf spells a value that must be given
-texts |= st.sampled_from(["1e3", "007", "null", "no", "${a}", "\\\\${", "\x85", " x ", "a: b", "#", "0x1F", "1_000", "12:30", ".5", "~"])
+texts = st.text(max_size=8).filter(
+    lambda text: text != "???"
+)  # how OmegaConf spells a value that must be given
+texts |= st.sampled_from(
+    [
+        "1e3",
+        "007",
+        "null",
+        "no",
+        "${a}",
+        "\\\\${",
+        "\x85",
+        " x ",
+        "a: b",
+        "#",
+        "0x1F",
+        "1_000",
+        "12:30",
+        ".5",
+        "~",
+    ]
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 free_form = st.dictionaries(
-    st.text(st.characters(categories=["L"]), min_size=1, max_size=5), scalars | st.lists(scalars, max_size=3), max_size=3
+    st.text(st.characters(categories=["L"]), min_size=1, max_size=5),
+    scalars | st.lists(scalars, max_size=3),
+    max_size=3,
 )
 
 
 @given(kwargs=free_form, name=texts, files=st.lists(texts, max_size=3))
 @settings(max_examples=30, deadline=None)
-def test_every_config_survives_a_dump(tmp_path_factory: pytest.TempPathFactory, kwargs: Any, name: str, files: list[str]) -> None:
-    raw = {"reward": {"custom_function": {"kwargs": kwargs}}, "trainer": {"experiment_name": name}, "data": {"train_files": files}}
+def test_every_config_survives_a_dump(
+    tmp_path_factory: pytest.TempPathFactory, kwargs: Any, name: str, files: list[str]
+) -> None:
+    raw = {
+        "reward": {"custom_function": {"kwargs": kwargs}},
+        "trainer": {"experiment_name": name},
+        "data": {"train_files": files},
+    }
     config = Config.model_validate(raw)
     copy = tmp_path_factory.mktemp("dump") / "copy.yaml"
     copy.write_text(dump_config(config))
@@ -293,20 +350,27 @@ def test_every_config_survives_a_dump(tmp_path_factory: pytest.TempPathFactory, 
 def test_a_dump_hides_what_is_named_like_a_secret(write: Write) -> None:
     path = write(
         "run.yaml",
-        "agent: {tool_config: {web: {api_key: abc123, hf_token: xyz789, stop_token: keep, n: 3}}}\nrollout: {api_key_env: MY_KEY}\n",
+        "agent: {tool_config: {web: {api_key: abc123, hf_token: xyz789, stop_token: keep, n: 3}}}\nrollout: "
+        "{api_key_env: MY_KEY}\n",
     )
     text = dump_config(load_config(path))
     assert "abc123" not in text
     assert "xyz789" not in text
     copy = load_config(write("copy.yaml", text))
-    assert copy.agent.tool_config["web"] == {"api_key": HIDDEN, "hf_token": HIDDEN, "stop_token": "keep", "n": 3}
+    assert copy.agent.tool_config["web"] == {
+        "api_key": HIDDEN,
+        "hf_token": HIDDEN,
+        "stop_token": "keep",
+        "n": 3,
+    }
     assert copy.rollout.api_key_env == "MY_KEY"
 
 
 def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my.yaml").write_text(
-        "data: {train_files: [~/a.parquet]}\nmodel: {path: ~/m}\nagent: {tools: ['~/t.py:f'], tool_config: {search: {corpus: ~/c}}}\n"
+        "data: {train_files: [~/a.parquet]}\nmodel: {path: ~/m}\nagent: {tools: ['~/t.py:f'], tool_config: "
+        "{search: {corpus: ~/c}}}\n"
         "tracking: {baselines: {b: ~/b}}\n"
     )
     config = load_config(
@@ -318,11 +382,19 @@ def test_the_home_folder_is_meant_wherever_a_path_begins_with_it(tmp_path, monke
             "agent.tool_config.x={a: 'not ~/b', c: ~/c}",
         ],
     )
-    paths = (*config.data.train_files, config.model.path, config.agent.tools[0], config.agent.tool_config["search"]["corpus"])
+    paths = (
+        *config.data.train_files,
+        config.model.path,
+        config.agent.tools[0],
+        config.agent.tool_config["search"]["corpus"],
+    )
     assert paths == (f"{tmp_path}/a.parquet", f"{tmp_path}/m", f"{tmp_path}/t.py:f", f"{tmp_path}/c")
     assert config.data.val_files == (f"{tmp_path}/v", f"{tmp_path}/w")
     assert config.tracking.baselines == {"b": f"{tmp_path}/b"}
-    assert (config.trainer.run_dir, config.reward.custom_function.path) == (f"{tmp_path}/run", f"{tmp_path}/r.py")
+    assert (config.trainer.run_dir, config.reward.custom_function.path) == (
+        f"{tmp_path}/run",
+        f"{tmp_path}/r.py",
+    )
     assert config.agent.tool_config["x"] == {"a": "not ~/b", "c": f"{tmp_path}/c"}
 
 
@@ -331,7 +403,16 @@ def test_the_home_folder_is_meant_in_every_argument_of_a_command(tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path)}
     for arguments in (["new", "tool", "first", "--out=~/mine"], ["new", "tool", "second", "--out", "~/mine"]):
         done = subprocess.run(
-            [sys.executable, "-m", "agentrl.cli", *arguments], env=environment, cwd=tmp_path, capture_output=True, check=False
+            [sys.executable, "-m", "agentrl.cli", *arguments],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "mine").glob("*.py")) == ["first.py", "second.py", "test_first.py", "test_second.py"]
+    assert sorted(path.name for path in (tmp_path / "mine").glob("*.py")) == [
+        "first.py",
+        "second.py",
+        "test_first.py",
+        "test_second.py",
+    ]

@@ -23,7 +23,9 @@ def test_the_file_is_current() -> None:
     assert FILE.read_text(encoding="utf-8") == render(), "run `make docs`"
 
 
-@pytest.mark.parametrize(("key", "field"), KEYS, ids=lambda value: ".".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("key", "field"), KEYS, ids=lambda value: ".".join(value) if isinstance(value, tuple) else ""
+)
 def test_every_key_is_described(key: Key, field: FieldInfo) -> None:
     assert len(field.description or "") > 3
     assert field.description.endswith(".")
@@ -31,7 +33,9 @@ def test_every_key_is_described(key: Key, field: FieldInfo) -> None:
     assert not field.is_required(), "the schema is the place of defaults"
 
 
-@pytest.mark.parametrize(("key", "section"), [*iter_sections(Config), *iter_sections(SFTConfig)], ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("key", "section"), [*iter_sections(Config), *iter_sections(SFTConfig)], ids=lambda value: str(value)
+)
 def test_every_section_is_described(key: Key, section: type[Section]) -> None:
     assert (section.__doc__ or "").strip().endswith(".")
 

@@ -56,11 +56,18 @@ def test_text_by_hand() -> None:
 
 
 def test_a_reward_model_is_told() -> None:
-    asked = config(reward={"terms": {"helpful": {"reward": "reward_model"}}}, reward_model={"model": {"path": "judge"}, "max_tokens": 2048})
-    [line] = [" ".join(line.split()) for line in explain(asked).splitlines() if line.strip().startswith("reward model")]
+    asked = config(
+        reward={"terms": {"helpful": {"reward": "reward_model"}}},
+        reward_model={"model": {"path": "judge"}, "max_tokens": 2048},
+    )
+    [line] = [
+        " ".join(line.split())
+        for line in explain(asked).splitlines()
+        if line.strip().startswith("reward model")
+    ]
     assert line == (
-        "reward model judge on 1 rank (float32) scores every trajectory, at most 2,048 tokens; longer ones are cut at the beginning; "
-        "asked by reward.terms.helpful"
+        "reward model judge on 1 rank (float32) scores every trajectory, at most 2,048 tokens; longer ones "
+        "are cut at the beginning; asked by reward.terms.helpful"
     )
     assert "reward model" not in explain(HAND)
 
@@ -70,7 +77,11 @@ def test_a_reward_model_is_told() -> None:
     [
         ({}, "decoupled (auto)", "proximal / behavior"),
         ({"buffer": {"max_staleness": 0}}, "on_policy (auto)", "none enters the loss"),
-        ({"buffer": {"max_staleness": 0}, "learner": {"epochs_per_step": 2}}, "decoupled (auto)", "proximal / behavior"),
+        (
+            {"buffer": {"max_staleness": 0}, "learner": {"epochs_per_step": 2}},
+            "decoupled (auto)",
+            "proximal / behavior",
+        ),
         ({"algorithm": {"mode": "bypass"}}, "bypass:", "none enters the loss"),
         ({"algorithm": {"correction": {"weight": "none"}}}, "decoupled (auto)", "not corrected"),
     ],
@@ -82,12 +93,25 @@ def test_the_mode_and_its_weight_are_said(sections: dict[str, Any], mode: str, w
 
 
 def test_every_stage_of_the_correction_is_said() -> None:
-    stages = {"far": {"lower": 0.5, "upper": 2.0}, "spiky": {"statistic": "k3", "level": "sequence_max", "upper": 0.1}}
-    correction = {"weight": "geometric", "floor": 0.2, "cap": 3.0, "outside": "mask", "self_normalize": True, "reject": stages}
+    stages = {
+        "far": {"lower": 0.5, "upper": 2.0},
+        "spiky": {"statistic": "k3", "level": "sequence_max", "upper": 0.1},
+    }
+    correction = {
+        "weight": "geometric",
+        "floor": 0.2,
+        "cap": 3.0,
+        "outside": "mask",
+        "self_normalize": True,
+        "reject": stages,
+    }
     correction |= {"m2po_threshold": 0.04, "opsm_delta": 0.1, "denominator": "original"}
-    text = " ".join(explain(config(algorithm={"correction": correction}, buffer={"drop_constant_groups": True})).split())
+    text = " ".join(
+        explain(config(algorithm={"correction": correction}, buffer={"drop_constant_groups": True})).split()
+    )
     for part in (
-        "proximal / behavior in the geometric mean of the sequence, at least 0.2, at most 3, 0 outside, mean 1 over the update",
+        "proximal / behavior in the geometric mean of the sequence, at least 0.2, at most 3, 0 outside, mean "
+        "1 over the update",
         "rejected far: rho' in the mean of a sequence below 0.5 or above 2; rho' = proximal / behavior",
         "spiky: rho' - 1 - log rho' of the most extreme token of a sequence above 0.1",
         "m2po: the largest (log rho')^2 until their mean is at most 0.04",
@@ -101,10 +125,16 @@ def test_every_stage_of_the_correction_is_said() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "part"),
     [
-        ({"mode": "bypass", "correction": {"reject": {"far": {"upper": 2.0}}}}, "rho' = learner at the start of the step / behavior"),
+        (
+            {"mode": "bypass", "correction": {"reject": {"far": {"upper": 2.0}}}},
+            "rho' = learner at the start of the step / behavior",
+        ),
         ({"policy_loss": "reinforce"}, "reinforce, weighted by the ratio per token, without a bound"),
         (
-            {"policy_loss": "reinforce", "reinforce": {"weight": "sequence", "cap": 2.0, "floor": 0.5, "outside": "mask"}},
+            {
+                "policy_loss": "reinforce",
+                "reinforce": {"weight": "sequence", "cap": 2.0, "floor": 0.5, "outside": "mask"},
+            },
             "weighted by the ratio multiplied over the sequence, at least 0.5, at most 2, 0 outside",
         ),
         ({"policy_loss": "dppo_tv"}, "gain 0.2 of its probability, and is weighted by a ratio of at most 20"),
@@ -129,12 +159,18 @@ def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> 
         ({"algorithm": {"constant_length": 100}}, "algorithm.constant_length=100"),
         ({"algorithm": {"correction": {"weight": "none"}}}, "old tokens"),
         ({"algorithm": {"gamma": 0.9}}, "algorithm.gamma=0.9 has no effect with algorithm.advantage=grpo"),
-        ({"algorithm": {"advantage": "reinforce_plus_plus", "singleton": "raw"}}, "algorithm.singleton=raw has no effect"),
+        (
+            {"algorithm": {"advantage": "reinforce_plus_plus", "singleton": "raw"}},
+            "algorithm.singleton=raw has no effect",
+        ),
         ({"algorithm": {"correction": {"max_lag": 1}}}, "algorithm.correction.max_lag=1 has no effect"),
         ({"algorithm": {"mode": "bypass", "correction": {"floor": 0.5}}}, "no weight enters the loss"),
         ({"algorithm": {"policy_loss": "gpg"}, "learner": {"epochs_per_step": 2}}, "no trust region"),
         ({"algorithm": {"policy_loss": "gspo", "aggregation": "sequence_mean_token_mean"}}, "clips nothing"),
-        ({"algorithm": {"sapo": {"tau_negative": 2.0}}}, "algorithm.sapo have no effect with algorithm.policy_loss=ppo_clip"),
+        (
+            {"algorithm": {"sapo": {"tau_negative": 2.0}}},
+            "algorithm.sapo have no effect with algorithm.policy_loss=ppo_clip",
+        ),
         ({"algorithm": {"kl": {"off_policy_ratio": True}}}, "algorithm.kl.off_policy_ratio has no effect"),
         ({"eval": {"n": 4}}, "greedy attempts"),
         ({"rollout": {"greedy_baseline": "always"}}, "grpo, which does not use the greedy reward"),
@@ -159,8 +195,17 @@ def test_too_few_rows_are_said() -> None:
 sizes = st.integers(1, 40)
 
 
-@given(groups=sizes, size=sizes, ranks=sizes, minibatches=sizes, staleness=st.integers(0, 5), budget=st.integers(1, 5000))
-def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, minibatches: int, staleness: int, budget: int) -> None:
+@given(
+    groups=sizes,
+    size=sizes,
+    ranks=sizes,
+    minibatches=sizes,
+    staleness=st.integers(0, 5),
+    budget=st.integers(1, 5000),
+)
+def test_bounds_hold_whatever_the_sizes(
+    groups: int, size: int, ranks: int, minibatches: int, staleness: int, budget: int
+) -> None:
     """Packing full trajectories one after the other never needs more microbatches than promised."""
     minibatches = min(minibatches, groups)
     numbers = RunSize.of(
@@ -184,8 +229,14 @@ def test_bounds_hold_whatever_the_sizes(groups: int, size: int, ranks: int, mini
 
 
 def test_an_estimator_is_warned_of_no_key_that_it_reads() -> None:
-    with_critic = [{"advantage": name, "gamma": 0.9, "lam": 0.9, "bootstrap_truncated": True} for name in CRITIC_ADVANTAGES]
-    others = [{"advantage": "turn_group", "gamma": 0.9}, {"advantage": "own.py:estimator", "lam": 0.9, "step_weight": 0.1}]
+    with_critic = [
+        {"advantage": name, "gamma": 0.9, "lam": 0.9, "bootstrap_truncated": True}
+        for name in CRITIC_ADVANTAGES
+    ]
+    others = [
+        {"advantage": "turn_group", "gamma": 0.9},
+        {"advantage": "own.py:estimator", "lam": 0.9, "step_weight": 0.1},
+    ]
     for algorithm in (*with_critic, *others):
         assert not list(find_warnings(config(algorithm=algorithm)))
 
@@ -196,7 +247,10 @@ VALIDATED = {"val_files": ["a.parquet"]}
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [
-        ({"test_freq": -1, "val_before_train": False}, "none: trainer.test_freq=-1 and trainer.val_before_train=false"),
+        (
+            {"test_freq": -1, "val_before_train": False},
+            "none: trainer.test_freq=-1 and trainer.val_before_train=false",
+        ),
         ({"test_freq": -1, "val_before_train": True}, "before the first step; "),
         ({"test_freq": 5, "val_before_train": False}, "every 5 steps, at the end; "),
         ({"test_freq": 5, "val_before_train": True}, "before the first step, every 5 steps, at the end; "),
@@ -213,14 +267,27 @@ def test_validations_are_told_as_they_will_be_made(trainer, said):
 @pytest.mark.parametrize(
     ("sections", "warning"),
     [
-        ({"model": {"path": "Qwen/Qwen3-30B-A3B"}}, "model.path=Qwen/Qwen3-30B-A3B will not run: it is a mixture of experts"),
-        ({"model": {"path": "Qwen/Qwen3-8B-FP8"}}, "model.path=Qwen/Qwen3-8B-FP8 will not run: it is quantized"),
+        (
+            {"model": {"path": "Qwen/Qwen3-30B-A3B"}},
+            "model.path=Qwen/Qwen3-30B-A3B will not run: it is a mixture of experts",
+        ),
+        (
+            {"model": {"path": "Qwen/Qwen3-8B-FP8"}},
+            "model.path=Qwen/Qwen3-8B-FP8 will not run: it is quantized",
+        ),
         ({"model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"}}, "it is a model for images"),
-        ({"rollout": {"backend": "sglang", "sglang": {"args": {"quantization": "fp8"}}}}, "quantization=fp8 will not run"),
+        (
+            {"rollout": {"backend": "sglang", "sglang": {"args": {"quantization": "fp8"}}}},
+            "quantization=fp8 will not run",
+        ),
         ({"rollout": {"backend": "sglang", "sglang": {"args": {"ep_size": 2}}}}, "ep_size will not run"),
         (
             {
-                "rollout": {"backend": "sglang", "num_servers": 2, "sglang": {"args": {"tp_size": 2, "pp_size": 2}}},
+                "rollout": {
+                    "backend": "sglang",
+                    "num_servers": 2,
+                    "sglang": {"args": {"tp_size": 2, "pp_size": 2}},
+                },
                 "placement": {
                     "pools": {"learning": {"gpus_per_node": 1}, "serving": {"gpus_per_node": 4}},
                     "roles": {"servers": "serving", "actor": "learning"},
@@ -235,4 +302,12 @@ def test_what_an_import_calls_an_obstacle_is_warned_of(sections, warning):
         return [line for line in find_warnings(Config.model_validate(sections)) if "will not run" in line]
 
     assert any(warning in line for line in found(sections)), found(sections)
-    assert found({"model": {"path": "Qwen/Qwen2.5-7B"}, "rollout": {"backend": "sglang", "sglang": {"args": {"tp_size": 1}}}}) == []
+    assert (
+        found(
+            {
+                "model": {"path": "Qwen/Qwen2.5-7B"},
+                "rollout": {"backend": "sglang", "sglang": {"args": {"tp_size": 1}}},
+            }
+        )
+        == []
+    )

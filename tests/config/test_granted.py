@@ -1,4 +1,6 @@
-"""What a process may use: machines written by hand, of both kinds of control groups, with SLURM's variables."""
+"""What a process may use: machines written by hand, of both kinds of control groups, with SLURM's
+variables.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ MEMINFO = "MemTotal:       268435456 kB\nMemFree:        1 kB\n"  # 256 GiB
 def machine(root: Path, *, groups: str, mounts: list[str], files: dict[str, str]) -> Path:
     """Write a machine's /proc and control groups below `root`."""
     mountinfo = "".join(f"{30 + i} 23 0:{28 + i} {mount}\n" for i, mount in enumerate(mounts))
-    for name, text in {"proc/self/cgroup": groups, "proc/self/mountinfo": mountinfo, "proc/meminfo": MEMINFO, **files}.items():
+    for name, text in {
+        "proc/self/cgroup": groups,
+        "proc/self/mountinfo": mountinfo,
+        "proc/meminfo": MEMINFO,
+        **files,
+    }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
@@ -75,12 +82,19 @@ def test_the_first_version_of_control_groups(tmp_path, top):
 
 
 def test_nothing_bounds_a_machine_of_ones_own(tmp_path):
-    root = machine(tmp_path, groups="0::/user.slice\n", mounts=[UNIFIED], files={"sys/fs/cgroup/user.slice/cpu.max": "max 100000\n"})
+    root = machine(
+        tmp_path,
+        groups="0::/user.slice\n",
+        mounts=[UNIFIED],
+        files={"sys/fs/cgroup/user.slice/cpu.max": "max 100000\n"},
+    )
     assert look(root) == Granted(64, "machine", 64, 256 * GIB, "machine", 256 * GIB)
 
 
 def test_a_share_below_one_is_one(tmp_path):
-    root = machine(tmp_path, groups="0::/\n", mounts=[UNIFIED], files={"sys/fs/cgroup/cpu.max": "50000 100000\n"})
+    root = machine(
+        tmp_path, groups="0::/\n", mounts=[UNIFIED], files={"sys/fs/cgroup/cpu.max": "50000 100000\n"}
+    )
     assert (look(root).num_cpus, look(root).cpu_source) == (1, "cgroup")
 
 
@@ -90,7 +104,11 @@ def test_a_share_below_one_is_one(tmp_path):
         ({"SLURM_CPUS_ON_NODE": "16", "SLURM_MEM_PER_NODE": "65536"}, 16, 64 * GIB),
         ({"SLURM_CPUS_ON_NODE": "16", "SLURM_CPUS_PER_TASK": "8", "SLURM_MEM_PER_CPU": "2048"}, 8, 32 * GIB),
         ({"SLURM_MEM_PER_CPU": "1024"}, 40, 40 * GIB),
-        ({"SLURM_CPUS_ON_NODE": "0", "SLURM_CPUS_PER_TASK": "many", "SLURM_MEM_PER_NODE": "0"}, 40, 256 * GIB),  # 0 is all of it
+        (
+            {"SLURM_CPUS_ON_NODE": "0", "SLURM_CPUS_PER_TASK": "many", "SLURM_MEM_PER_NODE": "0"},
+            40,
+            256 * GIB,
+        ),  # 0 is all of it
     ],
 )
 def test_what_slurm_gave(tmp_path, environ, num_cpus, memory_bytes):
@@ -111,12 +129,21 @@ def test_the_least_bound_wins_wherever_it_stands(quotas, limits, affinity, slurm
         path = "/".join(f"level{i}" for i in range(depth))
         files = {f"sys/fs/cgroup/{path}/cgroup.procs": ""}
         for i, quota in enumerate(quotas):
-            files["/".join(["sys/fs/cgroup", *path.split("/")[: i + 1], "cpu.max"])] = f"{'max' if quota is None else quota} 100000\n"
+            files["/".join(["sys/fs/cgroup", *path.split("/")[: i + 1], "cpu.max"])] = (
+                f"{'max' if quota is None else quota} 100000\n"
+            )
         for i, limit in enumerate(limits):
-            files["/".join(["sys/fs/cgroup", *path.split("/")[: i + 1], "memory.max"])] = f"{'max' if limit is None else limit}\n"
+            files["/".join(["sys/fs/cgroup", *path.split("/")[: i + 1], "memory.max"])] = (
+                f"{'max' if limit is None else limit}\n"
+            )
         root = machine(Path(folder), groups=f"0::/{path}\n", mounts=[UNIFIED], files=files)
         found = look(root, {} if slurm is None else {"SLURM_CPUS_PER_TASK": str(slurm)}, affinity=affinity)
-    bounds = [64, affinity, *([slurm] if slurm else []), *(quota // 100_000 for quota in quotas if quota is not None)]
+    bounds = [
+        64,
+        affinity,
+        *([slurm] if slurm else []),
+        *(quota // 100_000 for quota in quotas if quota is not None),
+    ]
     assert found.num_cpus == max(1, min(bounds))
     assert found.memory_bytes == min([256 * GIB, *(limit for limit in limits if limit is not None)])
 

@@ -1,4 +1,7 @@
-"""Models that would be trained in vain: servers would go on with their old weights. They are refused before anything is published."""
+"""Models that would be trained in vain: servers would go on with their old weights.
+
+They are refused before anything is published.
+"""
 
 import json
 import shutil
@@ -37,10 +40,21 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
-    """A mixture of experts as transformers writes it: one name for each expert in the files, one for all in the model."""
+    """A mixture of experts as transformers writes it: one name for each expert in the files, one for all in
+    the model.
+    """
     folder = tmp_path_factory.mktemp("experts")
-    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    config = Qwen3MoeConfig(**sizes, intermediate_size=16, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+    }
+    config = Qwen3MoeConfig(
+        **sizes, intermediate_size=16, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
@@ -48,14 +62,21 @@ def experts(tmp_path_factory):
 def published(folder):
     """What the learner would publish of a folder: the names and shapes of the model in memory."""
     state = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    once = {tensor.data_ptr(): (name, tensor) for name, tensor in reversed(state.items())}  # tied ones by their first name
-    return [TensorSpec(name, "float32", tuple(tensor.shape), 4 * tensor.numel()) for name, tensor in once.values()]
+    once = {
+        tensor.data_ptr(): (name, tensor) for name, tensor in reversed(state.items())
+    }  # tied ones by their first name
+    return [
+        TensorSpec(name, "float32", tuple(tensor.shape), 4 * tensor.numel()) for name, tensor in once.values()
+    ]
 
 
 def test_experts_are_refused_by_name_and_by_the_names_of_their_weights(experts):
     with pytest.raises(ConfigError, match=r"is a mixture of experts; .*; use a dense model"):
         check_policy(ModelConfig(path=str(experts)))
-    with pytest.raises(ConfigError, match=r"publish model\.layers\.0\.mlp\.experts\.\w+_proj .*nearest: .*experts.*would skip it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"publish model\.layers\.0\.mlp\.experts\.\w+_proj .*nearest: .*experts.*would skip it",
+    ):
         check_known(published(experts), experts)
 
 
@@ -63,7 +84,12 @@ def test_experts_are_refused_by_name_and_by_the_names_of_their_weights(experts):
 def test_every_training_refuses_experts_with_one_line_before_it_starts_anything(command, experts, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}\n")
-    words = [f"model.path={experts}", f"data.train_files=[{rows}]", f"trainer.run_dir={tmp_path / 'run'}", "model.tool_format=none"]
+    words = [
+        f"model.path={experts}",
+        f"data.train_files=[{rows}]",
+        f"trainer.run_dir={tmp_path / 'run'}",
+        "model.tool_format=none",
+    ]
     config = tmp_path / "config.yaml"
     config.write_text("{}\n")
     done = CliRunner().invoke(app, [command, str(config), *words[: 3 if command != "train" else 4]])
@@ -78,7 +104,9 @@ def test_the_model_that_is_trained_is_the_one_that_servers_know(dense, tmp_path)
     bare = tmp_path / "bare"  # as a base model is saved: without the prefix of the class with a head
     shutil.copytree(dense, bare)
     weights = load_file(bare / "model.safetensors")
-    save_file({name.removeprefix("model."): tensor for name, tensor in weights.items()}, bare / "model.safetensors")
+    save_file(
+        {name.removeprefix("model."): tensor for name, tensor in weights.items()}, bare / "model.safetensors"
+    )
     check_known(published(dense), bare)
     assert read_shapes(dense)["model.norm.weight"] == (32,)
     (tmp_path / "none").mkdir()
@@ -90,7 +118,9 @@ def test_a_weight_of_another_shape_is_refused(dense, tmp_path):
     shutil.copytree(dense, folder)
     weights = load_file(folder / "model.safetensors")
     save_file(weights | {"model.norm.weight": torch.ones(7)}, folder / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"publish model\.norm\.weight \[32\], which has the shape \[7\] in its files"):
+    with pytest.raises(
+        ConfigError, match=r"publish model\.norm\.weight \[32\], which has the shape \[7\] in its files"
+    ):
         check_known(published(dense), folder)
 
 
@@ -100,15 +130,21 @@ def test_the_first_publish_compares_before_it_touches_a_server(dense, tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, folder / "model.safetensors")
-    spec = LearnerSpec(ModelConfig(path=str(dense)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
+    spec = LearnerSpec(
+        ModelConfig(path=str(dense)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20
+    )
     with lone_learner(spec) as learner:
         workers = LocalWorker(learner)
 
         def publish(model):
-            publisher = Publisher(workers, WeightsConfig(), folder=tmp_path / "out", pause_mode="abort", model=model)
+            publisher = Publisher(
+                workers, WeightsConfig(), folder=tmp_path / "out", pause_mode="abort", model=model
+            )
             return trio.run(publisher.publish, 1, [])
 
-        with pytest.raises(ConfigError, match=r"publish model\.norm\.weight \[32\], which its files do not contain"):
+        with pytest.raises(
+            ConfigError, match=r"publish model\.norm\.weight \[32\], which its files do not contain"
+        ):
             publish(folder)
         assert not (tmp_path / "out").exists()
         publish(dense)
@@ -118,15 +154,36 @@ def test_the_first_publish_compares_before_it_touches_a_server(dense, tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        *((name, EXPERTS) for name in ("Qwen/Qwen3-30B-A3B", "mistralai/Mixtral-8x7B-v0.1", "openai/gpt-oss-20b", "x/Qwen1.5-MoE-A2.7B")),
         *(
             (name, EXPERTS)
-            for name in ("deepseek-ai/DeepSeek-V3", "deepseek-ai/deepseek-v2-lite", "moonshotai/Moonlight-16B", "zai/GLM-4.5")
+            for name in (
+                "Qwen/Qwen3-30B-A3B",
+                "mistralai/Mixtral-8x7B-v0.1",
+                "openai/gpt-oss-20b",
+                "x/Qwen1.5-MoE-A2.7B",
+            )
         ),
-        *((name, QUANTIZED) for name in ("Qwen/Qwen3-8B-FP8", "x/Qwen2.5-7B-Instruct-AWQ", "x/llama-GPTQ-Int4")),
+        *(
+            (name, EXPERTS)
+            for name in (
+                "deepseek-ai/DeepSeek-V3",
+                "deepseek-ai/deepseek-v2-lite",
+                "moonshotai/Moonlight-16B",
+                "zai/GLM-4.5",
+            )
+        ),
+        *(
+            (name, QUANTIZED)
+            for name in ("Qwen/Qwen3-8B-FP8", "x/Qwen2.5-7B-Instruct-AWQ", "x/llama-GPTQ-Int4")
+        ),
         *(
             (name, MULTIMODAL)
-            for name in ("Qwen/Qwen2.5-VL-7B-Instruct", "OpenGVLab/InternVL2_5-4B", "zai/glm-4.1v-9b", "Qwen/Qwen2.5-Omni-7B")
+            for name in (
+                "Qwen/Qwen2.5-VL-7B-Instruct",
+                "OpenGVLab/InternVL2_5-4B",
+                "zai/glm-4.1v-9b",
+                "Qwen/Qwen2.5-Omni-7B",
+            )
         ),
     ],
 )
@@ -150,7 +207,13 @@ def test_names_of_the_hub_tell_of_what_cannot_be_trained(name, what):
             "THUDM/glm-4-9b-chat",
             "Qwen/Qwen2.5-Math-7B",
         ),
-        *("mistralai/Mistral-7B-v0.3", "XiaomiMiMo/MiMo-7B-RL", "models/evolved-3b", "microsoft/phi-4", "allenai/OLMo-2-1124-7B"),
+        *(
+            "mistralai/Mistral-7B-v0.3",
+            "XiaomiMiMo/MiMo-7B-RL",
+            "models/evolved-3b",
+            "microsoft/phi-4",
+            "allenai/OLMo-2-1124-7B",
+        ),
     ],
 )
 def test_names_of_dense_models_tell_of_nothing(name):

@@ -1,4 +1,6 @@
-"""Pools: where ranks stand, what is impossible, and that a Ray of several nodes puts them where the config says."""
+"""Pools: where ranks stand, what is impossible, and that a Ray of several nodes puts them where the config
+says.
+"""
 
 import sys
 from collections import Counter
@@ -29,9 +31,13 @@ def placement(pools, **roles):
 @given(
     nodes=st.integers(1, 4),
     gpus_per_node=st.integers(1, 8),
-    shares=st.dictionaries(st.sampled_from(["critic", "reward_model", "servers"]), st.integers(1, 32), max_size=3),
+    shares=st.dictionaries(
+        st.sampled_from(["critic", "reward_model", "servers"]), st.integers(1, 32), max_size=3
+    ),
 )
-def test_ranks_of_a_role_stand_on_gpus_of_their_own_and_no_gpu_is_given_away_twice(nodes, gpus_per_node, shares):
+def test_ranks_of_a_role_stand_on_gpus_of_their_own_and_no_gpu_is_given_away_twice(
+    nodes, gpus_per_node, shares
+):
     num_gpus = nodes * gpus_per_node
     ranks = {"actor": num_gpus} | {role: min(count, num_gpus) for role, count in shares.items()}
     layout = placement({"gpu": {"nodes": nodes, "gpus_per_node": gpus_per_node}}).layout(ranks)
@@ -50,19 +56,33 @@ def test_ranks_of_a_role_stand_on_gpus_of_their_own_and_no_gpu_is_given_away_twi
 
 def test_servers_alone_in_a_pool_share_all_of_it():
     two_each = placement({"gpu": {"nodes": 2, "gpus_per_node": 4}}).layout({"servers": 4})
-    assert [(s.num_gpus, s.group, s.bundle) for s in two_each.spots["servers"]] == [(2, 0, 0), (2, 0, 1), (2, 1, 0), (2, 1, 1)]
+    assert [(s.num_gpus, s.group, s.bundle) for s in two_each.spots["servers"]] == [
+        (2, 0, 0),
+        (2, 0, 1),
+        (2, 1, 0),
+        (2, 1, 1),
+    ]
     assert two_each.reservations["gpu"].groups == (({"GPU": 2.0},) * 2,) * 2
     halves = placement({"gpu": {"gpus_per_node": 2}}).layout({"servers": 4})
-    assert [(s.num_gpus, s.bundle) for s in halves.spots["servers"]] == [(0.5, 0), (0.5, 1), (0.5, 0), (0.5, 1)]
+    assert [(s.num_gpus, s.bundle) for s in halves.spots["servers"]] == [
+        (0.5, 0),
+        (0.5, 1),
+        (0.5, 0),
+        (0.5, 1),
+    ]
 
 
 def test_without_pools_everything_stands_anywhere_on_cpus():
     config = Config()
     layout = config.placement.layout(config.num_ranks)
     assert layout.reservations == {}
-    assert {(spot.num_gpus, spot.bundle) for spots in layout.spots.values() for spot in spots} == {(0.0, None)}
+    assert {(spot.num_gpus, spot.bundle) for spots in layout.spots.values() for spot in spots} == {
+        (0.0, None)
+    }
     assert config.placement.device_of("actor") == "cpu"
-    assert list(placement_lines(config.placement, config.num_ranks)) == [("pool main", "no GPU: 1 x actor, 1 x servers")]
+    assert list(placement_lines(config.placement, config.num_ranks)) == [
+        ("pool main", "no GPU: 1 x actor, 1 x servers")
+    ]
 
 
 def test_ranks_without_gpus_are_spread_over_the_nodes_of_their_pool():
@@ -86,35 +106,65 @@ def test_a_layout_is_explained_pool_by_pool():
     ("values", "message"),
     [
         ({"pools": {"a": {"device": "cuda"}}}, r"device=cuda, but gpus_per_node=0; set gpus_per_node"),
-        ({"pools": {"a": {"device": "cpu", "gpus_per_node": 2}}}, r"device=cpu would leave gpus_per_node=2 unused"),
-        ({"pools": {"a": {}}, "roles": {"actor": "b"}}, r"roles\.actor=b is not a pool; available: a"),
-        ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a"}}, r"placement\.roles\.servers names no pool; choose one of a, b"),
-        ({"pools": {"a": {}, "b": {}}, "roles": {"actor": "a", "servers": "a"}}, r"placement\.pools\.b is used by no role"),
-        ({"pools": {"a": {"gpus_per_node": 1}}}, r"placement\.pools\.a \(1 node x 1 GPU\): 2 ranks of actor need one GPU each"),
-        ({"pools": {"a": {"gpus_per_node": 4}}}, r"its largest role, servers, uses 3 of them; the other GPUs would be idle"),
         (
-            {"pools": {"a": {"gpus_per_node": 2}, "b": {"gpus_per_node": 8}}, "roles": {"actor": "a", "servers": "b"}},
-            r"placement\.pools\.b \(1 node x 8 GPUs\): 3 servers cannot get the same number of GPUs of one node",
+            {"pools": {"a": {"device": "cpu", "gpus_per_node": 2}}},
+            r"device=cpu would leave gpus_per_node=2 unused",
         ),
-        ({"pools": {"a": {"gpus_per_node": 2}}}, r"3 servers cannot share its GPUs evenly; change rollout.num_servers"),
+        ({"pools": {"a": {}}, "roles": {"actor": "b"}}, r"roles\.actor=b is not a pool; available: a"),
+        (
+            {"pools": {"a": {}, "b": {}}, "roles": {"actor": "a"}},
+            r"placement\.roles\.servers names no pool; choose one of a, b",
+        ),
+        (
+            {"pools": {"a": {}, "b": {}}, "roles": {"actor": "a", "servers": "a"}},
+            r"placement\.pools\.b is used by no role",
+        ),
+        (
+            {"pools": {"a": {"gpus_per_node": 1}}},
+            r"placement\.pools\.a \(1 node x 1 GPU\): 2 ranks of actor need one GPU each",
+        ),
+        (
+            {"pools": {"a": {"gpus_per_node": 4}}},
+            r"its largest role, servers, uses 3 of them; the other GPUs would be idle",
+        ),
+        (
+            {
+                "pools": {"a": {"gpus_per_node": 2}, "b": {"gpus_per_node": 8}},
+                "roles": {"actor": "a", "servers": "b"},
+            },
+            r"placement\.pools\.b \(1 node x 8 GPUs\): 3 servers cannot get the same number of GPUs of one "
+            r"node",
+        ),
+        (
+            {"pools": {"a": {"gpus_per_node": 2}}},
+            r"3 servers cannot share its GPUs evenly; change rollout.num_servers",
+        ),
         (
             {"pools": {"a": {"nodes": 2}}},
-            r"placement\.pools\.a\.nodes=2, but a Ray started on this machine has one node; set cluster\.address",
+            r"placement\.pools\.a\.nodes=2, but a Ray started on this machine has one node; set "
+            r"cluster\.address",
         ),
     ],
 )
 def test_what_is_impossible_is_refused_before_ray_starts(values, message):
     with pytest.raises(ValidationError, match=message):
-        Config.model_validate({"placement": values, "learner": {"world_size": 2}, "rollout": {"num_servers": 3}})
+        Config.model_validate(
+            {"placement": values, "learner": {"world_size": 2}, "rollout": {"num_servers": 3}}
+        )
 
 
 def test_supervised_training_has_the_same_pools():
-    assert SFTConfig.model_validate({"placement": {"pools": {"a": {"gpus_per_node": 1}}}}).placement.device_of("actor") == "cuda"
+    assert (
+        SFTConfig.model_validate({"placement": {"pools": {"a": {"gpus_per_node": 1}}}}).placement.device_of(
+            "actor"
+        )
+        == "cuda"
+    )
     with pytest.raises(ValidationError, match="its largest role, actor, uses 1 of them"):
         SFTConfig.model_validate({"placement": {"pools": {"a": {"gpus_per_node": 2}}}})
 
 
-# ------------------------------------------------------------------------------------------------- two nodes of Ray
+# ------------------------------------------------------------------------------------------- two nodes of Ray
 
 
 class Standing:
@@ -131,8 +181,12 @@ class Standing:
 
 @pytest.fixture(scope="module")
 def two_nodes():
-    """One node with two GPUs, one with two GPUs and the resource `big_memory`; a Ray of their own, whatever else runs here."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
+    """One node with two GPUs, one with two GPUs and the resource `big_memory`; a Ray of their own, whatever
+    else runs here.
+    """
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=1, num_gpus=2, resources={"big_memory": 1})
     ray.init(address=cluster.address, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this file
@@ -143,7 +197,11 @@ def two_nodes():
 
 
 def test_roles_stand_where_their_pools_are(two_nodes):
-    pools = {"learning": {"gpus_per_node": 2, "node_resource": "big_memory"}, "serving": {"gpus_per_node": 2}, "cpu": {"nodes": 2}}
+    pools = {
+        "learning": {"gpus_per_node": 2, "node_resource": "big_memory"},
+        "serving": {"gpus_per_node": 2},
+        "cpu": {"nodes": 2},
+    }
     given = placement(pools, actor="learning", reward_model="learning", servers="serving", critic="cpu")
     groups = []
     with reserve_seats(given, {"actor": 2, "reward_model": 1, "servers": 1, "critic": 2}) as seats:
@@ -159,8 +217,13 @@ def test_roles_stand_where_their_pools_are(two_nodes):
         assert reward_model == actor[:1]  # the same node, and the same half of a GPU
         assert [(is_big, len(gpus)) for is_big, gpus in servers] == [(False, 2)]
         assert sorted(critic) == [(False, ()), (True, ())]
-        with pytest.raises(InfrastructureError, match=r"pools\.late waited 0\.1 s for 1 node\(s\) with 1 GPUs: other jobs use"):
-            with reserve(placement({"late": {"gpus_per_node": 1}}).layout({"actor": 1}).reservations, timeout_s=0.1):
+        with pytest.raises(
+            InfrastructureError,
+            match=r"pools\.late waited 0\.1 s for 1 node\(s\) with 1 GPUs: other jobs use",
+        ):
+            with reserve(
+                placement({"late": {"gpus_per_node": 1}}).layout({"actor": 1}).reservations, timeout_s=0.1
+            ):
                 pass
 
 
@@ -173,8 +236,18 @@ def test_roles_stand_where_their_pools_are(two_nodes):
             {"actor": 3},
             r"^placement\.pools\.a needs 1 node\(s\) with 3 GPUs; .* have 2, 2 GPUs$",
         ),
-        ({"a": {"nodes": 3, "gpus_per_node": 2}}, {}, {"actor": 6}, r"pools\.a needs 3 node\(s\) with 2 GPUs"),
-        ({"a": {"nodes": 2, "node_resource": "big_memory"}}, {}, {"actor": 2}, r"pools\.a needs 2 node\(s\) with the resource big_memory"),
+        (
+            {"a": {"nodes": 3, "gpus_per_node": 2}},
+            {},
+            {"actor": 6},
+            r"pools\.a needs 3 node\(s\) with 2 GPUs",
+        ),
+        (
+            {"a": {"nodes": 2, "node_resource": "big_memory"}},
+            {},
+            {"actor": 2},
+            r"pools\.a needs 2 node\(s\) with the resource big_memory",
+        ),
         (
             {"a": {"nodes": 2, "gpus_per_node": 2}, "b": {"gpus_per_node": 1}},
             {"actor": "a", "servers": "b"},

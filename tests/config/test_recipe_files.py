@@ -1,4 +1,6 @@
-"""The packaged recipes for models of real sizes: they compose from anywhere, and their scripts are made of commands that exist."""
+"""The packaged recipes for models of real sizes: they compose from anywhere, and their scripts are made of
+commands that exist.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SCRIPTS = sorted(file.stem.removeprefix("run_") for file in FOLDER.glob("run_*.s
 SIZES = sorted(file.stem for file in (ROOT / "configs" / "size").glob("*.yaml"))
 
 RECORDER = '#!/usr/bin/env bash\nprintf "%s\\n" "$#" "$@" >> "$RECORD"\n'
-"""Stands in the place of `agentrl` and writes down how it was called: the number of arguments, and each in a line."""
+"""Stands in the place of `agentrl` and writes down how it was called: the number of arguments, and each in a
+line.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class Call:
 
 
 def parse(arguments: list[str]) -> Call:
-    """Read a command line as `agentrl` does, without running it; an unknown command or option is an error of click's."""
+    """Read a command line as `agentrl` does, without running it; an unknown command or option is an error of
+    click's.
+    """
     command, name = typer.main.get_command(app), "agentrl"
     context = command.make_context(name, list(arguments))
     while hasattr(command, "resolve_command"):
@@ -52,17 +58,27 @@ def parse(arguments: list[str]) -> Call:
 
 
 def play_script(name: str, folder: Path, *arguments: str) -> list[Call]:
-    """Run the recipe's script in an empty folder with a recorder in the place of `agentrl`, as after a run with checkpoints."""
+    """Run the recipe's script in an empty folder with a recorder in the place of `agentrl`, as after a run
+    with checkpoints.
+    """
     binary = folder / "bin" / "agentrl"
     binary.parent.mkdir()
     binary.write_text(RECORDER)
     binary.chmod(0o755)
     for step in (20, 40):
         (folder / f"run/checkpoints/step_{step:06d}").mkdir(parents=True)
-    places = {"RUN": "run", "GSM8K": "gsm8k source", "AIME": "aime", "DAPO_MATH": "math.parquet", "RECORD": str(folder / "record")}
+    places = {
+        "RUN": "run",
+        "GSM8K": "gsm8k source",
+        "AIME": "aime",
+        "DAPO_MATH": "math.parquet",
+        "RECORD": str(folder / "record"),
+    }
     environment = {**os.environ, **places, "PATH": f"{binary.parent}:{os.environ['PATH']}"}
     script = str(FOLDER / f"run_{name}.sh")
-    subprocess.run(["bash", script, *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True)
+    subprocess.run(
+        ["bash", script, *arguments], cwd=folder, env=environment, check=True, capture_output=True, text=True
+    )
     lines = iter((folder / "record").read_text().splitlines())
     return [parse([next(lines) for _ in range(int(count))]) for count in lines]
 
@@ -81,15 +97,24 @@ def test_a_recipe_composes_from_anywhere_and_without_a_gpu(name, tmp_path, monke
     assert (plain.rollout.backend, tiny.rollout.backend) == ("sglang", "embedded")
     assert plain.trainer.steps is not None
     assert plain.trainer.steps % plain.trainer.save_freq == 0
-    assert (tiny.algorithm, tiny.agent, tiny.data, tiny.trainer) == (plain.algorithm, plain.agent, plain.data, plain.trainer)
+    assert (tiny.algorithm, tiny.agent, tiny.data, tiny.trainer) == (
+        plain.algorithm,
+        plain.agent,
+        plain.data,
+        plain.trainer,
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_size_is_a_model_and_its_gpus(size):
-    config = load_config(str(FOLDER / f"gsm8k_grpo{'_lora' if size.endswith('_lora') else ''}.yaml"), [f"size={size}"])
+    config = load_config(
+        str(FOLDER / f"gsm8k_grpo{'_lora' if size.endswith('_lora') else ''}.yaml"), [f"size={size}"]
+    )
     num_gpus = sum(pool.num_gpus for pool in config.placement.pools.values())
     assert num_gpus == {"tiny": 0, "0.5b": 2, "1.5b": 2, "3b": 4, "7b": 8, "7b_lora": 2}[size]
-    assert config.model.path == ("" if size == "tiny" else f"Qwen/Qwen2.5-{size.removesuffix('_lora').upper()}-Instruct")
+    assert config.model.path == (
+        "" if size == "tiny" else f"Qwen/Qwen2.5-{size.removesuffix('_lora').upper()}-Instruct"
+    )
 
 
 def test_a_copy_of_a_recipe_works_in_a_folder_of_ones_own(tmp_path):
@@ -110,7 +135,9 @@ def test_recipes_are_named_where_a_config_is_missing(tmp_path, monkeypatch):
         load_config("recipes/gsm8k_gropo")
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "gsm8k_grpo.yaml").write_text("trainer: {steps: 7}\n")
-    assert load_config("recipes/gsm8k_grpo.yaml").trainer.steps == 7  # a file of one's own goes before a packaged one
+    assert (
+        load_config("recipes/gsm8k_grpo.yaml").trainer.steps == 7
+    )  # a file of one's own goes before a packaged one
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -141,7 +168,9 @@ def test_the_commands_of_a_script_exist_and_compose(name, tmp_path):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_without_its_data_says_what_is_missing(name, tmp_path):
-    environment = {key: value for key, value in os.environ.items() if key not in ("GSM8K", "AIME", "DAPO_MATH")}
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("GSM8K", "AIME", "DAPO_MATH")
+    }
     script = str(FOLDER / f"run_{name}.sh")
     result = subprocess.run(["bash", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode != 0
@@ -150,12 +179,19 @@ def test_a_script_without_its_data_says_what_is_missing(name, tmp_path):
 
 
 def test_rows_of_aime(tmp_path):
-    lines = [{"id": "I-1", "problem": "What is 2 + 2?", "answer": "004"}, {"problem": "And 30 * 30?", "answer": 900}]
+    lines = [
+        {"id": "I-1", "problem": "What is 2 + 2?", "answer": "004"},
+        {"problem": "And 30 * 30?", "answer": 900},
+    ]
     (tmp_path / "aime_1.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
     assert write_aime(tmp_path / "out", tmp_path) == {"aime_1": 2}
     first, second = pq.read_table(tmp_path / "out" / "aime_1.parquet").to_pylist()
     assert [message["content"] for message in first["prompt"]][1:] == ["What is 2 + 2?"]
-    assert (first["data_source"], first["reward_model"]["ground_truth"], first["extra_info"]["id"]) == ("aime_1", "004", "I-1")
+    assert (first["data_source"], first["reward_model"]["ground_truth"], first["extra_info"]["id"]) == (
+        "aime_1",
+        "004",
+        "I-1",
+    )
     assert (second["reward_model"]["ground_truth"], second["extra_info"]["index"]) == ("900", 1)
 
 

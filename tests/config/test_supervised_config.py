@@ -1,4 +1,6 @@
-"""Configs of supervised training: what they amount to, on the command line too, and what a person sees of a run."""
+"""Configs of supervised training: what they amount to, on the command line too, and what a person sees of a
+run.
+"""
 
 from pathlib import Path
 
@@ -21,14 +23,26 @@ def test_a_run_of_imitation_by_hand():
     config = SFTConfig.model_validate(
         {
             "data": {"max_tokens": 500, "prompt_key": "q", "response_key": "a", "val_files": ["v.parquet"]},
-            "learner": {"world_size": 2, "microbatch_tokens": 2048, "optimizer": {"lr": 1e-5, "schedule": "cosine", "warmup_updates": 1}},
-            "trainer": {"batch_size": 20, "total_epochs": 3, "test_freq": 10, "save_freq": 5, "export": "best", "output": "out"},
+            "learner": {
+                "world_size": 2,
+                "microbatch_tokens": 2048,
+                "optimizer": {"lr": 1e-5, "schedule": "cosine", "warmup_updates": 1},
+            },
+            "trainer": {
+                "batch_size": 20,
+                "total_epochs": 3,
+                "test_freq": 10,
+                "save_freq": 5,
+                "export": "best",
+                "output": "out",
+            },
         }
     )
     for line in (
         "conversations 20",
         "tokens at most 10,000 = 20 x 500",
-        "microbatches at most 3 on each of 2 ranks, of 2,048 tokens",  # 10 per rank, 4 of 500 tokens fit into 2,048
+        # 10 per rank, 4 of 500 tokens fit into 2,048
+        "microbatches at most 3 on each of 2 ranks, of 2,048 tokens",
         "loss cross-entropy of the response, a mean over the tokens of the update",
         "updates 3 epochs of the training rows (trainer.total_epochs)",
         "learning rate 1e-05, cosine after 1 update of warm-up",
@@ -41,7 +55,9 @@ def test_a_run_of_imitation_by_hand():
 
 
 def test_a_run_of_preferences_by_hand():
-    config = RMConfig.model_validate({"data": {"max_tokens": 500}, "trainer": {"batch_size": 20, "steps": 50}})
+    config = RMConfig.model_validate(
+        {"data": {"max_tokens": 500}, "trainer": {"batch_size": 20, "steps": 50}}
+    )
     for line in (
         "pairs 20",
         "tokens at most 20,000 = 20 x 1,000 (both of a pair)",
@@ -58,16 +74,32 @@ def test_a_run_of_preferences_by_hand():
 @pytest.mark.parametrize(
     ("schema", "sections", "words"),
     [
-        (SFTConfig, {"data": {"max_tokens": 99}, "learner": {"microbatch_tokens": 98}}, "smaller than a conversation of 99 tokens"),
+        (
+            SFTConfig,
+            {"data": {"max_tokens": 99}, "learner": {"microbatch_tokens": 98}},
+            "smaller than a conversation of 99 tokens",
+        ),
         (
             RMConfig,
             {"data": {"max_tokens": 99}, "learner": {"microbatch_tokens": 197}},
             "than a pair, which is not split, of 198",
         ),
-        (SFTConfig, {"learner": {"world_size": 8}, "trainer": {"batch_size": 4}}, "some ranks have nothing to learn from"),
+        (
+            SFTConfig,
+            {"learner": {"world_size": 8}, "trainer": {"batch_size": 4}},
+            "some ranks have nothing to learn from",
+        ),
         (RMConfig, {"trainer": {"test_freq": 5}}, "there is nothing to measure"),
-        (SFTConfig, {"trainer": {"steps": 5}, "learner": {"optimizer": {"warmup_updates": 5}}}, "the learning rate only rises"),
-        (SFTConfig, {"trainer": {"steps": 5, "total_epochs": 2}}, "total_epochs=2 has no effect beside trainer.steps=5"),
+        (
+            SFTConfig,
+            {"trainer": {"steps": 5}, "learner": {"optimizer": {"warmup_updates": 5}}},
+            "the learning rate only rises",
+        ),
+        (
+            SFTConfig,
+            {"trainer": {"steps": 5, "total_epochs": 2}},
+            "total_epochs=2 has no effect beside trainer.steps=5",
+        ),
         (RMConfig, {"trainer": {"steps": 1000}}, "a crash in 1000 updates loses everything"),
     ],
 )
@@ -90,7 +122,9 @@ def test_show_and_explain_know_the_command(tmp_path: Path):
     assert (loaded["data"]["rejected_key"], loaded["trainer"]["batch_size"]) == ("worse", 3)
     explained = CliRunner().invoke(app, ["config", "explain", str(path), "--for", "rm"])
     assert "-log sigmoid(chosen - rejected)" in explained.output
-    assert CliRunner().invoke(app, ["config", "explain", str(path)]).exit_code != 0  # no key of `agentrl train`
+    assert (
+        CliRunner().invoke(app, ["config", "explain", str(path)]).exit_code != 0
+    )  # no key of `agentrl train`
 
 
 class Clock:
@@ -119,5 +153,7 @@ def test_a_log_gets_the_first_line_the_last_and_some_between(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "sft: 4 conversations"
     assert [line.split()[1] for line in lines[1:-1]] == ["11/40", "22/40", "33/40", "40/40"]
-    assert lines[1] == "sft 11/40  loss 2  entropy 1  grad_norm 0.5  lr 0.001  ETA 0:29"  # 1 s an update, those of this process alone
+    assert (
+        lines[1] == "sft 11/40  loss 2  entropy 1  grad_norm 0.5  lr 0.001  ETA 0:29"
+    )  # 1 s an update, those of this process alone
     assert lines[-1] == "sft: update 40  loss 1.5"

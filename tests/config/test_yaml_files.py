@@ -9,11 +9,15 @@ from agentrl.verl.importing.source import read_source
 from agentrl.verl.loading import read_entries
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 TEXTS = {
     "aliases": (BOMB, "expand to more than 1,000,000 characters"),
-    "long texts": (f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 200)}]\n", "expand to more than 1,000,000 characters"),
+    "long texts": (
+        f"a: &a {'x' * 10_000}\nb: [{', '.join(['*a'] * 200)}]\n",
+        "expand to more than 1,000,000 characters",
+    ),
     "itself": ("a: &a [*a]\n", "an anchor contains an alias of itself"),
     "depth": ("a: " + "[" * 20_000 + "]" * 20_000 + "\n", "nested too deeply"),
 }
@@ -37,7 +41,9 @@ def test_a_bomb_is_refused_in_one_line(tmp_path, reader, text):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("picked", ["- base", "- trainer: base", "- trainer@critic: base", "- override /trainer: base"])
+@pytest.mark.parametrize(
+    "picked", ["- base", "- trainer: base", "- trainer@critic: base", "- override /trainer: base"]
+)
 def test_a_bomb_in_a_file_that_the_config_picks_is_refused(tmp_path, picked):
     for place in (tmp_path, tmp_path / "trainer"):
         place.mkdir(exist_ok=True)

@@ -1,4 +1,6 @@
-"""Alarms: when they go off, that they do not repeat themselves, what they keep, and that a resume changes nothing."""
+"""Alarms: when they go off, that they do not repeat themselves, what they keep, and that a resume changes
+nothing.
+"""
 
 import json
 import math
@@ -46,7 +48,9 @@ WRONG = {
 
 def alarms(tmp_path, options=None, kept=()):
     options = options or AlarmsConfig(window_steps=1)
-    return Alarms(rules_from(options), window_steps=options.window_steps, file=tmp_path / "alarms.jsonl", kept=kept)
+    return Alarms(
+        rules_from(options), window_steps=options.window_steps, file=tmp_path / "alarms.jsonl", kept=kept
+    )
 
 
 def names(raised):
@@ -94,19 +98,29 @@ def test_a_rule_goes_off_once_per_episode(rule, tmp_path):
 
 def test_a_plugin_that_fails_is_named_and_its_groups_are_not_kept(tmp_path):
     watched = alarms(tmp_path)
-    shares = {"attempts/failed_share": 0.05, "attempts/failed_share/tool/search": 0.5, "attempts/failed_share/agent/mine": 0.01}
+    shares = {
+        "attempts/failed_share": 0.05,
+        "attempts/failed_share/tool/search": 0.5,
+        "attempts/failed_share/agent/mine": 0.01,
+    }
     [(rule, alarm)] = watched.observe(1, QUIET | shares)
-    assert alarm.line().startswith("alarm failed_share at step 1: attempts/failed_share/tool/search = 0.5 > 0.1; ")
+    assert alarm.line().startswith(
+        "alarm failed_share at step 1: attempts/failed_share/tool/search = 0.5 > 0.1; "
+    )
     assert evidence([group(0)], rule, limit=8) == []
     assert watched.observe(2, QUIET | shares) == []
-    assert [(alarm.rule, alarm.metric) for _, alarm in watched.observe(3, QUIET | {"attempts/failed_share/tool/other": 0.2})] == [
-        ("failed_share", "attempts/failed_share/tool/other")
-    ]
+    assert [
+        (alarm.rule, alarm.metric)
+        for _, alarm in watched.observe(3, QUIET | {"attempts/failed_share/tool/other": 0.2})
+    ] == [("failed_share", "attempts/failed_share/tool/other")]
 
 
 def test_the_line_says_value_bound_and_what_to_do(tmp_path):
     [(_, alarm)] = alarms(tmp_path).observe(3, QUIET | {"learner/correction/ess": 0.125})
-    assert alarm.line().startswith("alarm ess_low at step 3: learner/correction/ess = 0.125 < 0.3; few tokens dominate the update: lower ")
+    assert alarm.line().startswith(
+        "alarm ess_low at step 3: learner/correction/ess = 0.125 < 0.3; few tokens dominate the update: "
+        "lower "
+    )
     assert "\n" not in alarm.line()
 
 
@@ -134,13 +148,20 @@ def test_raised_and_cleared_take_turns_and_agree_with_the_bound(tmp_path_factory
     for step, value in enumerate(values):
         watched.observe(step, {"learner/correction/ess": value})
     lines = written(folder)
-    assert [line["event"] for line in lines] == ["raised", "cleared"] * (len(lines) // 2) + ["raised"] * (len(lines) % 2)
+    assert [line["event"] for line in lines] == ["raised", "cleared"] * (len(lines) // 2) + ["raised"] * (
+        len(lines) % 2
+    )
     assert all(line["value"] < 0.5 if line["event"] == "raised" else line["value"] >= 0.55 for line in lines)
     if any(value < 0.5 for value in values):
         assert lines[0]["step"] == next(step for step, value in enumerate(values) if value < 0.5)
 
 
-@given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from([None, math.nan, 0.1, 0.29, 0.31, 0.9])), max_size=25), st.integers(0, 25))
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 3), st.sampled_from([None, math.nan, 0.1, 0.29, 0.31, 0.9])), max_size=25
+    ),
+    st.integers(0, 25),
+)
 def test_a_resume_neither_forgets_nor_repeats(tmp_path_factory, steps, cut):
     def values(entropy, ess):
         return {"learner/entropy": entropy, **({} if ess is None else {"learner/correction/ess": ess})}
@@ -153,14 +174,20 @@ def test_a_resume_neither_forgets_nor_repeats(tmp_path_factory, steps, cut):
     first = alarms(parts, options)
     for step, pair in enumerate(steps[: cut + 3]):  # steps after the checkpoint are lost and made again
         first.observe(step, values(*pair))
-    second = alarms(parts, options, kept=[StepRecord("train", step, 0, 0.0, values(*pair)) for step, pair in enumerate(steps[:cut])])
+    second = alarms(
+        parts,
+        options,
+        kept=[StepRecord("train", step, 0, 0.0, values(*pair)) for step, pair in enumerate(steps[:cut])],
+    )
     for step, pair in list(enumerate(steps))[cut:]:
         second.observe(step, values(*pair))
     assert written(parts) == written(whole)
 
 
 def test_drift_is_judged_between_windows_so_that_one_batch_of_short_tasks_is_none(tmp_path):
-    """First window 100, bound 50: one batch of 10 leaves the mean of three steps at 70, two of them bring it to 40."""
+    """First window 100, bound 50: one batch of 10 leaves the mean of three steps at 70, two of them bring it
+    to 40.
+    """
     lengths = [90, 100, 110, 100, 100, 10, 100, 10, 10, 100]
     watched = alarms(tmp_path, AlarmsConfig(window_steps=3))
     for step, length in enumerate(lengths, start=1):
@@ -178,27 +205,44 @@ def test_evidence_is_what_the_rule_is_about():
     rules = {rule.name: rule for rule in rules_from(AlarmsConfig())}
     groups = [group(0, version=3), group(1, version=1, length=2), group(2, (1.0, 1.0), version=2, length=9)]
     kept = {name: [g.group_id for g in evidence(groups, rules[name], limit=1)] for name in rules}
-    assert (kept["ess_low"], kept["length_growth"], kept["length_collapse"], kept["constant_groups"]) == ([1], [2], [1], [2])
+    assert (kept["ess_low"], kept["length_growth"], kept["length_collapse"], kept["constant_groups"]) == (
+        [1],
+        [2],
+        [1],
+        [2],
+    )
     assert [g.group_id for g in evidence(groups, rules["ess_low"], limit=2)] == [1, 2]
     assert evidence(groups, rules["ess_low"], limit=0) == []
     assert constant_group_share(groups) == pytest.approx(1 / 3)
 
 
 def test_a_group_that_differs_from_its_greedy_attempt_is_not_constant():
-    compared = Group(0, group(0, (1.0,)).trajectories, greedy=trajectory(0, 1, reward=0.0).replace(is_greedy=True))
+    compared = Group(
+        0, group(0, (1.0,)).trajectories, greedy=trajectory(0, 1, reward=0.0).replace(is_greedy=True)
+    )
     assert constant_group_share([compared, group(1, (1.0,))]) == 0.5
 
 
 def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     config = Config.model_validate(
-        {"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}, "tracking": {"alarms": {"min_ess": 0.5, "dump_groups": 1}}}
+        {
+            "trainer": {"run_dir": str(tmp_path / "run"), "logger": []},
+            "tracking": {"alarms": {"min_ess": 0.5, "dump_groups": 1}},
+        }
     )
     run_dir = RunDir.open(config.trainer, dump_config(config))
     observer = Observer(config, run_dir, resumed_at=None)
     said = []
     observer.say = said.append
     groups = [group(0, version=1), group(1, version=0)]
-    facts = SimpleNamespace(learned_by=1, lags=Lineage.of([(1, 0)]).lags, version=2, groups=groups, rollout_stats={}, buffer_stats={})
+    facts = SimpleNamespace(
+        learned_by=1,
+        lags=Lineage.of([(1, 0)]).lags,
+        version=2,
+        groups=groups,
+        rollout_stats={},
+        buffer_stats={},
+    )
     for step, ess in enumerate((0.9, 0.4, 0.4), start=1):
         observer.step(step, updates=[{"correction/ess": ess}], **vars(facts))
     observer.close()
@@ -228,7 +272,13 @@ def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
         observer.step(1, updates=[first, last], **facts)
     observer.close()
     run_dir.close()
-    expected = {"num_tokens": 12.0, "is_skipped": 4.0, "non_finite_updates": 6.0, "ratio_max": 4.5, "loss": 8.0}
+    expected = {
+        "num_tokens": 12.0,
+        "is_skipped": 4.0,
+        "non_finite_updates": 6.0,
+        "ratio_max": 4.5,
+        "loss": 8.0,
+    }
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     for prefix, record in zip(("", "critic/"), records, strict=True):
         assert {name: record[f"learner/{prefix}{name}"] for name in own} == expected

@@ -50,7 +50,9 @@ def rewards_of(tmp_path, **kwargs) -> BatchRewards:
     file = tmp_path / "batch.py"
     file.write_text(FUNCTION)
     function = {"path": str(file), "scope": "batch", "kwargs": kwargs}
-    return BatchRewards(RewardConfig.model_validate({"custom_function": function}), load_plugins(), max_response_tokens=1024)
+    return BatchRewards(
+        RewardConfig.model_validate({"custom_function": function}), load_plugins(), max_response_tokens=1024
+    )
 
 
 def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
@@ -64,7 +66,9 @@ def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
 
 def test_a_failed_attempt_of_a_batch_is_neither_shown_nor_scored(tmp_path):
     failed = attempt(outcome=Outcome.TIMEOUT, failure=Failure("late"))
-    scored = rewards_of(tmp_path).score([replace(ROW, ground_truth=str(i)) for i in range(3)], [attempt(), failed, attempt()])
+    scored = rewards_of(tmp_path).score(
+        [replace(ROW, ground_truth=str(i)) for i in range(3)], [attempt(), failed, attempt()]
+    )
     assert scored[1] is failed
     assert [t.extra_info["reward_details"]["custom"]["truth"] for t in (scored[0], scored[2])] == ["0", "2"]
     assert {t.reward for t in (scored[0], scored[2])} == {2.0}
@@ -87,7 +91,7 @@ def test_a_batch_reward_that_fails_is_never_a_zero(tmp_path):
     assert "away" in str(failed.failure)
 
 
-# ------------------------------------------------------------------------------------------------------- for a person
+# ----------------------------------------------------------------------------------------------- for a person
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=12), st.integers(0, 15))

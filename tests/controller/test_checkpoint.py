@@ -1,4 +1,6 @@
-"""Checkpoints are whole or absent, whatever happens while one is written; the newest and the best are kept."""
+"""Checkpoints are whole or absent, whatever happens while one is written; the newest and the best are
+kept.
+"""
 
 import errno
 import json
@@ -50,14 +52,16 @@ def save(parent: Path, step: int, *, learner: Writing | None = None, metric: flo
 
 
 def start(writer, step, learner, metric=None):
-    writer.save(Roles(LocalWorker(learner)), step=step, version=step + 1, buffer_state=b"buffer", metric=metric)
+    writer.save(
+        Roles(LocalWorker(learner)), step=step, version=step + 1, buffer_state=b"buffer", metric=metric
+    )
 
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------- whole or absent
+# -------------------------------------------------------------------------------------------- whole or absent
 
 
 def test_the_newest_complete_checkpoint_is_found(tmp_path):
@@ -128,7 +132,9 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_debris(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CheckpointError, match=r"step_000010.*No space left.*earlier checkpoints are unchanged"):
+    with pytest.raises(
+        CheckpointError, match=r"step_000010.*No space left.*earlier checkpoints are unchanged"
+    ):
         save(tmp_path, 10, keep_last=1)
     assert names(tmp_path) == ["step_000005"]
 
@@ -140,7 +146,9 @@ def test_a_disk_that_fills_up_at_any_point_leaves_the_checkpoint_before_and_the_
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
-        with pytest.raises(CheckpointError, match=r"^checkpoint step_000010 could not be written to .*: .*File too large"):
+        with pytest.raises(
+            CheckpointError, match=r"^checkpoint step_000010 could not be written to .*: .*File too large"
+        ):
             save(tmp_path, 10, keep_last=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -164,7 +172,9 @@ def test_what_ranks_that_were_lost_start_again_from_is_the_newest_of_this_run_s_
 
 
 def test_a_run_that_is_killed_while_writing_leaves_nothing_that_looks_whole(tmp_path):
-    """The folders as `kill -9` leaves them: half written, and between the renames of a step that is written again."""
+    """The folders as `kill -9` leaves them: half written, and between the renames of a step that is written
+    again.
+    """
     save(tmp_path, 5)
     (tmp_path / ".partial_step_000010/learner").mkdir(parents=True)
     (tmp_path / ".partial_step_000010/manifest.json").write_text("{}")
@@ -190,7 +200,9 @@ def test_a_damaged_checkpoint_is_named_with_an_older_one(tmp_path):
     save(tmp_path, 5)
     newest = save(tmp_path, 10)
     (newest.learner / "shard_0").write_bytes(b"wEights")
-    with pytest.raises(CheckpointError, match=r"learner/shard_0 is missing or changed; trainer.resume_mode=.*step_000005"):
+    with pytest.raises(
+        CheckpointError, match=r"learner/shard_0 is missing or changed; trainer.resume_mode=.*step_000005"
+    ):
         find_checkpoint(tmp_path, TrainerConfig())
     with pytest.raises(CheckpointError, match=r"learner/shard_0 is missing or changed$"):
         read_checkpoint(newest.folder)
@@ -204,9 +216,18 @@ def test_the_same_step_may_be_written_again(tmp_path):
 
 
 @settings(max_examples=20, deadline=None)
-@given(before=st.sets(st.integers(1, 9), min_size=1), begins=st.integers(0, 9), after=st.integers(1, 9), keep_last=st.integers(1, 3))
-def test_a_run_that_begins_before_the_newest_is_resumed_from_its_own_steps(tmp_path_factory, before, begins, after, keep_last):
-    """Whatever the folder had: once put aside, the newest is of the course that the run takes, and nothing is lost."""
+@given(
+    before=st.sets(st.integers(1, 9), min_size=1),
+    begins=st.integers(0, 9),
+    after=st.integers(1, 9),
+    keep_last=st.integers(1, 3),
+)
+def test_a_run_that_begins_before_the_newest_is_resumed_from_its_own_steps(
+    tmp_path_factory, before, begins, after, keep_last
+):
+    """Whatever the folder had: once put aside, the newest is of the course that the run takes, and nothing is
+    lost.
+    """
     folder = tmp_path_factory.mktemp("checkpoints")
     for step in before:
         save(folder, step, keep_last=9)
@@ -246,7 +267,7 @@ def test_manifest_lists_every_file(tmp_path):
     assert listed == {"buffer.bin", "learner/half", "learner/shard_0"}
 
 
-# ------------------------------------------------------------------------------------------------ newest and best
+# -------------------------------------------------------------------------------------------- newest and best
 
 
 @settings(max_examples=25, deadline=None)
@@ -257,13 +278,18 @@ def test_manifest_lists_every_file(tmp_path):
     mode=st.sampled_from(["max", "min"]),
 )
 def test_the_newest_and_the_best_are_kept_and_no_other(tmp_path_factory, metrics, keep_last, keep_best, mode):
-    """After each save, what is there is the newest `keep_last` and the best `keep_best` of what was there before it."""
+    """After each save, what is there is the newest `keep_last` and the best `keep_best` of what was there
+    before it.
+    """
     folder = tmp_path_factory.mktemp("checkpoints")
     alive: dict[int, float | None] = {}
     for step, metric in enumerate(metrics, start=1):
         save(folder, step, metric=metric, keep_last=keep_last, keep_best=keep_best, best_mode=mode)
         alive[step] = metric
-        ranked = sorted((s for s in alive if alive[s] is not None), key=lambda s: (alive[s] if mode == "max" else -alive[s], s))
+        ranked = sorted(
+            (s for s in alive if alive[s] is not None),
+            key=lambda s: (alive[s] if mode == "max" else -alive[s], s),
+        )
         kept = {*sorted(alive)[-keep_last:], *(ranked[-keep_best:] if keep_best else ())}
         alive = {s: m for s, m in alive.items() if s in kept}
         assert names(folder) == [f"step_{s:06d}" for s in sorted(kept)]
@@ -287,7 +313,10 @@ def test_none_is_removed_before_the_next_is_whole(tmp_path):
 
 def test_a_metric_that_validation_does_not_have_is_told_with_those_it_has():
     trainer = TrainerConfig(keep_best=1, best_metric="val/acuracy")
-    with pytest.raises(ConfigError, match=r"'val/acuracy' is not a validation metric; available: val/accuracy, val/reward_mean"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'val/acuracy' is not a validation metric; available: val/accuracy, val/reward_mean",
+    ):
         metric_of({"val/reward_mean": 0.0, "val/accuracy": 0.5}, trainer)
     assert metric_of({"val/accuracy": 0.5}, TrainerConfig(keep_best=1, best_metric="val/accuracy")) == 0.5
     assert metric_of(None, trainer) is None

@@ -1,4 +1,6 @@
-"""From trajectories to advantages on tokens: context tokens change nothing, whatever the estimator, the rows or the place of rewards."""
+"""From trajectories to advantages on tokens: context tokens change nothing, whatever the estimator, the rows
+or the place of rewards.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -53,12 +55,28 @@ def trajectory(rows: list[list[Piece]], *, group: int = 0, member: int = 0, **fi
     mask = turns >= 0
     starts = np.cumsum([0, *(sum(p.length for p in row) for row in rows)])[:-1]
     ends = np.cumsum([p.length for p in pieces]) - 1
-    rewards = tuple(RewardEvent("r", p.reward, int(end)) for p, end in zip(pieces, ends, strict=True) if p.reward)
+    rewards = tuple(
+        RewardEvent("r", p.reward, int(end)) for p, end in zip(pieces, ends, strict=True) if p.reward
+    )
     logprobs = np.where(mask, np.float32(-0.5), np.float32(0))
     versions = np.where(mask, 0, NO_VERSION).astype(np.int32)
     tokens = np.arange(len(turns), dtype=np.int32)
     return Trajectory(
-        *(group, member, "t", "d", "a", tokens, mask, logprobs, versions, turns, (), rewards, Outcome.COMPLETED),
+        *(
+            group,
+            member,
+            "t",
+            "d",
+            "a",
+            tokens,
+            mask,
+            logprobs,
+            versions,
+            turns,
+            (),
+            rewards,
+            Outcome.COMPLETED,
+        ),
         segment_starts=tuple(int(s) for s in starts),
         **{"anchors": np.arange(turns.max(initial=-1) + 1, dtype=np.int64), **fields},
     )
@@ -70,7 +88,10 @@ def greedy(reward: float, *, group: int = 0) -> Trajectory:
 
 def played(rng: np.random.Generator) -> list[Piece]:
     """Return the turns of an attempt, without context."""
-    return [Piece(turn, int(rng.integers(1, 4)), float(rng.choice([0.0, 0.25, 1.0]))) for turn in range(rng.integers(1, 4))]
+    return [
+        Piece(turn, int(rng.integers(1, 4)), float(rng.choice([0.0, 0.25, 1.0])))
+        for turn in range(rng.integers(1, 4))
+    ]
 
 
 def with_context(turns: list[Piece], rng: np.random.Generator) -> list[Piece]:
@@ -84,7 +105,9 @@ def with_context(turns: list[Piece], rng: np.random.Generator) -> list[Piece]:
 
 
 def advantages_on_tokens(name: str, trajectories: list[Trajectory], seed: int) -> list[np.ndarray]:
-    """Return f32[T] of each, with what estimators may need beyond rewards drawn alike for equal compact batches."""
+    """Return f32[T] of each, with what estimators may need beyond rewards drawn alike for equal compact
+    batches.
+    """
     batch = action_batch(trajectories, group_size=2)
     generator = torch.Generator().manual_seed(seed)
     full = replace(
@@ -103,11 +126,23 @@ def test_context_anywhere_changes_no_advantage_and_loses_no_reward(name, seed):
     rng = np.random.default_rng(seed)
     attempts = [played(rng) for _ in range(6)]
     places = [{"group": number // 2, "member": number % 2} for number in range(6)]
-    short = [trajectory([[context(1), *turns]], **place) for turns, place in zip(attempts, places, strict=True)]
-    long = [trajectory([with_context(turns, rng)], **place) for turns, place in zip(attempts, places, strict=True)]
+    short = [
+        trajectory([[context(1), *turns]], **place) for turns, place in zip(attempts, places, strict=True)
+    ]
+    long = [
+        trajectory([with_context(turns, rng)], **place) for turns, place in zip(attempts, places, strict=True)
+    ]
     assert [t.reward for t in long] == [t.reward for t in short]
-    torch.testing.assert_close(action_batch(long, group_size=2).outcomes_N.numpy(), np.array([t.reward for t in short]))
-    laid = zip(long, advantages_on_tokens(name, long, seed), short, advantages_on_tokens(name, short, seed), strict=True)
+    torch.testing.assert_close(
+        action_batch(long, group_size=2).outcomes_N.numpy(), np.array([t.reward for t in short])
+    )
+    laid = zip(
+        long,
+        advantages_on_tokens(name, long, seed),
+        short,
+        advantages_on_tokens(name, short, seed),
+        strict=True,
+    )
     for in_long, got, in_short, expected in laid:
         np.testing.assert_array_equal(got[in_long.action_mask], expected[in_short.action_mask])
         assert not got[~in_long.action_mask].any()
@@ -121,7 +156,10 @@ def assessment_for(name, trajectories):
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_rejecting_the_last_token_keeps_the_reward(name):
-    pair = [trajectory([[context(2), Piece(0, 3, reward), context(1)]], member=member) for member, reward in enumerate((1.0, 0.0))]
+    pair = [
+        trajectory([[context(2), Piece(0, 3, reward), context(1)]], member=member)
+        for member, reward in enumerate((1.0, 0.0))
+    ]
     algorithm, group = AlgorithmConfig(advantage=name, passk_k=2), Group(0, tuple(pair), greedy(0.5))
     [samples] = credit([group], algorithm, group_size=2, assessment=assessment_for(name, pair))
     rejected = [replace(s, loss_mask=s.action_mask & (np.arange(s.num_tokens) != 4)) for s in samples]
@@ -142,8 +180,13 @@ def test_rows_that_grow_in_turn_are_credited_in_the_order_of_sampling():
 
 
 def test_credit_lays_advantages_of_tokens_on_samples():
-    pair = [trajectory([[context(1), Piece(0, 1, 1.0), context(2), Piece(1, 1)]], member=m, group=3) for m in (0, 1)]
-    [samples] = credit([Group(3, tuple(pair))], AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2)
+    pair = [
+        trajectory([[context(1), Piece(0, 1, 1.0), context(2), Piece(1, 1)]], member=m, group=3)
+        for m in (0, 1)
+    ]
+    [samples] = credit(
+        [Group(3, tuple(pair))], AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2
+    )
     first, second = samples[0].advantages[samples[0].action_mask]
     assert first == -second > 0
     assert all(isinstance(s, Sample) for s in samples)
@@ -151,7 +194,14 @@ def test_credit_lays_advantages_of_tokens_on_samples():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("gamma", 0.5), ("singleton", "raw"), ("whiten", True), ("passk_k", 1), ("solved_reward", 0.1), ("advantage", "rloo")],
+    [
+        ("gamma", 0.5),
+        ("singleton", "raw"),
+        ("whiten", True),
+        ("passk_k", 1),
+        ("solved_reward", 0.1),
+        ("advantage", "rloo"),
+    ],
 )
 def test_every_option_matters(key, value):
     name = "pass_at_k" if key in ("passk_k", "solved_reward") else "turn_group"
@@ -164,7 +214,9 @@ def test_every_option_matters(key, value):
     base = AlgorithmConfig(advantage=name, passk_k=2)
 
     def values(algorithm):
-        return np.concatenate([s.advantages for samples in credit(groups, algorithm, group_size=None) for s in samples])
+        return np.concatenate(
+            [s.advantages for samples in credit(groups, algorithm, group_size=None) for s in samples]
+        )
 
     assert not np.allclose(values(base), values(base.model_copy(update={key: value})))
 
@@ -177,7 +229,9 @@ def test_remax_compares_each_attempt_with_the_greedy_one_of_its_group():
         for group, rewards in outcomes.items()
         for member, reward in enumerate(rewards)
     ]
-    stored = decode(encode([*(greedy(reward, group=group) for group, reward in baselines.items()), *reversed(played)]))
+    stored = decode(
+        encode([*(greedy(reward, group=group) for group, reward in baselines.items()), *reversed(played)])
+    )
     groups = sorted(group_trajectories(stored), key=lambda group: group.group_id)
     assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1], [0], [0, 1]]
     samples = credit(groups, AlgorithmConfig(advantage="remax"), group_size=None)
@@ -193,7 +247,8 @@ def test_a_greedy_attempt_is_no_member_of_its_group():
     for name in GROUP_ADVANTAGES:
         algorithm = AlgorithmConfig(advantage=name, passk_k=1)
         [alone], [beside] = (
-            credit([group], algorithm, group_size=2) for group in (Group(0, tuple(pair)), Group(0, tuple(pair), greedy(9.0)))
+            credit([group], algorithm, group_size=2)
+            for group in (Group(0, tuple(pair)), Group(0, tuple(pair), greedy(9.0)))
         )
         np.testing.assert_array_equal([s.advantages for s in beside], [s.advantages for s in alone])
 
@@ -211,11 +266,23 @@ def test_a_group_that_shrank_is_a_group_of_those_that_are_left(name, seed):
     shrunk, whole = [], []
     for group in range(3):
         rewards = rng.choice([0.0, 0.5, 1.0], 5)
-        members = [trajectory([[context(1), *played(rng), Piece(9, 1, r)]], group=group, member=m) for m, r in enumerate(rewards)]
+        members = [
+            trajectory([[context(1), *played(rng), Piece(9, 1, r)]], group=group, member=m)
+            for m, r in enumerate(rewards)
+        ]
         fails = np.isin(np.arange(5), rng.choice(5, int(rng.integers(0, 4)), replace=False))
-        failed = [t.replace(outcome=Outcome.TIMEOUT, rewards=()) if f else t for t, f in zip(members, fails, strict=True)]
+        failed = [
+            t.replace(outcome=Outcome.TIMEOUT, rewards=()) if f else t
+            for t, f in zip(members, fails, strict=True)
+        ]
         shrunk.append(Group(group, tuple(failed), greedy(0.5, group=group)))
-        whole.append(Group(group, tuple(t for t, f in zip(members, fails, strict=True) if not f), greedy(0.5, group=group)))
+        whole.append(
+            Group(
+                group,
+                tuple(t for t, f in zip(members, fails, strict=True) if not f),
+                greedy(0.5, group=group),
+            )
+        )
 
     def advantages(groups, size):
         left = [t for group in groups for t in group.trajectories]
@@ -230,7 +297,9 @@ def test_a_group_that_shrank_is_a_group_of_those_that_are_left(name, seed):
 def test_a_masked_attempt_is_in_the_baseline_and_not_among_the_samples():
     def group(masked: float) -> Group:
         rewards = (1.0, 0.0, masked)
-        members = [trajectory([[context(1), Piece(0, 2, reward)]], member=m) for m, reward in enumerate(rewards)]
+        members = [
+            trajectory([[context(1), Piece(0, 2, reward)]], member=m) for m, reward in enumerate(rewards)
+        ]
         return Group(0, (*members[:2], members[2].replace(outcome=Outcome.TRUNCATED)))
 
     def advantages(one: Group) -> list[float]:
@@ -251,12 +320,14 @@ def test_gigpo_compares_turns_by_their_anchors_in_the_order_of_sampling():
     assert batch.anchors_K is not None
     assert batch.anchors_K.tolist() == [7, 5, 6, 7, 6]
     [[one, other]] = credit([Group(0, (first, second))], AlgorithmConfig(advantage="gigpo"), group_size=2)
-    half = 0.5 / (0.5**0.5 + 1e-6)  # a pair that earned 1 and 0: over the attempts, over state 7 and over state 6 alike; 5 was met once
+    half = 0.5 / (
+        0.5**0.5 + 1e-6
+    )  # a pair that earned 1 and 0: over the attempts, over state 7 and over state 6 alike; 5 was met once
     np.testing.assert_allclose(one.advantages[one.action_mask], [2 * half, 2 * half, half, half], rtol=1e-6)
     np.testing.assert_allclose(other.advantages[other.action_mask], [-2 * half, -2 * half], rtol=1e-6)
 
 
-# --------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 def test_an_incomplete_group_ends_with_one_line():
@@ -293,10 +364,16 @@ def test_what_a_run_cannot_serve_is_refused(name, message):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("remax", "remax needs greedy_rewards_N, the reward of a greedy attempt"), ("gigpo", "gigpo needs anchors_K")],
+    [
+        ("remax", "remax needs greedy_rewards_N, the reward of a greedy attempt"),
+        ("gigpo", "gigpo needs anchors_K"),
+    ],
 )
 def test_trajectories_without_what_an_estimator_reads_end_with_one_line(name, message):
-    pair = [trajectory([[context(1), Piece(0, 1, float(m))]], member=m, anchors=np.empty(0, np.int64)) for m in (0, 1)]
+    pair = [
+        trajectory([[context(1), Piece(0, 1, float(m))]], member=m, anchors=np.empty(0, np.int64))
+        for m in (0, 1)
+    ]
     with pytest.raises(ConfigError, match=rf"algorithm.advantage={name}: {message}"):
         credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name), group_size=2)
 
@@ -309,7 +386,9 @@ def test_which_groups_have_a_greedy_attempt():
     assert attempts(algorithm={"advantage": "remax"}) == 4
     assert attempts(rollout={"greedy_baseline": "always"}) == 4
     one = {"rollout": {"group_size": 1}, "buffer": {"drop_constant_groups": True}}
-    assert attempts(**one, algorithm={"advantage": "remax"}) == 2  # it differs from its greedy attempt, or teaches nothing
+    assert (
+        attempts(**one, algorithm={"advantage": "remax"}) == 2
+    )  # it differs from its greedy attempt, or teaches nothing
     with pytest.raises(ValidationError, match="one attempt has no variance"):
         attempts(**one)
 
@@ -322,24 +401,38 @@ def test_pass_at_k_needs_groups_of_k():
 
 def test_pass_at_k_is_refused_where_groups_may_shrink_below_k():
     shrinks = {"on_outcome": {"timeout": "shrink"}}
-    with pytest.raises(ValidationError, match=r"passk_k=4 exceeds rollout.min_group_size=2.*rollout.on_outcome.timeout=shrink"):
+    with pytest.raises(
+        ValidationError,
+        match=r"passk_k=4 exceeds rollout.min_group_size=2.*rollout.on_outcome.timeout=shrink",
+    ):
         Config(algorithm={"advantage": "pass_at_k"}, rollout=shrinks)
-    assert Config(algorithm={"advantage": "pass_at_k"}, rollout={**shrinks, "min_group_size": 4}).rollout.fixed_group_size is None
+    assert (
+        Config(
+            algorithm={"advantage": "pass_at_k"}, rollout={**shrinks, "min_group_size": 4}
+        ).rollout.fixed_group_size
+        is None
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ minibatches
+# ------------------------------------------------------------------------------------------------ minibatches
 
 
-@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=12), num_minibatches=st.integers(1, 12), seed=seeds)
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=12), num_minibatches=st.integers(1, 12), seed=seeds
+)
 def test_minibatches_hold_each_group_once_and_whole_and_as_many_as_the_others(sizes, num_minibatches, seed):
     """A group may have no sample left, and stays one of the groups that are dealt."""
     per_group = [[(group, member) for member in range(size)] for group, size in enumerate(sizes)]
 
     def split():
-        return split_minibatches(per_group, num_minibatches=min(num_minibatches, len(sizes)), rng=np.random.default_rng(seed))
+        return split_minibatches(
+            per_group, num_minibatches=min(num_minibatches, len(sizes)), rng=np.random.default_rng(seed)
+        )
 
     parts = split()
-    assert sorted(sample for part in parts for sample in part) == [sample for group in per_group for sample in group]
+    assert sorted(sample for part in parts for sample in part) == [
+        sample for group in per_group for sample in group
+    ]
     groups_in = [{group for group, _ in part} for part in parts]
     assert sum(map(len, groups_in)) == sum(size > 0 for size in sizes), "no group is in two minibatches"
     if all(sizes):

@@ -1,4 +1,6 @@
-"""The critic's updates beside the policy's: begun before them, waited for behind them, and the same numbers as one after the other."""
+"""The critic's updates beside the policy's: begun before them, waited for behind them, and the same numbers
+as one after the other.
+"""
 
 from contextlib import closing, nullcontext
 
@@ -22,7 +24,9 @@ VOCABULARY = 31
 
 
 class Elsewhere(LocalWorker):
-    """Ranks of which the driver sees nothing before it waits: calls are made then, in the order in which they were begun."""
+    """Ranks of which the driver sees nothing before it waits: calls are made then, in the order in which they
+    were begun.
+    """
 
     def __init__(self, worker, events):
         super().__init__(worker)
@@ -54,9 +58,29 @@ def groups():
     def attempt(group, member):
         mask = np.array([False] * 3 + [True] * int(rng.integers(2, 6)))
         logprobs = np.where(mask, -np.log(VOCABULARY), 0.0).astype(np.float32)
-        versions, turns = np.where(mask, 0, NO_VERSION).astype(np.int32), np.where(mask, 0, -1).astype(np.int16)
-        tokens, rewards = rng.integers(0, VOCABULARY, len(mask)).astype(np.int32), (RewardEvent("r", float(member % 2), len(mask) - 1),)
-        return Trajectory(group, member, "t", "s", "a", tokens, mask, logprobs, versions, turns, (), rewards, Outcome.COMPLETED)
+        versions, turns = (
+            np.where(mask, 0, NO_VERSION).astype(np.int32),
+            np.where(mask, 0, -1).astype(np.int16),
+        )
+        tokens, rewards = (
+            rng.integers(0, VOCABULARY, len(mask)).astype(np.int32),
+            (RewardEvent("r", float(member % 2), len(mask) - 1),),
+        )
+        return Trajectory(
+            group,
+            member,
+            "t",
+            "s",
+            "a",
+            tokens,
+            mask,
+            logprobs,
+            versions,
+            turns,
+            (),
+            rewards,
+            Outcome.COMPLETED,
+        )
 
     return [Group(group, tuple(attempt(group, member) for member in range(4))) for group in range(2)]
 
@@ -71,14 +95,21 @@ def config(tmp_path_factory):
             "model": {"path": str(folder)},
             "algorithm": {"advantage": "gae"},
             "rollout": {"group_size": 4},
-            "learner": {"minibatches_per_step": 2, "epochs_per_step": 2, "microbatch_tokens": 24, "optimizer": {"lr": 1e-2}},
+            "learner": {
+                "minibatches_per_step": 2,
+                "epochs_per_step": 2,
+                "microbatch_tokens": 24,
+                "optimizer": {"lr": 1e-2},
+            },
             "critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 1},
         }
     )
 
 
 def steps(config, folder, *, is_apart):
-    """Learn two steps, the first of the critic alone; return the metrics, weights, phases, and what the driver asked of the critic."""
+    """Learn two steps, the first of the critic alone; return the metrics, weights, phases, and what the
+    driver asked of the critic.
+    """
     phases, events = [], []
 
     def timer(phase):
@@ -90,8 +121,16 @@ def steps(config, folder, *, is_apart):
     with closing(local.learner.worker):
         critic = Elsewhere(local.critic.worker, events) if is_apart else local.critic
         roles = Roles(local.learner, critic, is_critic_apart=is_apart)
-        metrics = [learn(roles, groups(), config, step=step, lags=np.zeros_like, timer=timer) for step in range(2)]
-        return metrics, roles.learner.run(Learner.checksums), local.critic.run(Critic.checksums), phases, events
+        metrics = [
+            learn(roles, groups(), config, step=step, lags=np.zeros_like, timer=timer) for step in range(2)
+        ]
+        return (
+            metrics,
+            roles.learner.run(Learner.checksums),
+            local.critic.run(Critic.checksums),
+            phases,
+            events,
+        )
 
 
 def test_the_numbers_are_those_of_one_after_the_other(config, tmp_path):
@@ -101,7 +140,17 @@ def test_the_numbers_are_those_of_one_after_the_other(config, tmp_path):
     warmup, step = beside[0]
     assert ["loss" in metrics for metrics in warmup] == [False] * 4
     assert sum("loss" in metrics for metrics in step) == 4
-    assert phases == ["assess", "credit", "update_critic", "assess", "credit", "update_critic", "score", "update", "update_critic"]
+    assert phases == [
+        "assess",
+        "credit",
+        "update_critic",
+        "assess",
+        "credit",
+        "update_critic",
+        "score",
+        "update",
+        "update_critic",
+    ]
     asked = ["begin parity_tokens", "waited"] * 2 + ["begin update"] * 4
     assert events[-13:] == ["update_critic", *asked, "score", "update", "update_critic", "waited"]
 

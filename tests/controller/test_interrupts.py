@@ -1,4 +1,6 @@
-"""Signals reach a run although Ray sets handlers of its own; the second one ends the process while the first is still being heeded."""
+"""Signals reach a run although Ray sets handlers of its own; the second one ends the process while the first
+is still being heeded.
+"""
 
 import subprocess
 import sys
@@ -27,7 +29,9 @@ except KeyboardInterrupt:
 
 
 def test_the_first_signal_closes_everything_and_a_second_ends_at_once():
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=250, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=250, check=False
+    )
     assert ended.stdout.splitlines() == ["closing", "interrupted"], ended.stderr
     assert ended.returncode == 130
     assert "interrupted twice: ended at once" in ended.stderr

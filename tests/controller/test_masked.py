@@ -1,4 +1,6 @@
-"""What is masked teaches by its reward alone, what failed teaches nothing, and groups may differ in size: whole steps of learning."""
+"""What is masked teaches by its reward alone, what failed teaches nothing, and groups may differ in size:
+whole steps of learning.
+"""
 
 from contextlib import closing, nullcontext
 
@@ -29,7 +31,9 @@ def attempt(group: int, member: int, outcome: Outcome, reward: float, *, seed: i
     versions, turns = np.where(mask, 0, NO_VERSION).astype(np.int32), np.where(mask, 0, -1).astype(np.int16)
     tokens = rng.integers(0, VOCABULARY, len(mask)).astype(np.int32)
     rewards = () if outcome is FAILED else (RewardEvent("r", reward, len(mask) - 1),)
-    return Trajectory(group, member, "t", "s", "a", tokens, mask, logprobs, versions, turns, (), rewards, outcome)
+    return Trajectory(
+        group, member, "t", "s", "a", tokens, mask, logprobs, versions, turns, (), rewards, outcome
+    )
 
 
 def groups(*others: Trajectory) -> list[Group]:

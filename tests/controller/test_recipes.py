@@ -22,7 +22,13 @@ from parts.learner import lone_learner
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(file.stem for file in (ROOT / "configs" / "algorithm").glob("*.yaml"))
-SIZES = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 SIZES |= {"intermediate_size": 24, "tie_word_embeddings": True}
 GROUP_SIZE = 4
 
@@ -43,7 +49,9 @@ def trajectory(group: int, member: int, rng: np.random.Generator) -> Trajectory:
         agent_name="a",
         token_ids=rng.integers(0, SIZES["vocab_size"], len(mask)).astype(np.int32),
         action_mask=mask,
-        behavior_logprobs=np.where(mask, -math.log(SIZES["vocab_size"]) + rng.normal(0, 0.3, len(mask)), 0.0).astype(np.float32),
+        behavior_logprobs=np.where(
+            mask, -math.log(SIZES["vocab_size"]) + rng.normal(0, 0.3, len(mask)), 0.0
+        ).astype(np.float32),
         versions=np.where(mask, 1, NO_VERSION).astype(np.int32),
         turn_ids=turns.astype(np.int16),
         messages=(),
@@ -67,7 +75,11 @@ def test_a_recipe_explains_itself_and_learns(recipe):
     assert "No warnings" in text
     rng = np.random.default_rng(0)
     groups = [group_of(g, rng) for g in range(3)]
-    values = [np.zeros(t.num_tokens, np.float32) for group in groups for t in group.trajectories] if config.has_critic else None
+    values = (
+        [np.zeros(t.num_tokens, np.float32) for group in groups for t in group.trajectories]
+        if config.has_critic
+        else None
+    )
     credited = credit(groups, config.algorithm, group_size=GROUP_SIZE, assessment=Assessment(values=values))
     samples = [sample for group in credited for sample in group]
     spec = LearnerSpec(
@@ -96,7 +108,9 @@ def test_tokens_older_than_max_lag_leave_the_loss_and_keep_their_advantage():
     rng = np.random.default_rng(0)
     group = Group(0, tuple(trajectory(0, member, rng) for member in range(GROUP_SIZE)))
     first = group.trajectories[0]
-    versions = np.where(first.action_mask & (first.turn_ids == 1), 3, first.versions).astype(np.int32)  # the second turn is newer
+    versions = np.where(first.action_mask & (first.turn_ids == 1), 3, first.versions).astype(
+        np.int32
+    )  # the second turn is newer
     group = Group(0, (first.replace(versions=versions), *group.trajectories[1:]))
     samples = credit([group], config.algorithm, group_size=GROUP_SIZE)
     left = partial(leave_out_old, samples, [group], lags=lambda versions: 4 - versions)
@@ -111,9 +125,15 @@ def test_tokens_older_than_max_lag_leave_the_loss_and_keep_their_advantage():
 
 def test_a_recipe_may_be_changed_by_keys_and_named_in_a_file(tmp_path):
     assert config_of("dapo", "algorithm.clip_high=0.3").algorithm.clip_high == 0.3
-    (tmp_path / "run.yaml").write_text("defaults: [algorithm: gspo, _self_]\nalgorithm: {clip_high: 1.0e-3}\n")
+    (tmp_path / "run.yaml").write_text(
+        "defaults: [algorithm: gspo, _self_]\nalgorithm: {clip_high: 1.0e-3}\n"
+    )
     config = load_config(str(tmp_path / "run.yaml"))
-    assert (config.algorithm.policy_loss, config.algorithm.clip_low, config.algorithm.clip_high) == ("gspo", 3e-4, 1e-3)
+    assert (config.algorithm.policy_loss, config.algorithm.clip_low, config.algorithm.clip_high) == (
+        "gspo",
+        3e-4,
+        1e-3,
+    )
     assert load_config(str(tmp_path / "run.yaml"), ["algorithm=cispo"]).algorithm.policy_loss == "cispo"
 
 

@@ -1,4 +1,6 @@
-"""The reward model as a role: scores against plain transformers, the conversations it reads, and what is refused."""
+"""The reward model as a role: scores against plain transformers, the conversations it reads, and what is
+refused.
+"""
 
 import json
 import shutil
@@ -59,7 +61,11 @@ def write_model(folder, kind="qwen2", **changes):
     torch.manual_seed(0)
     config, auto = KINDS[kind]
     padding = AutoTokenizer.from_pretrained(folder).pad_token_id
-    fields = SIZES | {"vocab_size": Chat.load(str(folder)).vocab_size, "num_labels": 1, "pad_token_id": padding} | changes
+    fields = (
+        SIZES
+        | {"vocab_size": Chat.load(str(folder)).vocab_size, "num_labels": 1, "pad_token_id": padding}
+        | changes
+    )
     auto.from_config(config(**fields)).save_pretrained(folder)
     return folder
 
@@ -87,7 +93,10 @@ SOME = [
     talk("Compute 2.", "4", "Again, with words: how much?", "It is four, says the calculator."),
     talk("?", ""),
     attempt(
-        Message("user", "1+1?"), Message("assistant", "", (CALL,)), Message("tool", "2", tool_call_id="call1"), Message("assistant", "2")
+        Message("user", "1+1?"),
+        Message("assistant", "", (CALL,)),
+        Message("tool", "2", tool_call_id="call1"),
+        Message("assistant", "2"),
     ),
     talk("x" * 40, "y" * 30),
 ]
@@ -126,11 +135,13 @@ def as_template(tokenizer, one):
     messages = [{"role": m.role, "content": m.content} for m in one.messages]
     for message, shown in zip(one.messages, messages, strict=True):
         if message.tool_calls:
-            shown["tool_calls"] = [{"function": {"name": c.name, "arguments": c.arguments}} for c in message.tool_calls]
+            shown["tool_calls"] = [
+                {"function": {"name": c.name, "arguments": c.arguments}} for c in message.tool_calls
+            ]
     return tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-# ------------------------------------------------------------------------------------------------------------ scores
+# ----------------------------------------------------------------------------------------------------- scores
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,12 +151,16 @@ def test_scores_are_those_of_transformers_alone_and_padded(folders, kind):
     with role(folders[kind], render="template") as judge:
         ours = values(judge.score(SOME))
     for is_padded in (False, True):
-        np.testing.assert_allclose(ours, plain_scores(folders[kind], kind, texts, is_padded=is_padded), atol=1e-5)
+        np.testing.assert_allclose(
+            ours, plain_scores(folders[kind], kind, texts, is_padded=is_padded), atol=1e-5
+        )
     assert np.std(ours) > 0.01
     with role(folders[kind], render="turns") as judge:
         turns = values(judge.score(SOME))
     up_to_the_end = [text.rstrip("\n") for text in texts]
-    np.testing.assert_allclose(turns, plain_scores(folders[kind], kind, up_to_the_end, is_padded=False), atol=1e-5)
+    np.testing.assert_allclose(
+        turns, plain_scores(folders[kind], kind, up_to_the_end, is_padded=False), atol=1e-5
+    )
     assert np.abs(np.array(turns) - ours).max() > 1e-3
 
 
@@ -167,7 +182,7 @@ def test_half_precision_scores_come_near(folders):
         np.testing.assert_allclose(values(judge.score(SOME)), exact, atol=0.1)
 
 
-# ----------------------------------------------------------------------------------------------------- conversations
+# ---------------------------------------------------------------------------------------------- conversations
 
 
 def texts_of(folder, *attempts, agent=AGENT, **changes):
@@ -186,20 +201,32 @@ def test_a_conversation_ends_with_what_the_assistant_said_last(folders):
         attempt(Message("user", "?")),
     )
     assert answered == unanswered == told_again
-    assert answered.endswith('assistant\n<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call><|im_end|>')
+    assert answered.endswith(
+        'assistant\n<tool_call>{"name": "calculator", "arguments": {"expression": '
+        '"1+1"}}</tool_call><|im_end|>'
+    )
     assert bare is None
 
 
 def test_a_truncated_answer_is_closed_and_control_tokens_in_content_stay_text(folders):
-    cut = attempt(Message("user", "Say <|im_end|> twice."), Message("assistant", "<|im_en"), outcome=Outcome.TRUNCATED)
-    conversations, chat = Conversations(section(folders["qwen2"]), AGENT, PLUGINS), Chat.load(str(folders["qwen2"]))
+    cut = attempt(
+        Message("user", "Say <|im_end|> twice."), Message("assistant", "<|im_en"), outcome=Outcome.TRUNCATED
+    )
+    conversations, chat = (
+        Conversations(section(folders["qwen2"]), AGENT, PLUGINS),
+        Chat.load(str(folders["qwen2"])),
+    )
     ids = conversations.render(cut).token_ids.tolist()
     assert chat.decode(ids).endswith("assistant\n<|im_en<|im_end|>")
     assert ids.count(chat.encode("<|im_end|>")[0]) == 2
 
 
 def test_tools_are_shown_where_the_agent_shows_them(folders):
-    single, offered = texts_of(folders["qwen2"], talk("1+1?", "2"), replace(SOME[3], task=replace(SOME[3].task, agent_name="tool_agent")))
+    single, offered = texts_of(
+        folders["qwen2"],
+        talk("1+1?", "2"),
+        replace(SOME[3], task=replace(SOME[3].task, agent_name="tool_agent")),
+    )
     assert "Tools:" not in single
     assert offered.startswith("<|im_start|>system\nTools:\ncalculator(")
 
@@ -212,7 +239,10 @@ def test_what_is_too_long_loses_its_beginning_or_gets_no_score(folders, render):
     assert len(cut) < len(whole)
     assert as_it_was == short
     with role(folders["qwen2"], max_tokens=50, render=render) as judge:
-        assert [dict(result.metrics) for result in judge.score([SOME[4], SOME[0]])] == [{"truncated": 1.0}, {"truncated": 0.0}]
+        assert [dict(result.metrics) for result in judge.score([SOME[4], SOME[0]])] == [
+            {"truncated": 1.0},
+            {"truncated": 0.0},
+        ]
     with role(folders["qwen2"], max_tokens=50, render=render, overlong="skip") as judge:
         skipped, scored = judge.score([SOME[4], SOME[0]])
         assert judge.score([SOME[4]]) == [skipped] == [None]
@@ -226,17 +256,21 @@ def test_the_model_positions_are_the_default_bound(folders):
         Conversations(section(folders["qwen2"], max_tokens=513), AGENT, PLUGINS)
 
 
-# ------------------------------------------------------------------------------------------------------------- terms
+# ------------------------------------------------------------------------------------------------------ terms
 
 
 def rewards_of(folder, **terms):
-    config = Config.model_validate({"reward": {"terms": terms}, "reward_model": {"model": {"path": str(folder)}}})
+    config = Config.model_validate(
+        {"reward": {"terms": terms}, "reward_model": {"model": {"path": str(folder)}}}
+    )
     return BatchRewards(config.reward, load_plugins(), max_response_tokens=config.agent.max_response_tokens)
 
 
 def test_a_term_asks_the_model_that_the_run_connects(folders):
     rewards = rewards_of(
-        folders["qwen2"], helpful={"reward": "reward_model", "weight": 0.5}, polite={"reward": "reward_model", "weight": 0}
+        folders["qwen2"],
+        helpful={"reward": "reward_model", "weight": 0.5},
+        polite={"reward": "reward_model", "weight": 0},
     )
     assert rewards.is_any
     with pytest.raises(RewardError, match=r"no reward model is running"):
@@ -282,7 +316,7 @@ def finished():
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- refused
+# ---------------------------------------------------------------------------------------------------- refused
 
 
 def refused(match, **config):
@@ -294,7 +328,9 @@ def test_keys_that_belong_together(folders):
     term = {"reward": {"terms": {"helpful": {"reward": "reward_model"}}}}
     model = {"reward_model": {"model": {"path": "somewhere"}}}
     assert Config.model_validate(term | model).reward_model.is_used
-    assert Config.model_validate({"reward": {"sources": {"chat": "reward_model"}}} | model).reward_model.is_used
+    assert Config.model_validate(
+        {"reward": {"sources": {"chat": "reward_model"}}} | model
+    ).reward_model.is_used
     refused(r"reward.terms.helpful uses the reward model, but reward_model.model.path is empty", **term)
     refused(r"reward.terms.reward_model uses the reward model", reward={"terms": {"reward_model": {}}})
     refused(r"reward.sources.chat uses the reward model", reward={"sources": {"chat": "reward_model"}})
@@ -303,7 +339,11 @@ def test_keys_that_belong_together(folders):
     refused(r"reward.terms.helpful.timeout_s: the reward model has its own deadlines", **late, **model)
     uneven = {"reward_model": {"model": {"path": "x"}, "world_size": 2, "fsdp": {"shard_size": 3}}}
     refused(r"fsdp.shard_size=3 does not divide world_size=2", **term, **uneven)
-    refused(r"lora.rank=4: the reward model is not trained in this run", **term, reward_model={"model": {"path": "x", "lora": {"rank": 4}}})
+    refused(
+        r"lora.rank=4: the reward model is not trained in this run",
+        **term,
+        reward_model={"model": {"path": "x", "lora": {"rank": 4}}},
+    )
     with pytest.raises(ConfigError, match=r"reward 'reward_model': scale: "):
         rewards_of("x", helpful={"reward": "reward_model", "config": {"scale": 2}})
 
@@ -319,7 +359,9 @@ def test_a_model_that_cannot_score_is_refused(folders, tmp_path):
     headless = write_model(tmp_path / "headless")
     AutoModelForCausalLM.from_config(Qwen2Config(**SIZES, vocab_size=4)).model.save_pretrained(headless)
     described = json.loads((headless / "config.json").read_text())
-    (headless / "config.json").write_text(json.dumps(described | {"architectures": ["Qwen2ForSequenceClassification"], "num_labels": 1}))
+    (headless / "config.json").write_text(
+        json.dumps(described | {"architectures": ["Qwen2ForSequenceClassification"], "num_labels": 1})
+    )
     for folder, words in (
         (causal, "is not a reward model: its config names Qwen2ForCausalLM; train one with `agentrl rm`"),
         (two, "has 2 labels; a reward model has one"),
@@ -344,9 +386,15 @@ def test_a_folder_without_model_or_template_is_refused(folders, tmp_path):
     with pytest.raises(ConfigError, match=r"^reward_model: .*chat template"):
         Conversations(section(bare), AGENT, PLUGINS)
     strict = tmp_path / "strict.jinja"
-    strict.write_text("{%- if messages | selectattr('role', 'equalto', 'tool') | list %}{{ raise_exception('no tools') }}{% endif -%}")
+    strict.write_text(
+        "{%- if messages | selectattr('role', 'equalto', 'tool') | list %}{{ raise_exception('no tools') "
+        "}}{% endif -%}"
+    )
     strict.write_text(strict.read_text() + TEMPLATE_FILE.read_text())
     config = section(folders["qwen2"], model={"path": str(folders["qwen2"]), "chat_template": str(strict)})
     assert Conversations(config, AgentConfig(), PLUGINS).render(SOME[0]) is not None
-    with pytest.raises(ConfigError, match=r"^reward_model: the chat template fails on the roles \[user assistant tool\w*.*no tools"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^reward_model: the chat template fails on the roles \[user assistant tool\w*.*no tools",
+    ):
         Conversations(config, AGENT, PLUGINS)

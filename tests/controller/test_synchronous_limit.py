@@ -1,4 +1,6 @@
-"""With `buffer.max_staleness=0`, actors at their own pace train the very weights of a plain synchronous loop, bit for bit."""
+"""With `buffer.max_staleness=0`, actors at their own pace train the very weights of a plain synchronous loop,
+bit for bit.
+"""
 
 import contextlib
 import dataclasses
@@ -34,12 +36,23 @@ class Rows:
 
     @staticmethod
     def task(position):
-        prompt = tuple(int(token) for token in np.random.default_rng(position).integers(0, VOCABULARY, PROMPT))
-        return Task(f"t:{position}", "s", (Message("user", "?"),), "agent", extra_info={"prompt": prompt, "right": position % VOCABULARY})
+        prompt = tuple(
+            int(token) for token in np.random.default_rng(position).integers(0, VOCABULARY, PROMPT)
+        )
+        return Task(
+            f"t:{position}",
+            "s",
+            (Message("user", "?"),),
+            "agent",
+            extra_info={"prompt": prompt, "right": position % VOCABULARY},
+        )
 
 
 class Server:
-    """Samples from a snapshot of the learner's weights. Whoever asks, and when, an attempt is the same under the same weights."""
+    """Samples from a snapshot of the learner's weights.
+
+    Whoever asks, and when, an attempt is the same under the same weights.
+    """
 
     def __init__(self, learner):
         self._learner, self._lock = learner, threading.Lock()
@@ -73,7 +86,8 @@ class Server:
         reward = float((sampled == task.extra_info["right"]).mean() + (sampled % 2).mean())
         return Trajectory(
             group_id, member, task.task_id, "s", "agent", np.array(ids, np.int32), is_action,
-            np.array(logprobs, np.float32), np.where(is_action, version, -1).astype(np.int32), turns.astype(np.int16),
+            np.array(logprobs, np.float32), np.where(is_action, version, -1).astype(np.int32),
+            turns.astype(np.int16),
             task.messages, (RewardEvent("right", reward, len(ids) - 1),), Outcome.COMPLETED,
         )  # fmt: skip
 
@@ -83,7 +97,11 @@ def config_of(minibatches):
         {
             "rollout": {"group_size": MEMBERS},
             "buffer": {"max_staleness": 0, "groups_per_step": GROUPS},
-            "learner": {"microbatch_tokens": 40, "minibatches_per_step": minibatches, "optimizer": {"lr": 1e-2}},
+            "learner": {
+                "microbatch_tokens": 40,
+                "minibatches_per_step": minibatches,
+                "optimizer": {"lr": 1e-2},
+            },
             "algorithm": {"kl": {"coefficient": 0.0}},
         }
     )
@@ -101,7 +119,10 @@ def learner_of(config):
 
 
 def weights_of(learner):
-    return {name: whole(parameter).numpy().tobytes() for name, parameter in learner.worker._policy.module.named_parameters()}
+    return {
+        name: whole(parameter).numpy().tobytes()
+        for name, parameter in learner.worker._policy.module.named_parameters()
+    }
 
 
 def whole(parameter):
@@ -111,7 +132,12 @@ def whole(parameter):
 
 def update(learner, trajectories, config, step, lags):
     metrics = learn(
-        Roles(learner), group_trajectories(trajectories), config, step=step, lags=lags, timer=lambda _: contextlib.nullcontext()
+        Roles(learner),
+        group_trajectories(trajectories),
+        config,
+        step=step,
+        lags=lags,
+        timer=lambda _: contextlib.nullcontext(),
     )
     return [one["loss"] for one in metrics if "loss" in one]
 
@@ -122,13 +148,19 @@ def train_in_a_loop(config):
         server, losses = Server(learner), []
         for step in range(STEPS):
             server.publish(step)
-            batch = [server.play(group, member) for group in range(GROUPS * step, GROUPS * (step + 1)) for member in range(MEMBERS)]
+            batch = [
+                server.play(group, member)
+                for group in range(GROUPS * step, GROUPS * (step + 1))
+                for member in range(MEMBERS)
+            ]
             losses += update(learner, batch, config, step, lambda versions, step=step: step - versions)
         return losses, weights_of(learner)
 
 
 class Actor(threading.Thread):
-    """Leases groups and plays their members in an order, and at a pace, of its own; what it has goes to the buffer one by one."""
+    """Leases groups and plays their members in an order, and at a pace, of its own; what it has goes to the
+    buffer one by one.
+    """
 
     def __init__(self, name, buffer, server, seed):
         super().__init__(daemon=True)
@@ -147,7 +179,12 @@ def train_with_buffer_and_actors(config, seed):
     """What a run does, with threads in the place of Ray's actors."""
     with learner_of(config) as learner:
         server, losses = Server(learner), []
-        buffer = ReplayBuffer(Rows(), LedgerRules(groups_per_step=GROUPS, max_staleness=config.buffer.max_staleness, group_size=MEMBERS))
+        buffer = ReplayBuffer(
+            Rows(),
+            LedgerRules(
+                groups_per_step=GROUPS, max_staleness=config.buffer.max_staleness, group_size=MEMBERS
+            ),
+        )
         server.publish(0)
         lineage = buffer.advance(0, step=0)
         actors = [Actor(name, buffer, server, seed + index) for index, name in enumerate("abc")]

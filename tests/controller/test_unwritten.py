@@ -20,7 +20,9 @@ from agentrl.tracking.unwritten import AppendedFile, UnwrittenFiles, reason
 
 @contextmanager
 def files_of_at_most(num_bytes: int):
-    """Have the kernel refuse to let any file of this process grow beyond `num_bytes`, as a disk that is full does."""
+    """Have the kernel refuse to let any file of this process grow beyond `num_bytes`, as a disk that is full
+    does.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
     try:
@@ -80,7 +82,13 @@ def test_a_run_that_goes_back_has_each_step_once(tmp_path):
         trackers.log(StepRecord("train", step, step, 0.0, {"rollout/a": 2.0}))
     trackers.close()
     records = read_metrics(tmp_path / "metrics.jsonl")
-    assert [(record.step, record.values["rollout/a"]) for record in records] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
+    assert [(record.step, record.values["rollout/a"]) for record in records] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 2.0),
+        (4, 2.0),
+        (5, 2.0),
+    ]
 
 
 def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
@@ -118,8 +126,14 @@ def test_a_console_whose_stream_refuses_ends_nothing(refusing):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/a/b"), "No space left on device: /a/b; free some space there"),
-        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "Read-only file system: /a/b; make it writable"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/a/b"),
+            "No space left on device: /a/b; free some space there",
+        ),
+        (
+            OSError(errno.EROFS, "Read-only file system", "/a/b"),
+            "Read-only file system: /a/b; make it writable",
+        ),
         (DiskError("/a/b: No space left on device"), "/a/b: No space left on device; free some space there"),
         (OSError("odd"), "odd"),
     ],

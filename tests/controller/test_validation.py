@@ -1,4 +1,6 @@
-"""Validation of a run, without its processes: it always ends, of one version, with every attempt accounted for."""
+"""Validation of a run, without its processes: it always ends, of one version, with every attempt accounted
+for.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ class Rows:
         return 6
 
     def task(self, position: int) -> Task:
-        return Task(f"val:{position}", SOURCES[position % 2], (Message("user", "1 + 1?"),), "single_turn_agent")
+        return Task(
+            f"val:{position}", SOURCES[position % 2], (Message("user", "1 + 1?"),), "single_turn_agent"
+        )
 
 
 class Rollouts:
-    """Two actors: the first plays its share, member m of an even row being right when m < 2; `fate` is what becomes of the second."""
+    """Two actors: the first plays its share, member m of an even row being right when m < 2; `fate` is what
+    becomes of the second.
+    """
 
     def __init__(self, fate: str, version: int = 7) -> None:
         self.fate, self.version = fate, version
@@ -52,7 +58,11 @@ class Rollouts:
         if not self.is_alive[result]:
             return None
         version = self.version if result == "first" else self.version + (self.fate == "publishes")
-        return [attempt(lease.task, lease.group_id, member, version) for lease in self.shares[result] for member in range(N)]
+        return [
+            attempt(lease.task, lease.group_id, member, version)
+            for lease in self.shares[result]
+            for member in range(N)
+        ]
 
 
 class Driver:
@@ -63,10 +73,14 @@ class Driver:
         self.said: list[str] = []
         self.recorded: dict[str, float] = {}
         unwritten = UnwrittenFiles(self.said.append)
-        self.observer = SimpleNamespace(say=self.said.append, validation=self._record, unwritten=unwritten, failures=self)
+        self.observer = SimpleNamespace(
+            say=self.said.append, validation=self._record, unwritten=unwritten, failures=self
+        )
 
     def wait(self, refs: Sequence[str], *, timeout_s: float) -> list[str]:
-        assert timeout_s > 5.0, "the actors end by themselves at the deadline; they are given up only after it"
+        assert timeout_s > 5.0, (
+            "the actors end by themselves at the deadline; they are given up only after it"
+        )
         return [ref for ref in refs if ref == "first" or self.rollouts.fate != "hangs"]
 
     def add(self, failed: Sequence[FailedAttempt], *, step: int) -> None:
@@ -102,7 +116,9 @@ def attempt(task: Task, group: int, member: int, version: int) -> Trajectory:
 def validate(fate: str, folder=None) -> tuple[Driver, dict[str, float]]:
     driver = Driver(Rollouts(fate))
     config = EvalConfig(n=N, timeout_s=5.0)
-    validation = Validation(Rows(), config, rewards=SimpleNamespace(is_any=False), folder=folder, num_examine=0)
+    validation = Validation(
+        Rows(), config, rewards=SimpleNamespace(is_any=False), folder=folder, num_examine=0
+    )
     return driver, dict(validation.run(driver, step=3, version=7))
 
 
@@ -117,7 +133,9 @@ def validate(fate: str, folder=None) -> tuple[Driver, dict[str, float]]:
 def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tmp_path, fate, reason):
     driver, metrics = validate(fate, tmp_path)
     kept = decode(read_parquet(tmp_path / "step_000003.parquet"))
-    assert sorted((t.group_id, t.member) for t in kept) == [(row, member) for row in range(6) for member in range(N)]
+    assert sorted((t.group_id, t.member) for t in kept) == [
+        (row, member) for row in range(6) for member in range(N)
+    ]
     assert {str(t.failure) for t in kept if t.outcome is Outcome.ABORTED} == {reason}
     assert {(f.failure.text, f.became, f.version) for f in driver.failed} == {(reason, "not_scored", 7)}
     assert (metrics["val/trajectories"], metrics["val/failed"]) == (6 * N, 3 * N)
@@ -127,17 +145,26 @@ def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tm
 def test_figures_are_those_of_an_evaluation_with_their_intervals():
     driver, metrics = validate("plays")
     assert driver.recorded == metrics
-    summary = summarise([attempt_of(attempt(Rows().task(row), row, member, 7)) for row in range(6) for member in range(N)])
-    for prefix, source in (("val/", summary.overall), *((f"val/source/{source.name}/", source) for source in summary.sources)):
+    summary = summarise(
+        [attempt_of(attempt(Rows().task(row), row, member, 7)) for row in range(6) for member in range(N)]
+    )
+    for prefix, source in (
+        ("val/", summary.overall),
+        *((f"val/source/{source.name}/", source) for source in summary.sources),
+    ):
         shown = [("mean@4", source.accuracy)]
         shown += [
-            (f"{name}@{k}", at[k - 1].estimate) for name, at in (("pass", source.pass_at), ("maj", source.majority_at)) for k in (2, 4)
+            (f"{name}@{k}", at[k - 1].estimate)
+            for name, at in (("pass", source.pass_at), ("maj", source.majority_at))
+            for k in (2, 4)
         ]
         for name, estimate in shown:
             found = tuple(metrics[f"{prefix}{name}{limit}"] for limit in ("", "/low", "/high"))
             assert found == (estimate.value, estimate.low, estimate.high)
     assert metrics["val/mean@4"] == metrics["val/accuracy"] == 0.5
-    assert metrics["val/pass@2"] == pytest.approx(1 - 1 / 6)  # two of four are right: both drawn are wrong in 1 of 6 ways
+    assert metrics["val/pass@2"] == pytest.approx(
+        1 - 1 / 6
+    )  # two of four are right: both drawn are wrong in 1 of 6 ways
     assert metrics["val/maj@4"] == 1.0, "the right answer is the only one given twice"
     assert not [name for name in metrics if name.startswith("val/pass@3")]
 
@@ -150,14 +177,18 @@ def test_powers_of_two_and_n_are_shown(n, ks):
 def test_figures_without_an_interval_or_a_score_are_absent():
     one = [attempt_of(attempt(Rows().task(0), 0, 0, 7))]
     assert "val/mean@1" in figures(summarise(one), prefix="val/")
-    (failed,) = [attempt_of(attempt(Rows().task(0), 0, 0, 7).replace(outcome=Outcome.TIMEOUT, rewards=(), metrics={}))]
+    (failed,) = [
+        attempt_of(attempt(Rows().task(0), 0, 0, 7).replace(outcome=Outcome.TIMEOUT, rewards=(), metrics={}))
+    ]
     assert figures(summarise([failed]), prefix="val/") == {}
 
 
 def test_rewards_and_tools_of_validation_are_looked_for_like_those_of_training():
     config = Config.model_validate({"eval": {"rewards": {"x": "mine.py:Mine"}, "tools": ["other.py:Other"]}})
     assert {"mine.py", "other.py"} <= set(user_files(config))
-    with pytest.raises(ValueError, match=r"eval.rewards.x uses the reward model, but reward_model.model.path is empty"):
+    with pytest.raises(
+        ValueError, match=r"eval.rewards.x uses the reward model, but reward_model.model.path is empty"
+    ):
         Config.model_validate({"eval": {"rewards": {"x": "reward_model"}}})
 
 

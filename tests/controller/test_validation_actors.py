@@ -1,4 +1,6 @@
-"""What becomes of a validation when Ray's actors die, hang or refuse: real processes, without a run around them."""
+"""What becomes of a validation when Ray's actors die, hang or refuse: real processes, without a run around
+them.
+"""
 
 from __future__ import annotations
 

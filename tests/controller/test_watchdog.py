@@ -1,4 +1,6 @@
-"""A run that stands still says what it waits for: a stuck tool, and processes that are stopped, are named; the run ends all the same."""
+"""A run that stands still says what it waits for: a stuck tool, and processes that are stopped, are named;
+the run ends all the same.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,19 @@ class StuckAgent(AgentLoop):
 
 
 class Standstill:
-    """A fleet of one rollout actor that plays two groups of one attempt, and a buffer, without servers and learner."""
+    """A fleet of one rollout actor that plays two groups of one attempt, and a buffer, without servers and
+    learner.
+    """
 
     def __init__(self, folder: Path) -> None:
         write_tiny_tokenizer(folder / "model")
         write_arithmetic(folder / "data", seed=0, num_train=8, num_val=1, num_sft=1)
         rows = pq.read_table(folder / "data/train.parquet")
         stuck = pa.array(["stuck_agent"] * len(rows), pa.string())
-        pq.write_table(rows.set_column(rows.schema.get_field_index("agent_name"), "agent_name", stuck), folder / "train.parquet")
+        pq.write_table(
+            rows.set_column(rows.schema.get_field_index("agent_name"), "agent_name", stuck),
+            folder / "train.parquet",
+        )
         (folder / "stuck.py").write_text(PLUGIN)
         config = Config(
             data={"train_files": [str(folder / "train.parquet")]},
@@ -84,10 +91,17 @@ class Standstill:
         self.buffer.run(ReplayBuffer.advance, 0, 0)
         self.rollouts.run()
 
-    def watchdog(self, driver: threading.Thread | None = None, *, silence_s: float = 0.5, answer_s: float = 2.0) -> Watchdog:
+    def watchdog(
+        self, driver: threading.Thread | None = None, *, silence_s: float = 0.5, answer_s: float = 2.0
+    ) -> Watchdog:
         driver = driver or threading.current_thread()
         parts = Parts(self.buffer, self.servers, self.rollouts, list, self.phases, driver)
-        return Watchdog(WatchedRun(parts, answer_s=answer_s), silence_s=silence_s, folder=self.folder / "watchdog", say=self.said.put)
+        return Watchdog(
+            WatchedRun(parts, answer_s=answer_s),
+            silence_s=silence_s,
+            folder=self.folder / "watchdog",
+            say=self.said.put,
+        )
 
     def wait_for(self, *words: str) -> str:
         """Return the first report that has all of them."""
@@ -101,7 +115,9 @@ class Standstill:
 @contextlib.contextmanager
 def stopped(title: str):
     """Stop the Ray worker of that title for the length of the block."""
-    workers = [p for p in psutil.Process().children(recursive=True) if p.cmdline() and title in p.cmdline()[0]]
+    workers = [
+        p for p in psutil.Process().children(recursive=True) if p.cmdline() and title in p.cmdline()[0]
+    ]
     assert len(workers) == 1, title
     workers[0].send_signal(signal.SIGSTOP)
     try:

@@ -37,7 +37,10 @@ def rows(folder, name: str) -> list[dict]:
 
 def tasks(folder, name: str):
     agents = AgentChoice(resolve=lambda agent: agent, default="single_turn_agent")
-    return [read_row(row, RowPlace(name, name, index), DataConfig(), agents) for index, row in enumerate(rows(folder, name))]
+    return [
+        read_row(row, RowPlace(name, name, index), DataConfig(), agents)
+        for index, row in enumerate(rows(folder, name))
+    ]
 
 
 def test_no_validation_expression_is_trained_on_in_whatever_order(folder):
@@ -51,7 +54,11 @@ def test_no_validation_expression_is_trained_on_in_whatever_order(folder):
 
 @given(st.integers(10, 99), st.integers(10, 99), st.integers(1, 9), st.integers(0, 100))
 def test_mirror_images_share_a_split(a, b, c, percent):
-    families = [[f"{a}*{b}+{c}", f"{b}*{a}+{c}", f"{c}+{b}*{a}"], [f"{a}*{b}-{c}", f"{b} * {a} - {c}"], [f"{a}+{b}", f"{b}+{a}"]]
+    families = [
+        [f"{a}*{b}+{c}", f"{b}*{a}+{c}", f"{c}+{b}*{a}"],
+        [f"{a}*{b}-{c}", f"{b} * {a} - {c}"],
+        [f"{a}+{b}", f"{b}+{a}"],
+    ]
     for family in families:
         assert len({split_of(expression, val_percent=percent) for expression in family}) == 1
     assert normalize("34*12+5") == normalize("5+12*34") != normalize("12*34-5")
@@ -84,7 +91,9 @@ def test_rows_become_tasks_of_three_kinds_in_turn(folder, name):
 def test_validation_expressions_are_different_and_too_many_are_refused(folder, tmp_path):
     expressions = [row["extra_info"]["expression"] for row in rows(folder, "val")]
     assert len(set(expressions)) == len(expressions)
-    with pytest.raises(DataError, match=r"the validation split has \d+ expressions of kind '\w+', but 3000 are needed"):
+    with pytest.raises(
+        DataError, match=r"the validation split has \d+ expressions of kind '\w+', but 3000 are needed"
+    ):
         write_arithmetic(tmp_path, seed=0, num_train=3, num_val=9000, num_sft=3)
 
 
@@ -95,11 +104,14 @@ def test_only_tool_rows_multiply_and_every_answer_is_a_positive_number(folder):
             assert int(task.ground_truth) > 0
 
 
-# --------------------------------------------------------------------------------------------------------- warm start
+# ------------------------------------------------------------------------------------------------- warm start
 
 
 def to_message(raw: dict) -> Message:
-    calls = [ToolCall(call["id"], call["function"]["name"], calculator_arguments(call)) for call in raw["tool_calls"] or []]
+    calls = [
+        ToolCall(call["id"], call["function"]["name"], calculator_arguments(call))
+        for call in raw["tool_calls"] or []
+    ]
     return Message(raw["role"], raw["content"], tuple(calls), raw["tool_call_id"], raw["name"])
 
 
@@ -127,7 +139,9 @@ def test_conversations_answer_as_well_as_configured(folder):
     assert share("tool", "calls") == share("tool", "last") == pytest.approx(mix.sft_tool_use, abs=0.08)
     assert share("easy", "last") == pytest.approx(mix.sft_easy_right, abs=0.08)
     assert share("interaction", "first") == pytest.approx(mix.sft_first_right, abs=0.08)
-    retried_right = (seen["interaction"]["last"] - seen["interaction"]["first"]) / seen["interaction"]["retries"]
+    retried_right = (seen["interaction"]["last"] - seen["interaction"]["first"]) / seen["interaction"][
+        "retries"
+    ]
     assert retried_right == pytest.approx(mix.sft_retry_right, abs=0.08)
 
 
@@ -148,7 +162,9 @@ def test_a_whole_dialog_is_short(folder, tmp_path):
     write_tiny_tokenizer(tmp_path)
     chat, schema = Chat.load(str(tmp_path)), calculator.Calculator().schema()
     for row in rows(folder, "sft")[:300]:
-        built = chat.render_training([to_message(raw) for raw in row["messages"]], [schema] if row["tools"] else [])
+        built = chat.render_training(
+            [to_message(raw) for raw in row["messages"]], [schema] if row["tools"] else []
+        )
         assert len(built.token_ids) <= 120
         assert 0 < built.mask.sum() <= 48
         assert built.segment_starts == (0,)

@@ -1,4 +1,6 @@
-"""Benchmarks by name: from a folder, from AGENTRL_DATA, else from the hub; all of the published problems, each one scorable."""
+"""Benchmarks by name: from a folder, from AGENTRL_DATA, else from the hub; all of the published problems,
+each one scorable.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ PROBLEMS = {
     "gsm8k": {"question": "Q?", "answer": "#### 4"},
     "aime_2024": {"ID": "2024-I-1", "Problem": "Q?", "Solution": "S", "Answer": 4},
     "aime_2025": {"id": "I-1", "problem": "Q?", "answer": "004"},
-    "math_500": {"problem": "Q?", "solution": "S", "answer": "4", "level": 2, "subject": "Algebra", "unique_id": "test/a/1.json"},
+    "math_500": {
+        "problem": "Q?",
+        "solution": "S",
+        "answer": "4",
+        "level": 2,
+        "subject": "Algebra",
+        "unique_id": "test/a/1.json",
+    },
 }
 
 
@@ -38,24 +47,35 @@ def test_a_benchmark_from_each_of_its_places(tmp_path, monkeypatch, name):
     paths = [path for path in BENCHMARKS[name].paths if path.endswith(".jsonl")]
     for number, path in enumerate(paths):
         folder = folder_with(tmp_path / str(number), name, path)
-        assert [(problem.question, problem.ground_truth.lstrip("0")) for problem in find(name, folder)] == [("Q?", "4")]
+        assert [(problem.question, problem.ground_truth.lstrip("0")) for problem in find(name, folder)] == [
+            ("Q?", "4")
+        ]
         monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
         row = pq.read_table(write_benchmark(name, tmp_path / "out")).to_pylist()[0]
-        assert (row["data_source"], row["extra_info"]["split"], row["agent_name"]) == (name, "test", "single_turn_agent")
+        assert (row["data_source"], row["extra_info"]["split"], row["agent_name"]) == (
+            name,
+            "test",
+            "single_turn_agent",
+        )
         assert row["prompt"][0]["content"] == BENCHMARKS[name].system
     assert reward_of(name, REWARD_PRESETS) == {"math_500": "math", "gsm8k": "gsm8k"}.get(name, "aime")
 
 
 def test_rows_in_a_style(tmp_path):
     style = RowStyle("tool_agent", ("python",), system="", template="{question} Think.")
-    file = write_benchmark("gsm8k", tmp_path / "out", folder=folder_with(tmp_path, "gsm8k", "gsm8k/test.jsonl"), style=style)
+    file = write_benchmark(
+        "gsm8k", tmp_path / "out", folder=folder_with(tmp_path, "gsm8k", "gsm8k/test.jsonl"), style=style
+    )
     row = pq.read_table(file).to_pylist()[0]
     assert (row["agent_name"], row["prompt"]) == ("tool_agent", [{"role": "user", "content": "Q? Think."}])
     assert row["extra_info"]["tools_kwargs"] == {"python": {"create_kwargs": {"ground_truth": "4"}}}
 
 
 def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"^no benchmark 'gms8k'; known: gsm8k, aime_2024, aime_2025, math_500, or a Parquet file"):
+    with pytest.raises(
+        DataError,
+        match=r"^no benchmark 'gms8k'; known: gsm8k, aime_2024, aime_2025, math_500, or a Parquet file",
+    ):
         find("gms8k")
     with pytest.raises(DataError, match=r"^benchmark math_500: '.*' has none of math_500/test\.jsonl, "):
         find("math_500", tmp_path)
@@ -67,7 +87,10 @@ def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
 
     monkeypatch.setattr("agentrl.data.benchmarks.open_originals", no_network)
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-    where = r"^benchmark gsm8k: put its file at gsm8k/test\.jsonl in the folder \$AGENTRL_DATA \(AGENTRL_DATA is not set\); no network$"
+    where = (
+        r"^benchmark gsm8k: put its file at gsm8k/test\.jsonl in the folder \$AGENTRL_DATA \(AGENTRL_DATA is "
+        r"not set\); no network$"
+    )
     with pytest.raises(DataError, match=where):
         find("gsm8k")
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
@@ -79,17 +102,24 @@ def test_where_a_benchmark_is_not(tmp_path, monkeypatch):
 def test_the_page_names_all_benchmarks_and_their_files():
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     for name, benchmark in BENCHMARKS.items():
-        assert re.search(rf"^\| `{name}` \|.*`{re.escape(benchmark.paths[0])}`.*`{re.escape(benchmark.hub_name)}`", page, re.MULTILINE)
+        assert re.search(
+            rf"^\| `{name}` \|.*`{re.escape(benchmark.paths[0])}`.*`{re.escape(benchmark.hub_name)}`",
+            page,
+            re.MULTILINE,
+        )
 
 
-# -------------------------------------------------------------------------------------------------- the original files
+# ----------------------------------------------------------------------------------------- the original files
 
 
 @pytest.fixture(scope="module")
 def originals() -> Path:
     shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).resolve().parents[3] / "shared"))
     if not (shared / "data").is_dir() and os.environ.get("CI") != "true":
-        pytest.skip(f"{shared / 'data'} does not exist: set AGENTRL_SHARED to the folder that holds data/gsm8k and data/aime")
+        pytest.skip(
+            f"{shared / 'data'} does not exist: set AGENTRL_SHARED to the folder that holds data/gsm8k and "
+            "data/aime"
+        )
     return shared / "data"
 
 

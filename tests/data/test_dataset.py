@@ -43,7 +43,9 @@ def json_lines(path: Path, texts: list[str]) -> str:
     return str(path)
 
 
-def dataset(paths: list[str], config: DataConfig | None = None, *, shuffle: bool = False, seed: int = 0, **options) -> Dataset:
+def dataset(
+    paths: list[str], config: DataConfig | None = None, *, shuffle: bool = False, seed: int = 0, **options
+) -> Dataset:
     return Dataset(paths, config or DataConfig(), agents=AGENTS, seed=seed, shuffle=shuffle, **options)
 
 
@@ -70,7 +72,9 @@ def test_each_epoch_holds_every_row_once_in_an_order_of_its_own(tmp_path_factory
     forward = dataset([path], shuffle=True, seed=seed)
     orders = [texts(forward, range(epoch * 10, epoch * 10 + 10)) for epoch in range(epochs)]
     assert all(sorted(order) == sorted(WORDS) for order in orders)
-    assert len({tuple(order) for order in orders}) == epochs  # 10! orders: equal ones would be a seed not used
+    assert (
+        len({tuple(order) for order in orders}) == epochs
+    )  # 10! orders: equal ones would be a seed not used
     backward = dataset([path], shuffle=True, seed=seed)
     again = [texts(backward, [position])[0] for position in reversed(range(epochs * 10))]
     assert again[::-1] == [text for order in orders for text in order]
@@ -78,7 +82,9 @@ def test_each_epoch_holds_every_row_once_in_an_order_of_its_own(tmp_path_factory
 
 def test_another_seed_is_another_order(tmp_path: Path):
     path = parquet(tmp_path / "a.parquet", WORDS)
-    assert texts(dataset([path], shuffle=True, seed=1), range(10)) != texts(dataset([path], shuffle=True, seed=2), range(10))
+    assert texts(dataset([path], shuffle=True, seed=1), range(10)) != texts(
+        dataset([path], shuffle=True, seed=2), range(10)
+    )
 
 
 def test_files_of_both_kinds_follow_one_another_and_max_rows_cuts_across(tmp_path: Path):
@@ -110,7 +116,10 @@ def test_overlong_prompts_are_counted(tmp_path: Path, policy, kept, report):
 
 def test_overlong_prompts_as_error_name_the_row(tmp_path: Path):
     path = json_lines(tmp_path / "a.jsonl", ["aa", "cccc"])
-    with pytest.raises(DataError, match=r"a\.jsonl: row 1 \(line 2\): field 'prompt': 4 tokens exceed data\.max_prompt_tokens=2"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.jsonl: row 1 \(line 2\): field 'prompt': 4 tokens exceed data\.max_prompt_tokens=2",
+    ):
         dataset([path], DataConfig(max_prompt_tokens=2, overlong_prompts="error"), measure=length)
 
 
@@ -171,7 +180,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------------------------------------------------- build
+# ------------------------------------------------------------------------------------------------------ build
 
 
 class Plain(AgentLoop):
@@ -220,10 +229,16 @@ class Counter:
 
 def build(path: str, check_reward=None, **options) -> Dataset:
     plugins = load_plugins()
-    for registry, classes in ((plugins.agents, (Plain, WithTools)), (plugins.tools, (Hammer, Saw)), (plugins.interactions, (Partner,))):
+    for registry, classes in (
+        (plugins.agents, (Plain, WithTools)),
+        (plugins.tools, (Hammer, Saw)),
+        (plugins.interactions, (Partner,)),
+    ):
         for cls in classes:
             registry.add(cls)
-    playable = Playable(AgentConfig(default="with_tools", tools=("hammer",)), plugins, Counter(), check_reward)
+    playable = Playable(
+        AgentConfig(default="with_tools", tools=("hammer",)), plugins, Counter(), check_reward
+    )
     return build_dataset(DataConfig(max_prompt_tokens=15), [path], playable, **options)
 
 
@@ -246,8 +261,14 @@ def test_tools_that_are_offered_count_as_prompt(tmp_path: Path):
     ("changes", "message"),
     [
         ({"agent_name": "nobody"}, "a.jsonl: row 0 (line 1): field 'agent_name': unknown agent 'nobody'"),
-        ({"agent_name": "with_tools", "extra_info": {"tools_kwargs": {"drill": {}}}}, "a.jsonl: row 0 (line 1): unknown tool 'drill'"),
-        ({"agent_name": "plain", "extra_info": {"interaction_kwargs": {"name": "x"}}}, "a.jsonl: row 0 (line 1): unknown interaction 'x'"),
+        (
+            {"agent_name": "with_tools", "extra_info": {"tools_kwargs": {"drill": {}}}},
+            "a.jsonl: row 0 (line 1): unknown tool 'drill'",
+        ),
+        (
+            {"agent_name": "plain", "extra_info": {"interaction_kwargs": {"name": "x"}}},
+            "a.jsonl: row 0 (line 1): unknown interaction 'x'",
+        ),
     ],
 )
 def test_what_no_row_could_play_is_found_before_any_rollout(tmp_path: Path, changes, message):
@@ -267,7 +288,7 @@ def test_what_a_reward_refuses_names_the_row(tmp_path: Path):
         build(path, check_reward=refuse)
 
 
-# ---------------------------------------------------------------------------------------------------------- gsm8k
+# ------------------------------------------------------------------------------------------------------ gsm8k
 
 PROBLEMS = [
     {"question": "How many?", "answer": "Two and two.\n#### 4"},
@@ -287,7 +308,11 @@ def test_gsm8k_becomes_rows_of_all_three_agents(tmp_path: Path):
     data = dataset([str(tmp_path / "out" / "train.parquet")])
     plain, tool, partner = (data.task(position) for position in range(3))
     assert [task.ground_truth for task in (plain, tool, partner)] == ["4", "2000", "-3"]
-    assert [task.agent_name for task in (plain, tool, partner)] == ["single_turn_agent", "tool_agent", "interaction_agent"]
+    assert [task.agent_name for task in (plain, tool, partner)] == [
+        "single_turn_agent",
+        "tool_agent",
+        "interaction_agent",
+    ]
     assert tool.tools_kwargs == {"calculator": {"create_kwargs": {"ground_truth": "2000"}}}
     assert partner.interaction_kwargs == {"name": "gsm8k", "query": "How far?", "ground_truth": "-3"}
     assert (plain.tools_kwargs, plain.interaction_kwargs) == ({}, None)
@@ -320,6 +345,14 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
 
 
 def test_data_needs_no_torch_no_ray_no_transformers():
-    modules = "agentrl.data.checked_dataset, agentrl.cli.data, agentrl.data.convert, agentrl.data.pairs, agentrl.data.show"
+    modules = (
+        "agentrl.data.checked_dataset, agentrl.cli.data, agentrl.data.convert, agentrl.data.pairs, "
+        "agentrl.data.show"
+    )
     code = f"import sys, {modules}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "set()"
+    )

@@ -27,12 +27,17 @@ def read(source):
         return str(error)
 
 print(json.dumps([read(source) for source in json.loads(sys.argv[1])]))
-"""
+"""  # noqa: E501
 
 
 def read(environment: dict, *sources: dict) -> list:
     """The environment of huggingface_hub is read at its import: a process of its own."""
-    clean = {"PATH": "/usr/bin:/bin", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": ":".join(sys.path)}
+    clean = {
+        "PATH": "/usr/bin:/bin",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "PYTHONPATH": ":".join(sys.path),
+    }
     command = [sys.executable, "-c", READ, json.dumps(sources)]
     done = subprocess.run(command, env=clean | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -49,7 +54,9 @@ CONVERTED, MAIN, OLD = "c" * 40, "a" * 40, "b" * 40
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a snapshot of a data set needs; `asked` are the files that were fetched."""
+    """As much of the hub's protocol as a snapshot of a data set needs; `asked` are the files that were
+    fetched.
+    """
 
     asked: ClassVar[list[str]] = []
     revisions: ClassVar[dict[str, dict[str, str]]] = {
@@ -57,7 +64,11 @@ class Hub(BaseHTTPRequestHandler):
         "team/plain": {"main": MAIN},
     }
     files: ClassVar[dict[str, dict[str, bytes]]] = {
-        CONVERTED: {"main/train/0000.parquet": parquet(1, 2), "main/test/0000.parquet": parquet(3), "other/train/0000.parquet": parquet(4)},
+        CONVERTED: {
+            "main/train/0000.parquet": parquet(1, 2),
+            "main/test/0000.parquet": parquet(3),
+            "other/train/0000.parquet": parquet(4),
+        },
         MAIN: {"train.jsonl": b'{"n": 5}\n', "README.md": b"words", "load.py": b"raise SystemExit"},
         OLD: {"train.jsonl": b'{"n": 6}\n'},
     }
@@ -76,18 +87,29 @@ class Hub(BaseHTTPRequestHandler):
                 commit, _, file = path.removeprefix(start).partition("/")
                 if self.command == "GET":
                     self.asked.append(file)
-                return self.answer(200, self.files[commit][file], {"ETag": f'"{commit}{file}"', "X-Repo-Commit": commit})
-        return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"})
+                return self.answer(
+                    200, self.files[commit][file], {"ETag": f'"{commit}{file}"', "X-Repo-Commit": commit}
+                )
+        return self.answer(
+            404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"}
+        )
 
     do_HEAD = do_GET
 
     def describe(self, name: str, kind: str, commit: str | None) -> None:
         if commit is None:
-            return self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "no such revision"})
+            return self.answer(
+                404, b"{}", {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "no such revision"}
+            )
         files = self.files[commit]
-        tree = [{"type": "file", "path": file, "size": len(content), "oid": file} for file, content in files.items()]
+        tree = [
+            {"type": "file", "path": file, "size": len(content), "oid": file}
+            for file, content in files.items()
+        ]
         info = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
-        return self.answer(200, json.dumps(tree if kind == "tree" else info).encode(), {"Content-Type": "application/json"})
+        return self.answer(
+            200, json.dumps(tree if kind == "tree" else info).encode(), {"Content-Type": "application/json"}
+        )
 
     def answer(self, status: int, body: bytes, headers: dict) -> None:
         self.send_response(status)
@@ -114,20 +136,31 @@ def hub(tmp_path):
 
 
 def test_the_hubs_own_parquet_files_are_read_and_only_those_of_the_subset(hub):
-    assert read(hub, {"name": "team/sums", "subset": "main"}) == [[["test", 0, 3], ["train", 0, 1], ["train", 1, 2]]]
+    assert read(hub, {"name": "team/sums", "subset": "main"}) == [
+        [["test", 0, 3], ["train", 0, 1], ["train", 1, 2]]
+    ]
     assert sorted(Hub.asked) == ["main/test/0000.parquet", "main/train/0000.parquet"]
     offline = {**hub, "HF_HUB_OFFLINE": "1"}
     assert read(offline, {"name": "team/sums", "subset": "main", "split": "test"}) == [[["test", 0, 3]]]
 
 
 def test_the_authors_files_are_read_where_there_are_no_others_or_a_revision_is_named(hub):
-    assert read(hub, {"name": "team/plain"}, {"name": "team/sums", "revision": "v1"}) == [[["train", 0, 5]], [["train", 0, 6]]]
+    assert read(hub, {"name": "team/plain"}, {"name": "team/sums", "revision": "v1"}) == [
+        [["train", 0, 5]],
+        [["train", 0, 6]],
+    ]
     assert sorted(Hub.asked) == ["train.jsonl", "train.jsonl"]
 
 
 def test_what_the_hub_does_not_have_is_told_apart(hub):
     sums = {"name": "team/sums"}
-    said = read(hub, {"name": "team/other"}, {**sums, "subset": "none"}, {**sums, "revision": "v2"}, {**sums, "split": "dev"})
+    said = read(
+        hub,
+        {"name": "team/other"},
+        {**sums, "subset": "none"},
+        {**sums, "revision": "v2"},
+        {**sums, "split": "dev"},
+    )
     assert "no such dataset on the hub" in said[0]
     assert said[1] == "'team/sums' has no subset (folder) 'none'"
     assert said[2] == "dataset 'team/sums': the hub does not have revision 'v2'"

@@ -1,4 +1,6 @@
-"""Original files of public data sets: which files, which split, what each row says, and what is said about a row that says nothing."""
+"""Original files of public data sets: which files, which split, what each row says, and what is said about a
+row that says nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def write_lines(path: Path, *rows: dict) -> Path:
     return path
 
 
-# ----------------------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------------------ files
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,13 @@ def test_json_comes_as_lines_as_a_list_and_as_one_object(tmp_path):
     (tmp_path / "lines.json").write_text('{"n": 1}\n{"n": 2}\n')
     (tmp_path / "list.json").write_text('[\n {"n": 3},\n {"n": 4}\n]')
     (tmp_path / "one.json").write_text('{\n "n": 5\n}')
-    assert [row.raw["n"] for row in read_originals(open_originals(OriginalSource(tmp_path)))] == [1, 2, 3, 4, 5]
+    assert [row.raw["n"] for row in read_originals(open_originals(OriginalSource(tmp_path)))] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     (tmp_path / "list.json").write_text("[3]")
     with pytest.raises(DataError, match=r"list\.json: row 0: must be a JSON object, is int"):
         list(read_originals(open_originals(OriginalSource(tmp_path))))
@@ -102,21 +110,47 @@ def test_what_is_not_there_is_one_line(tmp_path, monkeypatch, source, message):
     assert "\n" not in str(error.value)
 
 
-# --------------------------------------------------------------------------------------------------------- problems
+# --------------------------------------------------------------------------------------------------- problems
 
 
 def test_both_forms_of_aime_are_the_same_problems():
     ours = read_aime(original(id="60", problem="Find $x$.", answer="073"))
     theirs = read_aime(original(ID="2024-I-3", Problem="Find $x$.", Solution="It is 73.", Answer=73))
     assert (ours.question, ours.ground_truth, ours.id, ours.solution) == ("Find $x$.", "073", "60", "")
-    assert (theirs.question, theirs.ground_truth, theirs.id, theirs.solution) == ("Find $x$.", "73", "2024-I-3", "It is 73.")
+    assert (theirs.question, theirs.ground_truth, theirs.id, theirs.solution) == (
+        "Find $x$.",
+        "73",
+        "2024-I-3",
+        "It is 73.",
+    )
 
 
 def test_math_and_math_500():
-    old = read_math(original(problem="P?", solution=r"So $\boxed{\frac{1}{2}}$.", level="Level 5", type="Algebra"))
-    new = read_math(original(problem="P?", solution="...", answer=r"\frac{1}{2}", level=5, subject="Algebra", unique_id="test/a/1.json"))
-    assert (old.ground_truth, old.difficulty, old.subject, old.id) == (r"\frac{1}{2}", "Level 5", "Algebra", "4")
-    assert (new.ground_truth, new.difficulty, new.subject, new.id) == (r"\frac{1}{2}", "Level 5", "Algebra", "test/a/1.json")
+    old = read_math(
+        original(problem="P?", solution=r"So $\boxed{\frac{1}{2}}$.", level="Level 5", type="Algebra")
+    )
+    new = read_math(
+        original(
+            problem="P?",
+            solution="...",
+            answer=r"\frac{1}{2}",
+            level=5,
+            subject="Algebra",
+            unique_id="test/a/1.json",
+        )
+    )
+    assert (old.ground_truth, old.difficulty, old.subject, old.id) == (
+        r"\frac{1}{2}",
+        "Level 5",
+        "Algebra",
+        "4",
+    )
+    assert (new.ground_truth, new.difficulty, new.subject, new.id) == (
+        r"\frac{1}{2}",
+        "Level 5",
+        "Algebra",
+        "test/a/1.json",
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,12 +176,27 @@ def test_a_closed_box_is_the_one_that_the_reward_reads(text):
 @pytest.mark.parametrize(
     ("raw", "cases"),
     [
-        ({"question": "Q", "input_output": '{"inputs": ["1\\n"], "outputs": ["2\\n"]}'}, Cases(None, ("1\n",), ("2\n",))),
+        (
+            {"question": "Q", "input_output": '{"inputs": ["1\\n"], "outputs": ["2\\n"]}'},
+            Cases(None, ("1\n",), ("2\n",)),
+        ),
         ({"prompt": "Q", "test_cases": [{"input": "1", "output": "2"}]}, Cases(None, ("1",), ("2",))),
-        ({"prompt": "Q", "ground_truth": {"inputs": [[1]], "outputs": [2], "fn_name": "f"}}, Cases("f", ([1],), (2,))),
-        ({"prompt": "Q", "test": "def check(f): ...", "entry_point": "f"}, Cases(asserts=("def check(f): ...\n\ncheck(f)",))),
-        ({"text": "Q", "test_list": ["assert f(1)"], "test_setup_code": "import m"}, Cases(asserts=("import m\nassert f(1)",))),
-        ({"prompt": "Q", "tests": ["assert f(1)", "assert f(2)"]}, Cases(asserts=("assert f(1)", "assert f(2)"))),
+        (
+            {"prompt": "Q", "ground_truth": {"inputs": [[1]], "outputs": [2], "fn_name": "f"}},
+            Cases("f", ([1],), (2,)),
+        ),
+        (
+            {"prompt": "Q", "test": "def check(f): ...", "entry_point": "f"},
+            Cases(asserts=("def check(f): ...\n\ncheck(f)",)),
+        ),
+        (
+            {"text": "Q", "test_list": ["assert f(1)"], "test_setup_code": "import m"},
+            Cases(asserts=("import m\nassert f(1)",)),
+        ),
+        (
+            {"prompt": "Q", "tests": ["assert f(1)", "assert f(2)"]},
+            Cases(asserts=("assert f(1)", "assert f(2)")),
+        ),
     ],
 )
 def test_cases_become_what_the_reward_reads(raw, cases):
@@ -159,7 +208,12 @@ def test_cases_become_what_the_reward_reads(raw, cases):
 def test_columns_of_any_data_set():
     columns = Columns("q", "a", difficulty="d", id="name")
     problem = columns.read(original(q=[{"role": "user", "content": "Q?"}], a=["x", 1], d=3, name="n-1"))
-    assert (problem.question, problem.ground_truth, problem.difficulty, problem.id) == ("Q?", '["x", 1]', "3", "n-1")
+    assert (problem.question, problem.ground_truth, problem.difficulty, problem.id) == (
+        "Q?",
+        '["x", 1]',
+        "3",
+        "n-1",
+    )
     unknown = columns.read(original(q="Q?", a="4", d=None, name=None))
     assert (unknown.ground_truth, unknown.difficulty, unknown.id) == ("4", "", "4")
     assert Columns("q", None).read(original(q="Q?")).ground_truth == ""
@@ -168,18 +222,38 @@ def test_columns_of_any_data_set():
 @pytest.mark.parametrize(
     ("read", "raw", "message"),
     [
-        (read_gsm8k, {"question": "Q", "answer": "4"}, "needs `question` and an `answer` that ends with `#### number`"),
+        (
+            read_gsm8k,
+            {"question": "Q", "answer": "4"},
+            "needs `question` and an `answer` that ends with `#### number`",
+        ),
         (read_gsm8k, {"question": " ", "answer": "#### 4"}, "has an empty question"),
-        (read_aime, {"problem": "Q", "answer": "1000"}, "needs a `problem` and an `answer` from 0 to 999 (got '1000')"),
-        (read_math, {"problem": "Q", "solution": "nothing boxed"}, "needs a `problem` and an `answer`, or a `solution` with one"),
+        (
+            read_aime,
+            {"problem": "Q", "answer": "1000"},
+            "needs a `problem` and an `answer` from 0 to 999 (got '1000')",
+        ),
+        (
+            read_math,
+            {"problem": "Q", "solution": "nothing boxed"},
+            "needs a `problem` and an `answer`, or a `solution` with one",
+        ),
         (read_code, {"prompt": "Q"}, "needs test cases"),
         (read_code, {"tests": ["x"]}, "needs the task as text"),
         (read_code, {"prompt": "Q", "tests": "{"}, "field 'tests': is not valid JSON"),
-        (read_code, {"prompt": "Q", "tests": {"inputs": [1], "outputs": []}}, "field 'tests': must have as many `inputs` as `outputs`"),
+        (
+            read_code,
+            {"prompt": "Q", "tests": {"inputs": [1], "outputs": []}},
+            "field 'tests': must have as many `inputs` as `outputs`",
+        ),
         (read_code, {"prompt": "Q", "tests": [1]}, "field 'tests': must be a list of Python code strings"),
         (Columns("q", "a").read, {"q": "Q", "b": 1}, "field 'a': is missing; the row has q, b"),
         (Columns("q", "a").read, {"q": "Q", "a": None}, "field 'a': is null"),
-        (Columns("q", None).read, {"q": 3}, "field 'q': must be text, or chat messages with exactly one user message, is '3'"),
+        (
+            Columns("q", None).read,
+            {"q": 3},
+            "field 'q': must be text, or chat messages with exactly one user message, is '3'",
+        ),
         (
             Columns("q", None).read,
             {"q": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]},

@@ -98,7 +98,13 @@ def test_columns_are_found_by_their_configured_names():
         "agent": "mine",
     }
     task = read_row(raw, PLACE, config, AGENTS)
-    assert (task.data_source, task.messages[0].content, task.ability, task.ground_truth, task.agent_name) == ("s", "hi", "a", 3, "mine")
+    assert (task.data_source, task.messages[0].content, task.ability, task.ground_truth, task.agent_name) == (
+        "s",
+        "hi",
+        "a",
+        3,
+        "mine",
+    )
     assert task.interaction_kwargs == PARTNER["interaction_kwargs"]
 
 
@@ -109,20 +115,35 @@ def test_columns_are_found_by_their_configured_names():
         ({"prompt": "hi"}, "field 'prompt': must be a list of {role, content}, is 'hi'"),
         ({"prompt": []}, "field 'prompt': must contain at least one message"),
         ({"prompt": ["hi"]}, r"field 'prompt[0]': must be an object"),
-        ({"prompt": [{"role": "bot", "content": ""}]}, "field 'prompt[0].role': must be one of system, user, assistant, tool, is 'bot'"),
-        ({"prompt": [{"role": "user", "content": None}]}, "field 'prompt[0].content': must be a string, is missing"),
+        (
+            {"prompt": [{"role": "bot", "content": ""}]},
+            "field 'prompt[0].role': must be one of system, user, assistant, tool, is 'bot'",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": None}]},
+            "field 'prompt[0].content': must be a string, is missing",
+        ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
             "field 'prompt[0].content[0]': images and video are not",
         ),
-        ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, "field 'prompt[0].content[0]': must be a text part"),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "audio"}]}]},
+            "field 'prompt[0].content[0]': must be a text part",
+        ),
         ({"images": [{"bytes": b""}]}, "field 'images': images and video are not supported"),
         ({"videos": ["a.mp4"]}, "field 'videos': images and video are not supported"),
         ({"data_source": None}, "field 'data_source': must be a non-empty string, is missing"),
         ({"data_source": ""}, "field 'data_source': must be a non-empty string, is empty"),
         ({"reward_model": "rule"}, "field 'reward_model': must be an object, is 'rule'"),
-        ({"extra_info": {"tools_kwargs": "{}"}}, "field 'extra_info.tools_kwargs': must be an object, is '{}'"),
-        ({"extra_info": {"tools_kwargs": {"t": 1}}}, "field 'extra_info.tools_kwargs.t': must be an object, is 1"),
+        (
+            {"extra_info": {"tools_kwargs": "{}"}},
+            "field 'extra_info.tools_kwargs': must be an object, is '{}'",
+        ),
+        (
+            {"extra_info": {"tools_kwargs": {"t": 1}}},
+            "field 'extra_info.tools_kwargs.t': must be an object, is 1",
+        ),
         (
             {"extra_info": {"tools_kwargs": {"t": {"create_kwargs": 1}}}},
             "field 'extra_info.tools_kwargs.t.create_kwargs': must be",
@@ -143,7 +164,10 @@ def test_a_malformed_row_names_file_row_and_field(changes, message):
 
 
 def test_an_unknown_agent_names_the_row_and_the_known_ones():
-    with pytest.raises(PluginError, match=r"train\.parquet: row 7: field 'agent_name': unknown agent 'toll'; registered: inter"):
+    with pytest.raises(
+        PluginError,
+        match=r"train\.parquet: row 7: field 'agent_name': unknown agent 'toll'; registered: inter",
+    ):
         read(agent_name="toll")
 
 
@@ -154,12 +178,21 @@ def test_a_missing_ground_truth_is_left_to_the_reward():
 
 def test_text_parts_are_joined_and_empty_media_columns_are_no_media():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert read(prompt=[{"role": "user", "content": parts}], images=[], videos=None).messages == (Message("user", "ab"),)
+    assert read(prompt=[{"role": "user", "content": parts}], images=[], videos=None).messages == (
+        Message("user", "ab"),
+    )
 
 
 def test_few_shot_tool_calls_in_a_prompt():
-    call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}
-    prompt = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "2", "tool_call_id": "c1"}]
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'},
+    }
+    prompt = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
     assistant, answer = read(prompt=prompt).messages
     assert (assistant.content, assistant.tool_calls[0].arguments) == ("", {"expression": "1+1"})
     assert answer.tool_call_id == "c1"
@@ -167,7 +200,12 @@ def test_few_shot_tool_calls_in_a_prompt():
 
 def test_nulls_that_parquet_adds_by_merging_structs_are_taken_out_again(tmp_path: Path):
     rows = [
-        row(extra_info={"tools_kwargs": {"calculator": {"create_kwargs": {"precision": 3}}}, "note": '{"kept": null}'}),
+        row(
+            extra_info={
+                "tools_kwargs": {"calculator": {"create_kwargs": {"precision": 3}}},
+                "note": '{"kept": null}',
+            }
+        ),
         row(extra_info={"tools_kwargs": {"search": {"create_kwargs": {"corpus": "wiki"}}}, "index": 1}),
         row(extra_info={"interaction_kwargs": {"name": "gsm8k", "query": "q"}, "steps": [1, None]}),
         row(extra_info={}),
@@ -182,7 +220,12 @@ def test_nulls_that_parquet_adds_by_merging_structs_are_taken_out_again(tmp_path
         {},
         {},
     ]
-    assert [task.agent_name for task in tasks] == ["tool_agent", "tool_agent", "interaction_agent", "single_turn_agent"]
+    assert [task.agent_name for task in tasks] == [
+        "tool_agent",
+        "tool_agent",
+        "interaction_agent",
+        "single_turn_agent",
+    ]
 
 
 def test_without_nulls_reaches_every_depth_and_keeps_list_entries():
@@ -200,18 +243,22 @@ def returns_text(row):
 
 def raises(row):
     return row["missing"]
-"""
+"""  # noqa: E501
 
 
 def test_a_reader_of_ones_own(tmp_path: Path):
     source = tmp_path / "my_reader.py"
     source.write_text(READER)
     tasks = task_reader(DataConfig(reader=f"{source}:read"), AGENTS)
-    assert tasks({"kind": "k", "q": "hi"}, PLACE) == Task("train:7", "k", (Message("user", "hi"),), "single_turn_agent")
+    assert tasks({"kind": "k", "q": "hi"}, PLACE) == Task(
+        "train:7", "k", (Message("user", "hi"),), "single_turn_agent"
+    )
     assert tasks({"kind": "k", "q": "hi", "agent": "tool"}, PLACE).agent_name == "tool_agent"
     with pytest.raises(PluginError, match=r"train\.parquet: row 7: unknown agent 'x'"):
         tasks({"kind": "k", "q": "hi", "agent": "x"}, PLACE)
-    with pytest.raises(DataError, match=r"train\.parquet: row 7: .*must return an agentrl\.types\.Task, returned str"):
+    with pytest.raises(
+        DataError, match=r"train\.parquet: row 7: .*must return an agentrl\.types\.Task, returned str"
+    ):
         task_reader(DataConfig(reader=f"{source}:returns_text"), AGENTS)({}, PLACE)
     with pytest.raises(DataError, match=r"train\.parquet: row 7: .* failed: KeyError: 'missing'"):
         task_reader(DataConfig(reader=f"{source}:raises"), AGENTS)({}, PLACE)
@@ -232,9 +279,13 @@ def test_a_reader_that_cannot_be_found(reader, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("agent", [None, "tool_agent"], ids=["gsm8k_multiturn_w_tool", "gsm8k_tool_agent_loop"])
+@pytest.mark.parametrize(
+    "agent", [None, "tool_agent"], ids=["gsm8k_multiturn_w_tool", "gsm8k_tool_agent_loop"]
+)
 def test_rows_of_verls_tool_examples_have_a_partner_without_a_name_which_is_ignored(agent):
-    """As verl's scripts write them: what a partner would get stands beside the tools, with no word of which partner."""
+    """As verl's scripts write them: what a partner would get stands beside the tools, with no word of which
+    partner.
+    """
     extra_info = {
         "index": 3,
         "need_tools_kwargs": True,
@@ -245,13 +296,19 @@ def test_rows_of_verls_tool_examples_have_a_partner_without_a_name_which_is_igno
     assert (task.agent_name, task.interaction_kwargs) == ("tool_agent", None)
     assert task.tools_kwargs == extra_info["tools_kwargs"]
     strict = AgentChoice(resolve, "single_turn_agent", has_partners=True)
-    with pytest.raises(DataError, match="must name the interaction that answers, is missing; the row has ground_truth, query"):
+    with pytest.raises(
+        DataError, match="must name the interaction that answers, is missing; the row has ground_truth, query"
+    ):
         read_row(row(extra_info=extra_info, agent_name=agent), PLACE, DataConfig(), strict)
 
 
 @pytest.mark.parametrize(
     ("agent", "has_partners"),
-    [({}, False), ({"verl_interaction_config": "partners.yaml"}, True), ({"interaction_config": {"gsm8k": {"reward": "turn"}}}, True)],
+    [
+        ({}, False),
+        ({"verl_interaction_config": "partners.yaml"}, True),
+        ({"interaction_config": {"gsm8k": {"reward": "turn"}}}, True),
+    ],
 )
 def test_a_name_is_asked_for_where_interactions_are_configured(agent, has_partners):
     config = AgentConfig.model_validate(agent)

@@ -14,14 +14,23 @@ from parts.attempts import attempt, attempts
 
 
 def candidate(question: str, *, split: str = "train", answer: str = "1", index: int = 0) -> Candidate:
-    row = {"prompt": [{"role": "user", "content": question}], "extra_info": {"split": split, "index": index, "question": question}}
+    row = {
+        "prompt": [{"role": "user", "content": question}],
+        "extra_info": {"split": split, "index": index, "question": question},
+    }
     return Candidate(row, split, question=normalise(question), identity=normalise(question), answer=answer)
 
 
-CANDIDATES = st.lists(st.builds(candidate, st.sampled_from(["A?", "a?", " a ?", "b", "B ", "c"]), split=st.sampled_from(["train", "test"])))
+CANDIDATES = st.lists(
+    st.builds(
+        candidate,
+        st.sampled_from(["A?", "a?", " a ?", "b", "B ", "c"]),
+        split=st.sampled_from(["train", "test"]),
+    )
+)
 
 
-# ------------------------------------------------------------------------------------------------------- duplicates
+# ------------------------------------------------------------------------------------------------- duplicates
 
 
 @given(CANDIDATES)
@@ -38,16 +47,24 @@ def test_of_each_question_one_row_is_left_and_what_measures_keeps_its_own(candid
 
 
 def test_duplicates_are_counted_whether_they_stay_or_not():
-    rows = [candidate("How  many?"), candidate("how many?", answer="2"), candidate("How many?", split="test"), candidate("Else?")]
+    rows = [
+        candidate("How  many?"),
+        candidate("how many?", answer="2"),
+        candidate("How many?", split="test"),
+        candidate("Else?"),
+    ]
     kept, notes = select(rows, Selection())
     assert kept == rows
-    assert notes == ["2 rows repeat another one (1 with another answer, 2 of another split): kept; --deduplicate leaves them out"]
+    assert notes == [
+        "2 rows repeat another one (1 with another answer, 2 of another split): kept; --deduplicate leaves "
+        "them out"
+    ]
     kept, notes = select(rows, Selection(deduplicate=True))
     assert kept == [rows[2], rows[3]]
     assert notes == ["2 rows repeat another one (1 with another answer, 2 of another split): left out"]
 
 
-# ----------------------------------------------------------------------------------------------------- held-out share
+# --------------------------------------------------------------------------------------------- held-out share
 
 
 @given(st.integers(2, 60), st.floats(0.05, 0.9), st.integers(0, 2**31))
@@ -71,13 +88,16 @@ def test_another_seed_holds_out_other_questions():
 
 
 def test_a_share_that_cannot_be_held_out():
-    with pytest.raises(DataError, match=r"--test-share divides one split, but the data has train, test: choose one with --split"):
+    with pytest.raises(
+        DataError,
+        match=r"--test-share divides one split, but the data has train, test: choose one with --split",
+    ):
         select([candidate("a"), candidate("b", split="test")], Selection(test_share=0.5))
     with pytest.raises(DataError, match=r"--test-share=0\.5 of 1 questions leaves none to train on"):
         select([candidate("a")], Selection(test_share=0.5))
 
 
-# --------------------------------------------------------------------------------------------------------- difficulty
+# ------------------------------------------------------------------------------------------------- difficulty
 
 
 def test_a_band_keeps_what_was_solved_sometimes(tmp_path):
@@ -98,16 +118,23 @@ def test_a_band_keeps_what_was_solved_sometimes(tmp_path):
     kept, notes = select(rows, Selection(band=Band(rates.of, 0.25, 0.9)))
     assert kept == [rows[2], rows[3], rows[5]]
     assert notes[-1] == (
-        "pass rates from 0.25 to 0.9: 2 kept, 1 below and 1 above left out, 1 without attempts left out, 1 of held-out splits kept"
+        "pass rates from 0.25 to 0.9: 2 kept, 1 below and 1 above left out, 1 without attempts left out, 1 "
+        "of held-out splits kept"
     )
     kept, notes = select(rows[:5], Selection(band=Band(read_pass_rates(tmp_path).of, 0.0, 0.2, "keep")))
     assert kept == [rows[0], rows[4]]
-    assert notes == ["pass rates from 0 to 0.2: 1 kept, 0 below and 3 above left out, 1 without attempts kept"]
+    assert notes == [
+        "pass rates from 0 to 0.2: 1 kept, 0 below and 3 above left out, 1 without attempts kept"
+    ]
 
 
 def test_a_share_is_held_out_before_anything_is_filtered_by_difficulty(tmp_path):
     rows = [candidate(f"q{index}") for index in range(10)]
-    rates = read_pass_rates(attempts(tmp_path / "a.parquet", *(attempt(f"q{index}", 1.0) for index in range(9)), attempt("q9", 0.5)))
+    rates = read_pass_rates(
+        attempts(
+            tmp_path / "a.parquet", *(attempt(f"q{index}", 1.0) for index in range(9)), attempt("q9", 0.5)
+        )
+    )
     kept, _ = select(rows, Selection(test_share=0.5, seed=3, band=Band(rates.of, 0.0, 0.9)))
     assert [row.question for row in kept if row.split == "test"] == [
         row.question for row in hold_out(rows, 0.5, seed=3) if row.split == "test"
@@ -117,7 +144,9 @@ def test_a_share_is_held_out_before_anything_is_filtered_by_difficulty(tmp_path)
 
 def test_nothing_left_says_why(tmp_path):
     rates = read_pass_rates(attempts(tmp_path / "a.parquet", attempt("a", 1.0)))
-    with pytest.raises(DataError, match=r"^no row is left; pass rates from 0 to 0\.5: 0 kept, 0 below and 1 above left out$"):
+    with pytest.raises(
+        DataError, match=r"^no row is left; pass rates from 0 to 0\.5: 0 kept, 0 below and 1 above left out$"
+    ):
         select([candidate("a")], Selection(band=Band(rates.of, 0.0, 0.5)))
 
 
@@ -131,5 +160,7 @@ def test_attempts_that_say_nothing(tmp_path):
         read_pass_rates(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="no attempt in it has a score"):
         read_pass_rates(attempts(tmp_path / "b.parquet", attempt("a", 1.0, outcome=Outcome.ABORTED)))
-    with pytest.raises(DataError, match=r"pass rates from 0\.9 to 0\.1: both must be from 0 to 1, in ascending order"):
+    with pytest.raises(
+        DataError, match=r"pass rates from 0\.9 to 0\.1: both must be from 0 to 1, in ascending order"
+    ):
         Band(lambda _: None, 0.9, 0.1)

@@ -39,8 +39,14 @@ def test_task_rows(tmp_path):
     assert "train.parquet: 9 rows, 0.0 MB" in text
     assert ["prompt", "[{role, content}]"] in cells(text)
     counted = [row for row in cells(text) if row[0] == "arithmetic"]
-    assert [(row[1], row[2]) for row in counted] == [("tool_agent", "3"), ("single_turn_agent", "3"), ("interaction_agent", "3")]
-    lengths = sorted(len(row["prompt"][0]["content"]) for row in pq.read_table(tmp_path / "train.parquet").to_pylist()[::3])
+    assert [(row[1], row[2]) for row in counted] == [
+        ("tool_agent", "3"),
+        ("single_turn_agent", "3"),
+        ("interaction_agent", "3"),
+    ]
+    lengths = sorted(
+        len(row["prompt"][0]["content"]) for row in pq.read_table(tmp_path / "train.parquet").to_pylist()[::3]
+    )
     assert counted[0][3:] == [str(lengths[1]), str(lengths[2])]
     assert "row 0" in text
     first = pq.read_table(tmp_path / "train.parquet").slice(0, 1).to_pylist()[0]
@@ -57,7 +63,9 @@ def test_conversations_with_tool_calls(tmp_path):
 
 
 def test_trajectories(tmp_path):
-    write_parquet(tmp_path / "a.parquet", encode([attempt("Q1?", 1.0, reward=1.0), attempt("Q2?", 0.0)]), step=3)
+    write_parquet(
+        tmp_path / "a.parquet", encode([attempt("Q1?", 1.0, reward=1.0), attempt("Q2?", 0.0)]), step=3
+    )
     text = shown(tmp_path / "a.parquet", 1)
     assert ["s", "single_turn_agent", "2", "5", "5", "0.500", "2", "-", "2 completed"] in cells(text)
     assert "user  Q2?" in text
@@ -69,7 +77,9 @@ def test_trajectories(tmp_path):
 
 
 def test_json_lines_and_long_values(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join(map(orjson.dumps, [{"q": "x" * 3000, "n": 1}, {"q": "[red]y", "n": None}])))
+    (tmp_path / "a.jsonl").write_bytes(
+        b"\n".join(map(orjson.dumps, [{"q": "x" * 3000, "n": 1}, {"q": "[red]y", "n": None}]))
+    )
     text = shown(tmp_path / "a.jsonl", 0, 1)
     assert ["q", "str"] in cells(text)
     assert ["n", "int or NoneType"] in cells(text)
@@ -95,4 +105,8 @@ def test_which_rows():
 
 def test_types_in_a_line():
     kind = pa.list_(pa.struct([("a", pa.large_string()), ("b", pa.large_list(pa.int64()))]))
-    assert (short_type(kind), short_type(pa.large_list(pa.large_string())), short_type(pa.int32())) == ("[{a, b}]", "[string]", "int32")
+    assert (short_type(kind), short_type(pa.large_list(pa.large_string())), short_type(pa.int32())) == (
+        "[{a, b}]",
+        "[string]",
+        "int32",
+    )

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.data.trajectories import SCHEMA, decode, encode, from_ipc, read_parquet, sampled_versions, to_ipc, write_parquet
+from agentrl.data.trajectories import (
+    SCHEMA,
+    decode,
+    encode,
+    from_ipc,
+    read_parquet,
+    sampled_versions,
+    to_ipc,
+    write_parquet,
+)
 from agentrl.errors import DataError
 from agentrl.types import NO_VERSION, Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
 
@@ -55,7 +64,9 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         versions=np.where(mask, rng.integers(0, 9, size), NO_VERSION).astype(np.int32),
         turn_ids=np.where(mask, 0, -1).astype(np.int16),
         messages=tuple(draw(st.lists(MESSAGES, max_size=3))),
-        rewards=tuple(draw(st.lists(st.builds(RewardEvent, TEXT, FINITE, st.integers(0, 2**40)), max_size=2))),
+        rewards=tuple(
+            draw(st.lists(st.builds(RewardEvent, TEXT, FINITE, st.integers(0, 2**40)), max_size=2))
+        ),
         outcome=draw(st.sampled_from(Outcome)),
         failure=draw(st.none() | FAILURES),
         metrics=draw(st.dictionaries(TEXT, FINITE, max_size=3)),
@@ -121,7 +132,9 @@ def test_any_slice_and_any_regrouping_of_rows_is_exact(items, data):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(trajectories(), max_size=5))
 def test_sampled_versions_agree_with_the_carrier(items):
-    assert sampled_versions(encode(items)) == [tuple(sorted(set(t.versions[t.action_mask].tolist()))) for t in items]
+    assert sampled_versions(encode(items)) == [
+        tuple(sorted(set(t.versions[t.action_mask].tolist()))) for t in items
+    ]
 
 
 def test_a_slice_sent_alone_carries_only_its_rows():
@@ -139,7 +152,9 @@ def test_token_arrays_are_views_that_cannot_be_written():
 
 def test_lone_surrogates_and_non_finite_numbers_do_not_lose_the_trajectory():
     call = ToolCall(id="c", name="\ud800", arguments={"x": float("inf"), "y": 10**30, "z": "\udc00"})
-    item = simple("bad \udfff text").replace(messages=(Message("assistant", "bad \udfff text", (call,)),), metrics={"n": 2.0})
+    item = simple("bad \udfff text").replace(
+        messages=(Message("assistant", "bad \udfff text", (call,)),), metrics={"n": 2.0}
+    )
     [back] = decode(from_ipc(to_ipc(encode([item]))))
     assert back.messages[0].content == "bad ? text"
     assert back.messages[0].tool_calls == (dataclasses.replace(call, name="?"),)

@@ -1,4 +1,6 @@
-"""docs/algorithms.md explains whatever a config may name: each name in the section of its kind, as a row of a table or in the text."""
+"""docs/algorithms.md explains whatever a config may name: each name in the section of its kind, as a row of a
+table or in the text.
+"""
 
 from pathlib import Path
 from typing import get_args
@@ -20,14 +22,25 @@ CHOICES = {*get_args(KLConfig.model_fields["estimator"].annotation), *KL_ESTIMAT
 
 
 def rows(section):
-    """Return {name: the other cells of its row} of all tables of a section; a row may explain several names."""
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in SECTIONS[section].splitlines() if line.startswith("|")]
+    """Return {name: the other cells of its row} of all tables of a section; a row may explain several
+    names.
+    """
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in SECTIONS[section].splitlines()
+        if line.startswith("|")
+    ]
     return {name.strip("`"): row[1:] for row in cells for name in row[0].split(", ") if name.startswith("`")}
 
 
 @pytest.mark.parametrize(
     ("section", "names"),
-    [("Advantages", ESTIMATORS), ("Policy losses", POLICY_LOSSES), ("Aggregation", RULES), ("KL and entropy", CHOICES)],
+    [
+        ("Advantages", ESTIMATORS),
+        ("Policy losses", POLICY_LOSSES),
+        ("Aggregation", RULES),
+        ("KL and entropy", CHOICES),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_every_registered_name_has_a_row_and_a_formula(section, names):

@@ -20,7 +20,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re
 
 @pytest.fixture
 def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that gives what the block that defines a name comes to, imported as a file of the reader's."""
+    """Return a function that gives what the block that defines a name comes to, imported as a file of the
+    reader's.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def find(name: str) -> Any:
@@ -44,7 +46,9 @@ def test_the_agent_and_the_reward(defined):
 
 def test_the_interaction(defined):
     trajectory = play(["1", "2", "3"], agent="interaction_agent", interaction=defined("Stubborn"))
-    assert [message.content for message in trajectory.messages if message.role == "user"][1:] == ["Are you sure?"] * 2
+    assert [message.content for message in trajectory.messages if message.role == "user"][1:] == [
+        "Are you sure?"
+    ] * 2
     assert trajectory.metrics["reward/interaction"] == 1.0
 
 
@@ -58,7 +62,13 @@ def test_the_estimator(defined):
         group_size=2,
     )
     options = AdvantageOptions(
-        gamma=1.0, lam=1.0, bootstrap_truncated=False, singleton="zero", passk_k=1, solved_reward=1.0, step_weight=1.0
+        gamma=1.0,
+        lam=1.0,
+        bootstrap_truncated=False,
+        singleton="zero",
+        passk_k=1,
+        solved_reward=1.0,
+        step_weight=1.0,
     )
     assert defined("sign")(batch, options).advantages_A.tolist() == [1.0, 1.0, -1.0]
 

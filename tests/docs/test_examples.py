@@ -31,7 +31,9 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
     """All plugins of docs/tools.md, docs/interactions.md and docs/rewards.md, loaded from files."""
     folder = tmp_path_factory.mktemp("documented")
     files = []
-    blocks = [block for page in ("tools", "interactions", "rewards") for block in code_blocks(f"docs/{page}.md")]
+    blocks = [
+        block for page in ("tools", "interactions", "rewards") for block in code_blocks(f"docs/{page}.md")
+    ]
     for index, block in enumerate(block for block in blocks if "\nclass " in block or "\n@tool" in block):
         files.append(folder / f"plugin_{index}.py")
         files[-1].write_text(block)
@@ -51,10 +53,14 @@ class Characters:
 def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
     async def main() -> list[tuple[str, bool]]:
         with AsyncioHost() as host:
-            shared = SharedTools(load_plugins([str(EXAMPLE)]).tools, AgentConfig(), host=host, codec=Characters())
+            shared = SharedTools(
+                load_plugins([str(EXAMPLE)]).tools, AgentConfig(), host=host, codec=Characters()
+            )
             toolbox = Toolbox(["word_length"], shared, tools_kwargs={}, key="t")
             arguments = ({"word": "trajectory"}, {"word": "two words"}, {})
-            results = await toolbox.answer([ToolCall(str(i), "word_length", given) for i, given in enumerate(arguments)])
+            results = await toolbox.answer(
+                [ToolCall(str(i), "word_length", given) for i, given in enumerate(arguments)]
+            )
             await toolbox.close()
             return [(result.text, result.is_error) for result in results]
 
@@ -97,17 +103,27 @@ def test_the_documented_interaction(documented):
 
     async def main() -> list[tuple[str, bool]]:
         await partner.start(number=7)
-        replies = [await partner.respond([Message("assistant", text)]) for text in ("I say 3", "9", "no idea", "7")]
+        replies = [
+            await partner.respond([Message("assistant", text)]) for text in ("I say 3", "9", "no idea", "7")
+        ]
         return [(reply.text, reply.is_done) for reply in replies]
 
-    assert asyncio.run(main()) == [("Higher.", False), ("Lower.", False), ("Please answer with a number.", False), ("Right.", True)]
+    assert asyncio.run(main()) == [
+        ("Higher.", False),
+        ("Lower.", False),
+        ("Please answer with a number.", False),
+        ("Right.", True),
+    ]
 
 
 def test_the_documented_reward_and_agent(documented):
     task = Task("t", "my_dataset", (Message("user", "2+2?"),), "two_looks_agent", ground_truth="4")
     reward = documented.rewards.get("exact_answer")()
     reward.check(task)
-    attempts = [Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 9) for text in ("4", "5")]
+    attempts = [
+        Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 9)
+        for text in ("4", "5")
+    ]
     assert [reward.score(attempt).value for attempt in attempts] == [1.0, 0.0]
     assert documented.agents.resolve("two_looks_agent") == "two_looks_agent"
 

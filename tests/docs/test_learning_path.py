@@ -26,8 +26,12 @@ from agentrl.testing.one_row.play import play_row
 from agentrl.types import Outcome
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```(python|json|yaml)\n(.*?)```", (ROOT / "docs" / "learning_path.md").read_text(), flags=re.DOTALL)
-PYTHON = {re.search(r"learning/(\w+)\.py", text)[1]: text for language, text in BLOCKS if language == "python"}
+BLOCKS = re.findall(
+    r"```(python|json|yaml)\n(.*?)```", (ROOT / "docs" / "learning_path.md").read_text(), flags=re.DOTALL
+)
+PYTHON = {
+    re.search(r"learning/(\w+)\.py", text)[1]: text for language, text in BLOCKS if language == "python"
+}
 (TURNS,) = (text for language, text in BLOCKS if language == "yaml")
 ROWS, PARTNER = (text for language, text in BLOCKS if language == "json")
 
@@ -47,7 +51,13 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def played(*overrides: str, row: int = 0) -> Any:
     config = load_config(
         str(ROOT / "configs" / "quickstart.yaml"),
-        ["data.train_files=[rows.jsonl]", "model.path=model", "agent.tools=[calculator]", "agent.max_response_tokens=1024", *overrides],
+        [
+            "data.train_files=[rows.jsonl]",
+            "model.path=model",
+            "agent.tools=[calculator]",
+            "agent.max_response_tokens=1024",
+            *overrides,
+        ],
     )
     return play_row(config, row=row, model="turns.yaml", read=lambda: None, say=lambda text: None).trajectory
 
@@ -69,8 +79,13 @@ def test_the_row_of_the_partner_names_what_it_gets() -> None:
     assert json.loads(PARTNER)["extra_info"]["interaction_kwargs"] == {"name": "customer", "word": "please"}
 
 
-def test_one_attempt_is_shown_token_by_token(written: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = [play(["one"], ground_truth="1", reward="gsm8k"), play(["#### 1"], ground_truth="1", reward="gsm8k")]
+def test_one_attempt_is_shown_token_by_token(
+    written: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = [
+        play(["one"], ground_truth="1", reward="gsm8k"),
+        play(["#### 1"], ground_truth="1", reward="gsm8k"),
+    ]
     members = [attempt.replace(member=member) for member, attempt in enumerate(attempts)]
     write_parquet(written / "step.parquet", encode(members))
     monkeypatch.setattr(sys, "argv", ["look.py", "step.parquet"])

@@ -1,4 +1,6 @@
-"""Every file, symbol, command, option and `make` target that the documentation names exists; `docs_claims.py` has the rules."""
+"""Every file, symbol, command, option and `make` target that the documentation names exists; `docs_claims.py`
+has the rules.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,22 @@ from parts.docs_names import Project, read_project
 from parts.rooms import PLUGINS, ROWS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")),
+]
 DIARY = "docs/log.md"
 """It says what was true on a day: only its links are looked at."""
 
 OTHERS = {
-    "verl's": {"ToolAgentLoop", "agent_data", "default_compute_score", "mcp_servers_config_path", "tool_selected_list"},
+    "verl's": {
+        "ToolAgentLoop",
+        "agent_data",
+        "default_compute_score",
+        "mcp_servers_config_path",
+        "tool_selected_list",
+    },
     "SGLang's and its router's": {
         "--enable-lora",
         "--enable-memory-saver --enable-weights-cpu-backup",
@@ -27,7 +39,13 @@ OTHERS = {
         "power_of_two",
         "sglang_router",
     },
-    "Ray's, SLURM's and Kubernetes's": {"RAY_ADDRESS", "--num-cpus", "sbatch train.sbatch", "--requeue", "ReadWriteMany"},
+    "Ray's, SLURM's and Kubernetes's": {
+        "RAY_ADDRESS",
+        "--num-cpus",
+        "sbatch train.sbatch",
+        "--requeue",
+        "ReadWriteMany",
+    },
     "huggingface_hub's": {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE"},
     "a paper's": {"epsilon_high"},
     "pytest's, Docker's": {
@@ -67,7 +85,9 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_rows_of_imports_are_those_that_are_kept() -> None:
-    (table,) = re.findall(r"## Who may import whom\n```\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
+    (table,) = re.findall(
+        r"## Who may import whom\n```\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S
+    )
     rows: dict[str, set[str]] = {}
     row = ""
     for line in table.splitlines():
@@ -108,7 +128,7 @@ def greet(): ...
 | verl | agentrl |
 |---|---|
 | `DataProto.union`, `ray_trainer.py` | `Trajectory` |
-"""
+"""  # noqa: E501
 
 
 def test_what_exists_is_not_complained_about(project: Project) -> None:
@@ -156,8 +176,10 @@ def test_what_exists_is_not_complained_about(project: Project) -> None:
         "```python\nclass Ledgers:\n```",
         "```python\nclass Ledgers; class Curriculum: draw(self)\n```",
         "```python\nclass Ledger:\n    def leases(self, owner) -> int\n```",
-        "```python\nclass Ledger:\n    def lease(self, owner, who) -> int; def drop(self, owner, group_id, reason)\n```",
-        "```python\ndef pack(samples, *, max_tokens, world_size, max_rows)                # learner/packing.py\n```",
+        "```python\nclass Ledger:\n    def lease(self, owner, who) -> int; def drop(self, owner, group_id, "
+        "reason)\n```",
+        "```python\ndef pack(samples, *, max_tokens, world_size, max_rows)                # "
+        "learner/packing.py\n```",
         "```python\ndef pack(samples, *, max_tokens, world_size)                # learner/packer.py\n```",
         "```python\nclass Ledger:\n    def lease(self) -> int\n```",
         "```python\ndef pack(\n    samples, *, max_tokens, world_size,\n    max_rows=None,\n)\n```",

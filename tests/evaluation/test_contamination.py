@@ -14,23 +14,43 @@ from hypothesis import strategies as st
 
 from agentrl.errors import DataError
 from agentrl.evaluation import contamination
-from agentrl.evaluation.contamination import Overlap, Question, SourceOverlap, find_overlap, refuse_unreadable, words
+from agentrl.evaluation.contamination import (
+    Overlap,
+    Question,
+    SourceOverlap,
+    find_overlap,
+    refuse_unreadable,
+    words,
+)
 
 NATALIA = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
     "How many clips did Natalia sell altogether in April and May?"
 )
-WENG = "Weng earns $12 an hour for babysitting. Yesterday, she just did 50 minutes of babysitting. How much did she earn?"
+WENG = (
+    "Weng earns $12 an hour for babysitting. Yesterday, she just did 50 minutes of babysitting. How much did "
+    "she earn?"
+)
 
 
 def training(folder, prompts, name="train.parquet") -> str:
-    rows = [{"prompt": p if isinstance(p, str) else [{"role": "user", "content": text} for text in p]} for p in prompts]
+    rows = [
+        {"prompt": p if isinstance(p, str) else [{"role": "user", "content": text} for text in p]}
+        for p in prompts
+    ]
     pq.write_table(pa.Table.from_pylist(rows), folder / name)
     return str(folder / name)
 
 
 def test_a_question_of_the_training_set_is_found_however_it_is_punctuated(tmp_path):
-    file = training(tmp_path, [["What is two and two?"], ["You are a tutor.", NATALIA.upper().replace(",", " -")], ["Another one."]])
+    file = training(
+        tmp_path,
+        [
+            ["What is two and two?"],
+            ["You are a tutor.", NATALIA.upper().replace(",", " -")],
+            ["Another one."],
+        ],
+    )
     note = find_overlap([Question("gsm8k", "q:0", NATALIA), Question("gsm8k", "q:1", WENG)], [file])
     assert note.num_rows == 3
     assert note.sources == (SourceOverlap("gsm8k", 2, 1, 1),)
@@ -38,7 +58,9 @@ def test_a_question_of_the_training_set_is_found_however_it_is_punctuated(tmp_pa
 
 
 def test_the_template_that_all_questions_share_is_no_contamination(tmp_path):
-    template = 'Let\'s think step by step and output the final answer after "####". Then stop and say nothing more.'
+    template = (
+        'Let\'s think step by step and output the final answer after "####". Then stop and say nothing more.'
+    )
     file = training(tmp_path, [f"What is {i} times {i + 1}? {template}" for i in range(50)])
     questions = [Question("gsm8k", f"q:{i}", f"{text} {template}") for i, text in enumerate((NATALIA, WENG))]
     assert find_overlap(questions, [file]).num_overlapping == 0
@@ -54,7 +76,9 @@ def test_an_instruction_of_many_questions_is_no_contamination(tmp_path):
 
 
 def test_short_questions_count_only_as_a_whole(tmp_path):
-    file = training(tmp_path, ["What is the sum of 3 and 4, and why do you think that it is so?", "Is 7 prime?"])
+    file = training(
+        tmp_path, ["What is the sum of 3 and 4, and why do you think that it is so?", "Is 7 prime?"]
+    )
     questions = [
         Question("mine", "inside", "What is the sum of 3 and"),
         Question("mine", "whole", "is 7 PRIME"),
@@ -66,12 +90,19 @@ def test_short_questions_count_only_as_a_whole(tmp_path):
 
 
 def by_hand(question: list[str], message: list[str]) -> float:
-    """The share of the question's words in a phrase of 13 (or, of 8 to 12 words, all) that the message has."""
+    """The share of the question's words in a phrase of 13 (or, of 8 to 12 words, all) that the message
+    has.
+    """
     length = min(13, len(question))
     if length < 8:
         return float(question == message and bool(question))
     grams = {tuple(message[i : i + length]) for i in range(len(message) - length + 1)}
-    found = {i + d for i in range(len(question) - length + 1) if tuple(question[i : i + length]) in grams for d in range(length)}
+    found = {
+        i + d
+        for i in range(len(question) - length + 1)
+        if tuple(question[i : i + length]) in grams
+        for d in range(length)
+    }
     return len(found) / len(question)
 
 
@@ -83,7 +114,9 @@ def test_shares_are_those_of_a_search_by_hand(tmp_path_factory, seed, size, batc
     messages = []
     for _ in range(7):
         start, end = sorted((rng.randrange(size + 1), rng.randrange(size + 1)))
-        noise = [[rng.choice("abcxyz") + str(rng.randrange(4)) for _ in range(rng.randrange(6))] for _ in range(2)]
+        noise = [
+            [rng.choice("abcxyz") + str(rng.randrange(4)) for _ in range(rng.randrange(6))] for _ in range(2)
+        ]
         messages.append([*noise[0], *question[start:end], *noise[1]])
     file = training(tmp_path_factory.mktemp("train"), [[" ".join(m)] for m in messages])
     before, contamination.STREAM_ROWS = contamination.STREAM_ROWS, batch
@@ -102,7 +135,11 @@ def test_json_lines_and_other_columns(tmp_path):
     assert [o.row for o in note.worst] == [1]
 
 
-@pytest.mark.parametrize("compare", [partial(find_overlap, [Question("s", "q", NATALIA)]), refuse_unreadable], ids=["after", "before"])
+@pytest.mark.parametrize(
+    "compare",
+    [partial(find_overlap, [Question("s", "q", NATALIA)]), refuse_unreadable],
+    ids=["after", "before"],
+)
 def test_what_cannot_be_compared_is_told(tmp_path, compare):
     file = training(tmp_path, ["x"])
     compare([file])

@@ -14,7 +14,13 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError
-from agentrl.evaluation.attempt_keys import AttemptSettings, attempt_key, fingerprint, problem_hash, producer_of
+from agentrl.evaluation.attempt_keys import (
+    AttemptSettings,
+    attempt_key,
+    fingerprint,
+    problem_hash,
+    producer_of,
+)
 from agentrl.evaluation.concurrency import START, Concurrency
 from agentrl.evaluation.data_sets import resolve_files
 from agentrl.evaluation.model_place import read_place
@@ -23,10 +29,18 @@ from agentrl.types import Message, Task
 
 
 def task(question: str = "6 * 7?", **fields) -> Task:
-    return Task(**{"task_id": "t:0", "data_source": "s", "messages": (Message("user", question),), "agent_name": "a", **fields})
+    return Task(
+        **{
+            "task_id": "t:0",
+            "data_source": "s",
+            "messages": (Message("user", question),),
+            "agent_name": "a",
+            **fields,
+        }
+    )
 
 
-# -------------------------------------------------------------------------------------------------------- templates
+# -------------------------------------------------------------------------------------------------- templates
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -61,12 +75,16 @@ def test_templates_are_chosen_by_data_set() -> None:
         find_template("boxed@9")
 
 
-# ------------------------------------------------------------------------------------------------------------- keys
+# ------------------------------------------------------------------------------------------------------- keys
 
 
-def produced(config: Config, *, model: str = "m", template: Template | None = None, is_scored: bool = True) -> dict:
+def produced(
+    config: Config, *, model: str = "m", template: Template | None = None, is_scored: bool = True
+) -> dict:
     reward = config.reward if is_scored else None
-    return producer_of(AttemptSettings(model, config.model, config.data, config.agent, config.eval, reward), template)
+    return producer_of(
+        AttemptSettings(model, config.model, config.data, config.agent, config.eval, reward), template
+    )
 
 
 def test_whatever_may_change_an_attempt_changes_its_key(tmp_path: Path) -> None:
@@ -78,7 +96,14 @@ def test_whatever_may_change_an_attempt_changes_its_key(tmp_path: Path) -> None:
         produced(base, is_scored=False),
         *(
             produced(base.model_copy(update={"eval": EvalConfig(**{name: value})}))
-            for name, value in {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "stop": ("x",), "ignore_eos": True}.items()
+            for name, value in {
+                "temperature": 0.5,
+                "top_p": 0.9,
+                "top_k": 5,
+                "min_p": 0.1,
+                "stop": ("x",),
+                "ignore_eos": True,
+            }.items()
         ),
         produced(base.model_copy(update={"agent": base.agent.model_copy(update={"tools": ("python",)})})),
         produced(base.model_copy(update={"agent": base.agent.model_copy(update={"max_turns": 3})})),
@@ -99,7 +124,9 @@ def test_a_file_that_was_edited_is_another_reward(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("1")
     custom = Config().reward.custom_function.model_copy(update={"path": str(file)})
-    config = Config().model_copy(update={"reward": Config().reward.model_copy(update={"custom_function": custom})})
+    config = Config().model_copy(
+        update={"reward": Config().reward.model_copy(update={"custom_function": custom})}
+    )
     before = produced(config)
     file.write_text("2")
     assert before != produced(config)
@@ -107,7 +134,13 @@ def test_a_file_that_was_edited_is_another_reward(tmp_path: Path) -> None:
 
 def test_a_problem_is_its_content_wherever_it_stands() -> None:
     assert problem_hash(task()) == problem_hash(task(task_id="other:7"))
-    different = [task("5 * 7?"), task(ground_truth="42"), task(agent_name="b"), task(extra_info={"a": 1}), task(tools_kwargs={"x": {}})]
+    different = [
+        task("5 * 7?"),
+        task(ground_truth="42"),
+        task(agent_name="b"),
+        task(extra_info={"a": 1}),
+        task(tools_kwargs={"x": {}}),
+    ]
     assert len({problem_hash(one) for one in [task(), *different]}) == len(different) + 1
 
 
@@ -126,12 +159,16 @@ def test_a_fingerprint_sees_weights_and_templates(tmp_path: Path) -> None:
         fingerprint(tmp_path / "absent")
 
 
-# ------------------------------------------------------------------------------------------------- names and options
+# ------------------------------------------------------------------------------------------ names and options
 
 
 @pytest.mark.parametrize(
     ("on", "problem"),
-    [([], "choose what to evaluate on"), (["gsm9k"], "'gsm9k' is not a dataset"), (["a/x.parquet", "b/x.parquet"], "contains 'x' twice")],
+    [
+        ([], "choose what to evaluate on"),
+        (["gsm9k"], "'gsm9k' is not a dataset"),
+        (["a/x.parquet", "b/x.parquet"], "contains 'x' twice"),
+    ],
 )
 def test_what_is_no_data_set(tmp_path: Path, on: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
@@ -155,7 +192,10 @@ def test_where_the_model_is() -> None:
 
 def test_options_come_to_a_config() -> None:
     config, is_named = load_base(
-        ["agent.max_turns=3"], {"n": 4, "temperature": 0.0, "top_p": None}, tools="python,calculator", templates=["gsm8k=gsm8k@1", "boxed"]
+        ["agent.max_turns=3"],
+        {"n": 4, "temperature": 0.0, "top_p": None},
+        tools="python,calculator",
+        templates=["gsm8k=gsm8k@1", "boxed"],
     )
     assert not is_named
     assert (config.eval.n, config.eval.temperature, config.agent.max_turns) == (4, 0.0, 3)
@@ -170,7 +210,7 @@ def test_results_have_a_folder_of_the_models_name() -> None:
     assert default_folder("owner/Name-1.5B") == Path("runs/eval/Name-1.5B")
 
 
-# ------------------------------------------------------------------------------------------------------ concurrency
+# ------------------------------------------------------------------------------------------------ concurrency
 
 
 def rounds(concurrency: Concurrency, num: int) -> None:
@@ -178,8 +218,12 @@ def rounds(concurrency: Concurrency, num: int) -> None:
         concurrency.went_well(concurrency.round, 0.0, 0)
 
 
-def simulated(seconds_per_token: Callable[[int], float], *, num_rounds: int = 60, limit: int = 1024) -> tuple[list[int], Concurrency]:
-    """Return how many attempts of 100 tokens were under way in each round, on servers that are so fast with so many."""
+def simulated(
+    seconds_per_token: Callable[[int], float], *, num_rounds: int = 60, limit: int = 1024
+) -> tuple[list[int], Concurrency]:
+    """Return how many attempts of 100 tokens were under way in each round, on servers that are so fast with
+    so many.
+    """
     now = [0.0]
     concurrency = Concurrency(limit, clock=lambda: now[0])
     seen = []
@@ -230,7 +274,9 @@ def test_the_bounds_hold() -> None:
         "slower by half, and then as fast as before": lambda num: 0.01 if num < 300 else 0.015,
     }.items(),
 )
-def test_servers_that_are_well_filled_are_not_spared(servers: str, seconds_per_token: Callable[[int], float]) -> None:
+def test_servers_that_are_well_filled_are_not_spared(
+    servers: str, seconds_per_token: Callable[[int], float]
+) -> None:
     seen, concurrency = simulated(seconds_per_token)
     assert seen[-1] == 1024, servers
     assert not concurrency.reasons

@@ -1,4 +1,6 @@
-"""Attempts side by side: the world's failures are tried again and never scored, and every attempt is kept once."""
+"""Attempts side by side: the world's failures are tried again and never scored, and every attempt is kept
+once.
+"""
 
 from __future__ import annotations
 
@@ -95,13 +97,18 @@ class LostServers:
 
 def problems(num: int, n: int) -> list[EvaluationProblem]:
     tasks = [Task(f"t:{number}", "s", (Message("user", str(number)),), "a") for number in range(num)]
-    return [EvaluationProblem(number, task, tuple(f"{number}/{member}" for member in range(n))) for number, task in enumerate(tasks)]
+    return [
+        EvaluationProblem(number, task, tuple(f"{number}/{member}" for member in range(n)))
+        for number, task in enumerate(tasks)
+    ]
 
 
 class Scene:
     """One evaluation of 3 problems, 2 attempts each, in a folder."""
 
-    def __init__(self, folder: Path, outcomes: Outcomes, *, compares: bool = False, limit: int = 64, num: int = 3) -> None:
+    def __init__(
+        self, folder: Path, outcomes: Outcomes, *, compares: bool = False, limit: int = 64, num: int = 3
+    ) -> None:
         self.player, self.scorer = FakePlayer(outcomes), FakeScorer(compares)
         self.problems = problems(num, 2)
         self.concurrency = Concurrency(limit)
@@ -134,12 +141,16 @@ class Scene:
 
 
 @pytest.mark.parametrize(("is_scored", "shown"), [(True, "accuracy 1.000 so far, "), (False, "")])
-def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(tmp_path: Path, is_scored: bool, shown: str) -> None:
+def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(
+    tmp_path: Path, is_scored: bool, shown: str
+) -> None:
     scene = Scene(tmp_path, lambda attempt, _: Outcome.TIMEOUT if attempt.member else Outcome.COMPLETED)
     scene.play()
     out, now = io.StringIO(), [0.0]
     console = Console(file=out, width=200)
-    with EvalProgress(16, 10, scene.concurrency, is_scored=is_scored, console=console, clock=lambda: now[0]) as progress:
+    with EvalProgress(
+        16, 10, scene.concurrency, is_scored=is_scored, console=console, clock=lambda: now[0]
+    ) as progress:
         for trajectory in sorted(scene.finished, key=lambda t: t.member):
             now[0] += 8.0
             progress.add(trajectory)
@@ -154,7 +165,9 @@ def always(outcome: Outcome) -> Outcomes:
 
 
 def test_every_try_that_failed_is_told(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, lambda attempt, number: Outcome.TOOL_ERROR if attempt.member else Outcome.COMPLETED)
+    scene = Scene(
+        tmp_path, lambda attempt, number: Outcome.TOOL_ERROR if attempt.member else Outcome.COMPLETED
+    )
     scene.play()
     assert Counter((f.member, f.became) for f in scene.failed) == {(1, "retried"): 6, (1, "not_scored"): 3}
     assert {f.failure.text for f in scene.failed} == {"broken"}
@@ -165,7 +178,9 @@ def test_each_attempt_is_played_and_kept_once(tmp_path: Path) -> None:
     counts = scene.play()
     assert (counts.played, counts.failed) == (6, 0)
     assert set(scene.player.tries.values()) == {1}
-    assert [(t.group_id, t.member) for t in scene.stored() if t] == [(group, member) for group in range(3) for member in range(2)]
+    assert [(t.group_id, t.member) for t in scene.stored() if t] == [
+        (group, member) for group in range(3) for member in range(2)
+    ]
     assert len(scene.finished) == 6
     assert scene.play().played == 0, "nothing is left to play"
 
@@ -178,8 +193,12 @@ def test_the_worlds_failures_are_tried_again(tmp_path: Path) -> None:
     assert scene.concurrency.reasons["overload"] >= 1, "the servers were spared"
 
 
-def test_what_keeps_failing_is_a_failure_and_no_wrong_answer_and_is_played_again_next_time(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, lambda attempt, _: Outcome.TOOL_ERROR if attempt.group_id == 1 else Outcome.COMPLETED)
+def test_what_keeps_failing_is_a_failure_and_no_wrong_answer_and_is_played_again_next_time(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(
+        tmp_path, lambda attempt, _: Outcome.TOOL_ERROR if attempt.group_id == 1 else Outcome.COMPLETED
+    )
     assert scene.play().failed == 2
     assert [t.outcome for t in scene.stored()[2:4] if t] == [Outcome.TOOL_ERROR] * 2
     again = Scene(tmp_path, always(Outcome.COMPLETED))
@@ -204,7 +223,9 @@ def test_members_that_cannot_be_compared_are_failures_and_end_nothing(tmp_path: 
     scene = Scene(tmp_path, always(Outcome.COMPLETED), compares=True, num=MAX_FAILURES_IN_A_ROW)
     scene.scorer = BrokenScorer(compares=True)
     assert scene.play().failed == 2 * MAX_FAILURES_IN_A_ROW
-    assert {(t.outcome, t.failure.text) for t in scene.stored() if t and t.failure} == {(Outcome.REWARD_ERROR, "cannot compare")}
+    assert {(t.outcome, t.failure.text) for t in scene.stored() if t and t.failure} == {
+        (Outcome.REWARD_ERROR, "cannot compare")
+    }
     assert {(f.outcome, f.became) for f in scene.failed} == {(Outcome.REWARD_ERROR, "not_scored")}
 
 
@@ -218,7 +239,9 @@ def test_an_evaluation_in_which_everything_fails_ends(tmp_path: Path) -> None:
     scene = Scene(tmp_path, always(Outcome.ABORTED), num=MAX_FAILURES_IN_A_ROW)
     with pytest.raises(BaseExceptionGroup) as caught:
         scene.play()
-    assert caught.group_contains(InfrastructureError, match="attempts failed one after the other, the last .aborted.: broken")
+    assert caught.group_contains(
+        InfrastructureError, match="attempts failed one after the other, the last .aborted.: broken"
+    )
 
 
 def test_servers_that_are_lost_for_good_end_it(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""results.json, report.md and report.png of an evaluation: complete, true to the attempts, and without secrets."""
+"""results.json, report.md and report.png of an evaluation: complete, true to the attempts, and without
+secrets.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ N = 8
 SECRET = "sk-very-secret"
 
 
-def trajectory(source: str, problem: int, member: int, *, chance: float, difficulty: str | None = None, **changes) -> Trajectory:
+def trajectory(
+    source: str, problem: int, member: int, *, chance: float, difficulty: str | None = None, **changes
+) -> Trajectory:
     """Right by a fixed draw; the right answer is not always in the right form."""
     draw = np.random.default_rng([problem, member]).random()
     is_right, has_form = float(draw < chance), float(draw < 0.8)
@@ -46,7 +50,12 @@ def trajectory(source: str, problem: int, member: int, *, chance: float, difficu
         "messages": (
             Message("system", "You are a tutor."),
             Message("user", f"What is {problem} + 1 | 2?"),
-            Message("assistant", "Let me see.", (ToolCall("1", "calculator", {"expression": "1+1"}),), reasoning="Easy."),
+            Message(
+                "assistant",
+                "Let me see.",
+                (ToolCall("1", "calculator", {"expression": "1+1"}),),
+                reasoning="Easy.",
+            ),
             Message("tool", "2", tool_call_id="1", name="calculator"),
             Message("assistant", "```\n#### 2\n```" + "x" * 9000 * (member == 0)),
         ),
@@ -68,17 +77,28 @@ def trajectory(source: str, problem: int, member: int, *, chance: float, difficu
 def evaluation(n: int = N) -> list[Trajectory]:
     found = []
     for member in range(n):
-        found += [trajectory("openai/gsm8k", p, member, chance=0.3 + 0.05 * p, difficulty="easy" if p % 2 else "hard") for p in range(12)]
+        found += [
+            trajectory(
+                "openai/gsm8k", p, member, chance=0.3 + 0.05 * p, difficulty="easy" if p % 2 else "hard"
+            )
+            for p in range(12)
+        ]
         found += [trajectory("aime_2024", p, member, chance=0.1 * (p == 0)) for p in range(3)]
     failed = found[1].replace(
-        outcome=Outcome.MODEL_ERROR, failure=Failure(f"ServerError: http://me:{SECRET}@server:1 | no answer"), rewards=(), metrics={}
+        outcome=Outcome.MODEL_ERROR,
+        failure=Failure(f"ServerError: http://me:{SECRET}@server:1 | no answer"),
+        rewards=(),
+        metrics={},
     )
     cut = found[2].replace(outcome=Outcome.TRUNCATED, metrics={**found[2].metrics, "accuracy": 0.0})
     return [found[0], failed, cut, *found[3:]]
 
 
 def description(**changes) -> RunDescription:
-    config: Mapping = {"tracking": {"api_key": SECRET}, "rollout": {"urls": [f"http://me:{SECRET}@server:1"], "api_key_env": "KEY"}}
+    config: Mapping = {
+        "tracking": {"api_key": SECRET},
+        "rollout": {"urls": [f"http://me:{SECRET}@server:1"], "api_key_env": "KEY"},
+    }
     fields = {
         "model": f"https://me:{SECRET}@models.example/tiny",
         "servers": "two embedded servers",
@@ -100,14 +120,31 @@ def written(tmp_path_factory):
     evidence = gather(evaluation())
     note = find_overlap(evidence.questions, [str(train)])
     report = write_report(
-        folder / "out", description(), evidence, contamination=note, thresholds=[parse_threshold("gsm8k=0.99"), parse_threshold("all=0")]
+        folder / "out",
+        description(),
+        evidence,
+        contamination=note,
+        thresholds=[parse_threshold("gsm8k=0.99"), parse_threshold("all=0")],
     )
-    return report, evidence, json.loads((folder / "out" / "results.json").read_text()), (folder / "out" / "report.md").read_text()
+    return (
+        report,
+        evidence,
+        json.loads((folder / "out" / "results.json").read_text()),
+        (folder / "out" / "report.md").read_text(),
+    )
 
 
 def test_results_json_has_every_documented_key_and_the_figures(written):
     report, evidence, results, _ = written
-    assert list(results) == ["format", "run", "summary", "readings", "failures", "contamination", "thresholds"]
+    assert list(results) == [
+        "format",
+        "run",
+        "summary",
+        "readings",
+        "failures",
+        "contamination",
+        "thresholds",
+    ]
     sources = {source["name"]: source for source in results["summary"]["sources"]}
     scored = [a for a in evidence.attempts if a.source == "aime_2024" and a.accuracy is not None]
     by_problem = [np.mean([a.accuracy for a in scored if a.problem == f"aime_2024:{p}"]) for p in range(3)]
@@ -125,7 +162,10 @@ def test_strict_and_flexible_are_means_over_problems(written):
     both = results["readings"]["aime_2024"]
     attempts = [t for t in evaluation() if t.data_source == "aime_2024" and t.failure is None]
     for reading in ("strict", "flexible"):
-        values = [[t.metrics[f"reward/aime_2024/accuracy_{reading}"] for t in attempts if t.group_id == p] for p in range(3)]
+        values = [
+            [t.metrics[f"reward/aime_2024/accuracy_{reading}"] for t in attempts if t.group_id == p]
+            for p in range(3)
+        ]
         assert both[reading]["value"] == pytest.approx(np.mean([np.mean(own) for own in values]))
     assert both["flexible"]["value"] >= both["strict"]["value"]
     assert "## Strict and flexible" in text
@@ -134,7 +174,10 @@ def test_strict_and_flexible_are_means_over_problems(written):
 def test_the_report_says_all_that_a_reader_must_know(written):
     report, _, _, text = written
     gsm8k = next(source for source in report.summary.sources if source.name == "openai/gsm8k")
-    figure = f"{100 * gsm8k.accuracy.value:.1f} % [{100 * gsm8k.accuracy.low:.1f}, {100 * gsm8k.accuracy.high:.1f}]"
+    figure = (
+        f"{100 * gsm8k.accuracy.value:.1f} % [{100 * gsm8k.accuracy.low:.1f}, "
+        f"{100 * gsm8k.accuracy.high:.1f}]"
+    )
     assert f"| openai/gsm8k | 12 | {N} | {figure} |" in text
     assert re.search(r"\| openai/gsm8k \| 8 \| \d", text), "pass@8"
     assert "- **aime_2024**: " in text and "fewer than 5" in text  # noqa: PT018 - one line of the report
@@ -177,7 +220,10 @@ def test_secrets_never_appear(written):
 def test_the_picture_has_as_many_panels_as_there_is_to_show(written, tmp_path):
     report = written[0]
     greedy = write_report(tmp_path, description(), gather(t.replace(extra_info={}) for t in evaluation(n=1)))
-    widths = [struct.unpack(">II", (folder / "report.png").read_bytes()[16:24])[0] for folder in (report.folder, greedy.folder)]
+    widths = [
+        struct.unpack(">II", (folder / "report.png").read_bytes()[16:24])[0]
+        for folder in (report.folder, greedy.folder)
+    ]
     assert widths[0] == 2 * widths[1], "pass@k needs several attempts, and difficulties rows that name one"
     text = (tmp_path / "report.md").read_text()
     assert "## Several attempts" not in text
@@ -188,7 +234,10 @@ def test_the_picture_has_as_many_panels_as_there_is_to_show(written, tmp_path):
     "attempts",
     [
         [trajectory("s", 0, 0, chance=1.0)],
-        [t.replace(outcome=Outcome.TIMEOUT, failure=Failure("late"), rewards=(), metrics={}) for t in evaluation(n=2)],
+        [
+            t.replace(outcome=Outcome.TIMEOUT, failure=Failure("late"), rewards=(), metrics={})
+            for t in evaluation(n=2)
+        ],
         [t.replace(metrics={"accuracy": 0.25}) for t in evaluation(n=3)],
         [trajectory("s", 0, 0, chance=1.0, messages=(Message("user", "half a pair: \ud83d"),))],
     ],
@@ -196,7 +245,9 @@ def test_the_picture_has_as_many_panels_as_there_is_to_show(written, tmp_path):
 )
 def test_a_report_is_written_of_whatever_was_measured(tmp_path, attempts):
     report = write_report(tmp_path, description(), gather(attempts))
-    assert json.loads((tmp_path / "results.json").read_text())["summary"]["overall"]["num_attempts"] == len(attempts)
+    assert json.loads((tmp_path / "results.json").read_text())["summary"]["overall"]["num_attempts"] == len(
+        attempts
+    )
     assert all((report.folder / name).stat().st_size for name in ("report.md", "report.png"))
 
 
@@ -208,7 +259,9 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=n", "-c", "user.email=n@example.org"]
-    return subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture

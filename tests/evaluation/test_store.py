@@ -52,8 +52,8 @@ def test_what_was_added_is_there_after_any_number_of_openings(tmp_path: Path) ->
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
 def test_a_killed_process_leaves_all_that_it_had_added(tmp_path: Path, delay_s: float) -> None:
     script = (
-        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; from test_store import attempt;"
-        "from agentrl.evaluation.store import AttemptStore; store = AttemptStore(Path(sys.argv[1]));"
+        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; from test_store import "
+        "attempt;from agentrl.evaluation.store import AttemptStore; store = AttemptStore(Path(sys.argv[1]));"
         "[(store.add([(f'k{i}', attempt(i))]), print(i, flush=True)) for i in range(100000)]"
     )
     command = [sys.executable, "-c", script, str(tmp_path / FILE), str(Path(__file__).parent)]

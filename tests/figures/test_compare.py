@@ -26,14 +26,34 @@ from agentrl.types import Outcome, RewardEvent, Trajectory
 
 def attempt(problem: str, member: int, accuracy: float | None, *, source: str = "gsm8k") -> EvaluatedAttempt:
     failure = None if accuracy is not None else "no server answered"
-    return EvaluatedAttempt(source, problem, member, accuracy, accuracy, None, None, False, 1, 1, 0, 0, failure, None, "tool_agent")
+    return EvaluatedAttempt(
+        source,
+        problem,
+        member,
+        accuracy,
+        accuracy,
+        None,
+        None,
+        False,
+        1,
+        1,
+        0,
+        0,
+        failure,
+        None,
+        "tool_agent",
+    )
 
 
 def evaluation(rows: dict[str, list[float | None]], **fields: Any) -> list[EvaluatedAttempt]:
-    return [attempt(problem, member, value, **fields) for problem, row in rows.items() for member, value in enumerate(row)]
+    return [
+        attempt(problem, member, value, **fields)
+        for problem, row in rows.items()
+        for member, value in enumerate(row)
+    ]
 
 
-# --------------------------------------------------------------------------------------------------------- the test
+# --------------------------------------------------------------------------------------------------- the test
 
 
 @settings(max_examples=40, deadline=None)
@@ -51,14 +71,20 @@ def test_the_p_value_is_the_share_of_all_signs(eighths):
 
 def test_with_one_attempt_each_it_is_mcnemars_exact_test():
     differences = np.array([1.0] * 31 + [-1.0] * 14 + [0.0] * 1274)
-    assert sign_flip_test(differences, num_attempts=1).p_value == pytest.approx(stats.binomtest(31, 45).pvalue)
+    assert sign_flip_test(differences, num_attempts=1).p_value == pytest.approx(
+        stats.binomtest(31, 45).pvalue
+    )
 
 
 def test_other_differences_are_sampled():
     differences = np.random.default_rng(0).normal(0.1, 1.0, 40)
     found = sign_flip_test(differences, num_attempts=8)
     reference = stats.permutation_test(
-        (differences,), lambda x, axis: x.mean(axis=axis), permutation_type="samples", n_resamples=20_000, rng=1
+        (differences,),
+        lambda x, axis: x.mean(axis=axis),
+        permutation_type="samples",
+        n_resamples=20_000,
+        rng=1,
     )
     assert not found.is_exact
     assert found.p_value == pytest.approx(reference.pvalue, abs=0.02)
@@ -74,7 +100,7 @@ def test_where_nothing_differs_small_p_values_are_as_rare_as_they_say():
         assert (p_values <= level).mean() == pytest.approx(level, abs=0.06)
 
 
-# --------------------------------------------------------------------------------------------------- the comparison
+# --------------------------------------------------------------------------------------------- the comparison
 
 
 def test_a_comparison_by_hand():
@@ -84,7 +110,10 @@ def test_a_comparison_by_hand():
     assert found.sources == (dataclasses.replace(found.overall, name="gsm8k"),)
     assert found.overall.difference.value == pytest.approx((1 + 0.5 - 0.5) / 4)
     assert (found.overall.num_won, found.overall.num_lost, found.overall.num_tied) == (2, 1, 1)
-    assert [(pair.problem, pair.accuracy_a, pair.accuracy_b) for pair in found.won] == [("p", 0.0, 1.0), ("q", 0.5, 1.0)]
+    assert [(pair.problem, pair.accuracy_a, pair.accuracy_b) for pair in found.won] == [
+        ("p", 0.0, 1.0),
+        ("q", 0.5, 1.0),
+    ]
     assert [pair.problem for pair in found.lost] == ["r"]
     # Signs of (2, 1, -1): the sum is 2 or more, up to its sign, in 6 of 8 ways.
     assert (found.overall.p_value, found.overall.is_exact) == (0.75, True)
@@ -96,7 +125,10 @@ def test_a_comparison_by_hand():
 
 def test_swapping_the_evaluations_changes_the_sign_alone():
     rng = np.random.default_rng(5)
-    a, b = (evaluation({f"p{i}": rng.integers(0, 2, 4).astype(float).tolist() for i in range(20)}) for _ in range(2))
+    a, b = (
+        evaluation({f"p{i}": rng.integers(0, 2, 4).astype(float).tolist() for i in range(20)})
+        for _ in range(2)
+    )
     there, back = compare(a, b), compare(b, a)
     assert there.overall.difference.value == pytest.approx(-back.overall.difference.value)
     assert there.overall.difference.low == pytest.approx(-(back.overall.difference.high or 0))
@@ -122,12 +154,17 @@ def test_sources_are_compared_apart_and_together():
 
 def test_problems_must_match_unless_the_common_ones_are_asked_for():
     a, b = evaluation({"p": [0], "q": [0], "r": [1]}), evaluation({"p": [1], "s": [1]})
-    with pytest.raises(DataError, match=r"^1 problems are in both evaluations, 2 only in the first, 1 only in the second; use --common"):
+    with pytest.raises(
+        DataError,
+        match=r"^1 problems are in both evaluations, 2 only in the first, 1 only in the second; use --common",
+    ):
         compare(a, b)
     found = compare(a, b, only_common=True)
     assert found.overall.num_problems == 1
     assert found.notes[0].startswith("1 problems are in both")
-    with pytest.raises(DataError, match=r"the evaluations have no problem in common: the first has 3, the second 1"):
+    with pytest.raises(
+        DataError, match=r"the evaluations have no problem in common: the first has 3, the second 1"
+    ):
         compare(a, evaluation({"z": [1]}), only_common=True)
 
 
@@ -140,7 +177,7 @@ def test_attempts_without_a_score_are_no_wrong_answers():
         compare(a, evaluation({"p": [None], "q": [None]}))
 
 
-# ------------------------------------------------------------------------------------------------------ the command
+# ------------------------------------------------------------------------------------------------ the command
 
 
 def stored(path: Path, accuracies: dict[str, float]) -> Path:
@@ -178,14 +215,20 @@ def test_the_command_prints_a_table_and_writes_files(tmp_path):
     done = invoke(a.parent, b, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "won: 9 of 9" in done.output
-    assert "gsm8k 0.250 0.917 +0.667 [+0.190, +0.953] 0.021 9 1 12" in [" ".join(line.split()) for line in done.output.splitlines()]
-    # By hand: 8 / 14 -+ 1.96 * sqrt((12 / 14 - (8 / 14)**2) / 14); at most 1 of 10 signs of one kind in 22 of 1,024 ways.
+    assert "gsm8k 0.250 0.917 +0.667 [+0.190, +0.953] 0.021 9 1 12" in [
+        " ".join(line.split()) for line in done.output.splitlines()
+    ]
+    # By hand: 8 / 14 -+ 1.96 * sqrt((12 / 14 - (8 / 14)**2) / 14); at most 1 of 10 signs of one kind in 22 of
+    # 1,024 ways.
     assert "B - A = +0.667 [+0.190, +0.953], p = 0.021 (exact sign-flip test)" in done.output
     read = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert (read["a"], read["overall"]["num_won"], read["overall"]["num_lost"]) == (str(a.parent), 9, 1)
     page = (tmp_path / "out" / "comparison.md").read_text()
     assert "| gsm8k | 0.250 | 0.917 | +0.667 | [+0.190, +0.953] | 0.021 | 9 | 1 | 12 |" in page
-    assert "## Lost: 1\n\n| source | problem | A | B |\n| --- | --- | --- | --- |\n| gsm8k | p0 | 1.000 of 1 | 0.000 of 1 |" in page
+    assert (
+        "## Lost: 1\n\n| source | problem | A | B |\n| --- | --- | --- | --- |\n| gsm8k | p0 | 1.000 of 1 | "
+        "0.000 of 1 |" in page
+    )
 
 
 def test_the_command_refuses_other_problems_and_compares_the_common_ones(tmp_path):

@@ -1,4 +1,6 @@
-"""Intervals hold the truth as often as they say: exactly where outcomes can be counted, by simulated evaluations elsewhere."""
+"""Intervals hold the truth as often as they say: exactly where outcomes can be counted, by simulated
+evaluations elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ NUM_EVALUATIONS = 2000
 
 
 def population(pass_rate: float, k: int, concentration: float) -> tuple[float, float]:
-    """Return (a, b) of the Beta distribution of difficulties, a + b = concentration, whose pass@k is `pass_rate`."""
+    """Return (a, b) of the Beta distribution of difficulties, a + b = concentration, whose pass@k is
+    `pass_rate`.
+    """
 
     def excess(mean: float) -> float:
         a, b = mean * concentration, (1 - mean) * concentration
@@ -24,7 +28,9 @@ def population(pass_rate: float, k: int, concentration: float) -> tuple[float, f
 
 
 def coverage(pass_rate: float, *, num_problems: int, n: int, k: int, concentration: float) -> float:
-    """Return the share of simulated evaluations, each of its own problems, whose interval holds the population's pass@k."""
+    """Return the share of simulated evaluations, each of its own problems, whose interval holds the
+    population's pass@k.
+    """
     rng = np.random.default_rng(0)
     difficulty = rng.beta(*population(pass_rate, k, concentration), size=(NUM_EVALUATIONS, num_problems))
     num_right = rng.binomial(n, difficulty)
@@ -35,11 +41,15 @@ def coverage(pass_rate: float, *, num_problems: int, n: int, k: int, concentrati
 
 @pytest.mark.parametrize("num_problems", [30, 1319])
 def test_with_one_attempt_each_the_interval_covers_what_it_says(num_problems):
-    """Exactly, by the probability of each number of solved problems; however difficulties differ, this is binomial."""
+    """Exactly, by the probability of each number of solved problems; however difficulties differ, this is
+    binomial.
+    """
     solved = np.arange(num_problems + 1.0)
     low, high = midp_interval(solved, num_problems)
     for probability in [0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9]:
-        covered = stats.binom.pmf(solved, num_problems, probability)[(low <= probability) & (probability <= high)].sum()
+        covered = stats.binom.pmf(solved, num_problems, probability)[
+            (low <= probability) & (probability <= high)
+        ].sum()
         assert covered >= (0.93 if 0.3 <= probability <= 0.7 else 0.9)
         assert covered <= 0.97
 
@@ -51,7 +61,9 @@ def check_coverage(num_problems: int, n: int, k: int, concentration: float) -> N
         assert covered <= (0.97 if 0.3 <= rate <= 0.7 else 1.0), rate
 
 
-@pytest.mark.parametrize("concentration", [0.5, 2.0, 1e6])  # most problems all or nothing; a flat mixture; all alike
+@pytest.mark.parametrize(
+    "concentration", [0.5, 2.0, 1e6]
+)  # most problems all or nothing; a flat mixture; all alike
 @pytest.mark.parametrize(("n", "k"), [(8, 1), (8, 8), (16, 8)])
 def test_evaluations_of_30_problems_are_covered(n, k, concentration):
     check_coverage(30, n, k, concentration)

@@ -49,7 +49,9 @@ def train(step: int) -> StepRecord:
 
 
 def validation(step: int) -> StepRecord:
-    return StepRecord("validation", step, step, 3.0 * step, {"val/accuracy": step / 50, "val/accuracy/tool_agent": 0.5})
+    return StepRecord(
+        "validation", step, step, 3.0 * step, {"val/accuracy": step / 50, "val/accuracy/tool_agent": 0.5}
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,10 +76,13 @@ def test_a_report_is_drawn_from_whatever_was_measured(tmp_path, records):
 def test_the_outcomes_drawn_are_those_of_all_attempts():
     axes = Figure().subplots()
     draw_outcomes(axes, Series([train(1), train(2)]))
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["completed 85.7%", "reward_error 14.3%"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "completed 85.7%",
+        "reward_error 14.3%",
+    ]
 
 
-# ------------------------------------------------------------------------------------------------ what is drawn
+# ---------------------------------------------------------------------------------------------- what is drawn
 
 STEPS = np.arange(1, 40)
 WHOLE = [validation(0), *map(train, STEPS.tolist()), validation(40)]
@@ -128,7 +133,11 @@ def test_the_lag_is_drawn_with_its_bound(bound):
     [lag] = panels_of(WHOLE, bound)["Lag of trained tokens"]
     assert curve(lag, "largest") == (STEPS.tolist(), [1.0] * 39)
     assert curve(lag, "mean") == (STEPS.tolist(), [0.5] * 39)
-    bounds = [(line.get_label(), *line.get_data()[1]) for line in lag.lines if str(line.get_label()).startswith("bound")]
+    bounds = [
+        (line.get_label(), *line.get_data()[1])
+        for line in lag.lines
+        if str(line.get_label()).startswith("bound")
+    ]
     assert bounds == ([] if bound is None else [(f"bound: max_staleness = {bound}", bound, bound)])
     assert lag.get_ylim()[1] > max(1, bound or 0)
 
@@ -156,7 +165,10 @@ def test_ends_of_attempts_are_shares_that_fill_the_panel():
 
 
 def test_the_second_of_two_equal_curves_is_not_drawn():
-    records = [StepRecord("train", step, step, 1.0, {"rollout/reward_mean": 0.5, "rollout/accuracy": 0.5}) for step in (1, 2)]
+    records = [
+        StepRecord("train", step, step, 1.0, {"rollout/reward_mean": 0.5, "rollout/accuracy": 0.5})
+        for step in (1, 2)
+    ]
     [reward] = panels_of(records)["Training: reward and accuracy"]
     assert [line.get_label() for line in reward.lines] == ["reward"]
     assert curve(reward, "reward") == ([1, 2], [0.5, 0.5])
@@ -179,7 +191,10 @@ def test_without_metrics_there_is_no_report(tmp_path):
 def test_series_leave_out_what_is_undefined_and_stack_what_is_absent_as_nothing():
     series = Series([validation(0), train(2), train(3), validation(10)])
     assert [curve.tolist() for curve in series.train("learner/entropy")] == [[2], [0.5]]
-    assert [curve.tolist() for curve in series.validation("val/accuracy", over_minutes=True)] == [[0, 0.5], [0, 0.2]]
+    assert [curve.tolist() for curve in series.validation("val/accuracy", over_minutes=True)] == [
+        [0, 0.5],
+        [0, 0.2],
+    ]
     assert series.names("validation", "val/accuracy/") == ["tool_agent"]
     steps, values = series.stacked(["rollout/outcome/truncated", "rollout/outcome/timeout"])
     assert steps.tolist() == [2, 3]

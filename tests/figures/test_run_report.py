@@ -1,4 +1,6 @@
-"""`agentrl report`: the summary and the picture of a run from its folder alone, also while the run goes on."""
+"""`agentrl report`: the summary and the picture of a run from its folder alone, also while the run goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,22 @@ from agentrl.errors import CheckpointError, DataError
 from agentrl.figures.run_report import ReportRefresher, report_run
 from agentrl.tracking.metrics import StepRecord
 
-BUFFER = {"buffer/drawn": 44.0, "buffer/consumed": 30.0, "buffer/leased": 6.0, "buffer/ready": 4.0, "buffer/queued": 0.0}
+BUFFER = {
+    "buffer/drawn": 44.0,
+    "buffer/consumed": 30.0,
+    "buffer/leased": 6.0,
+    "buffer/ready": 4.0,
+    "buffer/queued": 0.0,
+}
 
 
 def train(step: int) -> StepRecord:
-    ended = {"buffer/dropped_stale": 1.0, "buffer/dropped_reward_error": 3.0, "attempts/completed": 7.0, "attempts/tool_error": 1.0}
+    ended = {
+        "buffer/dropped_stale": 1.0,
+        "buffer/dropped_reward_error": 3.0,
+        "attempts/completed": 7.0,
+        "attempts/tool_error": 1.0,
+    }
     values = {**BUFFER, **ended}
     return StepRecord("train", step, step + 1, 3.0 * step, {**values, "rollout/reward_mean": 0.5})
 
@@ -26,28 +39,51 @@ def train(step: int) -> StepRecord:
 def interrupted(tmp_path: Path) -> Path:
     """A run that stopped after two steps: nothing of its end is there."""
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(train(step).to_line() for step in (1, 2)))
-    (tmp_path / "validations.json").write_text(json.dumps({"initial": {"val/accuracy": 0.25, "val/trajectories": 8, "val/failed": 2}}))
+    (tmp_path / "validations.json").write_text(
+        json.dumps({"initial": {"val/accuracy": 0.25, "val/trajectories": 8, "val/failed": 2}})
+    )
     return tmp_path
 
 
 def test_an_interrupted_run_has_a_summary_and_a_picture(interrupted: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(interrupted)])
     summary = (interrupted / "summary.md").read_text()
-    assert done.stdout.splitlines() == [f"wrote {interrupted / 'summary.md'}", f"wrote {interrupted / 'report.png'}"]
+    assert done.stdout.splitlines() == [
+        f"wrote {interrupted / 'summary.md'}",
+        f"wrote {interrupted / 'report.png'}",
+    ]
     assert "| initial | 0.250 |" in summary
     assert "- 2 steps, version 3" in summary
-    assert "- groups: 44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)" in summary
+    assert (
+        "- groups: 44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)"
+        in summary
+    )
     assert "- attempts: 16 ended, 14 completed, 2 failed (12.5 %: tool_error 2)" in summary
     assert (interrupted / "report.png").stat().st_size > 10_000
-    assert {path.name for path in interrupted.iterdir()} == {"metrics.jsonl", "validations.json", "summary.md", "report.png"}
+    assert {path.name for path in interrupted.iterdir()} == {
+        "metrics.jsonl",
+        "validations.json",
+        "summary.md",
+        "report.png",
+    }
 
 
 def test_a_run_that_has_ended_keeps_the_counts_of_its_end(interrupted: Path) -> None:
-    counts = {"drawn": 50, "queued": 0, "leased": 0, "ready": 5, "consumed": 45, "dropped": {}, "discarded": {}}
+    counts = {
+        "drawn": 50,
+        "queued": 0,
+        "leased": 0,
+        "ready": 5,
+        "consumed": 45,
+        "dropped": {},
+        "discarded": {},
+    }
     (interrupted / "result.json").write_text(json.dumps({"step": 2, "counts": counts}))
     report_run(interrupted)
     assert "- groups: 50 drawn, 45 learned from, 5 ready" in (interrupted / "summary.md").read_text()
-    (interrupted / "result.json").write_text(json.dumps({"step": 1, "counts": counts}))  # of an earlier end: the run was made longer
+    (interrupted / "result.json").write_text(
+        json.dumps({"step": 1, "counts": counts})
+    )  # of an earlier end: the run was made longer
     report_run(interrupted)
     assert "- groups: 44 drawn" in (interrupted / "summary.md").read_text()
 

@@ -18,15 +18,24 @@ Tries = list[tuple[str | None, float, float]]
 """(answer, accuracy, reward) of each attempt at one problem."""
 
 TRIES = st.lists(
-    st.tuples(st.sampled_from([None, "1", "2", "3"]), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([-1.0, 0.0, 2.0])),
+    st.tuples(
+        st.sampled_from([None, "1", "2", "3"]),
+        st.sampled_from([0.0, 0.5, 1.0]),
+        st.sampled_from([-1.0, 0.0, 2.0]),
+    ),
     min_size=1,
     max_size=7,
 )
 
 
-def over_subsets(tries: Tries, value: Callable[[Sequence[tuple[str | None, float, float]]], float]) -> list[float]:
+def over_subsets(
+    tries: Tries, value: Callable[[Sequence[tuple[str | None, float, float]]], float]
+) -> list[float]:
     """Return the mean of `value` over all subsets of k attempts, for every k."""
-    return [float(np.mean([value(chosen) for chosen in itertools.combinations(tries, k)])) for k in range(1, len(tries) + 1)]
+    return [
+        float(np.mean([value(chosen) for chosen in itertools.combinations(tries, k)]))
+        for k in range(1, len(tries) + 1)
+    ]
 
 
 def any_right(chosen: Sequence[tuple[str | None, float, float]]) -> float:
@@ -36,7 +45,11 @@ def any_right(chosen: Sequence[tuple[str | None, float, float]]) -> float:
 def voted(chosen: Sequence[tuple[str | None, float, float]]) -> float:
     votes = Counter(answer for answer, _, _ in chosen if answer is not None)
     winners = [answer for answer, count in votes.items() if count == max(votes.values())]
-    return float(np.mean([np.mean([a for answer, a, _ in chosen if answer == winner]) for winner in winners])) if winners else 0.0
+    return (
+        float(np.mean([np.mean([a for answer, a, _ in chosen if answer == winner]) for winner in winners]))
+        if winners
+        else 0.0
+    )
 
 
 def best(chosen: Sequence[tuple[str | None, float, float]]) -> float:
@@ -49,7 +62,9 @@ def best(chosen: Sequence[tuple[str | None, float, float]]) -> float:
 def test_each_is_the_mean_over_all_subsets(tries: Tries):
     answers, accuracies, rewards = zip(*tries, strict=True)
     num_right = sum(accuracy == 1.0 for accuracy in accuracies)
-    np.testing.assert_allclose(pass_at(np.array([len(tries)]), np.array([num_right]))[0], over_subsets(tries, any_right), atol=1e-12)
+    np.testing.assert_allclose(
+        pass_at(np.array([len(tries)]), np.array([num_right]))[0], over_subsets(tries, any_right), atol=1e-12
+    )
     np.testing.assert_allclose(majority_at(answers, accuracies), over_subsets(tries, voted), atol=1e-12)
     np.testing.assert_allclose(best_of(rewards, accuracies), over_subsets(tries, best), atol=1e-12)
 
@@ -72,7 +87,9 @@ def test_pass_at_k_is_unknown_beyond_the_attempts_of_a_problem():
 
 
 def test_pass_at_k_is_unbiased():
-    """The mean over evaluations is the probability that one of k fresh attempts is right, which 1 - (1 - c/n)**k is not."""
+    """The mean over evaluations is the probability that one of k fresh attempts is right, which 1 - (1 -
+    c/n)**k is not.
+    """
     probability, n, k = 0.2, 8, 4
     num_right = np.random.default_rng(0).binomial(n, probability, 40_000)
     truth = 1 - (1 - probability) ** k
@@ -82,7 +99,9 @@ def test_pass_at_k_is_unbiased():
 
 def test_the_best_by_accuracy_passes_when_any_does():
     accuracies = [0.0, 1.0, 0.0, 1.0, 0.0]
-    np.testing.assert_allclose(best_of(accuracies, accuracies), pass_at(np.array([5]), np.array([2]))[0], atol=1e-12)
+    np.testing.assert_allclose(
+        best_of(accuracies, accuracies), pass_at(np.array([5]), np.array([2]))[0], atol=1e-12
+    )
 
 
 def test_a_vote_of_all_is_its_winner_and_ties_share():

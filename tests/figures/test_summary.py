@@ -21,11 +21,19 @@ from agentrl.figures.summary import FEW, OVERALL, SourceSummary, summarise
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 
 
-def trajectory(*, value: float | None = 1.0, outcome: Outcome = Outcome.COMPLETED, failure: str | None = None, **fields: Any) -> Trajectory:
+def trajectory(
+    *,
+    value: float | None = 1.0,
+    outcome: Outcome = Outcome.COMPLETED,
+    failure: str | None = None,
+    **fields: Any,
+) -> Trajectory:
     """Two tokens of prompt, a turn of two, one of context, a turn of one."""
     mask = np.array([False, False, True, True, False, True])
     defaults: dict[str, Any] = {
-        "metrics": {} if value is None else {"num_tool_errors": 1.0, "reward/gsm8k": value, "reward/gsm8k/format": 1.0, "accuracy": value},
+        "metrics": {}
+        if value is None
+        else {"num_tool_errors": 1.0, "reward/gsm8k": value, "reward/gsm8k/format": 1.0, "accuracy": value},
         "extra_info": {"level": 3, "reward_details": {"gsm8k": {"answer": "42"}}},
         "messages": (Message("assistant", "", (ToolCall("1", "calculator", {}),)),),
     }
@@ -40,7 +48,9 @@ def trajectory(*, value: float | None = 1.0, outcome: Outcome = Outcome.COMPLETE
         behavior_logprobs=np.zeros(6, np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turn_ids=np.array([-1, -1, 0, 0, -1, 1], np.int16),
-        rewards=() if value is None else (RewardEvent("gsm8k", value, 5), RewardEvent("length_penalty", -0.25, 5)),
+        rewards=()
+        if value is None
+        else (RewardEvent("gsm8k", value, 5), RewardEvent("length_penalty", -0.25, 5)),
         outcome=outcome,
         failure=failure,
         **{**defaults, **fields},
@@ -70,10 +80,14 @@ def attempt(problem: str, member: int, accuracy: float | None = 1.0, **fields: A
 
 def attempts(rows: Sequence[Sequence[float | None]], **fields: Any) -> list[EvaluatedAttempt]:
     """One row of accuracies per problem."""
-    return [attempt(f"p{i}", member, value, **fields) for i, row in enumerate(rows) for member, value in enumerate(row)]
+    return [
+        attempt(f"p{i}", member, value, **fields)
+        for i, row in enumerate(rows)
+        for member, value in enumerate(row)
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------- attempts
+# --------------------------------------------------------------------------------------------------- attempts
 
 
 def test_an_attempt_by_hand():
@@ -97,7 +111,9 @@ def test_an_attempt_by_hand():
 
 
 def test_a_failure_is_no_wrong_answer():
-    failed = attempt_of(trajectory(value=None, outcome=Outcome.MODEL_ERROR, failure=Failure("no server answered")))
+    failed = attempt_of(
+        trajectory(value=None, outcome=Outcome.MODEL_ERROR, failure=Failure("no server answered"))
+    )
     assert (failed.accuracy, failed.reward, failed.answer, failed.format) == (None, None, None, None)
     assert failed.failure == "no server answered"
     assert attempt_of(trajectory(outcome=Outcome.ABORTED)).failure == "aborted"
@@ -107,7 +123,11 @@ def test_a_failure_is_no_wrong_answer():
 
 def test_what_no_reward_has_seen_has_no_score():
     generated = attempt_of(trajectory(value=None, extra_info={}))
-    assert (generated.accuracy, generated.difficulty, generated.failure) == (None, None, "not scored by any reward")
+    assert (generated.accuracy, generated.difficulty, generated.failure) == (
+        None,
+        None,
+        "not scored by any reward",
+    )
 
 
 @pytest.mark.parametrize(("answer", "text"), [(42, "42"), ("1/2", "1/2"), (None, None), ([1, 2], "[1, 2]")])
@@ -122,13 +142,19 @@ def test_attempts_of_tables_and_files(tmp_path):
     assert attempts_of(pa.Table.from_batches([batch, batch])) == expected * 2
     write_parquet(tmp_path / "run" / "attempts.parquet", encode([trajectory()]), step=3)
     write_parquet(tmp_path / "run" / "questions.parquet", encode([trajectory()]))
-    assert read_attempts(tmp_path / "run") == read_attempts(tmp_path / "run" / "attempts.parquet") == expected[:1]
+    assert (
+        read_attempts(tmp_path / "run")
+        == read_attempts(tmp_path / "run" / "attempts.parquet")
+        == expected[:1]
+    )
     (tmp_path / "run" / "attempts.parquet").unlink()
     assert read_attempts(tmp_path) == expected[:1]
 
 
 def test_large_files_are_read_some_rows_at_a_time(tmp_path):
-    rows = [trajectory().replace(member=member, metrics={"accuracy": float(member % 2)}) for member in range(2500)]
+    rows = [
+        trajectory().replace(member=member, metrics={"accuracy": float(member % 2)}) for member in range(2500)
+    ]
     write_parquet(tmp_path / "attempts.parquet", encode(rows))
     assert read_attempts(tmp_path) == [attempt_of(row) for row in rows]
 
@@ -151,18 +177,30 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
         read_attempts(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------- figures
+# ---------------------------------------------------------------------------------------------------- figures
 
 
 def test_figures_by_hand():
-    found = summarise(attempts([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]], num_tokens=20, num_tool_calls=2)).overall
-    assert (found.name, found.num_problems, found.num_attempts, found.n, found.num_solved) == (OVERALL, 3, 12, 4, 2)
+    found = summarise(
+        attempts([[1, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]], num_tokens=20, num_tool_calls=2)
+    ).overall
+    assert (found.name, found.num_problems, found.num_attempts, found.n, found.num_solved) == (
+        OVERALL,
+        3,
+        12,
+        4,
+        2,
+    )
     assert found.accuracy is not None
     assert found.accuracy.value == pytest.approx(0.25)
     assert [at.k for at in found.pass_at] == [1, 2, 3, 4]
-    assert [at.estimate.value for at in found.pass_at] == pytest.approx([1 / 4, (5 / 6 + 1 / 2) / 3, (1 + 3 / 4) / 3, 2 / 3])
+    assert [at.estimate.value for at in found.pass_at] == pytest.approx(
+        [1 / 4, (5 / 6 + 1 / 2) / 3, (1 + 3 / 4) / 3, 2 / 3]
+    )
     assert found.majority_at[-1].estimate.value == pytest.approx((0.5 + 0 + 0) / 3)
-    assert [at.estimate for at in found.best_of_at] == [at.estimate for at in found.pass_at]  # the reward is the accuracy
+    assert [at.estimate for at in found.best_of_at] == [
+        at.estimate for at in found.pass_at
+    ]  # the reward is the accuracy
     assert found.num_tokens is not None
     assert (found.num_tokens.value, found.num_tokens.low, found.num_tokens.high) == (20, 20, 20)
     assert found.tool_use_rate is not None
@@ -203,12 +241,20 @@ def test_parts_of_a_point_count_in_the_mean_and_solve_nothing():
 def test_sources_and_difficulties_are_apart():
     easy = [attempt(f"p{i}", 0, 1.0, difficulty="1") for i in range(3)]
     hard = [attempt(f"q{i}", 0, 0.0, difficulty="5") for i in range(2)]
-    other = [attempt("p0", 0, 0.0, source="aime_2024")]  # the same task id in another source is another problem
+    other = [
+        attempt("p0", 0, 0.0, source="aime_2024")
+    ]  # the same task id in another source is another problem
     found = summarise([*hard, *easy, *other])
-    assert [(source.name, source.num_problems) for source in found.sources] == [("aime_2024", 1), ("gsm8k", 5)]
+    assert [(source.name, source.num_problems) for source in found.sources] == [
+        ("aime_2024", 1),
+        ("gsm8k", 5),
+    ]
     assert found.overall.num_problems == 6
     by_difficulty: tuple[SourceSummary, ...] = found.sources[1].by_difficulty
-    assert [(one.name, one.num_problems, one.num_solved) for one in by_difficulty] == [("1", 3, 3), ("5", 2, 0)]
+    assert [(one.name, one.num_problems, one.num_solved) for one in by_difficulty] == [
+        ("1", 3, 3),
+        ("5", 2, 0),
+    ]
     assert found.sources[0].by_difficulty == ()
 
 
@@ -220,7 +266,10 @@ def test_figures_travel_as_json():
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.randoms(),
+)
 def test_the_order_of_attempts_does_not_matter(rows, random):
     first = attempts(rows)
     one, other = summarise(first).overall, summarise(random.sample(first, len(first))).overall
@@ -228,7 +277,9 @@ def test_the_order_of_attempts_does_not_matter(rows, random):
     values = [at.estimate.value for at in one.pass_at]
     np.testing.assert_allclose(values, [at.estimate.value for at in other.pass_at])
     if all(None not in row for row in rows):
-        assert all(later >= earlier - 1e-12 for earlier, later in itertools.pairwise(values))  # more tries, never worse
+        assert all(
+            later >= earlier - 1e-12 for earlier, later in itertools.pairwise(values)
+        )  # more tries, never worse
 
 
 def test_nothing_is_no_evaluation():

@@ -71,6 +71,10 @@ def test_without_the_program_or_the_role_a_run_does_not_begin(monkeypatch, tmp_p
     with pytest.raises(ValidationError, match="roles names reward_model, which this run does not have"):
         Config.model_validate({"profiler": {"nsight": {"roles": ["reward_model"]}}})
     for supervised in (SFTConfig, RMConfig):
-        assert supervised.model_validate({"profiler": {"nsight": {"roles": ["actor"]}}}).profiler.nsight.roles == ("actor",)
-        with pytest.raises(ValidationError, match="roles names servers, which this run does not have; it has: actor"):
+        assert supervised.model_validate(
+            {"profiler": {"nsight": {"roles": ["actor"]}}}
+        ).profiler.nsight.roles == ("actor",)
+        with pytest.raises(
+            ValidationError, match="roles names servers, which this run does not have; it has: actor"
+        ):
             supervised.model_validate({"profiler": {"nsight": {"roles": ["servers"]}}})

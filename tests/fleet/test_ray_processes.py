@@ -31,7 +31,9 @@ QUICKLY_S = 30.0
 
 @pytest.mark.parametrize("name", ["gcs_server", pytest.param("raylet", marks=pytest.mark.slow)])
 def test_the_death_of_a_process_of_ray_ends_the_run_in_one_line(name):
-    running = subprocess.Popen([sys.executable, "-c", RUN, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [sys.executable, "-c", RUN, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert running.stdout is not None
     pids = [int(pid) for pid in running.stdout.readline().split()]
     assert len(pids) == 3, running.communicate()[1]

@@ -1,4 +1,6 @@
-"""The table of a start: what stands and what is waited for is said again and again until all stands, and kept with the seconds it took."""
+"""The table of a start: what stands and what is waited for is said again and again until all stands, and kept
+with the seconds it took.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,21 @@ def test_it_says_what_stands_until_all_does(tmp_path):
     with StartUp(said.put, interval_s=0.01) as start_up:
         start_up.add(servers, learner)
         with start_up.step("replay buffer"):
-            assert said.get(timeout=20) == "starting: servers 0/2 (0 s), learner 0/2 (0 s), replay buffer 0/1 (0 s)"
+            assert (
+                said.get(timeout=20)
+                == "starting: servers 0/2 (0 s), learner 0/2 (0 s), replay buffer 0/1 (0 s)"
+            )
             servers.num_ready = 2
         while "servers 2/2, learner 0/2 (0 s), replay buffer 1/1" not in said.get(timeout=20):
             pass
         learner.num_ready = 2
         start_up.finish(tmp_path / "readiness.txt")
     rows = [line.split() for line in (tmp_path / "readiness.txt").read_text().splitlines()]
-    assert [(row[:-3], row[-3]) for row in rows] == [(["servers"], "2/2"), (["learner"], "2/2"), (["replay", "buffer"], "1/1")]
+    assert [(row[:-3], row[-3]) for row in rows] == [
+        (["servers"], "2/2"),
+        (["learner"], "2/2"),
+        (["replay", "buffer"], "1/1"),
+    ]
     assert not start_up._thread.is_alive(), "it says no more"
 
 
@@ -66,7 +75,9 @@ def test_a_part_that_only_a_look_tells_of_is_waited_for():
     wait_until_all_ready([other, coming])
     assert coming.num_ready == 2
     part.error = ServerError("http://there did not generate", status=None)
-    with pytest.raises(ServerError, match=r"^http://there did not generate; start-up: servers 0/2$") as raised:
+    with pytest.raises(
+        ServerError, match=r"^http://there did not generate; start-up: servers 0/2$"
+    ) as raised:
         wait_until_all_ready([other, part], table=lambda: "servers 0/2")
     assert raised.value.status is None
 

@@ -1,4 +1,6 @@
-"""What a fleet does about servers that restart, fail or lose their supervisor, on handles that are a few lines each."""
+"""What a fleet does about servers that restart, fail or lose their supervisor, on handles that are a few
+lines each.
+"""
 
 from dataclasses import replace
 
@@ -76,7 +78,11 @@ def test_started_and_attached_servers_take_traffic_alike(fleet):
     assert fleet.urls == urls
     fleet.restart(FAR)
     assert fleet.handles[2].calls[-1] == "restart"
-    assert [(line.name, line.origin) for line in fleet.lines] == [("server_0", "started"), ("server_1", "started"), (FAR, "attached")]
+    assert [(line.name, line.origin) for line in fleet.lines] == [
+        ("server_0", "started"),
+        ("server_1", "started"),
+        (FAR, "attached"),
+    ]
     fleet.close()
     assert all(handle.calls[-2:] == ["begin_stop", "stop"] for handle in fleet.handles)
 
@@ -86,15 +92,17 @@ def test_a_lost_supervisor_is_replaced_by_a_guest_in_its_seat_until_the_budget_i
     fleet.poll()
     assert fleet.handles[0].calls[-1] == "stop"
     assert [handle.name for handle in fleet.handles] == ["server_0", "server_1", FAR, "server_2"]
-    assert fleet.said == ["server http://127.0.0.1:1 is lost (a server's supervisor died); starting server_2 to replace it"]
+    assert fleet.said == [
+        "server http://127.0.0.1:1 is lost (a server's supervisor died); starting server_2 to replace it"
+    ]
     fleet.poll()
     assert fleet.guests_needing_weights == ["http://127.0.0.1:4"]
     for lost in (1, 3):  # two started servers with a restart each, of which one is left
         fleet.handles[lost].lost = SupervisorLost("gone")
     fleet.poll()
     assert (
-        "server http://127.0.0.1:4 is lost (gone), and rollout.max_server_restarts is used up; the run continues without this server"
-        in fleet.said
+        "server http://127.0.0.1:4 is lost (gone), and rollout.max_server_restarts is used up; the run "
+        "continues without this server" in fleet.said
     )
 
 
@@ -113,4 +121,8 @@ def test_the_run_ends_with_a_server_of_its_own_and_goes_on_without_a_guest(fleet
 def test_every_server_gets_the_key_that_is_its_own(fleet):
     assert {handle.api_key for handle in fleet.handles} == {"theirs"}  # api_key_env names one key for all
     fleet.handles[0].api_key = "ours"
-    assert (fleet.key_of("http://127.0.0.1:1"), fleet.key_of(FAR), fleet.key_of("http://elsewhere")) == ("ours", "theirs", "theirs")
+    assert (fleet.key_of("http://127.0.0.1:1"), fleet.key_of(FAR), fleet.key_of("http://elsewhere")) == (
+        "ours",
+        "theirs",
+        "theirs",
+    )

@@ -37,9 +37,18 @@ def test_servers_are_started_beside_attached_ones_only_when_they_are_counted(val
     [
         ({"num_servers": 0}, "starts no server, and urls is empty"),
         ({"urls": [REMOTE]}, "10.0.0.7:30000 is on another machine, .* set rollout.api_key_env"),
-        ({"urls": ["localhost:30000"]}, "'localhost:30000' is not the URL of a server; write http://HOST:PORT"),
-        ({"weights": {"pause_mode": "retract"}}, "pause_mode=retract: the embedded server .* supports only abort"),
-        ({"backend": "sglang", "colocated": True, "weights": {"pause_mode": "retract"}}, "colocated=true, servers release their memory"),
+        (
+            {"urls": ["localhost:30000"]},
+            "'localhost:30000' is not the URL of a server; write http://HOST:PORT",
+        ),
+        (
+            {"weights": {"pause_mode": "retract"}},
+            "pause_mode=retract: the embedded server .* supports only abort",
+        ),
+        (
+            {"backend": "sglang", "colocated": True, "weights": {"pause_mode": "retract"}},
+            "colocated=true, servers release their memory",
+        ),
     ],
 )
 def test_servers_that_cannot_be_are_refused_in_a_line(values, message):
@@ -48,7 +57,9 @@ def test_servers_that_cannot_be_are_refused_in_a_line(values, message):
 
 
 def test_a_key_opens_other_machines_and_a_kind_has_its_pause_mode():
-    mixed = RolloutConfig(urls=(REMOTE, "https://[::1]:1"), api_key_env="KEY", backend="sglang", num_servers=1)
+    mixed = RolloutConfig(
+        urls=(REMOTE, "https://[::1]:1"), api_key_env="KEY", backend="sglang", num_servers=1
+    )
     assert [mixed.pause_mode_of(kind) for kind in ("embedded", "sglang")] == ["abort", "retract"]
     held = RolloutConfig(backend="sglang", weights={"pause_mode": "in_place"})
     assert [held.pause_mode_of(kind) for kind in ("embedded", "sglang")] == ["abort", "in_place"]
@@ -56,13 +67,21 @@ def test_a_key_opens_other_machines_and_a_kind_has_its_pause_mode():
 
 
 def test_colocated_servers_need_the_learners_pool():
-    pools = {"pools": {"a": {"gpus_per_node": 1}, "b": {"gpus_per_node": 1}}, "roles": {"actor": "a", "servers": "b"}}
+    pools = {
+        "pools": {"a": {"gpus_per_node": 1}, "b": {"gpus_per_node": 1}},
+        "roles": {"actor": "a", "servers": "b"},
+    }
     with pytest.raises(ValueError, match="the servers are in pool b and the learner is in a"):
         Config.model_validate({"rollout": {"backend": "sglang", "colocated": True}, "placement": pools})
-    Config.model_validate({"rollout": {"backend": "sglang", "colocated": True}, "placement": {"pools": {"a": {"gpus_per_node": 1}}}})
+    Config.model_validate(
+        {
+            "rollout": {"backend": "sglang", "colocated": True},
+            "placement": {"pools": {"a": {"gpus_per_node": 1}}},
+        }
+    )
 
 
-# ------------------------------------------------------------------------------------------- requests to a run
+# ------------------------------------------------------------------------------------------ requests to a run
 
 
 @pytest.fixture
@@ -110,7 +129,11 @@ def test_a_request_is_answered_once_and_leaves_nothing(run_dir):
 
 def test_what_is_no_request_is_refused_and_the_run_goes_on(run_dir):
     desk = ControlDesk(run_dir)
-    for name, text in (("1", "not json"), ("2", '{"verb": "shutdown"}'), ("3", '{"verb": "start", "command": "rm"}')):
+    for name, text in (
+        ("1", "not json"),
+        ("2", '{"verb": "shutdown"}'),
+        ("3", '{"verb": "start", "command": "rm"}'),
+    ):
         (run_dir / f"control/requests/{name}.json").write_text(text)
     desk.serve(lambda request: pytest.fail("nothing of it is a request"))
     answers = [json.loads((run_dir / f"control/answers/{name}.json").read_text()) for name in "123"]

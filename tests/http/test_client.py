@@ -59,7 +59,11 @@ def test_requests_share_a_kept_connection():
     async def main():
         server = Scripted([ok(b'{"n": 1}'), ok(b'{"n": 2}'), ok(b'{"n": 3}')])
         async with serving(server.handle) as url, HttpClient(url) as http:
-            assert [(await http.request("POST", "/x", json={"a": 1})).json()["n"] for _ in range(3)] == [1, 2, 3]
+            assert [(await http.request("POST", "/x", json={"a": 1})).json()["n"] for _ in range(3)] == [
+                1,
+                2,
+                3,
+            ]
         assert server.served == [3]
 
     run(main)
@@ -125,7 +129,10 @@ def test_a_broken_reply_is_an_error_even_on_a_kept_connection(reply):
 
 def test_chunked_replies_and_interim_ones_are_read():
     async def main():
-        chunked = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[1\r\n3\r\n,2]\r\n0\r\n\r\n"
+        chunked = (
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nTransfer-Encoding: "
+            b"chunked\r\n\r\n2\r\n[1\r\n3\r\n,2]\r\n0\r\n\r\n"
+        )
         server = Scripted([chunked, ok()])
         async with serving(server.handle) as url, HttpClient(url) as http:
             reply = await http.request("GET", "/")
@@ -141,7 +148,11 @@ def test_a_reply_that_closes_is_whole_and_its_connection_not_kept():
         closing = b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno"
         server = Scripted([closing], [b"HTTP/1.0 200 OK\r\n\r\nuntil the end"], [ok()])
         async with serving(server.handle) as url, HttpClient(url) as http:
-            assert [(await http.request("GET", "/")).body for _ in range(3)] == [b"no", b"until the end", b"{}"]
+            assert [(await http.request("GET", "/")).body for _ in range(3)] == [
+                b"no",
+                b"until the end",
+                b"{}",
+            ]
         assert server.served == [1, 1, 1]
 
     run(main)
@@ -233,7 +244,10 @@ def test_a_key_is_sent_and_shows_in_no_error():
             requests.append(await stream.receive_some(65536))
             await stream.aclose()
 
-        async with serving(record) as url, HttpClient(url, headers={"Authorization": "Bearer sesame"}) as http:
+        async with (
+            serving(record) as url,
+            HttpClient(url, headers={"Authorization": "Bearer sesame"}) as http,
+        ):
             with pytest.raises(ServerError) as caught:
                 await http.request("GET", "/")
             assert "sesame" not in str(caught.value) + repr(caught.value.__cause__) + repr(http)

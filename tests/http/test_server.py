@@ -1,4 +1,6 @@
-"""The HTTP server against real sockets: whole requests however they arrive, and clients that misbehave or leave."""
+"""The HTTP server against real sockets: whole requests however they arrive, and clients that misbehave or
+leave.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ async def talk(port: int, *pieces: bytes) -> bytes:
 def test_many_requests_on_kept_connections():
     async def client(port):
         async with HttpClient(f"http://127.0.0.1:{port}", headers={"X-Name": "me"}) as http:
-            replies = [(await http.request("POST", f"/{number}?a=b", json={"n": number})).body for number in range(3)]
+            replies = [
+                (await http.request("POST", f"/{number}?a=b", json={"n": number})).body for number in range(3)
+            ]
         assert replies == [f"POST /{number} me 7".encode() for number in range(3)]
 
     with_server(echo, client)
@@ -72,7 +76,10 @@ def test_a_request_may_arrive_byte_by_byte_and_two_at_once():
 
 
 def test_a_client_that_waits_for_100_continue_gets_it():
-    head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n"
+    head = (
+        b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\nConnection: "
+        b"close\r\n\r\n"
+    )
 
     async def client(port):
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -95,7 +102,9 @@ def test_a_client_that_waits_for_100_continue_gets_it():
 def test_a_wrong_request_is_refused_and_the_connection_closed(sent, status):
     async def client(port):
         assert (await talk(port, sent)).split()[1] == status
-        assert b" 200 " in await talk(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), "others are served"
+        assert b" 200 " in await talk(port, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), (
+            "others are served"
+        )
 
     with_server(echo, client)
 
@@ -105,7 +114,11 @@ def test_who_is_not_admitted_is_answered_before_the_body_comes_and_is_heard_out(
 
     def admit(head: HttpHead) -> HttpResponse | None:
         heads.append(head)
-        return None if head.headers.get("x-key") == "mine" else HttpResponse(401, b"who are you?", headers={"X-Mark": "2"})
+        return (
+            None
+            if head.headers.get("x-key") == "mine"
+            else HttpResponse(401, b"who are you?", headers={"X-Mark": "2"})
+        )
 
     async def client(port):
         announced = b"POST /a?b HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n"
@@ -115,7 +128,9 @@ def test_who_is_not_admitted_is_answered_before_the_body_comes_and_is_heard_out(
             assert answer.startswith(b"HTTP/1.1 401 ")
             assert answer.endswith(b"who are you?")
             assert b"X-Mark: 2" in answer
-            await stream.send_all(b"x" * 900)  # the client was sending all the time: its connection is not reset
+            await stream.send_all(
+                b"x" * 900
+            )  # the client was sending all the time: its connection is not reset
         async with HttpClient(f"http://127.0.0.1:{port}", headers={"X-Key": "mine"}) as http:
             assert (await http.request("POST", "/in", json={})).body == b"POST /in  2"
 
@@ -125,7 +140,9 @@ def test_who_is_not_admitted_is_answered_before_the_body_comes_and_is_heard_out(
 
 def test_a_body_that_is_announced_too_long_is_refused_by_its_head():
     async def client(port):
-        assert (await talk(port, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")).split()[1] == b"413"
+        assert (await talk(port, b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")).split()[
+            1
+        ] == b"413"
 
     with_server(echo, client)
 
@@ -160,7 +177,9 @@ def test_what_only_web_pages_send_is_refused(headers, status):
     refusal = refusal_of(headers, is_on_loopback=True)
     assert (refusal and refusal.status) == status
     elsewhere = refusal_of(headers, is_on_loopback=False)  # under any name; a key is needed there
-    assert (elsewhere and elsewhere.status) == (status if "host" in headers and headers["host"] == LOCAL["host"] else None)
+    assert (elsewhere and elsewhere.status) == (
+        status if "host" in headers and headers["host"] == LOCAL["host"] else None
+    )
 
 
 def test_a_handler_that_raises_is_one_500(caplog):
@@ -173,7 +192,9 @@ def test_a_handler_that_raises_is_one_500(caplog):
     assert "the handler broke" in caplog.text
 
 
-@pytest.mark.parametrize("sent_before_leaving", [0, 30, None], ids=["nothing", "half a request", "a whole request"])
+@pytest.mark.parametrize(
+    "sent_before_leaving", [0, 30, None], ids=["nothing", "half a request", "a whole request"]
+)
 def test_a_client_that_leaves_cancels_its_handler_and_nothing_else(sent_before_leaving):
     began, ended = trio.Event(), trio.Event()
 

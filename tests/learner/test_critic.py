@@ -1,4 +1,6 @@
-"""A critic on one rank against plain transformers forwards, and what it learns; assessment and credit of a step with a critic."""
+"""A critic on one rank against plain transformers forwards, and what it learns; assessment and credit of a
+step with a critic.
+"""
 
 import itertools
 import logging
@@ -10,7 +12,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen2Config
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    Qwen2Config,
+)
 
 from agentrl.algorithms.aggregation import Aggregation
 from agentrl.algorithms.values import value_loss
@@ -51,7 +59,9 @@ SIZES = {
 def spec(**changes):
     model = changes.pop("model", ModelConfig())
     learner = LearnerConfig(optimizer=OptimizerConfig(lr=changes.pop("lr", 1e-2), weight_decay=0.0))
-    options = {"from_scratch": None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)}
+    options = {
+        "from_scratch": None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    }
     options |= {"master_dtype": torch.float64, "aggregation": Aggregation("token_mean"), "cliprange": None}
     options |= {"seed": 3, "total_updates": 100}
     return CriticSpec(model, learner, **(options | changes))
@@ -76,7 +86,16 @@ def sample(index, rng, target=lambda token: 0.0, length=None):
     returns = np.zeros(length, np.float32)
     returns[1:] = [target(int(t)) for t in tokens[:-1]]
     zeros = np.zeros(length, np.float32)
-    return Sample(index, tokens, mask, mask, zeros, zeros, values=rng.normal(size=length).astype(np.float32), returns=returns)
+    return Sample(
+        index,
+        tokens,
+        mask,
+        mask,
+        zeros,
+        zeros,
+        values=rng.normal(size=length).astype(np.float32),
+        returns=returns,
+    )
 
 
 def batch(count=6, seed=0, **options):
@@ -92,7 +111,9 @@ def shard(samples, max_tokens=1000):
 def values_of(one, samples, max_tokens=1000):
     """Index -> f64[A], values in the order of action tokens."""
     found = {}
-    for microbatch, values in zip(shard(samples, max_tokens), one.values(shard(samples, max_tokens)), strict=True):
+    for microbatch, values in zip(
+        shard(samples, max_tokens), one.values(shard(samples, max_tokens)), strict=True
+    ):
         indices = microbatch.sample_indices[microbatch.sequence_ids]
         found |= {int(index): values[indices == index] for index in np.unique(indices)}
     return [found[s.index] for s in samples]
@@ -100,7 +121,9 @@ def values_of(one, samples, max_tokens=1000):
 
 def save_classifier(folder, seed=1):
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=1, pad_token_id=0)).double()
+    model = AutoModelForSequenceClassification.from_config(
+        Qwen2Config(**SIZES, num_labels=1, pad_token_id=0)
+    ).double()
     torch.nn.init.normal_(model.score.weight)
     model.save_pretrained(folder)
     return model.eval()
@@ -113,7 +136,7 @@ def plain_values(model, one):
     return model.score(hidden)[:, 0].numpy()[np.flatnonzero(one.action_mask) - 1]
 
 
-# ----------------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize("max_tokens", [1000, 30, 1])
@@ -136,10 +159,14 @@ def test_the_folder_of_a_trained_reward_model_begins_a_critic(tmp_path):
     with closing(Learner(judge, rank=0, address="127.0.0.1", port=reserved_port())) as learner:
         learner.export(str(tmp_path / "judge"))
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "judge", dtype=torch.float64).eval()
-    samples = [replace(s, token_ids=np.minimum(s.token_ids, VOCABULARY - 2)) for s in batch(2)]  # padding is no part of a conversation
+    samples = [
+        replace(s, token_ids=np.minimum(s.token_ids, VOCABULARY - 2)) for s in batch(2)
+    ]  # padding is no part of a conversation
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one, torch.no_grad():
         for found, s in zip(values_of(one, samples), samples, strict=True):
-            prefixes = (torch.tensor(s.token_ids[None, :place]).long() for place in np.flatnonzero(s.action_mask))
+            prefixes = (
+                torch.tensor(s.token_ids[None, :place]).long() for place in np.flatnonzero(s.action_mask)
+            )
             scores = [model(prefix).logits.item() for prefix in prefixes]
             assert min(map(abs, scores)) > 1e-4
             np.testing.assert_allclose(found, scores, atol=1e-6)  # exported in float32
@@ -161,13 +188,16 @@ def test_context_behind_an_action_does_not_change_its_value(tmp_path):
         token_ids=np.concatenate([short.token_ids, np.arange(5, dtype=np.int32)]),
         action_mask=np.concatenate([short.action_mask, np.zeros(5, np.bool_)]),
         loss_mask=np.concatenate([short.loss_mask, np.zeros(5, np.bool_)]),
-        **{name: np.concatenate([getattr(short, name), tail]) for name in ("behavior_logprobs", "advantages", "values", "returns")},
+        **{
+            name: np.concatenate([getattr(short, name), tail])
+            for name in ("behavior_logprobs", "advantages", "values", "returns")
+        },
     )
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
         np.testing.assert_allclose(values_of(one, [long])[0], values_of(one, [short])[0], atol=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------------------- learning
+# --------------------------------------------------------------------------------------------------- learning
 
 
 def expected_loss(model, samples, *, cliprange, rule):
@@ -178,7 +208,11 @@ def expected_loss(model, samples, *, cliprange, rule):
         columns = (plain_values(model, s), s.values[s.action_mask], s.returns[s.action_mask])
         for v, o, r in zip(*(np.asarray(c, np.float64)[chosen] for c in columns), strict=True):
             plain = 0.5 * (v - r) ** 2
-            loss = plain if cliprange is None else max(plain, 0.5 * (min(max(v, o - cliprange), o + cliprange) - r) ** 2)
+            loss = (
+                plain
+                if cliprange is None
+                else max(plain, 0.5 * (min(max(v, o - cliprange), o + cliprange) - r) ** 2)
+            )
             total += loss / tokens if rule == "token_mean" else loss / (len(samples) * chosen.sum())
     return total
 
@@ -193,7 +227,11 @@ def test_the_loss_equals_a_loop_and_does_not_depend_on_the_split(tmp_path, rule,
     samples[1] = replace(samples[1], loss_mask=rejected)
     found = []
     for max_tokens in (1000, 25, 1):
-        with critic(model=ModelConfig(path=str(tmp_path / "judge")), aggregation=Aggregation(rule), cliprange=cliprange) as one:
+        with critic(
+            model=ModelConfig(path=str(tmp_path / "judge")),
+            aggregation=Aggregation(rule),
+            cliprange=cliprange,
+        ) as one:
             found.append(one.update(shard(samples, max_tokens)))
     expected = expected_loss(model, samples, cliprange=cliprange, rule=rule)
     for metrics in found:
@@ -202,12 +240,18 @@ def test_the_loss_equals_a_loop_and_does_not_depend_on_the_split(tmp_path, rule,
 
 
 def test_it_learns_a_known_value_function():
-    """What is to be earned follows from the token before: after some updates nearly all of the variance is explained, of fresh data too."""
+    """What is to be earned follows from the token before: after some updates nearly all of the variance is
+    explained, of fresh data too.
+    """
     options = {"target": lambda token: float(token % 2), "length": 12}
     with critic() as one:
-        shares = [one.update(shard(batch(16, seed, **options)))["critic/explained_variance"] for seed in range(60)]
+        shares = [
+            one.update(shard(batch(16, seed, **options)))["critic/explained_variance"] for seed in range(60)
+        ]
         held_out = batch(8, seed=99, **options)
-        errors = np.concatenate([v - s.returns[s.action_mask] for v, s in zip(values_of(one, held_out), held_out, strict=True)])
+        errors = np.concatenate(
+            [v - s.returns[s.action_mask] for v, s in zip(values_of(one, held_out), held_out, strict=True)]
+        )
     assert shares[0] < 0.2
     assert shares[-1] > 0.9
     assert np.abs(errors).mean() < 0.2
@@ -233,11 +277,13 @@ def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path):
         assert (other.update(shard(samples)), other.checksums()) == whole
 
 
-# --------------------------------------------------------------------------------------------------------- assessment
+# ------------------------------------------------------------------------------------------------- assessment
 
 
 def trajectory(rng, *, member=0, outcome=Outcome.COMPLETED):
-    """Two rows that grow in turn: turns 0 and 3 in the first, 1 and 2 in the second; context stands behind the last action of each."""
+    """Two rows that grow in turn: turns 0 and 3 in the first, 1 and 2 in the second; context stands behind
+    the last action of each.
+    """
     rows = [(0, 3), (1, 2)]
     tokens, mask, turns, starts = [], [], [], []
     for row in rows:
@@ -251,8 +297,10 @@ def trajectory(rng, *, member=0, outcome=Outcome.COMPLETED):
     action, zeros = np.array(mask), np.zeros(len(mask), np.float32)
     last = np.flatnonzero(np.array(turns) == 3)[-1]
     return Trajectory(
-        0, member, "t", "s", "a", np.array(tokens, np.int32), action, zeros, np.where(action, 0, -1).astype(np.int32),
-        np.array(turns, np.int16), (), (RewardEvent("r", float(rng.normal()), int(last)),), outcome, segment_starts=tuple(starts),
+        0, member, "t", "s", "a", np.array(tokens, np.int32), action, zeros, np.where(action, 0,
+        -1).astype(np.int32),
+        np.array(turns, np.int16), (), (RewardEvent("r", float(rng.normal()), int(last)),), outcome,
+        segment_starts=tuple(starts),
     )  # fmt: skip
 
 
@@ -263,7 +311,9 @@ def value_behind(model, tokens):
 
 
 @pytest.mark.parametrize("max_tokens", [1000, 9])
-def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is_bootstrapped(tmp_path, max_tokens):
+def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is_bootstrapped(
+    tmp_path, max_tokens
+):
     model, rng = save_classifier(tmp_path / "judge"), np.random.default_rng(4)
     whole, cut = trajectory(rng), trajectory(rng, member=1, outcome=Outcome.TRUNCATED)
     config = Config(
@@ -273,7 +323,9 @@ def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is
     )
     groups = [Group(0, (whole, cut))]
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
-        assessment = assess(Roles(learner=None, critic=LocalWorker(one)), groups, config.algorithm, config.learner)
+        assessment = assess(
+            Roles(learner=None, critic=LocalWorker(one)), groups, config.algorithm, config.learner
+        )
     [samples] = credit(groups, config.algorithm, group_size=2, assessment=assessment)
     for attempt, found in zip((whole, cut), samples, strict=True):
         values, bounds = {}, [*attempt.segment_starts, attempt.num_tokens]
@@ -281,7 +333,9 @@ def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is
             for position in range(start + 1, end):
                 values[position] = value_behind(model, attempt.token_ids[start:position])
         order = sorted(np.flatnonzero(attempt.action_mask), key=lambda p: (attempt.turn_ids[p], p))
-        after = value_behind(model, attempt.token_ids[: bounds[1]]) if attempt is cut else 0.0  # turn 3 stands in the first row
+        after = (
+            value_behind(model, attempt.token_ids[: bounds[1]]) if attempt is cut else 0.0
+        )  # turn 3 stands in the first row
         advantage, expected = 0.0, {}
         for position in reversed(order):
             reward = attempt.reward if position == attempt.rewards[0].position else 0.0
@@ -302,9 +356,16 @@ def test_values_that_are_not_finite_end_the_run_as_the_learners_error(tmp_path, 
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
         torch.nn.init.constant_(one._model.tensors["score.weight"], math.nan)
         with pytest.raises(
-            LearnerError, match=r"^the critic's values: \d+ of \d+ numbers are not finite; resume from an earlier checkpoint"
+            LearnerError,
+            match=r"^the critic's values: \d+ of \d+ numbers are not finite; resume from an earlier "
+            r"checkpoint",
         ):
-            assess(Roles(learner=None, critic=LocalWorker(one)), [Group(0, (attempt,))], config.algorithm, config.learner)
+            assess(
+                Roles(learner=None, critic=LocalWorker(one)),
+                [Group(0, (attempt,))],
+                config.algorithm,
+                config.learner,
+            )
 
 
 def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
@@ -312,14 +373,18 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
     model = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
     model.save_pretrained(tmp_path)
     kl = {"place": "reward", "coefficient": 0.1, "estimator": "k1"}
-    config = Config(model={"path": str(tmp_path)}, algorithm={"kl": kl, "singleton": "raw"}, rollout={"group_size": 1})
+    config = Config(
+        model={"path": str(tmp_path)}, algorithm={"kl": kl, "singleton": "raw"}, rollout={"group_size": 1}
+    )
     groups = [Group(0, (trajectory(np.random.default_rng(4)),))]
     learner = open_local_learner(RoleSpecs.of(config, num_steps=1, dump_folder=str(tmp_path)).learner)
     with closing(learner.worker):
         roles = Roles(learner, reward_kl=RewardKL(config.algorithm.kl))
         assert np.isfinite(np.concatenate(assess(roles, groups, config.algorithm, config.learner).kl)).all()
         torch.nn.init.constant_(learner.worker._policy.tensors["model.norm.weight"], math.nan)
-        with pytest.raises(LearnerError, match=r"^the policy's KL to the reference: \d+ of \d+ numbers are not finite"):
+        with pytest.raises(
+            LearnerError, match=r"^the policy's KL to the reference: \d+ of \d+ numbers are not finite"
+        ):
             assess(roles, groups, config.algorithm, config.learner)
 
 
@@ -335,13 +400,19 @@ def test_kl_in_the_reward_is_paid_by_every_action_token():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": {"advantage": "gae"}, "critic": {"enabled": False}}, "algorithm.advantage=gae needs a critic"),
+        (
+            {"algorithm": {"advantage": "gae"}, "critic": {"enabled": False}},
+            "algorithm.advantage=gae needs a critic",
+        ),
         ({"critic": {"enabled": True}}, "algorithm.advantage=grpo uses no critic"),
         (
             {"algorithm": {"advantage": "gae"}, "critic": {"warmup_steps": 3}, "trainer": {"steps": 3}},
             "critic.warmup_steps=3 leaves no step of trainer.steps=3",
         ),
-        ({"algorithm": {"kl": {"estimator": "k1"}}}, "estimator=k1 in the loss has an expected gradient of zero"),
+        (
+            {"algorithm": {"kl": {"estimator": "k1"}}},
+            "estimator=k1 in the loss has an expected gradient of zero",
+        ),
         ({"algorithm": {"kl": {"coefficient": 0.1, "target": 0.1}}}, "use place=reward"),
         ({"algorithm": {"kl": {"place": "reward", "target": 0.1}}}, "start with a coefficient above 0"),
     ],
@@ -355,12 +426,18 @@ def test_what_does_not_go_together_is_refused(options, message):
     ("options", "message"),
     [
         ({"critic": {"model": {"path": "nowhere/at/all/here"}}}, r"critic: model.path='nowhere/at/all/here'"),
-        ({"critic": {"model": {"path": "two"}}}, r"critic: model.path='.*two' has 2 labels; a score or value needs exactly one"),
+        (
+            {"critic": {"model": {"path": "two"}}},
+            r"critic: model.path='.*two' has 2 labels; a score or value needs exactly one",
+        ),
         (
             {"critic": {"model": {"path": "tokens"}}},
             r"critic: model.path='.*tokens' is a Qwen2ForTokenClassification, whose head has a bias",
         ),
-        ({"learner": {"world_size": 3, "sequence_parallel": 3}}, r"critic: learner.sequence_parallel=3 does not divide"),
+        (
+            {"learner": {"world_size": 3, "sequence_parallel": 3}},
+            r"critic: learner.sequence_parallel=3 does not divide",
+        ),
         (
             {"critic": {"model": {"lora": {"rank": 2}}}, "learner": {"world_size": 2, "tensor_parallel": 2}},
             r"critic: learner.tensor_parallel=2 splits whole matrices",
@@ -370,8 +447,12 @@ def test_what_does_not_go_together_is_refused(options, message):
 def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     save_classifier(tmp_path / "judge")
-    AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(tmp_path / "two")
-    AutoModelForTokenClassification.from_config(Qwen2Config(**SIZES, num_labels=1)).save_pretrained(tmp_path / "tokens")
+    AutoModelForSequenceClassification.from_config(Qwen2Config(**SIZES, num_labels=2)).save_pretrained(
+        tmp_path / "two"
+    )
+    AutoModelForTokenClassification.from_config(Qwen2Config(**SIZES, num_labels=1)).save_pretrained(
+        tmp_path / "tokens"
+    )
     config = {"model": {"path": "judge"}, "algorithm": {"advantage": "gae"}}
     built, refused = Config.model_validate(config), Config.model_validate(config | options)
     check_critic(built.critic_model, built.learner)
@@ -383,7 +464,12 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
 @pytest.mark.parametrize(
     ("kind", "options", "has_score_head", "message"),
     [
-        (AutoModelForSequenceClassification, {"num_labels": 2}, True, "has 2 labels; a score or value needs exactly one"),
+        (
+            AutoModelForSequenceClassification,
+            {"num_labels": 2},
+            True,
+            "has 2 labels; a score or value needs exactly one",
+        ),
         (
             AutoModelForTokenClassification,
             {"num_labels": 1},
@@ -396,11 +482,23 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
             False,
             "is a Qwen2ForSequenceClassification, which has no head over the vocab",
         ),
-        (AutoModelForTokenClassification, {}, False, "is a Qwen2ForTokenClassification, which has no head over the vocabulary"),
-        (AutoModel, {"tie_word_embeddings": False}, False, "lacks the weight 'lm_head.weight'; use the folder of a complete model"),
+        (
+            AutoModelForTokenClassification,
+            {},
+            False,
+            "is a Qwen2ForTokenClassification, which has no head over the vocabulary",
+        ),
+        (
+            AutoModel,
+            {"tie_word_embeddings": False},
+            False,
+            "lacks the weight 'lm_head.weight'; use the folder of a complete model",
+        ),
     ],
 )
-def test_a_head_that_would_be_filled_with_random_numbers_is_refused(tmp_path, kind, options, has_score_head, message):
+def test_a_head_that_would_be_filled_with_random_numbers_is_refused(
+    tmp_path, kind, options, has_score_head, message
+):
     kind.from_config(Qwen2Config(**SIZES, **options)).save_pretrained(tmp_path)
     model = ModelConfig(path=str(tmp_path))
     with pytest.raises(ConfigError, match=rf"^model.path='.*' {message}[^\n]*$"):
@@ -413,7 +511,9 @@ def test_a_new_head_on_a_whole_model_is_no_news(tmp_path, caplog):
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addHandler(caplog.handler)
     try:
-        load_module(ModelConfig(path=str(tmp_path)), "sdpa", torch.float32, from_scratch=None, has_score_head=True)
+        load_module(
+            ModelConfig(path=str(tmp_path)), "sdpa", torch.float32, from_scratch=None, has_score_head=True
+        )
         assert not [record for record in caplog.records if record.name.startswith("transformers")]
         AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
         assert "MISSING" in caplog.text
@@ -425,7 +525,12 @@ def test_float16_is_not_trained_but_loaded(tmp_path):
     """As `agentrl export` and servers do; gradients would need the scaling that bfloat16 has no need of."""
     AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path)
     model = ModelConfig(path=str(tmp_path), dtype="float16")
-    with pytest.raises(ConfigError, match=r"^model.dtype=float16 cannot be trained: .*; use bfloat16 or float32$"), critic(model=model):
+    with (
+        pytest.raises(
+            ConfigError, match=r"^model.dtype=float16 cannot be trained: .*; use bfloat16 or float32$"
+        ),
+        critic(model=model),
+    ):
         pass
     assert load_module(model, "sdpa", torch.float16, from_scratch=None).dtype == torch.float16
 
@@ -433,5 +538,7 @@ def test_float16_is_not_trained_but_loaded(tmp_path):
 def test_within_the_bound_nothing_is_clipped_by_rounding():
     rng = np.random.default_rng(0)
     old, returns = (torch.tensor(rng.normal(size=2000)) for _ in range(2))
-    loss = value_loss(old + torch.tensor(rng.choice([-1e-15, 1e-15, 1e-3], 2000)), old, returns, cliprange=0.2)
+    loss = value_loss(
+        old + torch.tensor(rng.choice([-1e-15, 1e-15, 1e-3], 2000)), old, returns, cliprange=0.2
+    )
     assert not loss.is_clipped_A.any()

@@ -1,4 +1,6 @@
-"""What only a GPU runs, as far as a CPU can prove it: arguments of flash attention, refusals, and the benchmark of a GPU's step."""
+"""What only a GPU runs, as far as a CPU can prove it: arguments of flash attention, refusals, and the
+benchmark of a GPU's step.
+"""
 
 import importlib.util
 import inspect
@@ -11,7 +13,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen2Config
-from transformers.modeling_flash_attention_utils import FlashAttentionKwargs, _flash_attention_forward, prepare_fa_kwargs_from_position_ids
+from transformers.modeling_flash_attention_utils import (
+    FlashAttentionKwargs,
+    _flash_attention_forward,
+    prepare_fa_kwargs_from_position_ids,
+)
 
 from agentrl.errors import ConfigError
 from agentrl.learner.attention import choose_attention, packed_arguments
@@ -19,11 +25,13 @@ from agentrl.learner.attention import choose_attention, packed_arguments
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu_step.py"
 
 
-# ------------------------------------------------------------------------------------------------------ flash attention
+# -------------------------------------------------------------------------------------------- flash attention
 
 
 def test_flash_attention_is_told_of_segments_as_transformers_would_infer_them():
-    """The names are those that its forward takes, the values those it finds in restarting position ids, the lengths plain numbers."""
+    """The names are those that its forward takes, the values those it finds in restarting position ids, the
+    lengths plain numbers.
+    """
     lengths = [3, 1, 5]
     arguments = packed_arguments("flash_attention_2", lengths, device=torch.device("cpu"))
     assert set(arguments) == set(FlashAttentionKwargs.__annotations__)
@@ -38,7 +46,9 @@ def test_flash_attention_is_told_of_segments_as_transformers_would_infer_them():
 
 def test_flash_attention_is_taken_and_refused_by_device_and_dtype(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else find(name)
+    )
     assert choose_attention("auto", device="cuda", dtype="bfloat16") == "flash_attention_2"
     assert choose_attention("auto", device="cuda", dtype="float32") == "flex_attention"
     assert choose_attention("auto", device="cpu", dtype="bfloat16") == "segment_sdpa"
@@ -48,7 +58,7 @@ def test_flash_attention_is_taken_and_refused_by_device_and_dtype(monkeypatch):
         choose_attention("flash_attention_2", device="cpu", dtype="bfloat16")
 
 
-# --------------------------------------------------------------------------------------------------- the step's benchmark
+# --------------------------------------------------------------------------------------- the step's benchmark
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +75,28 @@ def test_the_operations_counted_are_those_of_torch():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.zeros(1, length, dtype=torch.int64), use_cache=False)
     attention = 2.0 * length * length * sizes["hidden_size"] * sizes["num_hidden_layers"]
-    assert counter.get_total_flops() == pytest.approx(work.forward_flops + attention, rel=1e-3)  # rotary angles are a product too
+    assert counter.get_total_flops() == pytest.approx(
+        work.forward_flops + attention, rel=1e-3
+    )  # rotary angles are a product too
     assert benchmark["count_work"](sizes, [length] * 3).forward_flops == 3 * work.forward_flops
 
 
 def test_the_benchmark_of_a_gpus_step_takes_its_whole_way_on_a_cpu(tmp_path, monkeypatch, capsys):
     out = tmp_path / "step.json"
-    options = ["--tokens", "200", "--microbatch-tokens", "100", "--warmups", "0", "--repeats", "1", "--peak-tflops", "1", "--out", str(out)]
+    options = [
+        "--tokens",
+        "200",
+        "--microbatch-tokens",
+        "100",
+        "--warmups",
+        "0",
+        "--repeats",
+        "1",
+        "--peak-tflops",
+        "1",
+        "--out",
+        str(out),
+    ]
     monkeypatch.setattr(sys, "argv", [str(BENCHMARK), *options])
     runpy.run_path(str(BENCHMARK), run_name="__main__")
     result = json.loads(out.read_text())

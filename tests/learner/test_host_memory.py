@@ -20,7 +20,9 @@ print(faults_of_a_block(), faults_of_a_block())
 
 
 def test_a_freed_block_is_used_again():
-    output = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=120).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
     first, second = map(int, output.split())
     assert first >= 32, "64 MiB are at least 32 pages, of 2 MiB each"
     assert second < 8

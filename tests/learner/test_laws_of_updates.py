@@ -1,7 +1,9 @@
-"""Laws of a whole update, for every registered loss, weight, rejection, KL and aggregation: nothing but sampled tokens counts.
+"""Laws of a whole update, for every registered loss, weight, rejection, KL and aggregation: nothing but
+sampled tokens counts.
 
-The policy of these tests has no context: a token's log-probability is an entry of one table. So whatever changes the loss or its gradient
-is the algorithm, not attention, and the laws hold to rounding. Between trajectories and loss stand the real packing and correction.
+The policy of these tests has no context: a token's log-probability is an entry of one table. So whatever
+changes the loss or its gradient is the algorithm, not attention, and the laws hold to rounding. Between
+trajectories and loss stand the real packing and correction.
 """
 
 import re
@@ -43,12 +45,15 @@ def world_of_one():
     leave_ranks()
 
 
-# ------------------------------------------------------------------------------------------- all that is registered
+# ------------------------------------------------------------------------------------- all that is registered
 
 
 def algorithm(policy_loss="ppo_clip", **changes):
     aggregation = "sequence_mean_token_mean" if policy_loss in SEQUENCE_LOSSES else "token_mean"
-    selective = {"clip_cov": ClipCovConfig(share=0.2, lower=-9.0, upper=9.0), "kl_cov": KLCovConfig(share=0.2)}
+    selective = {
+        "clip_cov": ClipCovConfig(share=0.2, lower=-9.0, upper=9.0),
+        "kl_cov": KLCovConfig(share=0.2),
+    }
     options = {"aggregation": aggregation, "constant_length": 20, "entropy_coefficient": 0.05, **selective}
     return AlgorithmConfig(policy_loss=policy_loss, **(options | changes))
 
@@ -61,17 +66,24 @@ def variants():
     """Return every registered part of an update, each in a configuration of its own."""
     found = {f"loss-{name}": algorithm(name) for name in POLICY_LOSSES}
     found |= {f"aggregation-{rule}": algorithm(aggregation=rule) for rule in RULES}
-    found |= {f"weight-{level}": algorithm(correction=CorrectionConfig(weight=level, self_normalize=True)) for level in LEVELS}
+    found |= {
+        f"weight-{level}": algorithm(correction=CorrectionConfig(weight=level, self_normalize=True))
+        for level in LEVELS
+    }
     for statistic in STATISTICS:
         for level in ("token", "sequence_sum", "sequence_mean", "sequence_max"):
             rule = RejectionConfig(statistic=statistic, level=level, **bounds(statistic))
-            found[f"reject-{statistic}-{level}"] = algorithm(correction=CorrectionConfig(reject={"far": rule}))
+            found[f"reject-{statistic}-{level}"] = algorithm(
+                correction=CorrectionConfig(reject={"far": rule})
+            )
     for denominator in ("accepted", "original"):
         chain = CorrectionConfig(m2po_threshold=0.1, opsm_delta=0.02, denominator=denominator)
         found[f"chain-{denominator}"] = algorithm(correction=chain)
     for name in sorted(set(KL_ESTIMATORS) - {"k1"}):  # refused in the loss
         found[f"kl-{name}"] = algorithm(kl=KLConfig(coefficient=0.3, estimator=name))
-        found[f"kl-{name}-off-policy"] = algorithm(kl=KLConfig(coefficient=0.3, estimator=name, off_policy_ratio=True))
+        found[f"kl-{name}-off-policy"] = algorithm(
+            kl=KLConfig(coefficient=0.3, estimator=name, off_policy_ratio=True)
+        )
     return found
 
 
@@ -80,7 +92,7 @@ WITH_HELD_PARTS = {f"loss-{name}" for name in ("gspo", "cispo", "reinforce", "dp
 WITH_HELD_PARTS |= {"kl-k3_k2grad", "kl-k3_k2grad-off-policy", "kl-k2-off-policy", "kl-abs-off-policy"}
 
 
-# ------------------------------------------------------------------------------------------------- a batch to learn from
+# -------------------------------------------------------------------------------------- a batch to learn from
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,9 @@ def make_attempts(seed):
     for _ in range(rng.integers(1, 7)):
         tokens = rng.integers(0, VOCABULARY, rng.integers(1, 9))
         behavior = logprobs(PROXIMAL, tokens) + rng.normal(0, 0.3, len(tokens))
-        found.append(Attempt(tokens, behavior, rng.normal(size=len(tokens)) + 1e-3, bool(rng.random() < 0.25)))
+        found.append(
+            Attempt(tokens, behavior, rng.normal(size=len(tokens)) + 1e-3, bool(rng.random() < 0.25))
+        )
     return found
 
 
@@ -133,7 +147,9 @@ def compact(index, attempt):
 
 
 def with_context(index, attempt, num_before):
-    """The attempt with so many context tokens before each of its tokens, and as the last number behind the end."""
+    """The attempt with so many context tokens before each of its tokens, and as the last number behind the
+    end.
+    """
     is_action = np.concatenate([[*[False] * n, True] for n in num_before])[:-1].astype(bool)
 
     def lay(values, dtype):
@@ -143,7 +159,14 @@ def with_context(index, attempt, num_before):
 
     tokens = np.where(is_action, lay(attempt.tokens, np.int32), 5).astype(np.int32)
     loss_mask = is_action & (not attempt.is_rejected)
-    return Sample(index, tokens, is_action, loss_mask, lay(attempt.behavior, np.float64), lay(attempt.advantages, np.float64))
+    return Sample(
+        index,
+        tokens,
+        is_action,
+        loss_mask,
+        lay(attempt.behavior, np.float64),
+        lay(attempt.advantages, np.float64),
+    )
 
 
 def update(config, samples, *, max_tokens=10_000, mode="decoupled", policy=None, reference=None, noise=0.0):
@@ -160,9 +183,13 @@ def update(config, samples, *, max_tokens=10_000, mode="decoupled", policy=None,
     proximal = [scores(PROXIMAL, m) if mode == "decoupled" else None for m in microbatches]
     ref = [scores(reference or REFERENCE, m) if config.kl.coefficient else None for m in microbatches]
     corrections = Corrector(config).correct(microbatches, proximal)
-    scored = [ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)]
+    scored = [
+        ScoredMicrobatch(*columns) for columns in zip(microbatches, proximal, ref, corrections, strict=True)
+    ]
     counts = UpdateCounts(
-        sum(s.num_loss_tokens for s in scored), sum(s.num_sequences for s in scored), sum(s.num_action_tokens for s in scored)
+        sum(s.num_loss_tokens for s in scored),
+        sum(s.num_sequences for s in scored),
+        sum(s.num_action_tokens for s in scored),
     )
     objective = PolicyObjective(config, mode, temperature=TEMPERATURE)
     policy = policy or Table(1)
@@ -178,7 +205,7 @@ def assert_same(one, other):
     assert one[1] == pytest.approx(other[1], rel=1e-9, abs=1e-12)
 
 
-# ------------------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -189,7 +216,11 @@ def test_context_tokens_anywhere_change_neither_loss_nor_gradient(name, seed):
     attempts, rng = make_attempts(seed), np.random.default_rng(seed + 1)
     plain = [compact(index, attempt) for index, attempt in enumerate(attempts)]
     long = [
-        with_context(index, attempt, rng.integers(0, 4, len(attempt.tokens) + 1) + (np.arange(len(attempt.tokens) + 1) == 0))
+        with_context(
+            index,
+            attempt,
+            rng.integers(0, 4, len(attempt.tokens) + 1) + (np.arange(len(attempt.tokens) + 1) == 0),
+        )
         for index, attempt in enumerate(attempts)
     ]
     assert_same(update(VARIANTS[name], long), update(VARIANTS[name], plain))
@@ -199,7 +230,9 @@ def test_context_tokens_anywhere_change_neither_loss_nor_gradient(name, seed):
 @settings(max_examples=3)
 @given(seed=seeds)
 def test_neither_split_nor_order_changes_loss_or_gradient(name, seed):
-    """Laws 6 and 8: alone in its microbatch, an attempt of which nothing may be learned is one with nothing to learn."""
+    """Laws 6 and 8: alone in its microbatch, an attempt of which nothing may be learned is one with nothing
+    to learn.
+    """
     samples = [compact(index, attempt) for index, attempt in enumerate(make_attempts(seed))]
     whole = update(VARIANTS[name], samples)
     for max_tokens in (1, 12):
@@ -210,10 +243,16 @@ def test_neither_split_nor_order_changes_loss_or_gradient(name, seed):
 @settings(max_examples=3)
 @given(seed=seeds)
 def test_where_all_policies_are_one_the_sign_of_rounding_noise_changes_nothing(name, seed):
-    """A log-ratio of 0 is noise of either sign in fact, by CPU, library and shape. Each attempt is here twice, so that covariances tie."""
+    """A log-ratio of 0 is noise of either sign in fact, by CPU, library and shape.
+
+    Each attempt is here twice, so that covariances tie.
+    """
     attempts = make_attempts(seed) * 2
     samples = [compact(i, replace(a, behavior=logprobs(PROXIMAL, a.tokens))) for i, a in enumerate(attempts)]
-    plain, noisy = (update(VARIANTS[name], samples, policy=Table(2), reference=PROXIMAL, noise=noise) for noise in (0.0, 1e-9))
+    plain, noisy = (
+        update(VARIANTS[name], samples, policy=Table(2), reference=PROXIMAL, noise=noise)
+        for noise in (0.0, 1e-9)
+    )
     np.testing.assert_allclose(noisy[0], plain[0], rtol=1e-6, atol=1e-8)
     counted = [key for key in plain[1] if key.startswith(("clip_", "rejected/"))]
     assert {key: noisy[1][key] for key in counted} == {key: plain[1][key] for key in counted}
@@ -236,7 +275,9 @@ def test_selection_by_covariance_does_not_see_what_is_added_to_all_advantages(na
     for added in (0.0, 3.0, -2.0):
         samples = [compact(i, replace(a, advantages=a.advantages + added)) for i, a in enumerate(attempts)]
         [[microbatch]] = pack(samples, max_tokens=10_000, world_size=1)
-        [correction] = Corrector(algorithm(name)).correct([microbatch], [logprobs(PROXIMAL, microbatch.targets)])
+        [correction] = Corrector(algorithm(name)).correct(
+            [microbatch], [logprobs(PROXIMAL, microbatch.targets)]
+        )
         chosen.append(correction.is_selected.tolist())
     assert 0 < sum(chosen[0]) < len(chosen[0])
     assert chosen[1:] == [chosen[0], chosen[0]]
@@ -247,23 +288,34 @@ def test_selection_by_covariance_does_not_see_what_is_added_to_all_advantages(na
 @settings(max_examples=5)
 @given(seed=seeds)
 def test_normalized_weights_have_a_mean_of_1_however_small_they_were(level, shift, seed):
-    """The mean is over accepted tokens, or over the sequences that have some, where all tokens of one share its weight."""
+    """The mean is over accepted tokens, or over the sequences that have some, where all tokens of one share
+    its weight.
+    """
     attempts = make_attempts(seed)
-    samples = [compact(i, replace(a, behavior=a.behavior - shift / max(1, len(a.tokens)))) for i, a in enumerate(attempts)]
+    samples = [
+        compact(i, replace(a, behavior=a.behavior - shift / max(1, len(a.tokens))))
+        for i, a in enumerate(attempts)
+    ]
     [microbatches] = pack(samples, max_tokens=12, world_size=1)
     config = algorithm(correction=CorrectionConfig(weight=level, cap=1e9, self_normalize=True))
-    corrections = Corrector(config).correct(microbatches, [logprobs(PROXIMAL, m.targets) for m in microbatches])
+    corrections = Corrector(config).correct(
+        microbatches, [logprobs(PROXIMAL, m.targets) for m in microbatches]
+    )
     tokens, sequences = [], {}
     for m, c in zip(microbatches, corrections, strict=True):
         tokens += c.weights[c.accepted].tolist()
-        sequences |= dict(zip(m.sample_indices[m.sequence_ids][c.accepted], c.weights[c.accepted], strict=True))
+        sequences |= dict(
+            zip(m.sample_indices[m.sequence_ids][c.accepted], c.weights[c.accepted], strict=True)
+        )
     found = tokens if level == "token" else list(sequences.values())
     assert not found or np.mean(found) == pytest.approx(1.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_where_nothing_may_be_learned_loss_and_gradient_are_0(name):
-    samples = [compact(index, replace(attempt, is_rejected=True)) for index, attempt in enumerate(make_attempts(4))]
+    samples = [
+        compact(index, replace(attempt, is_rejected=True)) for index, attempt in enumerate(make_attempts(4))
+    ]
     loss_and_gradient, _ = update(VARIANTS[name], samples, max_tokens=1)
     assert loss_and_gradient == [0.0] * (1 + VOCABULARY)
 
@@ -273,19 +325,26 @@ def test_what_is_out_of_the_loss_may_hold_anything(name):
     """Law 8: an infinite value times 0 would be NaN."""
     attempts = [replace(attempt, is_rejected=index == 0) for index, attempt in enumerate(make_attempts(4))]
     broken = replace(attempts[0], advantages=np.full_like(attempts[0].advantages, np.nan))
-    samples, others = ([compact(i, a) for i, a in enumerate([first, *attempts[1:]])] for first in (broken, attempts[0]))
+    samples, others = (
+        [compact(i, a) for i, a in enumerate([first, *attempts[1:]])] for first in (broken, attempts[0])
+    )
     assert_same(update(VARIANTS[name], samples), update(VARIANTS[name], others))
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name not in WITH_HELD_PARTS])
 def test_the_gradient_of_the_whole_update_passes_finite_differences(name):
-    """Law 11: aggregation, weights, rejection, KL and entropy together; formulas with held parts: test_policy_losses.py."""
+    """Law 11: aggregation, weights, rejection, KL and entropy together; formulas with held parts:
+    test_policy_losses.py.
+    """
     samples = [compact(index, attempt) for index, attempt in enumerate(make_attempts(7))]
     (_, *gradient), _ = update(VARIANTS[name], samples)
     assert np.abs(gradient).max() > 1e-4
     expected = []
     for place in range(VOCABULARY):
-        losses = [update(VARIANTS[name], samples, policy=Table(1, nudge=(place, step)))[0][0] for step in (1e-6, -1e-6)]
+        losses = [
+            update(VARIANTS[name], samples, policy=Table(1, nudge=(place, step)))[0][0]
+            for step in (1e-6, -1e-6)
+        ]
         expected.append((losses[0] - losses[1]) / 2e-6)
     np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-8)
 
@@ -293,7 +352,9 @@ def test_the_gradient_of_the_whole_update_passes_finite_differences(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_on_policy_the_ratio_is_1_and_ppo_kl_exactly_0(name):
     """Laws 9 and 12: nothing is clipped, weighed or rejected where one policy plays all three parts."""
-    samples = [compact(index, replace(attempt, is_rejected=False)) for index, attempt in enumerate(make_attempts(9))]
+    samples = [
+        compact(index, replace(attempt, is_rejected=False)) for index, attempt in enumerate(make_attempts(9))
+    ]
     num_tokens = sum(len(sample.token_ids) - 1 for sample in samples)
     config = VARIANTS[name].model_copy(update={"correction": CorrectionConfig()})
     _, sums = update(config, samples, mode="on_policy", max_tokens=12)
@@ -303,11 +364,15 @@ def test_on_policy_the_ratio_is_1_and_ppo_kl_exactly_0(name):
 
 
 def test_what_is_told_of_the_policies_equals_numpy():
-    """Sums over loss tokens: of |policy - behavior|, proximal - policy, the ratio and the entropy; rejected attempts count nowhere."""
+    """Sums over loss tokens: of |policy - behavior|, proximal - policy, the ratio and the entropy; rejected
+    attempts count nowhere.
+    """
     attempts = make_attempts(12)
     kept = [attempt for attempt in attempts if not attempt.is_rejected]
     assert 0 < len(kept) < len(attempts)
-    tokens, behavior = (np.concatenate([getattr(attempt, name) for attempt in kept]) for name in ("tokens", "behavior"))
+    tokens, behavior = (
+        np.concatenate([getattr(attempt, name) for attempt in kept]) for name in ("tokens", "behavior")
+    )
     whole = logprobs(Table(1), np.arange(VOCABULARY))
     policy, proximal = whole[tokens], logprobs(PROXIMAL, tokens)
     samples = [compact(index, attempt) for index, attempt in enumerate(attempts)]

@@ -1,4 +1,6 @@
-"""One rank of the learner against independent mathematics: plain transformers forwards and numpy loops in float64."""
+"""One rank of the learner against independent mathematics: plain transformers forwards and numpy loops in
+float64.
+"""
 
 import dataclasses
 import itertools
@@ -32,7 +34,10 @@ CHAIN = CorrectionConfig(
     weight="sequence",
     cap=3.0,
     self_normalize=True,
-    reject={"tokens": RejectionConfig(statistic="k3", level="token", upper=1.0), "far": RejectionConfig(lower=0.2, upper=4.0)},
+    reject={
+        "tokens": RejectionConfig(statistic="k3", level="token", upper=1.0),
+        "far": RejectionConfig(lower=0.2, upper=4.0),
+    },
     m2po_threshold=0.3,
     opsm_delta=0.02,  # beyond the noise of another packing
 )
@@ -41,7 +46,13 @@ CHAIN = CorrectionConfig(
 def spec(**changes):
     algorithm = changes.pop("algorithm", AlgorithmConfig())
     learner = changes.pop("learner", LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)))
-    defaults = {"mode": "decoupled", "seed": 3, "temperature": TEMPERATURE, "total_updates": 10, "master_dtype": torch.float64}
+    defaults = {
+        "mode": "decoupled",
+        "seed": 3,
+        "temperature": TEMPERATURE,
+        "total_updates": 10,
+        "master_dtype": torch.float64,
+    }
     model = changes.pop("model", ModelConfig())
     from_scratch = None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
     return LearnerSpec(model, learner, algorithm, **(defaults | {"from_scratch": from_scratch} | changes))
@@ -64,7 +75,12 @@ def sample(index, rng, length=None):
     mask[0], mask[-1] = False, True
     behavior = rng.normal(-3, 1.0, length).astype(np.float32)
     return Sample(
-        index, rng.integers(0, VOCABULARY, length).astype(np.int32), mask, mask, behavior, rng.normal(size=length).astype(np.float32)
+        index,
+        rng.integers(0, VOCABULARY, length).astype(np.int32),
+        mask,
+        mask,
+        behavior,
+        rng.normal(size=length).astype(np.float32),
     )
 
 
@@ -98,7 +114,7 @@ def plain_logprobs(model, one):
     return torch.log_softmax(logits.double() / TEMPERATURE, -1).numpy()
 
 
-# ------------------------------------------------------------------------------------------------ packed = separate
+# ------------------------------------------------------------------------------------------ packed = separate
 
 
 def test_packed_forwards_equal_separate_and_plain_ones(tmp_path):
@@ -109,16 +125,20 @@ def test_packed_forwards_equal_separate_and_plain_ones(tmp_path):
         start = 0
         for index in packed.microbatch.sample_indices:
             mask = samples[index].action_mask
-            expected = np.take_along_axis(plain_logprobs(model, samples[index]), samples[index].token_ids[1:, None].astype(int), 1)[:, 0][
-                mask[1:]
-            ]
+            expected = np.take_along_axis(
+                plain_logprobs(model, samples[index]), samples[index].token_ids[1:, None].astype(int), 1
+            )[:, 0][mask[1:]]
             own = slice(start, start := start + int(mask.sum()))
             # float32 norms and rotary angles inside the model, in both; the published copy is float32 as well
             np.testing.assert_allclose(packed.proximal_logprobs[own], expected, atol=2e-6)
             np.testing.assert_allclose(packed.ref_logprobs[own], expected, atol=2e-6)
-        alone = {s.microbatch.sample_indices[0]: s.proximal_logprobs for s in scored(one, samples, max_tokens=1)}
+        alone = {
+            s.microbatch.sample_indices[0]: s.proximal_logprobs for s in scored(one, samples, max_tokens=1)
+        }
         np.testing.assert_allclose(
-            packed.proximal_logprobs, np.concatenate([alone[i] for i in packed.microbatch.sample_indices]), atol=1e-12
+            packed.proximal_logprobs,
+            np.concatenate([alone[i] for i in packed.microbatch.sample_indices]),
+            atol=1e-12,
         )
 
 
@@ -127,9 +147,13 @@ def test_packed_equals_separate_in_float32_in_eval_and_train_mode(attention):
     samples = batch()
     with learner(model=ModelConfig(attention=attention), master_dtype=torch.float32) as one:
         [packed] = scored(one, samples)
-        alone = {s.microbatch.sample_indices[0]: s.proximal_logprobs for s in scored(one, samples, max_tokens=1)}
+        alone = {
+            s.microbatch.sample_indices[0]: s.proximal_logprobs for s in scored(one, samples, max_tokens=1)
+        }
         np.testing.assert_allclose(
-            packed.proximal_logprobs, np.concatenate([alone[i] for i in packed.microbatch.sample_indices]), atol=1e-5
+            packed.proximal_logprobs,
+            np.concatenate([alone[i] for i in packed.microbatch.sample_indices]),
+            atol=1e-5,
         )
         metrics = one.update([packed])  # forwards of train mode against the scores of eval mode
         assert abs(metrics["ratio_max"] - 1) < 1e-5
@@ -139,12 +163,16 @@ def test_packed_equals_separate_in_float32_in_eval_and_train_mode(attention):
 def test_segments_longer_than_a_sliding_window_see_the_window_alone():
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8)
-    got, _ = segment_sdpa(torch.nn.Identity(), query, key, value, None, segments=Segments([3, 6]), sliding_window=4)
+    got, _ = segment_sdpa(
+        torch.nn.Identity(), query, key, value, None, segments=Segments([3, 6]), sliding_window=4
+    )
     for head in range(4):
         for row in range(9):
             first = max(0 if row < 3 else 3, row - 3)
             scores = key[0, head // 2, first : row + 1] @ query[0, head, row] / math.sqrt(8)
-            torch.testing.assert_close(got[0, row, head], scores.softmax(0) @ value[0, head // 2, first : row + 1])
+            torch.testing.assert_close(
+                got[0, row, head], scores.softmax(0) @ value[0, head // 2, first : row + 1]
+            )
 
 
 def test_flash_attention_that_is_not_installed_is_refused():
@@ -153,31 +181,40 @@ def test_flash_attention_that_is_not_installed_is_refused():
     assert choose_attention("auto", device="cpu", dtype="bfloat16") == "segment_sdpa"
 
 
-# ----------------------------------------------------------------------------------------------------------- losses
+# ----------------------------------------------------------------------------------------------------- losses
 
 
 def expected_loss(model, samples, proximal, algorithm, mode):
-    """The whole update's loss by loops, from the formulas of PPO, truncated weights, k3 against the same model, and entropy."""
+    """The whole update's loss by loops, from the formulas of PPO, truncated weights, k3 against the same
+    model, and entropy.
+    """
     terms, lengths = [], []
     for one in samples:
         log_p = plain_logprobs(model, one)
         values = []
         for t in np.flatnonzero(one.loss_mask):
-            pi, mu, a = log_p[t - 1, one.token_ids[t]], float(one.behavior_logprobs[t]), float(one.advantages[t])
+            pi, mu, a = (
+                log_p[t - 1, one.token_ids[t]],
+                float(one.behavior_logprobs[t]),
+                float(one.advantages[t]),
+            )
             prox = {"decoupled": proximal[one.index][t], "bypass": mu, "on_policy": pi}[mode]
             rho = math.exp(pi - prox)
             loss = max(-rho * a, -min(max(rho, 0.8), 1.2) * a)
             loss = min(loss, -3.0 * a) if a < 0 else loss
             weight = min(math.exp(prox - mu), algorithm.correction.cap) if mode == "decoupled" else 1.0
             entropy = -(np.exp(log_p[t - 1]) * log_p[t - 1]).sum()
-            values.append(weight * loss - algorithm.entropy_coefficient * entropy)  # policy = reference here: KL is 0
+            values.append(
+                weight * loss - algorithm.entropy_coefficient * entropy
+            )  # policy = reference here: KL is 0
         terms.append(sum(values))
         lengths.append(len(values))
     num_sequences = sum(bool(s.action_mask.any()) for s in samples)
     return {
         "token_mean": sum(terms) / sum(lengths),
         "sequence_mean_token_sum": sum(terms) / num_sequences,
-        "sequence_mean_token_mean": sum(x / n for x, n in zip(terms, lengths, strict=True) if n) / num_sequences,
+        "sequence_mean_token_mean": sum(x / n for x, n in zip(terms, lengths, strict=True) if n)
+        / num_sequences,
         "constant": sum(terms) / (num_sequences * 32),
     }[algorithm.aggregation]
 
@@ -193,9 +230,16 @@ def expected_loss(model, samples, proximal, algorithm, mode):
     ],
 )
 def test_loss_equals_a_loop_over_plain_forwards(tmp_path, aggregation, mode):
-    algorithm = AlgorithmConfig(aggregation=aggregation, constant_length=32, entropy_coefficient=0.05, correction=CorrectionConfig(cap=1.5))
+    algorithm = AlgorithmConfig(
+        aggregation=aggregation,
+        constant_length=32,
+        entropy_coefficient=0.05,
+        correction=CorrectionConfig(cap=1.5),
+    )
     samples = batch()
-    samples[1] = reject(samples[1], slice(None))  # a sequence without accepted tokens counts in the denominator of sequences
+    samples[1] = reject(
+        samples[1], slice(None)
+    )  # a sequence without accepted tokens counts in the denominator of sequences
     samples[2] = reject(samples[2], slice(0, 6))
     with learner(algorithm=algorithm, mode=mode) as one:
         first = scored(one, samples, max_tokens=40)
@@ -209,12 +253,17 @@ def test_loss_equals_a_loop_over_plain_forwards(tmp_path, aggregation, mode):
         assert one.update(first)["loss"] == pytest.approx(expected, rel=2e-5)
 
 
-# -------------------------------------------------------------------------------------------------- several rows in one
+# ---------------------------------------------------------------------------------------- several rows in one
 
 
 def cut_into_rows(samples, rng):
     """Return the samples with one to three rows each."""
-    return [with_rows(one, tuple(sorted(rng.choice(np.arange(2, one.num_tokens - 1), int(rng.integers(0, 3)), False)))) for one in samples]
+    return [
+        with_rows(
+            one, tuple(sorted(rng.choice(np.arange(2, one.num_tokens - 1), int(rng.integers(0, 3)), False)))
+        )
+        for one in samples
+    ]
 
 
 def with_rows(one, starts):
@@ -239,7 +288,9 @@ def test_rows_of_one_trajectory_see_nothing_of_each_other(tmp_path):
         [packed] = scored(one, samples)
         for place, index in enumerate(packed.microbatch.sample_indices):
             expected = [
-                np.take_along_axis(plain_logprobs(model, row), row.token_ids[1:, None].astype(int), 1)[row.action_mask[1:], 0]
+                np.take_along_axis(plain_logprobs(model, row), row.token_ids[1:, None].astype(int), 1)[
+                    row.action_mask[1:], 0
+                ]
                 for row in rows_of(samples[index])
             ]
             own = packed.microbatch.sequence_ids == place
@@ -248,7 +299,9 @@ def test_rows_of_one_trajectory_see_nothing_of_each_other(tmp_path):
 
 @pytest.mark.parametrize("max_tokens", [1000, 30, 1])
 def test_rows_learn_as_separate_forwards_do(max_tokens):
-    """Where no number counts sequences, a trajectory of several rows is the rows as trajectories of their own."""
+    """Where no number counts sequences, a trajectory of several rows is the rows as trajectories of their
+    own.
+    """
     samples = cut_into_rows(batch(7), np.random.default_rng(1))
     separate = [row for one in samples for row in rows_of(one)]
     with learner() as one:
@@ -263,7 +316,9 @@ def test_rows_learn_as_separate_forwards_do(max_tokens):
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean_token_mean", "sequence_mean_token_sum", "token_mean"])
 def test_rows_of_one_trajectory_are_one_sequence_in_the_loss(aggregation):
-    """By hand: on policy the ratio is 1 and the loss of a token is minus its advantage; the tokens of all rows share one mean."""
+    """By hand: on policy the ratio is 1 and the loss of a token is minus its advantage; the tokens of all
+    rows share one mean.
+    """
     algorithm = AlgorithmConfig(aggregation=aggregation)
     samples = cut_into_rows(batch(6), np.random.default_rng(2))
     with learner(algorithm=algorithm, mode="on_policy") as one:
@@ -284,7 +339,10 @@ def test_rows_of_one_trajectory_are_one_sequence_in_the_loss(aggregation):
 def test_kl_to_the_reference_pulls_the_policy_back(tmp_path):
     algorithm = AlgorithmConfig(kl=KLConfig(coefficient=10.0, estimator="k2"))
     samples = batch()
-    zero = [Sample(s.index, s.token_ids, s.action_mask, s.loss_mask, s.behavior_logprobs, 0 * s.advantages) for s in samples]
+    zero = [
+        Sample(s.index, s.token_ids, s.action_mask, s.loss_mask, s.behavior_logprobs, 0 * s.advantages)
+        for s in samples
+    ]
     with learner(algorithm=algorithm, mode="on_policy") as one:
         assert one.update(scored(one, samples))["kl"] == 0.0
         kls = [one.update(scored(one, zero))["kl"] for _ in range(8)]
@@ -294,7 +352,12 @@ def test_kl_to_the_reference_pulls_the_policy_back(tmp_path):
 
 def test_on_policy_the_ratio_is_exactly_1_and_a_positive_advantage_raises_probability():
     samples = batch()
-    good = [Sample(s.index, s.token_ids, s.action_mask, s.loss_mask, s.behavior_logprobs, np.ones_like(s.advantages)) for s in samples]
+    good = [
+        Sample(
+            s.index, s.token_ids, s.action_mask, s.loss_mask, s.behavior_logprobs, np.ones_like(s.advantages)
+        )
+        for s in samples
+    ]
     with learner(mode="on_policy", algorithm=AlgorithmConfig(kl=KLConfig(coefficient=1e-9))) as one:
         items = scored(one, good)
         metrics = one.update(items)
@@ -317,7 +380,9 @@ def test_tokens_sampled_by_the_policy_itself_need_no_correction(weight):
             s = samples[index]
             logprobs = np.zeros(s.num_tokens, np.float64)
             logprobs[s.action_mask] = behavior[own.microbatch.sequence_ids == place]
-            at_home.append(Sample(int(index), s.token_ids, s.action_mask, s.loss_mask, logprobs, s.advantages))
+            at_home.append(
+                Sample(int(index), s.token_ids, s.action_mask, s.loss_mask, logprobs, s.advantages)
+            )
         items = scored(one, at_home)
         metrics = one.update(items)
     np.testing.assert_allclose(np.concatenate([item.correction.weights for item in items]), 1.0, atol=1e-9)
@@ -328,12 +393,14 @@ def test_tokens_sampled_by_the_policy_itself_need_no_correction(weight):
     assert metrics["correction/kl_k1"] == pytest.approx(0.0, abs=1e-9)
 
 
-# ------------------------------------------------------------------------------------------- how the batch was cut
+# -------------------------------------------------------------------------------------- how the batch was cut
 
 
 def run_three_updates(samples, tmp_path, name, **options):
     max_tokens = options.pop("max_tokens", 1000)
-    algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1), **options.pop("algorithm", {}))
+    algorithm = AlgorithmConfig(
+        entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1), **options.pop("algorithm", {})
+    )
     with learner(algorithm=algorithm, **options) as one:
         metrics = [one.update(scored(one, samples, max_tokens=max_tokens)) for _ in range(3)]
         tensors = {n: one._policy.full_tensor(n).numpy() for n in one._policy.tensors}
@@ -381,7 +448,11 @@ def test_a_batch_without_accepted_tokens_changes_no_weight(tmp_path):
     with learner() as one:
         before = one.checksums()
         metrics = one.update(scored(one, [reject(s, slice(None)) for s in batch()]))
-        assert (metrics["is_skipped"], metrics["num_tokens"], metrics["non_finite_updates"]) == (1.0, 0.0, 0.0)
+        assert (metrics["is_skipped"], metrics["num_tokens"], metrics["non_finite_updates"]) == (
+            1.0,
+            0.0,
+            0.0,
+        )
         assert one.checksums() == before
 
 
@@ -389,7 +460,13 @@ def test_an_update_that_is_not_finite_is_skipped_kept_and_counted(tmp_path):
     samples = batch()
     bad = [
         *samples[:-1],
-        Sample(9, samples[-1].token_ids, *[samples[-1].action_mask] * 2, samples[-1].behavior_logprobs, samples[-1].advantages * np.nan),
+        Sample(
+            9,
+            samples[-1].token_ids,
+            *[samples[-1].action_mask] * 2,
+            samples[-1].behavior_logprobs,
+            samples[-1].advantages * np.nan,
+        ),
     ]
     with learner(dump_folder=str(tmp_path / "bad")) as one:
         before = one.checksums()
@@ -405,7 +482,7 @@ def test_an_update_that_is_not_finite_is_skipped_kept_and_counted(tmp_path):
         assert one.checksums() != before
 
 
-# ------------------------------------------------------------------------------------------- losses and corrections
+# ------------------------------------------------------------------------------------- losses and corrections
 
 
 def algorithm_of(policy_loss, **changes):
@@ -415,7 +492,9 @@ def algorithm_of(policy_loss, **changes):
 
 
 def near(one, samples, seed=1):
-    """The samples as if sampled by a policy near the learner's, so that a correction keeps some tokens and rejects others."""
+    """The samples as if sampled by a policy near the learner's, so that a correction keeps some tokens and
+    rejects others.
+    """
     rng = np.random.default_rng(seed)
     by_index = {}
     for part in scored(one, samples):
@@ -442,7 +521,9 @@ def test_no_loss_or_correction_depends_on_how_the_batch_was_cut(policy_loss):
     whole = two_updates(samples, 1000)
     assert 0 < whole[0]["correction/rejected/tokens"] < 1
     assert 0 < whole[0]["correction/rejected/m2po"] < 1
-    assert 0 < whole[0]["correction/rejected/opsm"] < 1  # server and learner differ before anything is learned
+    assert (
+        0 < whole[0]["correction/rejected/opsm"] < 1
+    )  # server and learner differ before anything is learned
     for max_tokens in (30, 1):
         for step, other in zip(whole, two_updates(samples[::-1], max_tokens), strict=True):
             assert other == pytest.approx(step, rel=1e-8, abs=1e-10)
@@ -458,7 +539,12 @@ def test_the_first_update_on_policy_has_a_ratio_of_exactly_1(policy_loss):
 
 def expected_correction(samples, proximal):
     """CHAIN by loops: the weight of each accepted token, by (sample, position)."""
-    logs = {s.index: {t: proximal[s.index][t] - float(s.behavior_logprobs[t]) for t in np.flatnonzero(s.action_mask)} for s in samples}
+    logs = {
+        s.index: {
+            t: proximal[s.index][t] - float(s.behavior_logprobs[t]) for t in np.flatnonzero(s.action_mask)
+        }
+        for s in samples
+    }
     weights = {}
     for sample in samples:
         own = logs[sample.index]
@@ -476,25 +562,42 @@ def expected_correction(samples, proximal):
 
 
 @pytest.mark.parametrize("denominator", ["accepted", "original"])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"])
+@pytest.mark.parametrize(
+    "aggregation", ["token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant"]
+)
 def test_a_corrected_loss_equals_a_loop(denominator, aggregation):
     """Before the first update the ratio is 1 and a token's loss is minus its advantage."""
     with learner() as one:
         samples = near(one, batch(8))
     correction = CHAIN.model_copy(update={"denominator": denominator, "opsm_delta": None})
-    with learner(algorithm=AlgorithmConfig(aggregation=aggregation, constant_length=32, correction=correction)) as one:
+    with learner(
+        algorithm=AlgorithmConfig(aggregation=aggregation, constant_length=32, correction=correction)
+    ) as one:
         items = scored(one, samples, max_tokens=40)
         proximal = {s.index: np.zeros(s.num_tokens) for s in samples}
         for part in items:
             for place, index in enumerate(part.microbatch.sample_indices):
-                proximal[index][samples[index].action_mask] = part.proximal_logprobs[part.microbatch.sequence_ids == place]
+                proximal[index][samples[index].action_mask] = part.proximal_logprobs[
+                    part.microbatch.sequence_ids == place
+                ]
         metrics = one.update(items)
     weights = expected_correction(samples, proximal)
-    terms = [[-weights[s.index, t] * float(s.advantages[t]) for t in range(s.num_tokens) if (s.index, t) in weights] for s in samples]
-    counts = [len(t) if denominator == "accepted" else s.action_mask.sum() for s, t in zip(samples, terms, strict=True)]
+    terms = [
+        [
+            -weights[s.index, t] * float(s.advantages[t])
+            for t in range(s.num_tokens)
+            if (s.index, t) in weights
+        ]
+        for s in samples
+    ]
+    counts = [
+        len(t) if denominator == "accepted" else s.action_mask.sum()
+        for s, t in zip(samples, terms, strict=True)
+    ]
     expected = {
         "token_mean": sum(map(sum, terms)) / sum(counts),
-        "sequence_mean_token_mean": sum(sum(t) / n for t, n in zip(terms, counts, strict=True) if t) / len(samples),
+        "sequence_mean_token_mean": sum(sum(t) / n for t, n in zip(terms, counts, strict=True) if t)
+        / len(samples),
         "sequence_mean_token_sum": sum(map(sum, terms)) / len(samples),
         "constant": sum(map(sum, terms)) / (len(samples) * 32),
     }[aggregation]
@@ -527,15 +630,21 @@ def test_kl_times_the_ratio_equals_a_loop(estimator):
         policy = one._logprobs(one._policy, item.microbatch)
         loss = one.update([item])["loss"]
     terms = []
-    for pi, prox, ref, mu in zip(policy, item.proximal_logprobs, item.ref_logprobs, item.microbatch.behavior_logprobs, strict=True):
-        terms.append(min(math.exp(prox - mu), 2.0) * math.exp(pi - prox) * (math.exp(ref - pi) - 1 - (ref - pi)))
+    for pi, prox, ref, mu in zip(
+        policy, item.proximal_logprobs, item.ref_logprobs, item.microbatch.behavior_logprobs, strict=True
+    ):
+        terms.append(
+            min(math.exp(prox - mu), 2.0) * math.exp(pi - prox) * (math.exp(ref - pi) - 1 - (ref - pi))
+        )
     assert loss == pytest.approx(2.0 * sum(terms) / len(terms), rel=1e-6)
 
 
 def test_in_bypass_the_ratio_is_policy_over_behavior_and_rejection_compares_the_start_of_the_step():
     with learner() as one:
         samples = near(one, batch(8))
-    correction = CorrectionConfig(reject={"far": RejectionConfig(level="token", lower=0.6, upper=1.5)}, m2po_threshold=0.03)
+    correction = CorrectionConfig(
+        reject={"far": RejectionConfig(level="token", lower=0.6, upper=1.5)}, m2po_threshold=0.03
+    )
     found = {}
     for mode in ("decoupled", "bypass"):
         with learner(mode=mode, algorithm=AlgorithmConfig(correction=correction, clip_high=0.3)) as one:
@@ -553,17 +662,25 @@ def test_in_bypass_the_ratio_is_policy_over_behavior_and_rejection_compares_the_
     metrics = found["bypass"][1]
     assert metrics["loss"] == pytest.approx(np.concatenate(terms).mean(), rel=1e-6)
     for name in ("rejected/far", "rejected/m2po", "kl_k1", "ess"):
-        assert metrics[f"correction/{name}"] == pytest.approx(found["decoupled"][1][f"correction/{name}"], rel=1e-9)
+        assert metrics[f"correction/{name}"] == pytest.approx(
+            found["decoupled"][1][f"correction/{name}"], rel=1e-9
+        )
     assert 0 < metrics["correction/rejected/m2po"] < 1
 
 
 def test_a_correction_that_rejects_all_changes_no_weight():
-    nothing = CorrectionConfig(reject={"all": RejectionConfig(level="token", upper=1e-9)}, self_normalize=True, m2po_threshold=1e-12)
+    nothing = CorrectionConfig(
+        reject={"all": RejectionConfig(level="token", upper=1e-9)}, self_normalize=True, m2po_threshold=1e-12
+    )
     for policy_loss in ("ppo_clip", "kl_cov", "clip_cov", "gspo"):
         with learner(algorithm=algorithm_of(policy_loss, correction=nothing)) as one:
             before = one.checksums()
             metrics = one.update(scored(one, batch(), max_tokens=30))
-            assert (metrics["is_skipped"], metrics["num_tokens"], metrics["non_finite_updates"]) == (1.0, 0.0, 0.0)
+            assert (metrics["is_skipped"], metrics["num_tokens"], metrics["non_finite_updates"]) == (
+                1.0,
+                0.0,
+                0.0,
+            )
             assert one.checksums() == before
 
 
@@ -574,7 +691,9 @@ def test_rejection_touches_neither_advantages_nor_what_is_left_of_the_microbatch
             assert not (part.correction.accepted & ~part.microbatch.loss_mask).any()
             for place, index in enumerate(part.microbatch.sample_indices):
                 own = part.microbatch.sequence_ids == place
-                np.testing.assert_array_equal(part.microbatch.advantages[own], samples[index].advantages[samples[index].action_mask])
+                np.testing.assert_array_equal(
+                    part.microbatch.advantages[own], samples[index].advantages[samples[index].action_mask]
+                )
 
 
 def test_clip_cov_and_kl_cov_select_by_the_covariance_over_the_whole_update():
@@ -593,7 +712,7 @@ def test_clip_cov_and_kl_cov_select_by_the_covariance_over_the_whole_update():
             assert ((covariance[chosen] > -5.0) & (covariance[chosen] < 5.0)).all()
 
 
-# ------------------------------------------------------------------------------------------------------ supervised
+# ------------------------------------------------------------------------------------------------- supervised
 
 
 def test_supervised_update_is_the_mean_cross_entropy_and_learns(tmp_path):
@@ -602,8 +721,12 @@ def test_supervised_update_is_the_mean_cross_entropy_and_learns(tmp_path):
         model = plain_model(tmp_path, one)
         losses = []
         for s in samples:
-            logits = model(torch.tensor(s.token_ids[None], dtype=torch.int64)).logits[0, :-1].detach().double()
-            picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(s.token_ids[1:, None], dtype=torch.int64))[:, 0]
+            logits = (
+                model(torch.tensor(s.token_ids[None], dtype=torch.int64)).logits[0, :-1].detach().double()
+            )
+            picked = torch.log_softmax(logits, -1).gather(
+                -1, torch.tensor(s.token_ids[1:, None], dtype=torch.int64)
+            )[:, 0]
             losses.append(-picked[torch.tensor(s.loss_mask[1:])])
         shard = pack(samples, max_tokens=30, world_size=1)[0]
         metrics = [one.supervised_update(shard) for _ in range(12)]
@@ -611,7 +734,7 @@ def test_supervised_update_is_the_mean_cross_entropy_and_learns(tmp_path):
     assert metrics[-1]["loss"] < 0.5 * metrics[0]["loss"]
 
 
-# ------------------------------------------------------------------------------------------ weights and checkpoints
+# ------------------------------------------------------------------------------------ weights and checkpoints
 
 
 def test_export_loads_in_transformers_with_the_same_logits_and_its_tokenizer(tmp_path):
@@ -622,7 +745,11 @@ def test_export_loads_in_transformers_with_the_same_logits_and_its_tokenizer(tmp
     with learner(model=source, master_dtype=torch.float32) as one:
         one.export(str(tmp_path / "policy"))
         one.export(str(tmp_path / "policy"))  # over an older one
-        copied = {p.name for p in (tmp_path / "policy").iterdir()} - {"config.json", "generation_config.json", "model.safetensors"}
+        copied = {p.name for p in (tmp_path / "policy").iterdir()} - {
+            "config.json",
+            "generation_config.json",
+            "model.safetensors",
+        }
         assert copied == {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
         specs = {s.name: s for s in one.tensor_specs()}
         tensors = load_file(tmp_path / "policy" / "model.safetensors")
@@ -635,7 +762,9 @@ def test_export_loads_in_transformers_with_the_same_logits_and_its_tokenizer(tmp
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype=torch.float32)
     assert type(loaded).__name__ == "Qwen2ForCausalLM"
     log_p = plain_logprobs(loaded, batch(1)[0])
-    np.testing.assert_allclose(own.proximal_logprobs, log_p[own.microbatch.predictor_positions, own.microbatch.targets], atol=1e-5)
+    np.testing.assert_allclose(
+        own.proximal_logprobs, log_p[own.microbatch.predictor_positions, own.microbatch.targets], atol=1e-5
+    )
     with learner(model=ModelConfig(path=str(tmp_path / "policy")), master_dtype=torch.float32) as one:
         np.testing.assert_array_equal(scored(one, batch(1))[0].proximal_logprobs, own.proximal_logprobs)
     assert list(tmp_path.glob(".*")) == []
@@ -660,7 +789,9 @@ def test_export_that_cannot_be_written_says_so_and_leaves_nothing(tmp_path):
 
 
 def test_an_update_moves_the_weights_by_the_rate_of_the_schedule():
-    """The first of four updates of warm-up is that of a quarter of the rate; after the last update of a decay nothing moves."""
+    """The first of four updates of warm-up is that of a quarter of the rate; after the last update of a decay
+    nothing moves.
+    """
 
     def train(num_updates, **optimizer):
         with learner(learner=LearnerConfig(optimizer=OptimizerConfig(**optimizer)), total_updates=2) as one:
@@ -688,9 +819,13 @@ def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path):
 
 
 def test_a_checkpoint_that_takes_too_long_is_told_with_the_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentrl.learner.checkpoint.dcp.async_save", lambda *_, **__: Future())  # a disk that never answers
+    monkeypatch.setattr(
+        "agentrl.learner.checkpoint.dcp.async_save", lambda *_, **__: Future()
+    )  # a disk that never answers
     with learner(learner=LearnerConfig(save_timeout_s=0.01)) as one:
-        with pytest.raises(CheckpointError, match=r"written to .*: it took longer than learner\.save_timeout_s=0\.01$"):
+        with pytest.raises(
+            CheckpointError, match=r"written to .*: it took longer than learner\.save_timeout_s=0\.01$"
+        ):
             one.save(str(tmp_path))
 
 
@@ -700,15 +835,21 @@ def test_a_missing_checkpoint_is_named(tmp_path):
             one.load(str(tmp_path / "nowhere"))
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"model": ModelConfig(path="/no/such/model")}, "model.path='/no/such/model'"),
-        ({"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hiden_size": 3})}, "unknown key 'hiden_size'"),
-        ({"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hidden_size": 32})}, "tokenizer.json does not exist"),
+        (
+            {"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hiden_size": 3})},
+            "unknown key 'hiden_size'",
+        ),
+        (
+            {"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes={"hidden_size": 32})},
+            "tokenizer.json does not exist",
+        ),
         ({"device": "cuda"}, "has GPUs, but torch finds none"),
     ],
 )

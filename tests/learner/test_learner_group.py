@@ -34,7 +34,11 @@ def cluster():
 
 
 def start(**changes):
-    options = {"model": ModelConfig(), "learner": LearnerConfig(world_size=2, microbatch_tokens=4), "algorithm": AlgorithmConfig()}
+    options = {
+        "model": ModelConfig(),
+        "learner": LearnerConfig(world_size=2, microbatch_tokens=4),
+        "algorithm": AlgorithmConfig(),
+    }
     options |= {"seed": 0, "temperature": 1.0, "total_updates": 10, "mode": "decoupled"}
     options |= {"from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)}
     spec = LearnerSpec(**(options | changes))
@@ -44,7 +48,10 @@ def start(**changes):
 def samples():
     mask = np.array([False, True, True, True])
     floats = np.full(4, -3.0, np.float32)
-    return [Sample(i, np.array([1, 2, 3, 4 + i], np.int32), mask, mask, floats, (i - 1) * np.ones(4, np.float32)) for i in range(3)]
+    return [
+        Sample(i, np.array([1, 2, 3, 4 + i], np.int32), mask, mask, floats, (i - 1) * np.ones(4, np.float32))
+        for i in range(3)
+    ]
 
 
 def test_the_group_learns_exports_and_names_a_lost_rank(tmp_path):
@@ -54,7 +61,9 @@ def test_the_group_learns_exports_and_names_a_lost_rank(tmp_path):
         batch = pack_for(group, samples(), LearnerConfig(world_size=2, microbatch_tokens=4))
         assert len(batch) == 4  # three samples of four tokens and a filler, two for each rank
         scored = group.run(Learner.score, batch)
-        first, second = (group.run(Learner.update, scored) for _ in range(2))  # a second epoch over the same scores
+        first, second = (
+            group.run(Learner.update, scored) for _ in range(2)
+        )  # a second epoch over the same scores
         assert first["ratio_max"] == pytest.approx(1.0, abs=1e-6)
         assert (first["num_tokens"], first["num_sequences"], first["is_skipped"]) == (9.0, 3.0, 0.0)
         assert second["mismatch_max"] != first["mismatch_max"]
@@ -77,4 +86,6 @@ def test_the_group_learns_exports_and_names_a_lost_rank(tmp_path):
 
 def test_a_mistake_of_the_user_arrives_as_it_was_raised():
     with pytest.raises(ConfigError, match=r"model\.path='/no/such/model' cannot be loaded"):
-        start(model=ModelConfig(path="/no/such/model"), from_scratch=None, learner=LearnerConfig(world_size=1))
+        start(
+            model=ModelConfig(path="/no/such/model"), from_scratch=None, learner=LearnerConfig(world_size=1)
+        )

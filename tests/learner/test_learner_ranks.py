@@ -1,6 +1,8 @@
-"""Two FSDP ranks against one: rows of one sequence, batches that are not finite, weights sent to a peer; beside test_world_sizes.py.
+"""Two FSDP ranks against one: rows of one sequence, batches that are not finite, weights sent to a peer;
+beside test_world_sizes.py.
 
-The file is also the program of a rank: one world of two processes plays every scene once, and the tests look at what it wrote.
+The file is also the program of a rank: one world of two processes plays every scene once, and the tests look
+at what it wrote.
 """
 
 import dataclasses
@@ -26,7 +28,13 @@ from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import shard as shard_model
-from agentrl.sglang.process_group import broadcast, join_weights_group, leave_weights_group, tensor_checksum, unflatten
+from agentrl.sglang.process_group import (
+    broadcast,
+    join_weights_group,
+    leave_weights_group,
+    tensor_checksum,
+    unflatten,
+)
 from parts.learner import reserved_ports
 from parts.programs import PROGRAM
 
@@ -43,25 +51,42 @@ BUCKET = 5
 TIMEOUT_S = 200.0
 
 
-PLAIN = AlgorithmConfig(aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
+PLAIN = AlgorithmConfig(
+    aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1)
+)
 WHOLE = AlgorithmConfig(
     policy_loss="gspo",
     aggregation="sequence_mean_token_mean",
     clip_low=0.2,
     clip_high=0.2,
-    correction=CorrectionConfig(weight="geometric", reject={"far": RejectionConfig(level="sequence_mean", lower=0.3, upper=3.0)}),
+    correction=CorrectionConfig(
+        weight="geometric", reject={"far": RejectionConfig(level="sequence_mean", lower=0.3, upper=3.0)}
+    ),
 )
 
 
 def spec(world_size, *, dump_folder=None, algorithm=PLAIN):
-    learner = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2))
+    learner = LearnerConfig(
+        world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
+    )
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    return LearnerSpec(ModelConfig(), learner, algorithm, "decoupled", 3, 0.8, 10, dump_folder, from_scratch, torch.float64)
+    return LearnerSpec(
+        ModelConfig(), learner, algorithm, "decoupled", 3, 0.8, 10, dump_folder, from_scratch, torch.float64
+    )
 
 
 def critic_spec(world_size):
     of = spec(world_size)
-    return CriticSpec(of.model, of.learner, Aggregation("token_mean"), 0.5, 3, 10, from_scratch=of.from_scratch, master_dtype=torch.float64)
+    return CriticSpec(
+        of.model,
+        of.learner,
+        Aggregation("token_mean"),
+        0.5,
+        3,
+        10,
+        from_scratch=of.from_scratch,
+        master_dtype=torch.float64,
+    )
 
 
 def samples(count, *, advantage=None, is_rejected=lambda index: False):
@@ -74,7 +99,16 @@ def samples(count, *, advantage=None, is_rejected=lambda index: False):
         loss_mask = mask & (not is_rejected(index))
         tokens, behavior = rng.integers(0, VOCABULARY, length), rng.normal(-3, 1, length)
         advantages = rng.normal(size=length) if advantage is None else np.full(length, advantage)
-        found.append(Sample(index, tokens.astype(np.int32), mask, loss_mask, behavior.astype(np.float32), advantages.astype(np.float32)))
+        found.append(
+            Sample(
+                index,
+                tokens.astype(np.int32),
+                mask,
+                loss_mask,
+                behavior.astype(np.float32),
+                advantages.astype(np.float32),
+            )
+        )
     return found
 
 
@@ -86,8 +120,12 @@ def starts_of(one):
 
 BATCH = samples(7)
 LONELY = samples(1)  # the other rank has a filler
-HALF_REJECTED = samples(2, is_rejected=lambda index: index == 0)  # one sample for each rank, one of them rejected
-WIDE = [dataclasses.replace(s, segment_starts=starts_of(s)) for s in samples(5)]  # rows of one sequence on both ranks
+HALF_REJECTED = samples(
+    2, is_rejected=lambda index: index == 0
+)  # one sample for each rank, one of them rejected
+WIDE = [
+    dataclasses.replace(s, segment_starts=starts_of(s)) for s in samples(5)
+]  # rows of one sequence on both ranks
 VALUED = [dataclasses.replace(s, values=s.advantages / 2, returns=s.advantages) for s in BATCH]
 POISONED = samples(7)
 POISONED[3] = dataclasses.replace(POISONED[3], advantages=POISONED[3].advantages * np.nan)  # on one rank only
@@ -108,7 +146,9 @@ def play(rank, world_size, ports, folder):
     with ExitStack() as stack:
         learner = start(stack, algorithm=WHOLE)
         facts["reduced"] = reduced(learner.place.mesh, rank)
-        shard = learner.score(pack(WIDE, max_tokens=1000 if world_size == 1 else 8, world_size=world_size)[rank])
+        shard = learner.score(
+            pack(WIDE, max_tokens=1000 if world_size == 1 else 8, world_size=world_size)[rank]
+        )
         facts["split"] = [learner.update(shard) for _ in range(2)]
         critic = Critic(critic_spec(world_size), learner.place)
         facts["critic"] = [critic.update(shard_of(VALUED)) for _ in range(NUM_UPDATES)]
@@ -133,7 +173,9 @@ def play(rank, world_size, ports, folder):
 
 
 def reduced(mesh, rank):
-    """Return dtype and value of a gradient that was computed in bfloat16, 256 on rank 0 and 1 on the other, after FSDP averaged it."""
+    """Return dtype and value of a gradient that was computed in bfloat16, 256 on rank 0 and 1 on the other,
+    after FSDP averaged it.
+    """
     module = torch.nn.Linear(1, 1, bias=False)
     shard_model(module, mesh, LearnerConfig(), compute_dtype=torch.bfloat16, has_backward=True)
     product = module(torch.tensor([[256.0 if rank == 0 else 1.0]]))
@@ -153,7 +195,7 @@ def send(learner, port):
     return [(s.name, s.dtype, s.shape, s.num_bytes) for s in specs]
 
 
-# ----------------------------------------------------------------------------------------------------------- worlds
+# ----------------------------------------------------------------------------------------------------- worlds
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +210,9 @@ def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
     ports = reserved_ports(3)
     arguments = [*PROGRAM, __file__, str(folder), *map(str, ports)]
-    ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    ranks = [
+        subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)
+    ]
     try:
         received = receive(ports[-1])
         errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
@@ -183,7 +227,15 @@ def two_ranks(tmp_path_factory):
 
 def receive(port):
     """Be the server: join as rank 1, take all buckets."""
-    group = join_weights_group(address="127.0.0.1", port=port, rank=1, world_size=2, name="weights", backend="gloo", timeout_s=TIMEOUT_S)
+    group = join_weights_group(
+        address="127.0.0.1",
+        port=port,
+        rank=1,
+        world_size=2,
+        name="weights",
+        backend="gloo",
+        timeout_s=TIMEOUT_S,
+    )
     received = {}
     names = expected_shapes()
     for start in range(0, len(names), BUCKET):
@@ -191,7 +243,9 @@ def receive(port):
         layout = [(torch.float32, shape) for _, shape in bucket]
         flat = torch.empty(sum(4 * int(np.prod(shape)) for _, shape in bucket), dtype=torch.uint8)
         broadcast(flat, group)
-        received |= {name: tensor.numpy() for (name, _), tensor in zip(bucket, unflatten(flat, layout), strict=True)}
+        received |= {
+            name: tensor.numpy() for (name, _), tensor in zip(bucket, unflatten(flat, layout), strict=True)
+        }
     leave_weights_group(group)
     return received
 
@@ -206,7 +260,7 @@ def facts_of(folder):
     return json.loads((folder / "facts.json").read_text())
 
 
-# ------------------------------------------------------------------------------------------------------------ tests
+# ------------------------------------------------------------------------------------------------------ tests
 
 
 def test_two_ranks_of_a_critic_learn_as_one(one_rank, two_ranks):
@@ -219,7 +273,10 @@ def test_two_ranks_of_a_critic_learn_as_one(one_rank, two_ranks):
 def test_two_ranks_learn_as_one(one_rank, two_ranks):
     one, two = facts_of(one_rank), facts_of(two_ranks)
     for scene in ("updates", "lonely", "half_rejected"):
-        for step, other in zip(*([facts[scene]] if isinstance(facts[scene], dict) else facts[scene] for facts in (one, two)), strict=True):
+        for step, other in zip(
+            *([facts[scene]] if isinstance(facts[scene], dict) else facts[scene] for facts in (one, two)),
+            strict=True,
+        ):
             assert other == pytest.approx(step, rel=1e-9, abs=1e-11), scene
     assert two["half_rejected"]["num_tokens"] == HALF_REJECTED[1].loss_mask.sum()
     assert two["lonely"]["num_sequences"] == 1
@@ -240,8 +297,13 @@ def test_ranks_skip_together_when_one_of_them_is_not_finite(two_ranks):
     facts = facts_of(two_ranks)
     assert (facts["poisoned"]["is_skipped"], facts["poisoned"]["non_finite_updates"]) == (1.0, 1.0)
     assert facts["is_unchanged_by_poison"]
-    dumps = [load_file(two_ranks / "bad" / f"update{NUM_UPDATES + 2:06d}_rank{rank}.safetensors") for rank in range(2)]
-    assert sorted(i for dump in dumps for name in dump if name.endswith("sample_indices") for i in dump[name]) == list(range(7))
+    dumps = [
+        load_file(two_ranks / "bad" / f"update{NUM_UPDATES + 2:06d}_rank{rank}.safetensors")
+        for rank in range(2)
+    ]
+    assert sorted(
+        i for dump in dumps for name in dump if name.endswith("sample_indices") for i in dump[name]
+    ) == list(range(7))
 
 
 def test_bfloat16_gradients_are_reduced_in_float32(two_ranks):
@@ -252,7 +314,9 @@ def test_bfloat16_gradients_are_reduced_in_float32(two_ranks):
 def test_buckets_reach_a_peer_as_they_are(two_ranks):
     received, facts = load_file(two_ranks / "received.safetensors"), facts_of(two_ranks)
     assert [name for name, *_ in facts["sent"]] == list(dict.fromkeys(name for name, _ in expected_shapes()))
-    assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in received.items()} == facts["checksums"]
+    assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in received.items()} == facts[
+        "checksums"
+    ]
 
 
 def test_one_rank_goes_on_from_a_checkpoint_of_two(one_rank, two_ranks, tmp_path):

@@ -29,10 +29,18 @@ def run(layer, inputs, upstream):
 
 
 # 40 x 64 x 64 products are few, 100 x 128 x 128 are many: both ways are taken.
-@given(st.integers(1, 700), st.sampled_from([1, 64, 100, 257]), st.sampled_from([3, 64, 128]), st.booleans(), st.booleans())
+@given(
+    st.integers(1, 700),
+    st.sampled_from([1, 64, 100, 257]),
+    st.sampled_from([3, 64, 128]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_it_computes_what_torch_computes(tokens, columns, rows, bias, is_transposed):
     plain, layer = both(columns, rows, bias=bias)
-    inputs = torch.randn(columns, 1, tokens).permute(1, 2, 0) if is_transposed else torch.randn(1, tokens, columns)
+    inputs = (
+        torch.randn(columns, 1, tokens).permute(1, 2, 0) if is_transposed else torch.randn(1, tokens, columns)
+    )
     upstream = torch.randn(1, tokens, rows)
     exact = run(plain.double(), inputs.double(), upstream.double())
     for got, expected in zip(run(layer, inputs, upstream), exact, strict=True):
@@ -59,7 +67,11 @@ def test_other_dtypes_are_torchs(dtype):
 def test_auto_takes_it_where_it_is_faster(monkeypatch):
     for is_faster in (True, False):
         monkeypatch.setattr(linear_kernels, "_is_faster", lambda is_faster=is_faster: is_faster)
-        for requested, device, expected in [("auto", "cpu", is_faster), ("auto", "cuda", False), ("torch", "cpu", False)]:
+        for requested, device, expected in [
+            ("auto", "cpu", is_faster),
+            ("auto", "cuda", False),
+            ("torch", "cpu", False),
+        ]:
             model = nn.Sequential(nn.Linear(4, 4))
             use_linear_kernels(model, requested, device=device)
             assert (type(model[0]) is OneDnnLinear) == expected

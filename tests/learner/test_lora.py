@@ -1,4 +1,6 @@
-"""LoRA: adapters alone are trained, servers see merged weights, the reference is the base; and by any number of ranks."""
+"""LoRA: adapters alone are trained, servers see merged weights, the reference is the base; and by any number
+of ranks.
+"""
 
 import json
 import subprocess
@@ -34,8 +36,19 @@ TIMEOUT_S = 120.0
 LOGPROB_ATOL = 1e-10
 
 
-def spec(world_size=1, *, lora=LORA, dtype="float32", master_dtype=torch.float64, path="", kl=0.1, checkpointing=False):
-    learner = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2))
+def spec(
+    world_size=1,
+    *,
+    lora=LORA,
+    dtype="float32",
+    master_dtype=torch.float64,
+    path="",
+    kl=0.1,
+    checkpointing=False,
+):
+    learner = LearnerConfig(
+        world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
+    )
     learner = learner.model_copy(update={"gradient_checkpointing": checkpointing})
     from_scratch = None if path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
     model = ModelConfig(path=path, lora=lora, dtype=dtype)
@@ -58,28 +71,43 @@ def train(one, rank=0, world_size=1, updates=NUM_UPDATES):
 
 
 def adapter(one):
-    return {name: tensor.full_tensor().clone() for name, tensor in one._policy.module.state_dict().items() if ".lora_" in name}
+    return {
+        name: tensor.full_tensor().clone()
+        for name, tensor in one._policy.module.state_dict().items()
+        if ".lora_" in name
+    }
 
 
 def frozen(one):
-    return {name: tensor.full_tensor().clone() for name, tensor in one._policy.module.state_dict().items() if ".lora_" not in name}
+    return {
+        name: tensor.full_tensor().clone()
+        for name, tensor in one._policy.module.state_dict().items()
+        if ".lora_" not in name
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------- law
+# -------------------------------------------------------------------------------------------------------- law
 
 
 def test_merged_weights_compute_what_weights_and_adapters_compute():
-    """The sums that servers get, put in the place of the weights: float64 log-probabilities of the learner's own forward."""
+    """The sums that servers get, put in the place of the weights: float64 log-probabilities of the learner's
+    own forward.
+    """
     with learner() as one:
         train(one)
         policy = one._policy
         unmerged, base = logprobs_of(policy), logprobs_of(policy.without_adapters())
         assert (base - unmerged).abs().max() > 0.05
-        sums = {name: policy.tensors[name].full_tensor() + adapter.product() for name, adapter in policy.adapters.items()}
+        sums = {
+            name: policy.tensors[name].full_tensor() + adapter.product()
+            for name, adapter in policy.adapters.items()
+        }
         with torch.no_grad():
             for name, total in sums.items():
                 policy.tensors[name].to_local().copy_(total)
-        torch.testing.assert_close(logprobs_of(policy.without_adapters()), unmerged, rtol=0, atol=LOGPROB_ATOL)
+        torch.testing.assert_close(
+            logprobs_of(policy.without_adapters()), unmerged, rtol=0, atol=LOGPROB_ATOL
+        )
 
 
 @torch.no_grad()
@@ -140,13 +168,20 @@ def test_gradients_are_those_of_a_plain_model_whose_weights_are_sums(checkpointi
         [microbatch] = pack(random_samples(1, VOCABULARY), max_tokens=1000, world_size=1)[0]
         SupervisedObjective().part(policy, microbatch, count_update([microbatch])).loss.backward()
 
-        plain = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES), dtype=torch.float64, attn_implementation="eager")
-        pairs = {name: (low.down.full_tensor().detach(), low.up.full_tensor().detach()) for name, low in policy.adapters.items()}
+        plain = AutoModelForCausalLM.from_config(
+            Qwen2Config(**SIZES), dtype=torch.float64, attn_implementation="eager"
+        )
+        pairs = {
+            name: (low.down.full_tensor().detach(), low.up.full_tensor().detach())
+            for name, low in policy.adapters.items()
+        }
         leaves = {name: (down.requires_grad_(), up.requires_grad_()) for name, (down, up) in pairs.items()}
         weights = {name: tensor.full_tensor().detach() for name, tensor in policy.tensors.items()}
         weights |= {name: weights[name] + 2.0 * up @ down for name, (down, up) in leaves.items()}
         logits = functional_call(plain, weights, (torch.tensor(microbatch.token_ids[None]),)).logits[0]
-        cross_entropy(logits[torch.tensor(microbatch.predictor_positions)], torch.tensor(microbatch.targets)).backward()
+        cross_entropy(
+            logits[torch.tensor(microbatch.predictor_positions)], torch.tensor(microbatch.targets)
+        ).backward()
 
         for name, (down, up) in leaves.items():
             low = policy.adapters[name]
@@ -155,7 +190,7 @@ def test_gradients_are_those_of_a_plain_model_whose_weights_are_sums(checkpointi
             assert policy.tensors[name].grad is None
 
 
-# --------------------------------------------------------------------------------------------------------- publish
+# ---------------------------------------------------------------------------------------------------- publish
 
 
 def test_what_is_published_has_the_names_of_the_base(tmp_path):
@@ -163,18 +198,26 @@ def test_what_is_published_has_the_names_of_the_base(tmp_path):
         train(one)
         specs = one.tensor_specs()
         plain = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES))
-        assert [(s.name, s.shape) for s in specs] == [(n, tuple(t.shape)) for n, t in plain.named_parameters()]
+        assert [(s.name, s.shape) for s in specs] == [
+            (n, tuple(t.shape)) for n, t in plain.named_parameters()
+        ]
         one.export(str(tmp_path / "policy"))
         written = load_file(tmp_path / "policy" / "model.safetensors")
-        assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in written.items()} == one.checksums()
+        assert {
+            name: tensor_checksum(torch.tensor(tensor)) for name, tensor in written.items()
+        } == one.checksums()
         [microbatch] = shard_of(0, 1, max_tokens=1000)
         [scored] = one.score([microbatch])
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", attn_implementation="eager")
         first = int(microbatch.segment_lengths[0])
         with torch.no_grad():
-            logprobs = torch.log_softmax(loaded(torch.tensor(microbatch.token_ids[None, :first])).logits[0] / 0.8, -1)
+            logprobs = torch.log_softmax(
+                loaded(torch.tensor(microbatch.token_ids[None, :first])).logits[0] / 0.8, -1
+            )
         own = microbatch.predictor_positions < first
-        expected = logprobs[torch.tensor(microbatch.predictor_positions[own]), torch.tensor(microbatch.targets[own])]
+        expected = logprobs[
+            torch.tensor(microbatch.predictor_positions[own]), torch.tensor(microbatch.targets[own])
+        ]
         np.testing.assert_allclose(scored.proximal_logprobs[own], expected.numpy(), atol=2e-5)
 
 
@@ -186,7 +229,7 @@ def test_frozen_weights_are_kept_in_the_dtype_of_the_model_and_the_adapter_in_fl
         assert {s.dtype for s in one.tensor_specs()} == {"bfloat16"}
 
 
-# ----------------------------------------------------------------------------------------------------- checkpoints
+# ------------------------------------------------------------------------------------------------ checkpoints
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_where_it_was(tmp_path):
@@ -212,7 +255,7 @@ def test_a_checkpoint_of_another_rank_of_the_adapter_is_refused(tmp_path):
             one.load(str(tmp_path / "state"))
 
 
-# ---------------------------------------------------------------------------------------------------------- config
+# ----------------------------------------------------------------------------------------------------- config
 
 
 def test_names_of_no_layer_are_refused():
@@ -230,10 +273,12 @@ def test_layers_that_cannot_be_merged_are_refused(name, why):
 
 def test_only_the_named_layers_get_an_adapter():
     with learner(lora=LoRAConfig(rank=2, target_modules=("q_proj", "v_proj"))) as one:
-        assert sorted(one._policy.adapters) == [f"model.layers.{i}.self_attn.{kind}_proj.weight" for i in (0, 1) for kind in "qv"]
+        assert sorted(one._policy.adapters) == [
+            f"model.layers.{i}.self_attn.{kind}_proj.weight" for i in (0, 1) for kind in "qv"
+        ]
 
 
-# ----------------------------------------------------------------------------------------------------------- ranks
+# ------------------------------------------------------------------------------------------------------ ranks
 
 
 def play(rank, world_size, port, folder):
@@ -251,7 +296,9 @@ def play(rank, world_size, port, folder):
         save_file(tensors, str(folder / "adapter.safetensors"))
         (folder / "facts.json").write_text(json.dumps(facts))
         published = load_file(folder / "published/adapter_model.safetensors")
-        assert {name: tensor_checksum(torch.tensor(tensor)) for name, tensor in published.items()} == checksums
+        assert {
+            name: tensor_checksum(torch.tensor(tensor)) for name, tensor in published.items()
+        } == checksums
 
 
 def test_two_ranks_learn_as_one(tmp_path):
@@ -260,7 +307,12 @@ def test_two_ranks_learn_as_one(tmp_path):
         folder.mkdir()
     play(0, 1, reserved_port(), one_rank)
     port = str(reserved_port())
-    ranks = [subprocess.Popen([*PROGRAM, __file__, str(two_ranks), port, str(r)], stderr=subprocess.PIPE, text=True) for r in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [*PROGRAM, __file__, str(two_ranks), port, str(r)], stderr=subprocess.PIPE, text=True
+        )
+        for r in range(2)
+    ]
     try:
         errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], errors
@@ -274,8 +326,12 @@ def test_two_ranks_learn_as_one(tmp_path):
     for name in ("weights", "adapter"):
         ours, theirs = (load_file(folder / f"{name}.safetensors") for folder in (one_rank, two_ranks))
         for key in ours:
-            np.testing.assert_allclose(theirs[key], ours[key], atol=1e-6 if name == "weights" else 1e-10, err_msg=key)
-    ours, theirs = (load_file(folder / "published/adapter_model.safetensors") for folder in (one_rank, two_ranks))
+            np.testing.assert_allclose(
+                theirs[key], ours[key], atol=1e-6 if name == "weights" else 1e-10, err_msg=key
+            )
+    ours, theirs = (
+        load_file(folder / "published/adapter_model.safetensors") for folder in (one_rank, two_ranks)
+    )
     assert len(ours) == 2 * 2 * 7  # A and B, two layers, seven linear layers each
     for key in ours:
         np.testing.assert_allclose(theirs[key], ours[key], atol=1e-6, err_msg=key)

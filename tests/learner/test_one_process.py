@@ -1,4 +1,6 @@
-"""examples/one_process.py and the learner are the same algorithm: equal losses, gradients and weights on the same stored trajectories."""
+"""examples/one_process.py and the learner are the same algorithm: equal losses, gradients and weights on the
+same stored trajectories.
+"""
 
 import contextlib
 import dataclasses
@@ -39,19 +41,24 @@ def example():
 
 
 def trajectory(group_id, member, rng):
-    """Two or three turns with context between them; each turn has its version, and the last may end in context."""
+    """Two or three turns with context between them; each turn has its version, and the last may end in
+    context.
+    """
     spans = [(rng.integers(2, 6), False)]
     for _ in range(rng.integers(1, 4)):
         spans += [(rng.integers(1, 6), True), (rng.integers(1, 5), False)]
     if rng.random() < 0.5:
         spans.pop()
     mask = np.concatenate([np.full(length, is_action) for length, is_action in spans])
-    turns = np.concatenate([np.full(length, place // 2 if is_action else -1) for place, (length, is_action) in enumerate(spans)])
+    turns = np.concatenate(
+        [np.full(length, place // 2 if is_action else -1) for place, (length, is_action) in enumerate(spans)]
+    )
     versions = np.where(mask, rng.integers(0, 2) + turns, -1)
     behavior = np.where(mask, np.minimum(rng.normal(-3.0, 1.0, len(mask)), -0.01), 0.0)
     last = int(np.flatnonzero(mask)[-1])
     return Trajectory(
-        group_id, member, f"task{group_id}", "test", "agent", rng.integers(0, VOCABULARY, len(mask)).astype(np.int32), mask,
+        group_id, member, f"task{group_id}", "test", "agent", rng.integers(0, VOCABULARY,
+        len(mask)).astype(np.int32), mask,
         behavior.astype(np.float32), versions.astype(np.int32), turns.astype(np.int16), (),
         (RewardEvent("outcome", float(rng.integers(0, 3)) / 3, last),), Outcome.COMPLETED,
     )  # fmt: skip
@@ -59,12 +66,19 @@ def trajectory(group_id, member, rng):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Trajectories of three steps as a run stores them: multi-turn, stale, one group of equal rewards and one of one."""
+    """Trajectories of three steps as a run stores them: multi-turn, stale, one group of equal rewards and one
+    of one.
+    """
     rng = np.random.default_rng(7)
     folder = tmp_path_factory.mktemp("trajectories")
     for step in (1, 2, 3):
         batch = [trajectory(10 * step + g, m, rng) for g in range(4) for m in range(4)]
-        flat = [t.replace(rewards=(RewardEvent("outcome", 0.1, t.rewards[0].position),)) if t.group_id % 10 == 1 else t for t in batch]
+        flat = [
+            t.replace(rewards=(RewardEvent("outcome", 0.1, t.rewards[0].position),))
+            if t.group_id % 10 == 1
+            else t
+            for t in batch
+        ]
         write_parquet(folder / f"step_{step:06d}.parquet", encode(flat), step=step)
     batches = [decode(read_parquet(folder / f"step_{step:06d}.parquet")) for step in (1, 2, 3)]
     assert len({v for t in batches[0] for v in t.versions[t.action_mask]}) >= 3
@@ -75,7 +89,9 @@ def stored(tmp_path_factory):
 def attempt_of(example, t):
     """A stored trajectory as the example writes it down."""
     attempt = example.Attempt({}, t.group_id, reward=t.reward)
-    for token, sampled, behavior, version in zip(t.token_ids, t.action_mask, t.behavior_logprobs, t.versions, strict=True):
+    for token, sampled, behavior, version in zip(
+        t.token_ids, t.action_mask, t.behavior_logprobs, t.versions, strict=True
+    ):
         attempt.add(int(token), sampled=bool(sampled), behavior=float(behavior), version=int(version))
     return attempt
 
@@ -105,7 +121,9 @@ class Recorded:
 
     def __init__(self, optimizer, names):
         self.updates = []
-        optimizer.register_step_pre_hook(lambda *_: self.updates.append({name: whole(p.grad) for name, p in names.items()}))
+        optimizer.register_step_pre_hook(
+            lambda *_: self.updates.append({name: whole(p.grad) for name, p in names.items()})
+        )
 
 
 def whole(tensor):
@@ -131,7 +149,9 @@ def learn_by_framework(config, dtype, batches):
         for step, batch in enumerate(batches):
             lags = partial(np.subtract, step)  # version 0 is that of step 0
             roles, groups = Roles(learner), group_trajectories(batch)
-            *updates, budget = learn(roles, groups, config, step=step, lags=lags, timer=lambda phase: contextlib.nullcontext())
+            *updates, budget = learn(
+                roles, groups, config, step=step, lags=lags, timer=lambda phase: contextlib.nullcontext()
+            )
             assert set(budget) == {"microbatches_over_budget", "microbatch_tokens_max"}
             metrics += updates
         return initial, metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
@@ -148,7 +168,11 @@ def learn_by_example(example, settings, dtype, initial, batches):
             parameter.copy_(torch.tensor(initial[name]))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LR, weight_decay=0.0)
     recorded = Recorded(optimizer, names)
-    metrics = [m for batch in batches for m in example.learn(policy, optimizer, [attempt_of(example, t) for t in batch], settings)]
+    metrics = [
+        m
+        for batch in batches
+        for m in example.learn(policy, optimizer, [attempt_of(example, t) for t in batch], settings)
+    ]
     return metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
 
 
@@ -158,19 +182,23 @@ def test_the_example_and_the_learner_are_one_algorithm(example, stored, dtype, t
     initial, framework, gradients, weights = learn_by_framework(config_of(settings), dtype, stored)
     plain, plain_gradients, plain_weights = learn_by_example(example, settings, dtype, initial, stored)
     assert len(plain) == len(framework) == 6
-    # What is compared must be at work: weights above the cap, ratios beyond the clip, gradients above their bound.
+    # What is compared must be at work: weights above the cap, ratios beyond the clip, gradients above their
+    # bound.
     assert any(m["correction/above_cap"] > 0 for m in framework)
     assert any(m["clip_low"] + m["clip_high"] > 0 for m in framework)
     assert any(m["grad_norm"] > settings.grad_clip for m in framework)
     for update, (theirs, ours) in enumerate(zip(framework, plain, strict=True)):
-        # AdamW amplifies rounding where a gradient is nearly 0, so float32 agrees to 1e-6 on the first step alone.
+        # AdamW amplifies rounding where a gradient is nearly 0, so float32 agrees to 1e-6 on the first step
+        # alone.
         allowed = tolerance if dtype is torch.float64 or update == 0 else 1e-3
         assert theirs["loss"] == pytest.approx(ours["loss"], rel=allowed, abs=allowed)
         assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=allowed)
         assert theirs["correction/weight_mean"] == pytest.approx(ours["weight"], rel=allowed)
         scale = max(np.abs(g).max() for g in plain_gradients[update].values())
         for name, gradient in gradients[update].items():
-            np.testing.assert_allclose(gradient, plain_gradients[update][name], rtol=0, atol=allowed * scale, err_msg=name)
+            np.testing.assert_allclose(
+                gradient, plain_gradients[update][name], rtol=0, atol=allowed * scale, err_msg=name
+            )
     if dtype is torch.float64:
         for name, value in weights.items():
             assert np.abs(value - initial[name]).max() > 1e-4
@@ -178,7 +206,9 @@ def test_the_example_and_the_learner_are_one_algorithm(example, stored, dtype, t
 
 
 def test_what_the_policy_did_not_sample_is_read_and_never_learned(example):
-    """Other text from the environment behind the last action changes no gradient; the same before it does, through what is read."""
+    """Other text from the environment behind the last action changes no gradient; the same before it does,
+    through what is read.
+    """
     settings = example.Settings()
     policy = Qwen2ForCausalLM(Qwen2Config(**SIZES)).double()
 
@@ -201,14 +231,20 @@ def test_attempts_carry_the_log_probability_and_the_version_that_sampled_each_to
     versions = example.deque([(version, Qwen2ForCausalLM(Qwen2Config(**sizes))) for version in (4, 5)])
     task = {"question": "300+47=\n", "kind": "interaction", "truth": "347"}
     attempts = example.play(versions, [task], 6, settings)
-    assert {v for a in attempts for v in a.versions} == {-1, 4, 5}, "a first turn by the older policy, later ones by the newer"
+    assert {v for a in attempts for v in a.versions} == {-1, 4, 5}, (
+        "a first turn by the older policy, later ones by the newer"
+    )
     for attempt in attempts:
         mask, sampled_by = np.array(attempt.mask), np.array(attempt.versions)
         assert ((sampled_by >= 0) == mask).all()
         for version, policy in versions:
             with torch.no_grad():
-                own = example.log_probabilities(policy, torch.tensor([attempt.tokens]), settings.temperature)[0].numpy()
-            np.testing.assert_allclose(np.array(attempt.behavior)[sampled_by == version], own[sampled_by == version], atol=1e-5)
+                own = example.log_probabilities(policy, torch.tensor([attempt.tokens]), settings.temperature)[
+                    0
+                ].numpy()
+            np.testing.assert_allclose(
+                np.array(attempt.behavior)[sampled_by == version], own[sampled_by == version], atol=1e-5
+            )
 
 
 def test_the_example_runs(example, capsys):

@@ -20,7 +20,12 @@ def samples(draw):
 
 
 def make_sample(index, length, rng):
-    starts = (0, *sorted(rng.choice(np.arange(1, length), min(int(rng.integers(0, 3)), length - 1), replace=False).tolist()))
+    starts = (
+        0,
+        *sorted(
+            rng.choice(np.arange(1, length), min(int(rng.integers(0, 3)), length - 1), replace=False).tolist()
+        ),
+    )
     action_mask = rng.random(length) < 0.5
     action_mask[list(starts)] = False
     loss_mask = action_mask & (rng.random(length) < 0.8)
@@ -38,27 +43,52 @@ def make_sample(index, length, rng):
 
 @given(samples(), st.integers(1, 64), st.integers(1, 4))
 def test_packing_keeps_every_row_and_what_is_known_of_its_tokens(batch, max_tokens, world_size):
-    microbatches = [m for shard in pack(batch, max_tokens=max_tokens, world_size=world_size) for m in shard if not m.is_filler]
-    packed = [row.tolist() for m in microbatches for row in np.split(m.token_ids, np.cumsum(m.segment_lengths)[:-1])]
+    microbatches = [
+        m
+        for shard in pack(batch, max_tokens=max_tokens, world_size=world_size)
+        for m in shard
+        if not m.is_filler
+    ]
+    packed = [
+        row.tolist() for m in microbatches for row in np.split(m.token_ids, np.cumsum(m.segment_lengths)[:-1])
+    ]
     assert sorted(packed) == sorted(row.token_ids.tolist() for sample in batch for row in sample.segments())
     for m in microbatches:
-        np.testing.assert_array_equal(m.position_ids, np.concatenate([np.arange(n) for n in m.segment_lengths]))
+        np.testing.assert_array_equal(
+            m.position_ids, np.concatenate([np.arange(n) for n in m.segment_lengths])
+        )
         np.testing.assert_array_equal(m.targets, m.token_ids[m.predictor_positions + 1])
         assert (m.position_ids[m.predictor_positions + 1] > 0).all()  # predictor and target stand in one row
     for name, facts in facts_by_sample(microbatches).items():
         for sample in batch:
-            np.testing.assert_array_equal(facts.get(sample.index, []), getattr(sample, name)[sample.action_mask])
+            np.testing.assert_array_equal(
+                facts.get(sample.index, []), getattr(sample, name)[sample.action_mask]
+            )
 
 
 def facts_by_sample(microbatches):
-    """{column: {index: values of the sample's action tokens in order}}, found by the microbatches' own labels."""
-    columns = {"token_ids": "targets", "loss_mask": "loss_mask", "behavior_logprobs": "behavior_logprobs", "advantages": "advantages"}
+    """{column: {index: values of the sample's action tokens in order}}, found by the microbatches' own
+    labels.
+    """
+    columns = {
+        "token_ids": "targets",
+        "loss_mask": "loss_mask",
+        "behavior_logprobs": "behavior_logprobs",
+        "advantages": "advantages",
+    }
     found = {name: {} for name in columns}
     for name, column in columns.items():
         for m in microbatches:
-            for index, place, value in zip(m.sample_indices[m.sequence_ids], m.action_places, getattr(m, column), strict=True):
-                assert found[name].setdefault(index, {}).setdefault(place, value) is value, "a token stands twice"
-    return {name: {index: [own[place] for place in range(len(own))] for index, own in facts.items()} for name, facts in found.items()}
+            for index, place, value in zip(
+                m.sample_indices[m.sequence_ids], m.action_places, getattr(m, column), strict=True
+            ):
+                assert found[name].setdefault(index, {}).setdefault(place, value) is value, (
+                    "a token stands twice"
+                )
+    return {
+        name: {index: [own[place] for place in range(len(own))] for index, own in facts.items()}
+        for name, facts in found.items()
+    }
 
 
 @given(samples(), st.integers(1, 64), st.integers(1, 4))
@@ -71,15 +101,26 @@ def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, wo
     lone = [row.num_tokens for sample in batch for row in sample.segments() if row.num_tokens > max_tokens]
     metrics = budget_metrics([m for shard in shards for m in shard], max_tokens=max_tokens)
     assert metrics["microbatches_over_budget"] == len(lone)
-    assert metrics["microbatch_tokens_max"] == max(lone) if lone else metrics["microbatch_tokens_max"] <= max_tokens
+    assert (
+        metrics["microbatch_tokens_max"] == max(lone)
+        if lone
+        else metrics["microbatch_tokens_max"] <= max_tokens
+    )
     fillers = [m for shard in shards for m in shard if m.is_filler]
     assert len(fillers) < world_size
     assert sum(m.num_action_tokens + m.num_sequences + m.num_tokens for m in fillers) == 0
 
 
 @given(samples(), st.integers(1, 64), st.integers(1, 4))
-def test_a_sequence_counts_once_and_is_split_only_where_it_exceeds_a_microbatch(batch, max_tokens, world_size):
-    microbatches = [m for shard in pack(batch, max_tokens=max_tokens, world_size=world_size) for m in shard if not m.is_filler]
+def test_a_sequence_counts_once_and_is_split_only_where_it_exceeds_a_microbatch(
+    batch, max_tokens, world_size
+):
+    microbatches = [
+        m
+        for shard in pack(batch, max_tokens=max_tokens, world_size=world_size)
+        for m in shard
+        if not m.is_filler
+    ]
     counted = [index for m in microbatches for index in m.sample_indices[m.is_counted]]
     assert sorted(counted) == [sample.index for sample in batch if sample.action_mask.any()]
     assert sum(m.num_sequences for m in microbatches) == len(counted)
@@ -105,11 +146,15 @@ def test_pairs_stay_together_whatever_their_length_and_a_sample_given_twice_is_t
 
 @pytest.mark.parametrize("parity_tokens", [1e9, 40.0])
 def test_ranks_get_equal_work_in_every_round(parity_tokens):
-    """With attention for free the tokens are equal; where it dominates, tokens plus squares over the parity are."""
+    """With attention for free the tokens are equal; where it dominates, tokens plus squares over the parity
+    are.
+    """
     rng = np.random.default_rng(0)
     batch = [make_sample(i, int(n), rng) for i, n in enumerate(rng.integers(5, 120, 400))]
     shards = pack(batch, max_tokens=512, world_size=4, parity_tokens=parity_tokens)
-    costs = np.array([[sum(n + n * n / parity_tokens for n in m.segment_lengths) for m in shard] for shard in shards])
+    costs = np.array(
+        [[sum(n + n * n / parity_tokens for n in m.segment_lengths) for m in shard] for shard in shards]
+    )
     assert costs.sum(1).max() < 1.02 * costs.sum(1).min()
     assert (costs.max(0) < 1.1 * costs.min(0)).all()  # ranks wait for each other at every microbatch
 
@@ -124,9 +169,19 @@ def test_the_bound_on_tokens_goes_before_balance():
 
 
 def test_attention_costs_as_much_as_the_matrices_at_the_parity():
-    """By hand for one layer: 2 operations per parameter and token, and per pair of tokens 2 for scores and 2 for values per column."""
-    sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes, num_hidden_layers=3, tie_word_embeddings=True))
+    """By hand for one layer: 2 operations per parameter and token, and per pair of tokens 2 for scores and 2
+    for values per column.
+    """
+    sizes = {
+        "vocab_size": 11,
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    model = AutoModelForCausalLM.from_config(
+        Qwen2Config(**sizes, num_hidden_layers=3, tie_word_embeddings=True)
+    )
     n = attention_parity(model)
     causal_pairs = n * n / 2
     assert 2 * n * sum(p.numel() for p in model.parameters()) == pytest.approx(causal_pairs * 4 * 8 * 3)
@@ -137,7 +192,7 @@ def test_an_empty_batch_is_refused():
         pack([], max_tokens=8, world_size=1)
 
 
-# ------------------------------------------------------------------------------------------- trajectories to samples
+# ------------------------------------------------------------------------------------ trajectories to samples
 
 turns = st.lists(st.tuples(st.booleans(), st.integers(1, 5)), min_size=1, max_size=6)
 
@@ -154,18 +209,42 @@ def trajectory(spans, *, context_factor=1):
     logprobs = np.zeros(len(mask), np.float32)
     logprobs[action_mask] = -np.arange(1, count + 1)
     versions = np.where(action_mask, 3, -1).astype(np.int32)
-    return Trajectory(0, 0, "t", "d", "a", tokens, action_mask, logprobs, versions, versions.astype(np.int16), (), (), Outcome.COMPLETED)
+    return Trajectory(
+        0,
+        0,
+        "t",
+        "d",
+        "a",
+        tokens,
+        action_mask,
+        logprobs,
+        versions,
+        versions.astype(np.int16),
+        (),
+        (),
+        Outcome.COMPLETED,
+    )
 
 
 @given(turns, st.integers(2, 5), st.floats(-2, 2, width=32))
 def test_context_tokens_change_no_fact_of_an_action_token(spans, factor, advantage):
     def columns(one):
         [[microbatch]] = pack(samples_from([one], [advantage]), max_tokens=1, world_size=1)
-        facts = (microbatch.targets, microbatch.behavior_logprobs, microbatch.advantages, microbatch.loss_mask, microbatch.sequence_ids)
+        facts = (
+            microbatch.targets,
+            microbatch.behavior_logprobs,
+            microbatch.advantages,
+            microbatch.loss_mask,
+            microbatch.sequence_ids,
+        )
         return [fact.tolist() for fact in facts], microbatch.num_loss_tokens, microbatch.num_sequences
 
     compact = [span for span in spans if span[0]]
-    assert columns(trajectory(spans)) == columns(trajectory(spans, context_factor=factor)) == columns(trajectory(compact))
+    assert (
+        columns(trajectory(spans))
+        == columns(trajectory(spans, context_factor=factor))
+        == columns(trajectory(compact))
+    )
 
 
 @given(turns, st.floats(-2, 2, width=32))
@@ -176,7 +255,9 @@ def test_every_action_token_has_the_advantage_whatever_follows_it_or_is_rejected
     assert set(sample.advantages[~one.action_mask].tolist()) == {0.0}
     rejected = sample.action_mask.copy()
     rejected[np.flatnonzero(rejected)[-1]] = False
-    partial = Sample(0, sample.token_ids, sample.action_mask, rejected, sample.behavior_logprobs, sample.advantages)
+    partial = Sample(
+        0, sample.token_ids, sample.action_mask, rejected, sample.behavior_logprobs, sample.advantages
+    )
     [[microbatch]] = pack([partial], max_tokens=100, world_size=1)
     assert microbatch.num_loss_tokens == microbatch.num_action_tokens - 1
     assert set(microbatch.advantages.tolist()) == {advantage}

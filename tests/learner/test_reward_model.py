@@ -1,4 +1,6 @@
-"""A reward model on one rank: scores against plain transformers, the loss against its formula, and laws of how pairs are laid out."""
+"""A reward model on one rank: scores against plain transformers, the loss against its formula, and laws of
+how pairs are laid out.
+"""
 
 import math
 from contextlib import contextmanager
@@ -31,7 +33,13 @@ def spec(**changes):
     optimizer = OptimizerConfig(lr=changes.pop("lr", 1e-2))
     model = changes.pop("model", ModelConfig())
     from_scratch = None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    defaults = {"mode": "on_policy", "seed": 3, "temperature": 1.0, "total_updates": 10, "master_dtype": torch.float64}
+    defaults = {
+        "mode": "on_policy",
+        "seed": 3,
+        "temperature": 1.0,
+        "total_updates": 10,
+        "master_dtype": torch.float64,
+    }
     defaults |= {"from_scratch": from_scratch, "score_head": ScoreHead(PADDING)}
     return LearnerSpec(model, LearnerConfig(optimizer=optimizer), AlgorithmConfig(), **(defaults | changes))
 
@@ -52,7 +60,12 @@ def pairs(count, seed=0):
 
 
 def microbatches(some_pairs, max_tokens=1000):
-    [shard] = pack([pair_sample(i, *pair) for i, pair in enumerate(some_pairs)], max_tokens=max_tokens, world_size=1, may_split=False)
+    [shard] = pack(
+        [pair_sample(i, *pair) for i, pair in enumerate(some_pairs)],
+        max_tokens=max_tokens,
+        world_size=1,
+        may_split=False,
+    )
     return shard
 
 
@@ -70,15 +83,19 @@ def scores(one, some_pairs, max_tokens=1000):
 
 def plain_model(one, folder):
     one.export(str(folder))
-    return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    return AutoModelForSequenceClassification.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
 
 
 @torch.no_grad()
 def plain_scores(model, some_pairs):
-    return np.array([[model(torch.tensor(ids[None]).long()).logits[0, 0].item() for ids in pair] for pair in some_pairs])
+    return np.array(
+        [[model(torch.tensor(ids[None]).long()).logits[0, 0].item() for ids in pair] for pair in some_pairs]
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- scores
+# ----------------------------------------------------------------------------------------------------- scores
 
 
 def test_the_exported_folder_gives_the_same_scores_alone_and_padded(tmp_path):
@@ -123,13 +140,15 @@ def test_a_model_without_a_scalar_head_is_refused():
         attach_score_head(Qwen2Model(Qwen2Config(**SIZES)), ScoreHead(PADDING), dtype=torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------------- loss
+# ------------------------------------------------------------------------------------------------------- loss
 
 
 @given(st.lists(st.tuples(st.floats(-30, 30), st.floats(-30, 30)), min_size=1, max_size=8))
 def test_the_loss_is_minus_the_log_probability_that_the_chosen_one_wins(some):
     chosen, rejected = (torch.tensor(column, dtype=torch.float64) for column in zip(*some, strict=True))
-    expected = [math.log1p(math.exp(-(c - r))) if c > r else math.log1p(math.exp(c - r)) - (c - r) for c, r in some]
+    expected = [
+        math.log1p(math.exp(-(c - r))) if c > r else math.log1p(math.exp(c - r)) - (c - r) for c, r in some
+    ]
     np.testing.assert_allclose(bradley_terry(chosen, rejected), expected, rtol=1e-12, atol=1e-300)
 
 
@@ -183,7 +202,7 @@ def test_neither_split_nor_order_matters(max_tokens, reverse):
         assert ours == pytest.approx(theirs, rel=1e-8, abs=1e-11)
 
 
-# --------------------------------------------------------------------------------------------------------- learning
+# --------------------------------------------------------------------------------------------------- learning
 
 
 def test_it_learns_a_preference():
@@ -219,7 +238,9 @@ def test_beside_an_adapter_the_head_alone_is_trained_in_full(tmp_path):
     AutoModelForCausalLM.from_config(Qwen2Config(**SIZES)).save_pretrained(tmp_path / "base")
     model = ModelConfig(path=str(tmp_path / "base"), lora=LoRAConfig(rank=2))
     with learner(model=model, master_dtype=torch.float32) as one:
-        trained = sorted(name for name, weight in one._policy.module.named_parameters() if weight.requires_grad)
+        trained = sorted(
+            name for name, weight in one._policy.module.named_parameters() if weight.requires_grad
+        )
         assert [name for name in trained if ".lora_" not in name] == ["score.weight"]
         assert "score.weight" not in one._policy.adapters
         first = one.supervised_update(microbatches(some))

@@ -1,6 +1,8 @@
-"""Ranks that share rows learn as ranks that do not: every scene on one rank, on two that share, on four as two pairs and as four.
+"""Ranks that share rows learn as ranks that do not: every scene on one rank, on two that share, on four as
+two pairs and as four.
 
-The file is also the program that forks the ranks of each world; each rank plays all scenes and the tests look at what rank 0 wrote.
+The file is also the program that forks the ranks of each world; each rank plays all scenes and the tests look
+at what rank 0 wrote.
 """
 
 import json
@@ -32,17 +34,32 @@ from parts.learner import reserved_ports
 from parts.programs import PROGRAM
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SIZES |= {"intermediate_size": 47, "tie_word_embeddings": True, "initializer_range": 0.2}
 TIMEOUT_S = 200.0
-WORLDS = {"pair": (2, 2), "two_pairs": (4, 2), "four": (4, 4)}  # ranks, ranks that share a row; two key-value heads on four ranks
+WORLDS = {
+    "pair": (2, 2),
+    "two_pairs": (4, 2),
+    "four": (4, 4),
+}  # ranks, ranks that share a row; two key-value heads on four ranks
 
-PLAIN = AlgorithmConfig(aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-SELECTIVE = AlgorithmConfig(  # sums and order statistics over the tokens of all ranks, in which each token counts once
+PLAIN = AlgorithmConfig(
+    aggregation="sequence_mean_token_mean", entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1)
+)
+# sums and order statistics over the tokens of all ranks, in which each token counts once
+SELECTIVE = AlgorithmConfig(
     policy_loss="clip_cov",
     clip_cov=ClipCovConfig(share=0.2, lower=-9.0, upper=9.0),
     correction=CorrectionConfig(
-        self_normalize=True, reject={"far": RejectionConfig(level="token", lower=0.05, upper=8.0)}, m2po_threshold=0.7
+        self_normalize=True,
+        reject={"far": RejectionConfig(level="token", lower=0.05, upper=8.0)},
+        m2po_threshold=0.7,
     ),
 )
 
@@ -52,35 +69,64 @@ def samples(count, *, shortest=6, longest=18, seed=5):
     found = []
     for index in range(count):
         length = int(rng.integers(shortest, longest))
-        starts = (0, length // 2) if index % 3 == 0 else (0,)  # a row that a template edited: two segments of one sequence
+        starts = (
+            (0, length // 2) if index % 3 == 0 else (0,)
+        )  # a row that a template edited: two segments of one sequence
         mask = rng.random(length) < 0.6
         mask[list(starts)], mask[-1] = False, True
         tokens, behavior = rng.integers(0, VOCABULARY, length), rng.normal(-3, 1, length)
         advantages = rng.normal(size=length)
-        found.append(Sample(index, tokens.astype(np.int32), mask, mask, behavior.astype(np.float32), advantages.astype(np.float32), starts))
+        found.append(
+            Sample(
+                index,
+                tokens.astype(np.int32),
+                mask,
+                mask,
+                behavior.astype(np.float32),
+                advantages.astype(np.float32),
+                starts,
+            )
+        )
     return found
 
 
 BATCH = samples(7)
-TINY = [Sample(0, *(np.array(c, t) for c, t in (([3, 5], np.int32), ([0, 1], bool), ([0, 1], bool), ([0, -1], "f4"), ([0, 1], "f4"))))]
+TINY = [
+    Sample(
+        0,
+        *(
+            np.array(c, t)
+            for c, t in (([3, 5], np.int32), ([0, 1], bool), ([0, 1], bool), ([0, -1], "f4"), ([0, 1], "f4"))
+        ),
+    )
+]
 
 
 def pairs(count):
-    """A preferred and a rejected answer each, as two segments of one sample; the last token of each is what is read."""
+    """A preferred and a rejected answer each, as two segments of one sample; the last token of each is what
+    is read.
+    """
     rng = np.random.default_rng(9)
     found = []
     for index in range(count):
         first, second = rng.integers(4, 9, 2)
         mask = np.zeros(first + second, bool)
         mask[[first - 1, -1]] = True
-        found.append(Sample.supervised(index, rng.integers(0, VOCABULARY, first + second).astype(np.int32), mask, (0, int(first))))
+        found.append(
+            Sample.supervised(
+                index, rng.integers(0, VOCABULARY, first + second).astype(np.int32), mask, (0, int(first))
+            )
+        )
     return found
 
 
 def play(rank, world_size, sequence_parallel, ports, folder):
     """Play all scenes on one rank; rank 0 writes what it saw."""
     learner_config = LearnerConfig(
-        world_size=world_size, sequence_parallel=sequence_parallel, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
+        world_size=world_size,
+        sequence_parallel=sequence_parallel,
+        collective_timeout_s=TIMEOUT_S,
+        optimizer=OptimizerConfig(lr=1e-2),
     )
 
     def shard_of(batch):
@@ -89,7 +135,9 @@ def play(rank, world_size, sequence_parallel, ports, folder):
     def start(stack, *, dtype=torch.float32, algorithm=PLAIN, score_head=None, **changes):
         from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
         config = learner_config.model_copy(update=changes)
-        spec = LearnerSpec(ModelConfig(), config, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, dtype, score_head)
+        spec = LearnerSpec(
+            ModelConfig(), config, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, dtype, score_head
+        )
         learner = Learner(spec, rank=rank, address="127.0.0.1", port=ports.pop(0))
         stack.callback(learner.close)
         return learner
@@ -104,7 +152,9 @@ def play(rank, world_size, sequence_parallel, ports, folder):
     with ExitStack() as stack:
         learner = start(stack, dtype=torch.float64, algorithm=SELECTIVE, gradient_checkpointing=True)
         facts["selective"] = [learner.update(learner.score(shard_of(BATCH))) for _ in range(2)]
-        facts["tiny"] = learner.update(learner.score(shard_of(TINY)))  # fewer tokens than ranks, and elsewhere a filler
+        facts["tiny"] = learner.update(
+            learner.score(shard_of(TINY))
+        )  # fewer tokens than ranks, and elsewhere a filler
     with ExitStack() as stack:
         learner = start(stack, dtype=torch.float64, score_head=ScoreHead(pad_token_id=VOCABULARY - 1))
         facts["pairs"] = [learner.supervised_update(shard_of(pairs(5))), learner.measure(shard_of(pairs(3)))]
@@ -123,7 +173,7 @@ def run_rank(rank, world_size, sequence_parallel, ports, folder):
     play(rank, world_size, sequence_parallel, list(ports), folder)
 
 
-# ----------------------------------------------------------------------------------------------------------- worlds
+# ----------------------------------------------------------------------------------------------------- worlds
 
 
 @pytest.fixture(scope="module")
@@ -149,13 +199,15 @@ def facts_of(folder):
     return json.loads((folder / "facts.json").read_text())
 
 
-# ------------------------------------------------------------------------------------------------------------ tests
+# ------------------------------------------------------------------------------------------------------ tests
 
 
 def test_ranks_that_share_rows_learn_as_one(alone, together):
     one, many = facts_of(alone)["float32"], facts_of(together)["float32"]
     for step, other in zip(one, many, strict=True):
-        assert (other["loss"], other["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
+        assert (other["loss"], other["grad_norm"]) == pytest.approx(
+            (step["loss"], step["grad_norm"]), rel=1e-5
+        )
     ours, theirs = load_file(alone / "weights.safetensors"), load_file(together / "weights.safetensors")
     for name in ours:
         np.testing.assert_allclose(theirs[name], ours[name], rtol=0, atol=1e-6, err_msg=name)
@@ -166,7 +218,10 @@ def test_each_token_counts_once(alone, together):
     assert 0 < one["selective"][0]["correction/rejected/far"] < 1
     for step, other in zip(one["selective"], many["selective"], strict=True):
         assert other == pytest.approx(step, rel=1e-9, abs=1e-11)
-    tokens = {name: facts["usage"]["update_tokens_per_s"] * facts["usage"]["update_s"] for name, facts in (("one", one), ("many", many))}
+    tokens = {
+        name: facts["usage"]["update_tokens_per_s"] * facts["usage"]["update_s"]
+        for name, facts in (("one", one), ("many", many))
+    }
     assert tokens["many"] == pytest.approx(tokens["one"]) == 3 * sum(s.num_tokens for s in BATCH)
 
 
@@ -182,9 +237,17 @@ def test_scores_of_pairs_are_read_on_any_rank(alone, together):
 @pytest.mark.parametrize(
     ("config", "size", "reason"),
     [
-        (Qwen2Config(num_attention_heads=14, num_key_value_heads=2), 4, "does not divide the 14 attention heads"),
+        (
+            Qwen2Config(num_attention_heads=14, num_key_value_heads=2),
+            4,
+            "does not divide the 14 attention heads",
+        ),
         (Qwen2Config(num_attention_heads=12, num_key_value_heads=4), 6, "4 key-value heads"),
-        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), 2, "type 'dynamic'"),
+        (
+            LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            2,
+            "type 'dynamic'",
+        ),
         (GptOssConfig(layer_types=["linear_attention"] * 36), 2, "'linear_attention'"),
     ],
 )
@@ -203,7 +266,10 @@ def test_sizes_that_do_not_fit_are_refused_by_the_config():
 
 def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path):
     Qwen2Config(num_attention_heads=4).save_pretrained(tmp_path)
-    model, learner = ModelConfig(path=str(tmp_path), attention="flex_attention"), LearnerConfig(world_size=2, sequence_parallel=2)
+    model, learner = (
+        ModelConfig(path=str(tmp_path), attention="flex_attention"),
+        LearnerConfig(world_size=2, sequence_parallel=2),
+    )
     check_folder(model, LearnerConfig(world_size=2))
     check_folder(model.model_copy(update={"attention": "auto"}), learner)
     with pytest.raises(ConfigError, match="flex_attention computes whole microbatches"):
@@ -213,7 +279,10 @@ def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path
 
 
 if __name__ == "__main__":
-    for name, (world_size, sequence_parallel) in WORLDS.items():  # one process, so that the imports are paid for once
+    for name, (
+        world_size,
+        sequence_parallel,
+    ) in WORLDS.items():  # one process, so that the imports are paid for once
         folder = Path(sys.argv[1]) / name
         folder.mkdir()
         arguments = (world_size, sequence_parallel, reserved_ports(3), folder)

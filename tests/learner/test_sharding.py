@@ -1,4 +1,5 @@
-"""Every way to spread, compile or offload a model learns the same: one rank quickly, HSDP of 2 x 2 gloo ranks against one.
+"""Every way to spread, compile or offload a model learns the same: one rank quickly, HSDP of 2 x 2 gloo ranks
+against one.
 
 The file is also the program of a rank of the world of four.
 """
@@ -31,17 +32,32 @@ NUM_GRAPHS = 12
 
 
 def start(rank=0, port=None, *, world_size=1, from_sizes=None, **options):
-    options = {"world_size": world_size, "collective_timeout_s": TIMEOUT_S, "optimizer": OptimizerConfig(lr=1e-2)} | options
+    options = {
+        "world_size": world_size,
+        "collective_timeout_s": TIMEOUT_S,
+        "optimizer": OptimizerConfig(lr=1e-2),
+    } | options
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES | (from_sizes or {}))
     spec = LearnerSpec(
-        ModelConfig(), LearnerConfig(**options), algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype=torch.float64
+        ModelConfig(),
+        LearnerConfig(**options),
+        algorithm,
+        "decoupled",
+        3,
+        0.8,
+        10,
+        None,
+        from_scratch,
+        master_dtype=torch.float64,
     )
     return Learner(spec, rank=rank, address="127.0.0.1", port=port or reserved_port())
 
 
 def learn(learner, rank=0, world_size=1):
-    """Three updates, each scored anew: a weight that stays gathered from before an update would show in the next scores."""
+    """Three updates, each scored anew: a weight that stays gathered from before an update would show in the
+    next scores.
+    """
     shard = pack(random_samples(9, 61), max_tokens=30, world_size=world_size)[rank]
     metrics = [learner.update(learner.score(shard)) for _ in range(3)]
     names = ("loss", "grad_norm", "entropy", "kl", "ratio_max")
@@ -62,7 +78,7 @@ def plain():
     return metrics, checksums
 
 
-# -------------------------------------------------------------------------------------------------------- one rank
+# --------------------------------------------------------------------------------------------------- one rank
 
 
 @pytest.mark.parametrize(
@@ -89,9 +105,13 @@ def test_chunks_of_logits_change_nothing_but_rounding(plain, tokens):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Compile without the code generator, which takes minutes for them on a CPU; return a function that counts the graphs made."""
+    """Compile without the code generator, which takes minutes for them on a CPU; return a function that
+    counts the graphs made.
+    """
     compiled = torch.compile
-    monkeypatch.setattr("torch.compile", lambda function, **options: compiled(function, backend="aot_eager", **options))
+    monkeypatch.setattr(
+        "torch.compile", lambda function, **options: compiled(function, backend="aot_eager", **options)
+    )
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     return lambda: torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -101,12 +121,15 @@ def graphs(monkeypatch):
 def test_a_compiled_model_learns_the_same(plain, graphs):
     metrics, _, _ = run_alone(compile=True)
     np.testing.assert_allclose(metrics, plain[0], rtol=1e-8)
-    # Four pieces around the attention, each for the policy's scores, the reference's and the update: none per length, nor per layer.
+    # Four pieces around the attention, each for the policy's scores, the reference's and the update: none per
+    # length, nor per layer.
     assert 0 < graphs() <= NUM_GRAPHS
 
 
 def rows(*lengths, prompt=0):
-    """Return one packed row of these lengths; `prompt`: so many first tokens are one prompt, computed once."""
+    """Return one packed row of these lengths; `prompt`: so many first tokens are one prompt, computed
+    once.
+    """
     samples = [sample for n in lengths for sample in random_samples(1, 61, length=n, seed=n)]
     for sample in samples:
         sample.token_ids[:prompt] = 1
@@ -118,12 +141,25 @@ def rows(*lengths, prompt=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [(9, 6, 7), (SIZES["hidden_size"],)], ids=["any", "one-segment-as-long-as-the-model-is-wide"])
+@pytest.mark.parametrize(
+    "first", [(9, 6, 7), (SIZES["hidden_size"],)], ids=["any", "one-segment-as-long-as-the-model-is-wide"]
+)
 def test_the_number_of_graphs_does_not_depend_on_the_data(graphs, first):
-    """Whatever is computed first: one segment or several, prompts shared or not, fillers, as many tokens as the model has of something."""
+    """Whatever is computed first: one segment or several, prompts shared or not, fillers, as many tokens as
+    the model has of something.
+    """
     learner = start(compile=True, shared_prefix=True, from_sizes={"num_hidden_layers": 1})
     try:
-        for row in [rows(*first), rows(7), rows(4, 4), rows(5, 6, 7), rows(8, 9, prompt=3), rows(32), rows(16, 16), filler()]:
+        for row in [
+            rows(*first),
+            rows(7),
+            rows(4, 4),
+            rows(5, 6, 7),
+            rows(8, 9, prompt=3),
+            rows(32),
+            rows(16, 16),
+            filler(),
+        ]:
             learner.update(learner.score([row]) + learner.score([rows(5, 8)]))
         assert 0 < graphs() <= NUM_GRAPHS
     finally:
@@ -148,7 +184,7 @@ def test_state_is_moved_as_a_whole_and_back():
     assert {name for name, value in state.items() if value.device.type == "meta"} == {"exp_avg", "exp_avg_sq"}
 
 
-# --------------------------------------------------------------------------------------------------------- measures
+# --------------------------------------------------------------------------------------------------- measures
 
 
 def test_usage_tells_time_tokens_and_memory_of_each_phase_once(tmp_path):
@@ -160,7 +196,9 @@ def test_usage_tells_time_tokens_and_memory_of_each_phase_once(tmp_path):
         learner.update(learner.score(shard))
         learner.write_trace(str(tmp_path / "traces"))
         usage = learner.usage()
-        assert usage["score_tokens_per_s"] * usage["score_s"] == pytest.approx(2 * num_tokens)  # policy and reference
+        assert usage["score_tokens_per_s"] * usage["score_s"] == pytest.approx(
+            2 * num_tokens
+        )  # policy and reference
         assert usage["update_tokens_per_s"] * usage["update_s"] == pytest.approx(num_tokens)
         assert 1e8 < usage["memory/rss_bytes_max"] < 1e11
         assert set(learner.usage()) == {"memory/rss_bytes_max"}
@@ -171,13 +209,16 @@ def test_usage_tells_time_tokens_and_memory_of_each_phase_once(tmp_path):
     assert {"score", "update"} <= names
 
 
-# ------------------------------------------------------------------------------------------------------- four ranks
+# ------------------------------------------------------------------------------------------------- four ranks
 
 
 def play(rank, ports, folder):
     """One rank of the world of four."""
     scenes = {"two_copies": {"fsdp": FSDPConfig(shard_size=2)}}
-    scenes["four_copies"] = {"fsdp": FSDPConfig(shard_size=1, reshard_after_forward=False), "logprob_chunk_tokens": 5}
+    scenes["four_copies"] = {
+        "fsdp": FSDPConfig(shard_size=1, reshard_after_forward=False),
+        "logprob_chunk_tokens": 5,
+    }
     scenes["one_copy"] = {"fsdp": FSDPConfig(forward_prefetch=1), "offload": "parameters"}
     facts = {}
     for (name, options), port in zip(scenes.items(), ports, strict=True):
@@ -187,7 +228,9 @@ def play(rank, ports, folder):
         expected = (Shard(0),) if name == "one_copy" else (Replicate(), Shard(0))
         assert weight.placements == expected, weight.placements
         facts[name] = learn(learner, rank, WORLD_SIZE)
-        facts[f"{name}_weights"] = {n: learner._policy.full_tensor(n).tolist() for n in learner._policy.tensors}
+        facts[f"{name}_weights"] = {
+            n: learner._policy.full_tensor(n).tolist() for n in learner._policy.tensors
+        }
         learner.close()
     if rank == 0:
         (folder / "facts.json").write_text(json.dumps(facts))
@@ -196,7 +239,10 @@ def play(rank, ports, folder):
 @pytest.mark.slow
 def test_copies_of_the_weights_learn_as_one(plain, tmp_path):
     arguments = [*PROGRAM, __file__, str(tmp_path), *map(str, reserved_ports(3))]
-    ranks = [subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(WORLD_SIZE)]
+    ranks = [
+        subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(WORLD_SIZE)
+    ]
     try:
         errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
     finally:

@@ -20,7 +20,13 @@ from agentrl.learner.packing import pack
 from parts.learner import reserved_port
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SIZES |= {"intermediate_size": 48, "tie_word_embeddings": True, "initializer_range": 0.2}
 
 
@@ -44,7 +50,9 @@ def _attempt(index, prompt, length, rng):
 def batches(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
     samples = []
-    for prompt, num in draw(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 5)), min_size=1, max_size=4)):
+    for prompt, num in draw(
+        st.lists(st.tuples(st.integers(1, 20), st.integers(1, 5)), min_size=1, max_size=4)
+    ):
         samples += group(prompt, rng.integers(1, 15, num), rng, len(samples))
     return samples
 
@@ -58,23 +66,35 @@ def test_every_row_can_be_read_from_its_prompt_and_its_response(batch, max_token
         spans = np.split(np.arange(len(m.token_ids)), np.cumsum(m.segment_lengths)[:-1])
         continued = set(m.prefix_segments[m.prefix_segments >= 0].tolist())
         whole = [
-            np.concatenate([spans[prefix], span]) if prefix >= 0 else span for span, prefix in zip(spans, m.prefix_segments, strict=True)
+            np.concatenate([spans[prefix], span]) if prefix >= 0 else span
+            for span, prefix in zip(spans, m.prefix_segments, strict=True)
         ]
-        rows += [m.token_ids[places].tolist() for segment, places in enumerate(whole) if segment not in continued]
+        rows += [
+            m.token_ids[places].tolist() for segment, places in enumerate(whole) if segment not in continued
+        ]
         for places in whole:
             np.testing.assert_array_equal(m.position_ids[places], np.arange(len(places)))
         assert m.num_tokens <= max_tokens or len(m.segment_lengths) == 1
-        np.testing.assert_array_equal(m.position_ids[m.predictor_positions] + 1, _positions_of_targets(m, batch))
-        for index, place, target in zip(m.sample_indices[m.sequence_ids], m.action_places, m.targets, strict=True):
+        np.testing.assert_array_equal(
+            m.position_ids[m.predictor_positions] + 1, _positions_of_targets(m, batch)
+        )
+        for index, place, target in zip(
+            m.sample_indices[m.sequence_ids], m.action_places, m.targets, strict=True
+        ):
             facts[index, place] = target
     assert sorted(rows) == sorted(s.token_ids.tolist() for s in batch)
-    expected = {(s.index, place): token for s in batch for place, token in enumerate(s.token_ids[s.action_mask])}
+    expected = {
+        (s.index, place): token for s in batch for place, token in enumerate(s.token_ids[s.action_mask])
+    }
     assert facts == expected
 
 
 def _positions_of_targets(microbatch, batch):
     owners = microbatch.sample_indices[microbatch.sequence_ids]
-    return [np.flatnonzero(batch[i].action_mask)[place] for i, place in zip(owners, microbatch.action_places, strict=True)]
+    return [
+        np.flatnonzero(batch[i].action_mask)[place]
+        for i, place in zip(owners, microbatch.action_places, strict=True)
+    ]
 
 
 def test_a_prompt_stands_once_for_all_attempts_that_fit_beside_it():
@@ -82,7 +102,9 @@ def test_a_prompt_stands_once_for_all_attempts_that_fit_beside_it():
     batch = [*group(40, [10, 9, 8, 7], rng), *group(30, [5], rng, 4)]
     [[together]] = pack(batch, max_tokens=1000, world_size=1, shared_prefix=True)
     assert together.num_tokens == 40 + 34 + 35
-    assert sorted(together.prefix_segments.tolist()) == sorted([-1, -1, *[int(np.argmax(together.segment_lengths == 40))] * 4])
+    assert sorted(together.prefix_segments.tolist()) == sorted(
+        [-1, -1, *[int(np.argmax(together.segment_lengths == 40))] * 4]
+    )
     [apart] = pack(batch, max_tokens=60, world_size=1, shared_prefix=True)
     assert sorted(m.num_tokens for m in apart) == [35, 40 + 17, 40 + 17]
     two = pack(batch[:4], max_tokens=1000, world_size=2, shared_prefix=True)
@@ -95,7 +117,12 @@ def learner(**changes):
     options = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2), shared_prefix=True, **changes)
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1, estimator="k2"))
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    one = Learner(LearnerSpec(ModelConfig(), options, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, torch.float64), **place(port))
+    one = Learner(
+        LearnerSpec(
+            ModelConfig(), options, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, torch.float64
+        ),
+        **place(port),
+    )
     try:
         yield one
     finally:
@@ -135,7 +162,9 @@ def test_a_segment_behind_a_prefix_attends_as_the_joined_row_does(window):
     for span, prefix in zip(spans, prefixes, strict=True):
         row = (spans[prefix] if prefix >= 0 else []) + span
         apart = {"segments": Segments([len(row)]), "sliding_window": window}
-        joined, _ = segment_sdpa(torch.nn.Identity(), *(t[:, :, row] for t in (query, key, value)), None, **apart)
+        joined, _ = segment_sdpa(
+            torch.nn.Identity(), *(t[:, :, row] for t in (query, key, value)), None, **apart
+        )
         torch.testing.assert_close(packed[:, span], joined[:, -len(span) :], rtol=1e-12, atol=1e-12)
 
 

@@ -1,4 +1,6 @@
-"""A sequence whose rows stand in several microbatches is learned as if they stood in one: every loss, weight, rejection and scale."""
+"""A sequence whose rows stand in several microbatches is learned as if they stood in one: every loss, weight,
+rejection and scale.
+"""
 
 from contextlib import contextmanager
 
@@ -6,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig, ReinforceConfig
+from agentrl.config.algorithm import (
+    POLICY_LOSSES,
+    AlgorithmConfig,
+    ClipCovConfig,
+    KLConfig,
+    KLCovConfig,
+    ReinforceConfig,
+)
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -16,7 +25,13 @@ from agentrl.learner.packing import pack
 from parts.learner import reserved_port
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SIZES |= {"intermediate_size": 48, "tie_word_embeddings": True, "initializer_range": 0.2}
 CHAIN = CorrectionConfig(
     weight="sequence",
@@ -29,7 +44,18 @@ CHAIN = CorrectionConfig(
     },
     opsm_delta=0.02,
 )
-COMPARED = ("loss", "policy_loss", "kl", "entropy", "grad_norm", "ratio_mean", "clip_low", "clip_high", "num_sequences", "num_tokens")
+COMPARED = (
+    "loss",
+    "policy_loss",
+    "kl",
+    "entropy",
+    "grad_norm",
+    "ratio_mean",
+    "clip_low",
+    "clip_high",
+    "num_sequences",
+    "num_tokens",
+)
 
 
 @contextmanager
@@ -46,7 +72,9 @@ def learner(algorithm, mode="decoupled"):
 
 
 def batch(num_samples=5, seed=0):
-    """Samples of one to four rows of 5 to 12 tokens, whose tokens share one advantage as in a group estimator."""
+    """Samples of one to four rows of 5 to 12 tokens, whose tokens share one advantage as in a group
+    estimator.
+    """
     rng = np.random.default_rng(seed)
     return [_sample(index, 1 + index % 4, rng) for index in range(num_samples)]
 
@@ -60,7 +88,15 @@ def _sample(index, num_rows, rng):
     loss_mask = mask & (rng.random(total) < 0.9)
     behavior = rng.normal(-3.5, 0.6, total).astype(np.float32)
     advantages = np.full(total, (-1) ** index * rng.random(), np.float32)
-    return Sample(index, rng.integers(0, VOCABULARY, total).astype(np.int32), mask, loss_mask, behavior, advantages, tuple(starts))
+    return Sample(
+        index,
+        rng.integers(0, VOCABULARY, total).astype(np.int32),
+        mask,
+        loss_mask,
+        behavior,
+        advantages,
+        tuple(starts),
+    )
 
 
 def updates(samples, max_tokens, algorithm, mode="decoupled"):
@@ -74,7 +110,9 @@ def updates(samples, max_tokens, algorithm, mode="decoupled"):
 def assert_same(together, split, names=COMPARED):
     for a, b in zip(together, split, strict=True):
         chosen = [name for name in a if name in names or name.startswith("correction/")]
-        assert {name: b[name] for name in chosen} == pytest.approx({name: a[name] for name in chosen}, rel=1e-6, abs=1e-9)
+        assert {name: b[name] for name in chosen} == pytest.approx(
+            {name: a[name] for name in chosen}, rel=1e-6, abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
@@ -98,18 +136,28 @@ def test_every_loss_is_the_same_with_rows_apart(policy_loss):
 @pytest.mark.parametrize("mode", ["on_policy", "bypass"])
 def test_without_proximal_logprobs_the_losses_of_whole_sequences_are_the_same(mode):
     algorithm = AlgorithmConfig(
-        policy_loss="gmpo", aggregation="sequence_mean_token_mean", correction=CorrectionConfig(weight="none", denominator="original")
+        policy_loss="gmpo",
+        aggregation="sequence_mean_token_mean",
+        correction=CorrectionConfig(weight="none", denominator="original"),
     )
     together, _ = updates(batch(), 1000, algorithm, mode)
     split, _ = updates(batch(), 1, algorithm, mode)
     for a, b in zip(together, split, strict=True):
-        assert {name: b[name] for name in COMPARED} == pytest.approx({name: a[name] for name in COMPARED}, rel=1e-6, abs=1e-9)
+        assert {name: b[name] for name in COMPARED} == pytest.approx(
+            {name: a[name] for name in COMPARED}, rel=1e-6, abs=1e-9
+        )
 
 
-@pytest.mark.parametrize(("policy_loss", "level"), [("ppo_clip", "token"), ("reinforce", "sequence"), ("reinforce", "geometric")])
+@pytest.mark.parametrize(
+    ("policy_loss", "level"), [("ppo_clip", "token"), ("reinforce", "sequence"), ("reinforce", "geometric")]
+)
 def test_rejection_and_weights_of_sequences_in_bypass_are_the_same(policy_loss, level):
     correction = CHAIN.model_copy(update={"self_normalize": False})
-    algorithm = AlgorithmConfig(policy_loss=policy_loss, reinforce=ReinforceConfig(weight=level, cap=1.5, floor=0.1), correction=correction)
+    algorithm = AlgorithmConfig(
+        policy_loss=policy_loss,
+        reinforce=ReinforceConfig(weight=level, cap=1.5, floor=0.1),
+        correction=correction,
+    )
     together, _ = updates(batch(), 1000, algorithm, "bypass")
     split, _ = updates(batch(), 14, algorithm, "bypass")
     assert 0 < together[0]["correction/rejected/all"] < 1
@@ -117,7 +165,9 @@ def test_rejection_and_weights_of_sequences_in_bypass_are_the_same(policy_loss, 
 
 
 def test_dropout_is_the_same_in_both_forwards_of_a_split_sequence():
-    """The forward over the rest of split sequences leaves the random state as it was: without split sequences it does not happen."""
+    """The forward over the rest of split sequences leaves the random state as it was: without split sequences
+    it does not happen.
+    """
     algorithm = AlgorithmConfig(policy_loss="gspo", aggregation="sequence_mean_token_mean")
     with learner(algorithm, "bypass") as one:
         [microbatches] = pack(batch(), max_tokens=14, world_size=1)

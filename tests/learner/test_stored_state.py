@@ -53,7 +53,9 @@ def base(tmp_path_factory):
 
 
 def spec(base: Path, **changes) -> LearnerSpec:
-    return LearnerSpec(ModelConfig(path=str(base), **changes), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 10)
+    return LearnerSpec(
+        ModelConfig(path=str(base), **changes), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 10
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +122,9 @@ def test_metadata_that_run_a_command_are_refused_in_one_line(base, checkpoint, t
 
 
 def test_a_plain_value_that_runs_a_command_is_refused(base, checkpoint, tmp_path):
-    """The optimizer's numbers are objects of their own in the file of a rank; DCP reads them by a plain torch.load."""
+    """The optimizer's numbers are objects of their own in the file of a rank; DCP reads them by a plain
+    torch.load.
+    """
     opened, learner = tmp_path / "opened", checkpoint / "learner"
     found = read_metadata(learner)
     index = MetadataIndex("optimizer.param_groups.0.lr")
@@ -129,7 +133,10 @@ def test_a_plain_value_that_runs_a_command_is_refused(base, checkpoint, tmp_path
     (learner / "evil.distcp").write_bytes(buffer.getvalue())
     found.storage_data[index] = _StorageInfo("evil.distcp", 0, len(buffer.getvalue()))
     (learner / METADATA).write_bytes(pickle.dumps(found))
-    with lone_learner(spec(base)) as one, pytest.raises(CheckpointError, match=r"param_groups\.0\.lr is damaged"):
+    with (
+        lone_learner(spec(base)) as one,
+        pytest.raises(CheckpointError, match=r"param_groups\.0\.lr is damaged"),
+    ):
         one.load(str(learner))
     assert not opened.exists()
 
@@ -142,7 +149,9 @@ def test_random_state_that_runs_a_command_is_refused(base, checkpoint, tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"trust_remote_code": True}, {"external_lib": "opened.py"}])
-def test_code_that_a_checkpoint_names_runs_only_where_the_user_says_so(checkpoint, tmp_path, monkeypatch, change):
+def test_code_that_a_checkpoint_names_runs_only_where_the_user_says_so(
+    checkpoint, tmp_path, monkeypatch, change
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opened.py").write_text("import os\nos.mkdir('opened')\n")
     file = checkpoint / "learner/model.json"
@@ -165,7 +174,9 @@ BROKEN_FILES = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BROKEN_FILES.items() for text in texts])
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in BROKEN_FILES.items() for text in texts]
+)
 def test_a_broken_file_of_a_checkpoint_is_told_in_one_line(checkpoint, name, text):
     (checkpoint / name).write_text(text)
     if name != "manifest.json":
@@ -183,13 +194,19 @@ def changed(change) -> bytes:
 
 REFUSED = {
     "another object": lambda: pickle.dumps([1]),
-    "a file elsewhere": lambda: changed(lambda found: found.storage_data.update({MetadataIndex("a"): _StorageInfo("../../a", 0, 1)})),
-    "an absolute path": lambda: changed(lambda found: found.storage_data.update({MetadataIndex("a"): _StorageInfo("/etc/a", 0, 1)})),
+    "a file elsewhere": lambda: changed(
+        lambda found: found.storage_data.update({MetadataIndex("a"): _StorageInfo("../../a", 0, 1)})
+    ),
+    "an absolute path": lambda: changed(
+        lambda found: found.storage_data.update({MetadataIndex("a"): _StorageInfo("/etc/a", 0, 1)})
+    ),
     "no places": lambda: changed(lambda found: setattr(found, "storage_data", None)),
     "a foreign entry": lambda: changed(lambda found: found.state_dict_metadata.update(a=1)),
     "an attribute of torch": lambda: b"ctorch\nload\n.",
     "an attribute of a class": lambda: b"ctorch.distributed.checkpoint.metadata\nMetadata.__init__\n.",
-    "a class that is changed": lambda: b"ctorch.distributed.checkpoint.metadata\nMetadata\n(N}\x8c\x07versionK\x01stb.",
+    "a class that is changed": lambda: (
+        b"ctorch.distributed.checkpoint.metadata\nMetadata\n(N}\x8c\x07versionK\x01stb."
+    ),
     "a function that is changed": lambda: b"\x80\x02ctorch.serialization\n_get_layout\n}\x8c\x01aK\x01sb.",
     "nothing": lambda: b"",
     "text": lambda: b"no pickle",
@@ -207,7 +224,9 @@ def test_what_is_no_metadata_is_refused(tmp_path, kind):
 
 def test_missing_metadata_are_told_once(tmp_path):
     with pytest.raises(CheckpointException, match=r"\.metadata cannot be read: No such file") as caught:
-        dcp.load({"a": torch.zeros(1)}, storage_reader=PlainReader(tmp_path), planner=PlainPlanner(), no_dist=True)
+        dcp.load(
+            {"a": torch.zeros(1)}, storage_reader=PlainReader(tmp_path), planner=PlainPlanner(), no_dist=True
+        )
     assert "rank local" not in str(caught.value)
 
 

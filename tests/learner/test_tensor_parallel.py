@@ -1,6 +1,7 @@
 """Ranks that compute a microbatch together learn as one rank does, and what one layout saves the other loads.
 
-The file is also the program that forks the ranks of each world; each rank plays all scenes and the tests look at what rank 0 wrote.
+The file is also the program that forks the ranks of each world; each rank plays all scenes and the tests look
+at what rank 0 wrote.
 """
 
 import json
@@ -15,7 +16,15 @@ import torch.multiprocessing as processes
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, GemmaConfig, GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.correction import CorrectionConfig
@@ -30,13 +39,26 @@ from parts.learner import reserved_ports
 from parts.programs import PROGRAM
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"intermediate_size": 46, "tie_word_embeddings": True, "initializer_range": 0.2, "pad_token_id": None}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SIZES |= {
+    "intermediate_size": 46,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+}
 SIZES |= {"bos_token_id": None, "eos_token_id": None}
 CONFIGS = {
     # Qwen2 is Llama with fewer biases: one behind a matrix that is cut by rows counts once.
     "llama": LlamaConfig(**{**SIZES, "tie_word_embeddings": False, "attention_bias": True}),
-    "qwen3": Qwen3Config(**SIZES, head_dim=8),  # norms of each head: whole on each rank, but of its heads alone
+    "qwen3": Qwen3Config(
+        **SIZES, head_dim=8
+    ),  # norms of each head: whole on each rank, but of its heads alone
 }
 WORLDS = {"pair": 2, "two_pairs": 4}
 TIMEOUT_S = 200.0
@@ -71,13 +93,28 @@ def play(rank, world_size, tensor_parallel, ports, models, folder):
     shard = pack(BATCH, max_tokens=40, world_size=config.dp_size)[rank // tensor_parallel]
     facts, weights = {}, {}
     for name in CONFIGS:
-        spec = LearnerSpec(ModelConfig(path=str(models / name)), config, algorithm, "decoupled", 3, 0.8, 10, master_dtype=torch.float64)
+        spec = LearnerSpec(
+            ModelConfig(path=str(models / name)),
+            config,
+            algorithm,
+            "decoupled",
+            3,
+            0.8,
+            10,
+            master_dtype=torch.float64,
+        )
         learner = Learner(spec, rank=rank, address="127.0.0.1", port=ports.pop(0))
         try:
             steps = [learner.update(learner.score(shard)) for _ in range(3)]
-            variants = {"as_is": algorithm, "masked": algorithm.model_copy(update={"correction": CorrectionConfig(outside="mask")})}
+            variants = {
+                "as_is": algorithm,
+                "masked": algorithm.model_copy(update={"correction": CorrectionConfig(outside="mask")}),
+            }
             compared = learner.compare(shard, shard, variants)
-            weights |= {f"{name}/{key}": learner._policy.full_tensor(key).double().numpy() for key in learner._policy.tensors}
+            weights |= {
+                f"{name}/{key}": learner._policy.full_tensor(key).double().numpy()
+                for key in learner._policy.tensors
+            }
             learner.save(str(folder / name / "state"))
             learner.export(str(folder / name / "policy"))
             facts[name] = {
@@ -102,7 +139,7 @@ def run_rank(rank, world_size, ports, models, folder):
     play(rank, world_size, 2, list(ports), models, folder)
 
 
-# ----------------------------------------------------------------------------------------------------------- worlds
+# ----------------------------------------------------------------------------------------------------- worlds
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +180,7 @@ def facts_of(folder):
     return json.loads((folder / "facts.json").read_text())
 
 
-# ------------------------------------------------------------------------------------------------------------ tests
+# ------------------------------------------------------------------------------------------------------ tests
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -154,7 +191,9 @@ def test_ranks_that_compute_together_learn_as_one(alone, together, name):
     assert many["cosines"] == pytest.approx(one["cosines"], rel=1e-9)
     ours, theirs = load_file(alone / "weights.safetensors"), load_file(together / "weights.safetensors")
     for key in (key for key in ours if key.startswith(f"{name}/")):
-        np.testing.assert_allclose(theirs[key], ours[key], rtol=0, atol=1e-6, err_msg=key)  # published in float32
+        np.testing.assert_allclose(
+            theirs[key], ours[key], rtol=0, atol=1e-6, err_msg=key
+        )  # published in float32
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -167,7 +206,16 @@ def test_a_rank_has_its_part_of_the_layers(alone, together, name):
 def test_one_rank_goes_on_from_a_checkpoint_of_many(alone, together, models, name):
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, grad_clip=0.5))
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-    spec = LearnerSpec(ModelConfig(path=str(models / name)), config, algorithm, "decoupled", 3, 0.8, 10, master_dtype=torch.float64)
+    spec = LearnerSpec(
+        ModelConfig(path=str(models / name)),
+        config,
+        algorithm,
+        "decoupled",
+        3,
+        0.8,
+        10,
+        master_dtype=torch.float64,
+    )
     learner = Learner(spec, rank=0, address="127.0.0.1", port=reserved_ports(1)[0])
     try:
         learner.load(str(together / name / "state"))
@@ -179,7 +227,10 @@ def test_one_rank_goes_on_from_a_checkpoint_of_many(alone, together, models, nam
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers_loads_what_is_exported(together, name):
-    ours, exported = load_file(together / "weights.safetensors"), AutoModelForCausalLM.from_pretrained(together / name / "policy")
+    ours, exported = (
+        load_file(together / "weights.safetensors"),
+        AutoModelForCausalLM.from_pretrained(together / name / "policy"),
+    )
     for key, tensor in exported.named_parameters():
         np.testing.assert_array_equal(tensor.detach().double().numpy(), ours[f"{name}/{key}"], err_msg=key)
 
@@ -187,7 +238,11 @@ def test_transformers_loads_what_is_exported(together, name):
 @pytest.mark.parametrize(
     ("config", "size", "reason"),
     [
-        (Qwen2Config(num_attention_heads=14, num_key_value_heads=2), 4, "does not divide the 14 attention heads"),
+        (
+            Qwen2Config(num_attention_heads=14, num_key_value_heads=2),
+            4,
+            "does not divide the 14 attention heads",
+        ),
         (Qwen2Config(num_attention_heads=16, num_key_value_heads=2), 4, "2 key-value heads"),
         (LlamaConfig(intermediate_size=11009), 2, "11009 columns of the MLP"),
         (GPT2Config(), 2, "not 'gpt2': transformers has no plan"),
@@ -209,7 +264,9 @@ def test_adapters_are_refused():
         check_layout(CONFIGS["qwen3"], ModelConfig(lora=LoRAConfig(rank=4)), learner)
 
 
-@pytest.mark.parametrize("other", [{"sequence_parallel": 2}, {"fsdp": FSDPConfig(shard_size=2)}, {"compile": True}])
+@pytest.mark.parametrize(
+    "other", [{"sequence_parallel": 2}, {"fsdp": FSDPConfig(shard_size=2)}, {"compile": True}]
+)
 def test_options_that_do_not_go_together_are_refused_by_the_config(other):
     with pytest.raises(ValidationError, match="tensor_parallel=2 cannot be combined with"):
         LearnerConfig(world_size=4, tensor_parallel=2, **other)

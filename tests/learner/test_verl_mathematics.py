@@ -1,7 +1,9 @@
-"""What `config import` writes computes what verl computes: loss and gradient of every loss mode and every preset of its rollout correction.
+"""What `config import` writes computes what verl computes: loss and gradient of every loss mode and every
+preset of its rollout correction.
 
-The formulas here are verl's as it documents them, on padded rows [B, T] with a mask, written independently of the learner's. The policy
-is a table of log-probabilities, one for each token of each row, so that its gradient is that of every token by itself.
+The formulas here are verl's as it documents them, on padded rows [B, T] with a mask, written independently of
+the learner's. The policy is a table of log-probabilities, one for each token of each row, so that its
+gradient is that of every token by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ MASK = np.arange(LONGEST) < LENGTHS[:, None]
 SCRIPT = (
     "algorithm.adv_estimator=grpo",
     f"data.max_response_length={LONGEST}",
-    *("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4"),  # two updates per step: the ratio is not 1
+    *(
+        "data.train_batch_size=8",
+        f"{ACTOR}.ppo_mini_batch_size=4",
+    ),  # two updates per step: the ratio is not 1
     "actor_rollout_ref.model.path=model",
     "actor_rollout_ref.rollout.n=4",
 )
@@ -46,7 +51,7 @@ def world_of_one():
     leave_ranks()
 
 
-# ------------------------------------------------------------------------------------------------------------ verl
+# ------------------------------------------------------------------------------------------------------- verl
 
 
 def f64(values):
@@ -108,7 +113,9 @@ def covariance(pi, a, mask):
 
 
 def clip_cov(pi, old, a, mask, o):
-    """With a share so large that every token within the bounds is chosen: verl draws among them without a seed."""
+    """With a share so large that every token within the bounds is chosen: verl draws among them without a
+    seed.
+    """
     found = covariance(pi, a, mask)
     is_chosen = (found > o["clip_cov_lb"]) & (found < o["clip_cov_ub"])
     return clip_loss((pi - old).exp(), a, o) * ~is_chosen
@@ -166,7 +173,9 @@ def weights(log_ratio, mask, o):
 
 
 def accepted(log_ratio, mask, o):
-    """The tokens that pass all stages; k1 is the log of rollout over training policy, and its bounds are ratios."""
+    """The tokens that pass all stages; k1 is the log of rollout over training policy, and its bounds are
+    ratios.
+    """
     kept = mask.clone()
     names = o["rollout_rs"].split(",")
     texts = str(o["rollout_rs_threshold"]).split(",")
@@ -195,7 +204,10 @@ def kl_loss(pi, ref, kind):
 
 
 def verl_loss(o, pi, old, mu, a, ref):
-    """The loss of one update on one device. `old` is verl's recomputed log-probability, which bypass mode does without."""
+    """The loss of one update on one device.
+
+    `old` is verl's recomputed log-probability, which bypass mode does without.
+    """
     mask = torch.tensor(MASK)
     compared = (pi if o.get("bypass_mode") else old) - mu
     kept = accepted(compared, mask, o) if o.get("rollout_rs") else mask
@@ -210,11 +222,13 @@ def verl_loss(o, pi, old, mu, a, ref):
         how = "seq-mean-token-mean" if mode in ("gspo", "sapo", "geo_mean") else how
     total = aggregate(losses, kept, how)
     if o.get("use_kl_loss"):
-        total = total + o["kl_loss_coef"] * aggregate(kl_loss(pi, ref, o["kl_loss_type"]), kept, o["loss_agg_mode"])
+        total = total + o["kl_loss_coef"] * aggregate(
+            kl_loss(pi, ref, o["kl_loss_type"]), kept, o["loss_agg_mode"]
+        )
     return total
 
 
-# ------------------------------------------------------------------------------------------------------------ ours
+# ------------------------------------------------------------------------------------------------------- ours
 
 
 class Table:
@@ -237,12 +251,20 @@ def places(microbatch):
 
 
 def case(seed, *, is_first_update):
-    """Log-probabilities now, at the step's start and of the server; advantages, one per row; log-probabilities of the reference."""
+    """Log-probabilities now, at the step's start and of the server; advantages, one per row;
+    log-probabilities of the reference.
+    """
     rng = np.random.default_rng(seed)
     old = -rng.exponential(1.2, MASK.shape) - 0.1
     mu = np.minimum(old + rng.normal(0, 0.25, MASK.shape), -1e-3)
     pi = old.copy() if is_first_update else np.minimum(old + rng.normal(0, 0.5, MASK.shape), -1e-3)
-    return pi, old, mu, np.broadcast_to(rng.normal(0, 1.5, (BATCH, 1)), MASK.shape), pi + rng.normal(0, 0.4, MASK.shape)
+    return (
+        pi,
+        old,
+        mu,
+        np.broadcast_to(rng.normal(0, 1.5, (BATCH, 1)), MASK.shape),
+        pi + rng.normal(0, 0.4, MASK.shape),
+    )
 
 
 def our_loss(config, pi, old, mu, a, ref):
@@ -255,14 +277,20 @@ def our_loss(config, pi, old, mu, a, ref):
         return Sample(row, np.zeros(length + 1, np.int32), is_action, is_action, *columns)
 
     algorithm, mode = config.algorithm, config.policy_mode
-    algorithm = algorithm.model_copy(update={"constant_length": algorithm.constant_length or config.agent.max_response_tokens})
+    algorithm = algorithm.model_copy(
+        update={"constant_length": algorithm.constant_length or config.agent.max_response_tokens}
+    )
     objective = PolicyObjective(algorithm, mode, temperature=1.0)
     [microbatches] = pack([sample(row) for row in range(BATCH)], max_tokens=10, world_size=1)
     scores = [old[places(m)] if objective.needs_scores else None for m in microbatches]
     corrections = Corrector(algorithm, mode).correct(microbatches, scores)
     refs = [ref[places(m)] if algorithm.kl.coefficient else None for m in microbatches]
-    items = [ScoredMicrobatch(*columns) for columns in zip(microbatches, scores, refs, corrections, strict=True)]
-    totals = (sum(getattr(i, n) for i in items) for n in ("num_loss_tokens", "num_sequences", "num_action_tokens"))
+    items = [
+        ScoredMicrobatch(*columns) for columns in zip(microbatches, scores, refs, corrections, strict=True)
+    ]
+    totals = (
+        sum(getattr(i, n) for i in items) for n in ("num_loss_tokens", "num_sequences", "num_action_tokens")
+    )
     counts, policy, loss = UpdateCounts(*totals), Table(pi), 0.0
     for item in items:
         part = objective.part(policy, item, counts)
@@ -272,15 +300,23 @@ def our_loss(config, pi, old, mu, a, ref):
 
 
 SECTIONS = {
-    **dict.fromkeys(("loss_mode", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef"), f"{ACTOR}.policy_loss"),
-    **dict.fromkeys(("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "loss_agg_mode"), ACTOR),
+    **dict.fromkeys(
+        ("loss_mode", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef"),
+        f"{ACTOR}.policy_loss",
+    ),
+    **dict.fromkeys(
+        ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "loss_agg_mode"), ACTOR
+    ),
     **dict.fromkeys(("use_kl_loss", "kl_loss_coef", "kl_loss_type"), ACTOR),
 }
 
 
 def imported(options):
     """The config that stands for these keys of verl, by their last names."""
-    texts = {f"{SECTIONS.get(key, CORRECTION)}.{key}": f"'{value}'" if isinstance(value, str) else value for key, value in options.items()}
+    texts = {
+        f"{SECTIONS.get(key, CORRECTION)}.{key}": f"'{value}'" if isinstance(value, str) else value
+        for key, value in options.items()
+    }
     overrides = [f"{key}={text}" for key, text in texts.items()]
     return Config.model_validate(translate(read_source(None, [*SCRIPT, *overrides])).values)
 
@@ -297,10 +333,14 @@ def assert_equal(options, *, is_first_update=False):
         assert loss == pytest.approx(expected.item(), rel=1e-9)
 
 
-# ----------------------------------------------------------------------------------------------------------- tests
+# ------------------------------------------------------------------------------------------------------ tests
 
 MODES = {
-    "vanilla": [{}, {"clip_ratio_low": 0.1, "clip_ratio_high": 0.4, "clip_ratio_c": 1.5}, {"clip_ratio_low": 2.0}],
+    "vanilla": [
+        {},
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.4, "clip_ratio_c": 1.5},
+        {"clip_ratio_low": 2.0},
+    ],
     "gspo": [{"clip_ratio_low": 0.05, "clip_ratio_high": 0.1}],
     "sapo": [{}, {"tau_pos": 2.0, "tau_neg": 3.0}],
     "gpg": [{}],
@@ -312,7 +352,9 @@ AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)
-@pytest.mark.parametrize(("mode", "options"), [(mode, options) for mode, found in MODES.items() for options in found])
+@pytest.mark.parametrize(
+    ("mode", "options"), [(mode, options) for mode, found in MODES.items() for options in found]
+)
 def test_an_imported_loss_mode_has_the_loss_and_the_gradient_of_verls(mode, options, how):
     assert_equal({"loss_mode": mode, "loss_agg_mode": how, **options})
 
@@ -326,7 +368,9 @@ def test_an_imported_loss_mode_has_the_loss_and_the_gradient_of_verls(mode, opti
     ],
 )
 def test_losses_that_select_tokens_do_so_as_verl_at_the_first_update(options):
-    """verl selects by the current policy in each microbatch, here once before the update, by the policy at its start."""
+    """verl selects by the current policy in each microbatch, here once before the update, by the policy at
+    its start.
+    """
     assert_equal(options, is_first_update=True)
 
 
@@ -335,7 +379,11 @@ GEOMETRIC, K3 = (
     {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.03},
 )
 REINFORCE = {"bypass_mode": True, "loss_type": "reinforce"}
-TOKEN, SEQUENCE, BAND = {"rollout_is": "token"}, {"rollout_is": "sequence"}, {"rollout_is": "token", "rollout_is_threshold": "0.8_1.25"}
+TOKEN, SEQUENCE, BAND = (
+    {"rollout_is": "token"},
+    {"rollout_is": "sequence"},
+    {"rollout_is": "token", "rollout_is_threshold": "0.8_1.25"},
+)
 PRESETS = {
     "disabled": {},
     "decoupled_token_is": {**TOKEN, "rollout_is_threshold": 1.2},
@@ -350,7 +398,10 @@ PRESETS = {
     "decoupled_k3_rs_token_tis": {**K3, **TOKEN},
     "normalized tokens": {**TOKEN, "rollout_is_batch_normalize": True},
     "normalized sequences": {**SEQUENCE, "rollout_is_batch_normalize": True},
-    "all statistics": {"rollout_rs": "token_k1,token_k2,seq_max_k2", "rollout_rs_threshold": "0.7_1.3,0.05,0.06"},
+    "all statistics": {
+        "rollout_rs": "token_k1,token_k2,seq_max_k2",
+        "rollout_rs_threshold": "0.7_1.3,0.05,0.06",
+    },
     "one threshold for all": {"rollout_rs": "seq_sum_k2,seq_max_k3", "rollout_rs_threshold": 0.2},
     "weights and another loss": {"loss_mode": "cispo", **TOKEN},
     "bypass_ppo_clip": {"bypass_mode": True},

@@ -1,6 +1,8 @@
-"""Learning on 1, 2 and 4 gloo ranks is the same learning, for every policy loss; a checkpoint of one world goes on in another.
+"""Learning on 1, 2 and 4 gloo ranks is the same learning, for every policy loss; a checkpoint of one world
+goes on in another.
 
-The file is also a program: it imports torch once and forks every rank of every world, so that eighteen processes cost one start.
+The file is also a program: it imports torch once and forks every rank of every world, so that eighteen
+processes cost one start.
 """
 
 import json
@@ -29,22 +31,41 @@ from parts.learner import random_samples, reserved_ports
 from parts.programs import PROGRAM
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-SIZES |= {"intermediate_size": 47, "tie_word_embeddings": True, "initializer_range": 0.2}  # 47: shards differ in size
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SIZES |= {
+    "intermediate_size": 47,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,
+}  # 47: shards differ in size
 WORLDS = (1, 2, 4)
 LOADED = ((1, 2), (1, 4), (4, 1), (2, 4))
 """A checkpoint of the first world is read by the second."""
 NUM_UPDATES = 3
 TEMPERATURE = 0.8
 TIMEOUT_S = 300.0
-CHAIN = CorrectionConfig(self_normalize=True, reject={"far": RejectionConfig(level="token", lower=0.05, upper=8.0)}, m2po_threshold=0.7)
+CHAIN = CorrectionConfig(
+    self_normalize=True,
+    reject={"far": RejectionConfig(level="token", lower=0.05, upper=8.0)},
+    m2po_threshold=0.7,
+)
 
 
 def algorithm(policy_loss):
     aggregation = "sequence_mean_token_mean" if policy_loss in ("gspo", "gmpo") else "token_mean"
-    selective = {"clip_cov": ClipCovConfig(share=0.2, lower=-9.0, upper=9.0), "kl_cov": KLCovConfig(share=0.2)}
+    selective = {
+        "clip_cov": ClipCovConfig(share=0.2, lower=-9.0, upper=9.0),
+        "kl_cov": KLCovConfig(share=0.2),
+    }
     terms = {"entropy_coefficient": 0.01, "kl": KLConfig(coefficient=0.1)}
-    return AlgorithmConfig(policy_loss=policy_loss, aggregation=aggregation, correction=CHAIN, **selective, **terms)
+    return AlgorithmConfig(
+        policy_loss=policy_loss, aggregation=aggregation, correction=CHAIN, **selective, **terms
+    )
 
 
 def rejected(sample):
@@ -52,19 +73,35 @@ def rejected(sample):
 
 
 BATCH = random_samples(9, VOCABULARY)
-# Equally long, so that packing gives each of four ranks one of them: three have nothing to learn, and with two ranks one.
-LONELY = [sample if sample.index == 2 else rejected(sample) for sample in random_samples(4, VOCABULARY, length=12)]
+# Equally long, so that packing gives each of four ranks one of them: three have nothing to learn, and with
+# two ranks one.
+LONELY = [
+    sample if sample.index == 2 else rejected(sample) for sample in random_samples(4, VOCABULARY, length=12)
+]
 NOTHING = [rejected(sample) for sample in BATCH]
 
 
-# ------------------------------------------------------------------------------------------------ the program of a rank
+# -------------------------------------------------------------------------------------- the program of a rank
 
 
 @contextmanager
 def learner(rank, world_size, port, *, dtype=torch.float64, lr=1e-2):
-    config = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=lr))
+    config = LearnerConfig(
+        world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=lr)
+    )
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    spec = LearnerSpec(ModelConfig(), config, algorithm("ppo_clip"), "decoupled", 3, TEMPERATURE, 10, None, from_scratch, dtype)
+    spec = LearnerSpec(
+        ModelConfig(),
+        config,
+        algorithm("ppo_clip"),
+        "decoupled",
+        3,
+        TEMPERATURE,
+        10,
+        None,
+        from_scratch,
+        dtype,
+    )
     one = Learner(spec, rank=rank, address="127.0.0.1", port=port)
     try:
         yield one
@@ -89,7 +126,9 @@ def play(rank, world_size, ports, folder):
         return one.update(one.score(pack(batch, max_tokens=max_tokens, world_size=world_size)[rank]))
 
     facts, weights = {}, {}
-    with learner(rank, world_size, ports.pop(), dtype=torch.float32, lr=1e-30) as one:  # too small to move a weight
+    with learner(
+        rank, world_size, ports.pop(), dtype=torch.float32, lr=1e-30
+    ) as one:  # too small to move a weight
         for name in POLICY_LOSSES:
             learn_by(one, name)
             facts[f"loss-{name}"] = learn(one, BATCH)
@@ -151,7 +190,7 @@ def fork_worlds(folder):
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
 
-# ------------------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +222,15 @@ def test_losses_and_gradient_norms_in_float32(worlds, name, world_size):
     one, many = (facts_of(worlds, size)[f"loss-{name}"] for size in (1, world_size))
     assert 0 < one["correction/rejected/far"] < 1
     assert 0 < one["correction/rejected/m2po"] < 1
-    for fact in ("loss", "grad_norm", "kl", "entropy", "num_tokens", "num_sequences", "correction/rejected/all"):
+    for fact in (
+        "loss",
+        "grad_norm",
+        "kl",
+        "entropy",
+        "num_tokens",
+        "num_sequences",
+        "correction/rejected/all",
+    ):
         assert many[fact] == pytest.approx(one[fact], rel=1e-6, abs=1e-9), fact
 
 
@@ -216,7 +263,9 @@ def test_every_metric_in_float64_also_where_ranks_have_nothing_to_learn(worlds, 
 
 @pytest.mark.parametrize(("saved_by", "world_size"), LOADED)
 def test_a_checkpoint_goes_on_in_another_world(worlds, saved_by, world_size):
-    """In another order and other microbatches than the world went on that saved it, which changes nothing either."""
+    """In another order and other microbatches than the world went on that saved it, which changes nothing
+    either.
+    """
     got = json.loads((worlds / f"loaded{saved_by}by{world_size}.json").read_text())
     for metrics, expected in zip(got, facts_of(worlds, saved_by)["after"], strict=True):
         assert metrics == pytest.approx(expected, rel=1e-9, abs=1e-11)

@@ -1,11 +1,17 @@
-"""Which test files see mistakes in which modules, the quick ones first; and the mutants that no test can see."""
+"""Which test files see mistakes in which modules, the quick ones first; and the mutants that no test can
+see.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-ALGORITHMS = ("docs/test_algorithms.py", "learner/test_verl_mathematics.py", "learner/test_laws_of_updates.py")
+ALGORITHMS = (
+    "docs/test_algorithms.py",
+    "learner/test_verl_mathematics.py",
+    "learner/test_laws_of_updates.py",
+)
 ADVANTAGES = (
     "algorithms/test_advantages.py",
     "algorithms/test_values.py",
@@ -85,21 +91,34 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
         *ALGORITHMS,
     ),
     "agentrl/algorithms/advantages": ADVANTAGES,
-    "agentrl/buffer": (*LEDGER, "buffer/test_journal_damage.py", "buffer/test_buffer_actor.py", "offline/test_audit_run.py"),
+    "agentrl/buffer": (
+        *LEDGER,
+        "buffer/test_journal_damage.py",
+        "buffer/test_buffer_actor.py",
+        "offline/test_audit_run.py",
+    ),
     "agentrl/rewards": CHECKERS,
     "agentrl/rewards/inside": PROGRAMS,
 }
 """Tests of a folder's modules that MODULES does not name."""
 
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "agentrl/algorithms/aggregation.py": ("algorithms/test_algorithms.py", *ALGORITHMS, "learner/test_critic.py"),
+    "agentrl/algorithms/aggregation.py": (
+        "algorithms/test_algorithms.py",
+        *ALGORITHMS,
+        "learner/test_critic.py",
+    ),
     "agentrl/algorithms/compact.py": (
         "algorithms/test_advantages.py",
         "algorithms/test_values.py",
         "controller/test_credit.py",
         "docs/test_coming_from_verl.py",
     ),
-    "agentrl/algorithms/corrections.py": ("algorithms/test_corrections.py", "algorithms/test_policy_losses.py", *ALGORITHMS),
+    "agentrl/algorithms/corrections.py": (
+        "algorithms/test_corrections.py",
+        "algorithms/test_policy_losses.py",
+        *ALGORITHMS,
+    ),
     "agentrl/algorithms/kl.py": (
         "algorithms/test_algorithms.py",
         "algorithms/test_policy_losses.py",
@@ -112,7 +131,11 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "algorithms/test_corrections.py",
         *ALGORITHMS,
     ),
-    "agentrl/algorithms/logprob_kernels.py": ("algorithms/test_logprobs.py", "learner/test_linear_kernels.py", "learner/test_learner.py"),
+    "agentrl/algorithms/logprob_kernels.py": (
+        "algorithms/test_logprobs.py",
+        "learner/test_linear_kernels.py",
+        "learner/test_learner.py",
+    ),
     "agentrl/algorithms/logprobs.py": ("algorithms/test_logprobs.py", "learner/test_learner.py"),
     "agentrl/algorithms/policy_losses.py": ("algorithms/test_policy_losses.py", *ALGORITHMS),
     "agentrl/algorithms/registry.py": (
@@ -122,11 +145,27 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "algorithms/test_corrections.py",
     ),
     "agentrl/algorithms/rejection.py": ("algorithms/test_corrections.py", *ALGORITHMS),
-    "agentrl/algorithms/reward_kl.py": ("algorithms/test_advantages.py", "controller/test_credit.py", "learner/test_critic.py"),
-    "agentrl/algorithms/selection.py": ("algorithms/test_corrections.py", *ALGORITHMS, "learner/test_learner.py"),
+    "agentrl/algorithms/reward_kl.py": (
+        "algorithms/test_advantages.py",
+        "controller/test_credit.py",
+        "learner/test_critic.py",
+    ),
+    "agentrl/algorithms/selection.py": (
+        "algorithms/test_corrections.py",
+        *ALGORITHMS,
+        "learner/test_learner.py",
+    ),
     "agentrl/algorithms/values.py": ("algorithms/test_values.py", "learner/test_critic.py"),
-    "agentrl/buffer/training_buffer.py": ("buffer/test_buffer_actor.py", "buffer/test_journal_damage.py", "buffer/test_late_rows.py"),
-    "agentrl/buffer/audit.py": ("buffer/test_journal.py", "offline/test_audit_run.py", "buffer/test_journal_damage.py"),
+    "agentrl/buffer/training_buffer.py": (
+        "buffer/test_buffer_actor.py",
+        "buffer/test_journal_damage.py",
+        "buffer/test_late_rows.py",
+    ),
+    "agentrl/buffer/audit.py": (
+        "buffer/test_journal.py",
+        "offline/test_audit_run.py",
+        "buffer/test_journal_damage.py",
+    ),
     "agentrl/buffer/buffer.py": (
         *LEDGER,
         "buffer/test_curriculum.py",
@@ -136,11 +175,19 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "rollout/test_manager.py",
     ),
     "agentrl/buffer/checksums.py": ("buffer/test_journal_damage.py", "buffer/test_journal.py"),
-    "agentrl/buffer/curriculum.py": ("buffer/test_curriculum.py", "buffer/test_curriculum_buffer.py", "buffer/test_ledger.py"),
+    "agentrl/buffer/curriculum.py": (
+        "buffer/test_curriculum.py",
+        "buffer/test_curriculum_buffer.py",
+        "buffer/test_ledger.py",
+    ),
     "agentrl/buffer/events.py": ("buffer/test_journal.py", "buffer/test_ledger.py"),
     "agentrl/buffer/journal.py": (*JOURNAL, "buffer/test_late_rows.py"),
     "agentrl/buffer/ledger.py": LEDGER,
-    "agentrl/buffer/lineage.py": ("controller/test_alarms.py", "buffer/test_journal.py", "controller/test_run_verbs.py"),
+    "agentrl/buffer/lineage.py": (
+        "controller/test_alarms.py",
+        "buffer/test_journal.py",
+        "controller/test_run_verbs.py",
+    ),
     "agentrl/buffer/records.py": JOURNAL,
     "agentrl/buffer/rows.py": (
         "buffer/test_buffer.py",
@@ -157,14 +204,27 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_critic.py",
     ),
     "agentrl/learner/loss.py": ("algorithms/test_policy_losses.py", *LEARNER),
-    "agentrl/learner/packing.py": ("learner/test_packing.py", "controller/test_credit.py", "learner/test_shared_prefix.py", *LEARNER),
+    "agentrl/learner/packing.py": (
+        "learner/test_packing.py",
+        "controller/test_credit.py",
+        "learner/test_shared_prefix.py",
+        *LEARNER,
+    ),
     "agentrl/learner/correction.py": ("algorithms/test_corrections.py", *LEARNER),
     "agentrl/learner/step.py": LEARNER,
     "agentrl/rollout/session.py": (*TRAJECTORIES, "rollout/test_gateway.py", "rollout/test_eval_sampling.py"),
     "agentrl/rollout/recorder.py": TRAJECTORIES,
     "agentrl/chat/conversation.py": (*CHAT, *TRAJECTORIES),
-    "agentrl/figures/intervals.py": ("figures/test_intervals.py", "figures/test_statistics.py", "figures/test_summary.py"),
-    "agentrl/figures/statistics.py": ("figures/test_statistics.py", "figures/test_intervals.py", "figures/test_summary.py"),
+    "agentrl/figures/intervals.py": (
+        "figures/test_intervals.py",
+        "figures/test_statistics.py",
+        "figures/test_summary.py",
+    ),
+    "agentrl/figures/statistics.py": (
+        "figures/test_statistics.py",
+        "figures/test_intervals.py",
+        "figures/test_summary.py",
+    ),
     "agentrl/rewards/boxed.py": (*CHECKERS, "data/test_originals.py"),
     "agentrl/rewards/calls.py": CALLS,
     "agentrl/rewards/code.py": PROGRAMS,
@@ -183,7 +243,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 EQUIVALENT: Mapping[tuple[str, str], str] = {
     (
         "agentrl/algorithms/logprob_kernels.py",
-        "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=(1)) + entropies_C[:, None], 0.0)",
+        "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=(1)) + entropies_C[:, None], "
+        "0.0)",
     ): "of two dimensions, 1 is the last",
     (
         "agentrl/algorithms/policy_losses.py",
@@ -197,6 +258,8 @@ def covered(root: Path) -> dict[str, tuple[str, ...]]:
     """Return the test files that cover each module that is mutated, all from the root of the repository."""
     found = dict(MODULES)
     for folder, names in FOLDERS.items():
-        modules = (str(file.relative_to(root)) for file in (root / folder).glob("*.py") if file.name != "__init__.py")
+        modules = (
+            str(file.relative_to(root)) for file in (root / folder).glob("*.py") if file.name != "__init__.py"
+        )
         found |= {module: names for module in modules if module not in MODULES}
     return {module: tuple(f"tests/{name}" for name in found[module]) for module in sorted(found)}

@@ -1,7 +1,7 @@
 """The mutants of a module: its source with one small mistake each, of the kinds that people make.
 
-A mutant replaces a span of the text, so its diff is what a reader would see. Left out is what no test should see: annotations,
-decorators, the text of errors, assertions of our own, `zip(..., strict=True)`.
+A mutant replaces a span of the text, so its diff is what a reader would see. Left out is what no test should
+see: annotations, decorators, the text of errors, assertions of our own, `zip(..., strict=True)`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,9 @@ class _Module:
 def _symbol(op: ast.operator | ast.cmpop) -> str:
     """Return how Python writes the operator."""
     text = ast.unparse(
-        ast.Compare(ast.Name("a"), [op], [ast.Name("b")]) if isinstance(op, ast.cmpop) else ast.BinOp(ast.Name("a"), op, ast.Name("b"))
+        ast.Compare(ast.Name("a"), [op], [ast.Name("b")])
+        if isinstance(op, ast.cmpop)
+        else ast.BinOp(ast.Name("a"), op, ast.Name("b"))
     )
     return text[2:-2]
 
@@ -186,7 +188,9 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes whose mutants count, from the outside in."""
     yield node
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "type_params") or _is_text_of_error(node, field):
+        if field in ("annotation", "returns", "decorator_list", "type_params") or _is_text_of_error(
+            node, field
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_left_out(child):

@@ -1,6 +1,8 @@
-"""Play mutants: a copy of the tree holds the mutated file, and a fork of this process, which has imported what is slow, runs pytest in it.
+"""Play mutants: a copy of the tree holds the mutated file, and a fork of this process, which has imported
+what is slow, runs pytest in it.
 
-So the work tree is never touched, the mutant is also seen by the processes that tests start, and it costs no start of torch.
+So the work tree is never touched, the mutant is also seen by the processes that tests start, and it costs no
+start of torch.
 """
 
 from __future__ import annotations
@@ -62,13 +64,19 @@ class Played:
 
 
 class Stage:
-    """A copy of the tracked files of `root` in `folder`, in which tests run with one of the files `mutated` changed."""
+    """A copy of the tracked files of `root` in `folder`, in which tests run with one of the files `mutated`
+    changed.
+    """
 
     def __init__(self, root: Path, folder: Path, mutated: Collection[str]) -> None:
         self._folder = folder
         self._log = folder / "pytest.log"
         names = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=root,
+            check=True,
+            capture_output=True,
+            text=True,
         )
         for name in names.stdout.splitlines():
             if (root / name).is_file():
@@ -152,7 +160,12 @@ def _without_shrinking() -> None:
     from hypothesis import Phase, settings
 
     settings.register_profile(
-        "mutants", derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False, database=None
+        "mutants",
+        derandomize=True,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        report_multiple_bugs=False,
+        database=None,
     )
 
 
@@ -176,9 +189,14 @@ def _end_group(child: int) -> None:
 def never_mutated(root: Path, mutated: Collection[str]) -> list[str]:
     """Return the modules of agentrl that import none of the files `mutated`, also not by way of others."""
     files = {
-        _module(path.relative_to(root)): path for path in (root / "agentrl").rglob("*.py") if not path.is_relative_to(root / "agentrl/docs")
+        _module(path.relative_to(root)): path
+        for path in (root / "agentrl").rglob("*.py")
+        if not path.is_relative_to(root / "agentrl/docs")
     }
-    imported = {name: {*_imports(ast.parse(path.read_bytes())), name.rpartition(".")[0]} & files.keys() for name, path in files.items()}
+    imported = {
+        name: {*_imports(ast.parse(path.read_bytes())), name.rpartition(".")[0]} & files.keys()
+        for name, path in files.items()
+    }
     changing = {_module(Path(path)) for path in mutated}
     while more := {name for name, others in imported.items() if others & changing} - changing:
         changing |= more

@@ -1,4 +1,6 @@
-"""The audit of a run's folder: whatever else the run wrote has to agree with its journal, and each kind of disagreement is found."""
+"""The audit of a run's folder: whatever else the run wrote has to agree with its journal, and each kind of
+disagreement is found.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ class Tasks:
 def play(lease: Lease, member: int, version: int) -> Trajectory:
     mask = np.arange(4) > 0
     return Trajectory(
-        lease.group_id, member, lease.task.task_id, "s", "single_turn_agent", np.arange(4, dtype=np.int32), mask, np.zeros(4, np.float32),
-        np.where(mask, version, NO_VERSION).astype(np.int32), np.where(mask, 0, -1).astype(np.int16), (Message("assistant", "ok"),),
+        lease.group_id, member, lease.task.task_id, "s", "single_turn_agent", np.arange(4, dtype=np.int32),
+        mask, np.zeros(4, np.float32),
+        np.where(mask, version, NO_VERSION).astype(np.int32), np.where(mask, 0, -1).astype(np.int16),
+        (Message("assistant", "ok"),),
         (RewardEvent("r", float(member), 3),), Outcome.COMPLETED,
     )  # fmt: skip
 
@@ -43,7 +47,11 @@ class Writer:
         (folder / "trajectories").mkdir()
         journal = Journal(folder / FILE)
         journal.set_fact("max_staleness", str(STALENESS))
-        self.buffer = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2), journal=journal)
+        self.buffer = ReplayBuffer(
+            Tasks(),
+            LedgerRules(groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2),
+            journal=journal,
+        )
         self.version = -1
 
     def publish(self, step: int) -> None:
@@ -64,7 +72,9 @@ class Writer:
 
     def end(self, step: int) -> None:
         counts = self.buffer.counts()
-        (self.folder / "result.json").write_text(json.dumps({"step": step, "counts": {"consumed": counts.consumed, "drawn": counts.drawn}}))
+        (self.folder / "result.json").write_text(
+            json.dumps({"step": step, "counts": {"consumed": counts.consumed, "drawn": counts.drawn}})
+        )
 
 
 def step_file(folder: Path, step: int) -> Path:
@@ -73,7 +83,9 @@ def step_file(folder: Path, step: int) -> Path:
 
 @pytest.fixture
 def run(tmp_path):
-    """Four steps; then those after the second are undone and made anew, from what had been played by weights that were given up."""
+    """Four steps; then those after the second are undone and made anew, from what had been played by weights
+    that were given up.
+    """
     writer = Writer(tmp_path)
     writer.publish(0)
     for step in (1, 2, 3, 4):
@@ -98,7 +110,9 @@ def stored(folder: Path, step: int) -> tuple[list[Trajectory], int]:
 
 def test_what_a_run_wrote_agrees_with_its_journal_also_where_it_went_back(run):
     trajectories, learned_by = stored(run, 3)
-    assert learned_by - min(t.min_version for t in trajectories) > STALENESS, "too old by their numbers, and not along the tree"
+    assert learned_by - min(t.min_version for t in trajectories) > STALENESS, (
+        "too old by their numbers, and not along the tree"
+    )
     found = audit_run(run)
     assert found.audit.is_balanced, found.audit.problems
     assert len(found.notes) == 4
@@ -111,7 +125,13 @@ def sample_by(version: int):
     def tamper(folder: Path) -> None:
         (first, *others), learned_by = stored(folder, 4)
         rewrite(
-            folder, 4, [replace(first, versions=np.where(first.action_mask, version, NO_VERSION).astype(np.int32)), *others], learned_by
+            folder,
+            4,
+            [
+                replace(first, versions=np.where(first.action_mask, version, NO_VERSION).astype(np.int32)),
+                *others,
+            ],
+            learned_by,
         )
 
     return tamper
@@ -120,7 +140,9 @@ def sample_by(version: int):
 def exchange_group(folder: Path) -> None:
     trajectories, learned_by = stored(folder, 4)
     other = trajectories[0].group_id
-    rewrite(folder, 4, [replace(t, group_id=999) if t.group_id == other else t for t in trajectories], learned_by)
+    rewrite(
+        folder, 4, [replace(t, group_id=999) if t.group_id == other else t for t in trajectories], learned_by
+    )
 
 
 def publish_again(folder: Path) -> None:
@@ -147,7 +169,11 @@ def tell(**changes: int):
     [
         (sample_by(0), "step 4: a token is 3 versions old; the bound is 1"),
         (sample_by(9), "step 4: a token of version 9 was trained on by version 6"),
-        (exchange_group, "its trajectories are of 2 groups, 1 of which the journal does not have in it, which has 1 others"),
+        (
+            exchange_group,
+            "its trajectories are of 2 groups, 1 of which the journal does not have in it, which has 1 "
+            "others",
+        ),
         (publish_again, "versions.jsonl: a version was published twice"),
         (lose_the_last_publish, "version 7 in the journal is not in versions.jsonl"),
         (tell(consumed=9), "result.json tells 9 consumed groups, the journal 8"),

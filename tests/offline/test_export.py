@@ -1,4 +1,6 @@
-"""`agentrl export`: what transformers loads from the folder computes what the learner computed when it saved."""
+"""`agentrl export`: what transformers loads from the folder computes what the learner computed when it
+saved.
+"""
 
 import json
 from contextlib import contextmanager
@@ -67,12 +69,23 @@ def microbatches():
         mask = np.arange(length) > 3
         behavior, advantages = rng.normal(-3, 1, length), rng.normal(size=length)
         tokens = rng.integers(0, VOCABULARY, length)
-        found.append(Sample(index, tokens.astype(np.int32), mask, mask, behavior.astype(np.float32), advantages.astype(np.float32)))
+        found.append(
+            Sample(
+                index,
+                tokens.astype(np.int32),
+                mask,
+                mask,
+                behavior.astype(np.float32),
+                advantages.astype(np.float32),
+            )
+        )
     return pack(found, max_tokens=1000, world_size=1)[0]
 
 
 def checkpoint_of(model, folder):
-    """Train a little, save as a run does; return the checkpoint, the learner's log-probabilities and its own export."""
+    """Train a little, save as a run does; return the checkpoint, the learner's log-probabilities and its own
+    export.
+    """
     with learner(model) as one:
         for _ in range(2):
             one.update(one.score(microbatches()))
@@ -103,7 +116,7 @@ def same_weights(left, right):
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-# ------------------------------------------------------------------------------------------------------ all weights
+# ------------------------------------------------------------------------------------------------ all weights
 
 
 def test_an_exported_checkpoint_computes_the_same(base, tmp_path):
@@ -142,14 +155,18 @@ def test_bfloat16_is_exported_as_published(base, tmp_path):
 
 def test_large_models_are_cut_into_files_with_an_index(base, tmp_path):
     with learner(ModelConfig(path=str(base))) as one:
-        weights.export(one._policy, one._place, ModelConfig(path=str(base)), tmp_path / "out", max_file_bytes=20_000)
+        weights.export(
+            one._policy, one._place, ModelConfig(path=str(base)), tmp_path / "out", max_file_bytes=20_000
+        )
         expected = one.checksums()
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     assert set(index["weight_map"]) == set(expected)
-    assert index["metadata"]["total_size"] == sum(4 * t.numel() for f in files for t in load_file(tmp_path / "out" / f).values())
+    assert index["metadata"]["total_size"] == sum(
+        4 * t.numel() for f in files for t in load_file(tmp_path / "out" / f).values()
+    )
     loaded, plain = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "out", base))
     for name, tensor in plain.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
@@ -170,13 +187,15 @@ def test_a_folder_that_cannot_be_written_is_told_after_the_collectives(base, tmp
         assert one.checksums()  # the rank goes on
 
 
-# ------------------------------------------------------------------------------------------------------------ LoRA
+# ------------------------------------------------------------------------------------------------------- LoRA
 
 
 @pytest.fixture(scope="module")
 def adapted(base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapted")
-    checkpoint, expected = checkpoint_of(ModelConfig(path=str(base), lora=LoRAConfig(rank=3, alpha=6.0)), folder)
+    checkpoint, expected = checkpoint_of(
+        ModelConfig(path=str(base), lora=LoRAConfig(rank=3, alpha=6.0)), folder
+    )
     return checkpoint, expected, folder
 
 
@@ -192,9 +211,13 @@ def test_an_adapter_alone_is_loaded_by_peft(adapted, base, tmp_path):
     checkpoint, expected, _ = adapted
     export_checkpoint(checkpoint, tmp_path / "out", adapter_only=True)
     assert not (tmp_path / "out/model.safetensors").exists()
-    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        base
+    )
     plain = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
-    np.testing.assert_allclose(logprobs_of(PeftModel.from_pretrained(plain, tmp_path / "out").eval()), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        logprobs_of(PeftModel.from_pretrained(plain, tmp_path / "out").eval()), expected, atol=1e-5
+    )
 
 
 def test_a_base_that_has_moved_is_named(base, adapted, tmp_path):
@@ -210,7 +233,7 @@ def test_a_base_that_has_moved_is_named(base, adapted, tmp_path):
     assert same_weights(tmp_path / "out", folder / "policy")
 
 
-# ----------------------------------------------------------------------------------------------------- a real server
+# ---------------------------------------------------------------------------------------------- a real server
 
 PROMPT = [5, 17, 42, 99, 7]
 
@@ -220,7 +243,9 @@ PROMPT = [5, 17, 42, 99, 7]
 def test_a_real_server_computes_with_an_export_what_the_learner_computed(base, tmp_path, lora):
     checkpoint, expected = checkpoint_of(ModelConfig(path=str(base), lora=lora), tmp_path)
     export_checkpoint(checkpoint, tmp_path / "out")
-    server = Supervisor(sglang_on_cpu(), log_file=tmp_path / "server.log", start_timeout_s=240, max_restarts=0)
+    server = Supervisor(
+        sglang_on_cpu(), log_file=tmp_path / "server.log", start_timeout_s=240, max_restarts=0
+    )
     try:
         url = server.start(str(tmp_path / "out"), "2")
         scored, sampled = trio.run(scored_and_sampled_by, url)
@@ -232,7 +257,9 @@ def test_a_real_server_computes_with_an_export_what_the_learner_computed(base, t
     ids = torch.tensor([*PROMPT, *sampled.token_ids])
     with torch.no_grad():
         logprobs = torch.log_softmax(loaded(ids[None]).logits[0], -1)[len(PROMPT) - 1 : -1]
-    np.testing.assert_allclose(sampled.logprobs, logprobs.gather(1, ids[len(PROMPT) :, None])[:, 0], atol=1e-4)
+    np.testing.assert_allclose(
+        sampled.logprobs, logprobs.gather(1, ids[len(PROMPT) :, None])[:, 0], atol=1e-4
+    )
 
 
 async def scored_and_sampled_by(url):
@@ -254,32 +281,41 @@ async def scored_and_sampled_by(url):
     return np.array([of_tokens[position + 1] for position in microbatch.predictor_positions]), sampled
 
 
-# ----------------------------------------------------------------------------------------------------- reward models
+# ---------------------------------------------------------------------------------------------- reward models
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_reward_model_is_exported_with_its_head(base, tmp_path, rank):
     model = ModelConfig(path=str(base), lora=LoRAConfig(rank=rank))
-    pairs = [pair_sample(index, np.arange(4, 9, dtype=np.int32), np.arange(5, 11, dtype=np.int32)) for index in range(3)]
+    pairs = [
+        pair_sample(index, np.arange(4, 9, dtype=np.int32), np.arange(5, 11, dtype=np.int32))
+        for index in range(3)
+    ]
     [packed] = pack(pairs, max_tokens=1000, world_size=1)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
     spec = LearnerSpec(model, config, AlgorithmConfig(), "on_policy", 3, 1.0, 10, score_head=ScoreHead(1))
     with lone_learner(spec) as one:
         one.supervised_update(packed)
-        save = partial(save_checkpoint, tmp_path / "checkpoints", step=1, version=1, buffer_state=b"", keep_last=1)
+        save = partial(
+            save_checkpoint, tmp_path / "checkpoints", step=1, version=1, buffer_state=b"", keep_last=1
+        )
         checkpoint = save(save_learner=one.save).folder
         one.export(str(tmp_path / "policy"))
     export_checkpoint(checkpoint, tmp_path / "out")
     assert same_weights(tmp_path / "out", tmp_path / "policy")
     assert "score.weight" in load_file(tmp_path / "out/model.safetensors")
-    described, theirs = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "policy"))
+    described, theirs = (
+        json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "policy")
+    )
     assert described == theirs
     if rank:
-        with pytest.raises(ConfigError, match="whose head is trained together with the adapter; export it without --adapter"):
+        with pytest.raises(
+            ConfigError, match="whose head is trained together with the adapter; export it without --adapter"
+        ):
             export_checkpoint(checkpoint, tmp_path / "adapter", adapter_only=True)
 
 
-# -------------------------------------------------------------------------------------------------------- mistakes
+# --------------------------------------------------------------------------------------------------- mistakes
 
 
 def test_mistakes_are_one_line(base, adapted, tmp_path):

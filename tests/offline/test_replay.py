@@ -1,4 +1,6 @@
-"""`agentrl replay`: the same weights every time, also when it is resumed; and what the report of corrections says."""
+"""`agentrl replay`: the same weights every time, also when it is resumed; and what the report of corrections
+says.
+"""
 
 import json
 import math
@@ -43,20 +45,27 @@ trainer: {{steps: 4, save_freq: 2, run_dir: {folder}/run, experiment_name: store
 def plain_logprobs(model, token_ids):
     with torch.no_grad():
         logits = model(torch.tensor(token_ids[None], dtype=torch.int64)).logits[0, :-1].double() / TEMPERATURE
-    picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(token_ids[1:, None], dtype=torch.int64))[:, 0]
+    picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(token_ids[1:, None], dtype=torch.int64))[
+        :, 0
+    ]
     return np.concatenate([[0.0], picked.numpy()])
 
 
 def trajectory(group_id, member, rng, model, *, version, drift):
-    """Two turns with context between them; behavior is the model's own log-probability, `drift` away from it."""
-    mask = np.array([False] * 3 + [True] * int(rng.integers(2, 6)) + [False] * 2 + [True] * int(rng.integers(1, 5)))
+    """Two turns with context between them; behavior is the model's own log-probability, `drift` away from
+    it.
+    """
+    mask = np.array(
+        [False] * 3 + [True] * int(rng.integers(2, 6)) + [False] * 2 + [True] * int(rng.integers(1, 5))
+    )
     turns = np.where(mask, np.where(np.arange(len(mask)) < 3 + 5, 0, 1), -1)
     tokens = rng.integers(0, VOCABULARY, len(mask)).astype(np.int32)
     behavior = np.where(mask, plain_logprobs(model, tokens) + rng.normal(0, drift, len(mask)), 0.0)
     reward = RewardEvent("outcome", float(rng.integers(0, 2)), int(np.flatnonzero(mask)[-1]))
     return Trajectory(
         group_id, member, f"task{group_id}", "test", "agent", tokens, mask, behavior.astype(np.float32),
-        np.where(mask, version, -1).astype(np.int32), turns.astype(np.int16), (), (reward,), Outcome.COMPLETED,
+        np.where(mask, version, -1).astype(np.int32), turns.astype(np.int16), (), (reward,),
+        Outcome.COMPLETED,
     )  # fmt: skip
 
 
@@ -71,11 +80,18 @@ def write_run(folder, *, drift=0.4, lags=(0, 1, 2, 3), steps=4, first_version=0)
     for step in range(1, steps + 1):
         learned_by = first_version + step - 1
         batch = [
-            trajectory(10 * step + g, m, rng, model, version=max(0, learned_by - lags[g % len(lags)]), drift=drift)
+            trajectory(
+                10 * step + g, m, rng, model, version=max(0, learned_by - lags[g % len(lags)]), drift=drift
+            )
             for g in range(4)
             for m in range(3)
         ]
-        write_parquet(folder / f"run/trajectories/step_{step:06d}.parquet", encode(batch), step=step, learned_by=learned_by)
+        write_parquet(
+            folder / f"run/trajectories/step_{step:06d}.parquet",
+            encode(batch),
+            step=step,
+            learned_by=learned_by,
+        )
     return folder / "run"
 
 
@@ -90,7 +106,10 @@ def play(run, out, *overrides, **options):
 
 def learned(folder):
     """Everything the learner measured, by step; times differ."""
-    return [(r.step, {k: v for k, v in r.values.items() if k.startswith("learner/")}) for r in read_metrics(folder / "metrics.jsonl")]
+    return [
+        (r.step, {k: v for k, v in r.values.items() if k.startswith("learner/")})
+        for r in read_metrics(folder / "metrics.jsonl")
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -98,16 +117,27 @@ def whole(run, tmp_path_factory):
     return play(run, tmp_path_factory.mktemp("whole") / "replay")
 
 
-# ------------------------------------------------------------------------------------------------------- determinism
+# ------------------------------------------------------------------------------------------------ determinism
 
 
 def test_a_replay_learns_every_step_and_writes_what_a_run_writes(run, whole):
     assert whole.step == 4
     records = read_metrics(whole.run_dir / "metrics.jsonl")
-    assert [(r.step, r.version, r.values["rollout/lag/max"]) for r in records] == [(1, 1, 0), (2, 2, 1), (3, 3, 2), (4, 4, 3)]
+    assert [(r.step, r.version, r.values["rollout/lag/max"]) for r in records] == [
+        (1, 1, 0),
+        (2, 2, 1),
+        (3, 3, 2),
+        (4, 4, 3),
+    ]
     assert all(math.isfinite(r.values["learner/loss"]) and r.values["learner/grad_norm"] > 0 for r in records)
-    assert json.loads((whole.run_dir / "result.json").read_text()) == {"step": 4, "weights_sha256": whole.weights}
-    before, after = load_file(run.parent / "model" / "model.safetensors"), load_file(whole.model_path / "model.safetensors")
+    assert json.loads((whole.run_dir / "result.json").read_text()) == {
+        "step": 4,
+        "weights_sha256": whole.weights,
+    }
+    before, after = (
+        load_file(run.parent / "model" / "model.safetensors"),
+        load_file(whole.model_path / "model.safetensors"),
+    )
     assert all(np.abs(after[name] - before[name]).max() > 0 for name in after)
     assert not (whole.run_dir / "trajectories").exists()
 
@@ -128,18 +158,32 @@ def test_resumed_at_a_step_it_is_uninterrupted_bit_for_bit(run, whole, tmp_path,
     second = play(run, tmp_path / "replay")
     assert (second.step, second.weights) == (4, whole.weights)
     assert learned(second.run_dir) == learned(whole.run_dir)
-    assert (second.model_path / "model.safetensors").read_bytes() == (whole.model_path / "model.safetensors").read_bytes()
+    assert (second.model_path / "model.safetensors").read_bytes() == (
+        whole.model_path / "model.safetensors"
+    ).read_bytes()
 
 
 PPO = (
-    *("algorithm.advantage=gae", "algorithm.lam=0.9", "algorithm.whiten=true", "algorithm.bootstrap_truncated=true"),
+    *(
+        "algorithm.advantage=gae",
+        "algorithm.lam=0.9",
+        "algorithm.whiten=true",
+        "algorithm.bootstrap_truncated=true",
+    ),
     *("critic.optimizer.lr=1e-3", "critic.warmup_steps=1", "critic.epochs_per_step=1"),
-    *("algorithm.kl.coefficient=0.1", "algorithm.kl.place=reward", "algorithm.kl.estimator=k1", "algorithm.kl.target=0.01"),
+    *(
+        "algorithm.kl.coefficient=0.1",
+        "algorithm.kl.place=reward",
+        "algorithm.kl.estimator=k1",
+        "algorithm.kl.target=0.01",
+    ),
 )
 
 
 def test_with_a_critic_and_kl_in_the_reward_it_is_the_same_whether_resumed_or_not(run, tmp_path):
-    """Critic, its optimizer and the adapted coefficient are part of a checkpoint; in the first step the critic learns alone."""
+    """Critic, its optimizer and the adapted coefficient are part of a checkpoint; in the first step the
+    critic learns alone.
+    """
     once = play(run, tmp_path / "once", *PPO)
     play(run, tmp_path / "replay", *PPO, last_step=2)
     assert play(run, tmp_path / "replay", *PPO).weights == once.weights
@@ -149,7 +193,9 @@ def test_with_a_critic_and_kl_in_the_reward_it_is_the_same_whether_resumed_or_no
     assert all(values["learner/critic/grad_norm"] > 0 for values in steps)
     coefficients = [values["learner/reward_kl_coefficient"] for values in steps]
     assert coefficients[0] == 0.1
-    assert coefficients == sorted(set(coefficients), reverse=True), "while the policy is its own reference, KL is below its target"
+    assert coefficients == sorted(set(coefficients), reverse=True), (
+        "while the policy is its own reference, KL is below its target"
+    )
 
 
 def test_from_a_checkpoint_of_before(run, whole, tmp_path):
@@ -164,24 +210,38 @@ def test_an_override_changes_what_is_learned(run, whole, tmp_path):
 
 def test_by_the_command_line(run, whole, tmp_path):
     done = CliRunner().invoke(
-        app, ["replay", str(run), "learner.microbatch_tokens=48", "--out", str(tmp_path / "replay"), "--last-step", "4"]
+        app,
+        [
+            "replay",
+            str(run),
+            "learner.microbatch_tokens=48",
+            "--out",
+            str(tmp_path / "replay"),
+            "--last-step",
+            "4",
+        ],
     )
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "replay" / "result.json").read_text())["weights_sha256"] == whole.weights
 
 
 def test_alarms_watch_what_a_step_measures(whole):
-    """Every metric of a rule is one of a step's, and a replay raises alarms as a run does: here behavior is far from the policy."""
+    """Every metric of a rule is one of a step's, and a replay raises alarms as a run does: here behavior is
+    far from the policy.
+    """
     for record in read_metrics(whole.run_dir / "metrics.jsonl"):
-        assert {name for rule in rules_from(AlarmsConfig()) for name in rule.metrics if not name.startswith("attempts/")} <= set(
-            record.values
-        )
+        assert {
+            name
+            for rule in rules_from(AlarmsConfig())
+            for name in rule.metrics
+            if not name.startswith("attempts/")
+        } <= set(record.values)
     raised = [json.loads(line) for line in (whole.run_dir / "alarms.jsonl").read_text().splitlines()]
     assert [(line["rule"], line["step"]) for line in raised] == [("logprob_gap", 1)]
     assert len(decode(read_parquet(whole.run_dir / "alarms" / "step_000001_logprob_gap.parquet"))) == 12
 
 
-# ------------------------------------------------------------------------------------------------------- wrong input
+# ------------------------------------------------------------------------------------------------ wrong input
 
 
 def test_what_is_missing_is_named(run, tmp_path):
@@ -191,7 +251,9 @@ def test_what_is_missing_is_named(run, tmp_path):
         StoredSteps.find(tmp_path)
     shutil.copytree(run / "trajectories", tmp_path / "trajectories")
     (tmp_path / "trajectories" / "step_000002.parquet").unlink()
-    with pytest.raises(DataError, match=r"step_000002.parquet is missing; a replay needs every step up to the last, 4"):
+    with pytest.raises(
+        DataError, match=r"step_000002.parquet is missing; a replay needs every step up to the last, 4"
+    ):
         StoredSteps.find(tmp_path)
 
 
@@ -204,12 +266,19 @@ def test_files_that_do_not_say_who_learned_are_taken_by_their_newest_token(run, 
 
 
 def test_tokens_of_steps_that_a_run_undid_are_as_far_away_as_they_were_for_the_run(run, tmp_path):
-    """Weights of step 1 were published anew as version 3: a token of version 2, of the course given up, is one step back and none forth."""
+    """Weights of step 1 were published anew as version 3: a token of version 2, of the course given up, is
+    one step back and none forth.
+    """
     shutil.copytree(run / "trajectories", tmp_path / "trajectories")
     versions = np.array([0, 1, 2, 3], np.int32)
-    assert StoredSteps.find(tmp_path).read(4).lineage.lags(versions).tolist() == [3, 2, 1, 0], "by their numbers, where nothing is known"
+    assert StoredSteps.find(tmp_path).read(4).lineage.lags(versions).tolist() == [3, 2, 1, 0], (
+        "by their numbers, where nothing is known"
+    )
     published = [("untrained", 0), *(("policy", step) for step in (0, 1, 2, 1, 2, 3, 4))]
-    lines = [json.dumps({"version": max(0, line - 1), "step": step, "what": what}) for line, (what, step) in enumerate(published)]
+    lines = [
+        json.dumps({"version": max(0, line - 1), "step": step, "what": what})
+        for line, (what, step) in enumerate(published)
+    ]
     (tmp_path / "versions.jsonl").write_text("\n".join([*lines, '{"version": 7, "st']))
     for folder in (tmp_path, tmp_path / "trajectories"):
         stored = StoredSteps.find(folder).read(4)
@@ -218,13 +287,16 @@ def test_tokens_of_steps_that_a_run_undid_are_as_far_away_as_they_were_for_the_r
     assert StoredSteps.find(tmp_path).num_steps == 3, "the fourth is of the course given up"
 
 
-# ------------------------------------------------------------------------------------------------------------ report
+# ----------------------------------------------------------------------------------------------------- report
 
 
 def report_of(folder):
     """correction -> [line of each step]."""
     lines = json.loads((folder / "corrections.json").read_text())["steps"]
-    return {name: [line for line in lines if line["correction"] == name] for name in dict.fromkeys(line["correction"] for line in lines)}
+    return {
+        name: [line for line in lines if line["correction"] == name]
+        for name in dict.fromkeys(line["correction"] for line in lines)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +323,9 @@ def test_what_the_columns_mean(reported):
     for line in found["none"]:
         assert (line["kept"], line["ess"], line["weight_mean"]) == (1.0, 1.0, 1.0)
     for name, lines in found.items():
-        assert all(0 <= line["kept"] <= 1 and 0 <= line["ess"] <= line["kept"] + 1e-12 for line in lines), name
+        assert all(0 <= line["kept"] <= 1 and 0 <= line["ess"] <= line["kept"] + 1e-12 for line in lines), (
+            name
+        )
         assert all(line["cosine"] is None or -1.000001 <= line["cosine"] <= 1.000001 for line in lines), name
     configured, token = found["configured"], found["token_tis"]  # the default is token TIS with cap 2
     assert [{**a, "correction": ""} for a in configured] == [{**b, "correction": ""} for b in token]
@@ -261,7 +335,9 @@ def test_what_the_columns_mean(reported):
 
 
 def test_weights_and_shares_equal_ten_lines_of_numpy(reported, run):
-    """At the first step the proximal policy is the model of the run's start, so everything can be counted from the files."""
+    """At the first step the proximal policy is the model of the run's start, so everything can be counted
+    from the files.
+    """
     model = Qwen2ForCausalLM.from_pretrained(run.parent / "model")
     ratios = []
     for group in StoredSteps.find(run).read(1).groups:
@@ -274,14 +350,22 @@ def test_weights_and_shares_equal_ten_lines_of_numpy(reported, run):
     found = {name: lines[0] for name, lines in report_of(reported.run_dir).items()}
     capped = flat.clip(max=2.0)
     assert found["token_tis"]["weight_mean"] == pytest.approx(capped.mean(), rel=1e-4)
-    assert found["token_tis"]["ess"] == pytest.approx(capped.sum() ** 2 / len(flat) / (capped**2).sum(), rel=1e-4)
+    assert found["token_tis"]["ess"] == pytest.approx(
+        capped.sum() ** 2 / len(flat) / (capped**2).sum(), rel=1e-4
+    )
     assert found["icepop"]["kept"] == pytest.approx((icepop > 0).mean(), abs=1e-9)
-    assert found["icepop"]["ess"] == pytest.approx(icepop.sum() ** 2 / len(flat) / (icepop**2).sum(), rel=1e-4)
-    assert found["geometric_band"]["kept"] == pytest.approx(((means >= 0.99) & (means <= 1.01)).mean(), abs=1e-9)
+    assert found["icepop"]["ess"] == pytest.approx(
+        icepop.sum() ** 2 / len(flat) / (icepop**2).sum(), rel=1e-4
+    )
+    assert found["geometric_band"]["kept"] == pytest.approx(
+        ((means >= 0.99) & (means <= 1.01)).mean(), abs=1e-9
+    )
 
 
 def test_loss_gradient_and_cosine_equal_plain_autograd(tmp_path):
-    """From the formulas, in float64, with one forward per trajectory: sequence weights on all, against the fresh half on policy."""
+    """From the formulas, in float64, with one forward per trajectory: sequence weights on all, against the
+    fresh half on policy.
+    """
     run = write_run(tmp_path, drift=0.1, lags=(0, 1), steps=1, first_version=3)
     done = play(run, tmp_path / "replay", report=True)
     model = Qwen2ForCausalLM.from_pretrained(run.parent / "model", dtype=torch.float64)
@@ -295,26 +379,38 @@ def test_loss_gradient_and_cosine_equal_plain_autograd(tmp_path):
             for t in group.trajectories:
                 if not chosen(t):
                     continue
-                logits = model(torch.tensor(t.token_ids[None], dtype=torch.int64)).logits[0, :-1] / TEMPERATURE
-                picked = torch.log_softmax(logits, -1).gather(-1, torch.tensor(t.token_ids[1:, None], dtype=torch.int64))[:, 0]
+                logits = (
+                    model(torch.tensor(t.token_ids[None], dtype=torch.int64)).logits[0, :-1] / TEMPERATURE
+                )
+                picked = torch.log_softmax(logits, -1).gather(
+                    -1, torch.tensor(t.token_ids[1:, None], dtype=torch.int64)
+                )[:, 0]
                 policy = picked[torch.tensor(t.action_mask[1:])]
                 advantage = (t.reward - rewards.mean()) / (spread + 1e-6) if spread > 0 else 0.0
-                terms.append(term_of(policy, torch.tensor(t.behavior_logprobs[t.action_mask]).double()) * advantage)
+                terms.append(
+                    term_of(policy, torch.tensor(t.behavior_logprobs[t.action_mask]).double()) * advantage
+                )
                 count += len(policy)
         loss = -torch.cat(terms).sum() / count
-        return loss.item(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+        return loss.item(), torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+        )
 
     def sequence_tis(policy, behavior):
         weight = torch.exp((policy - behavior).sum().detach()).clamp(max=2.0)
         return weight * torch.exp(policy - policy.detach())
 
     loss, own = gradient(sequence_tis, lambda t: True)
-    _, reference = gradient(lambda policy, behavior: torch.exp(policy - policy.detach()), lambda t: t.min_version == 3)
+    _, reference = gradient(
+        lambda policy, behavior: torch.exp(policy - policy.detach()), lambda t: t.min_version == 3
+    )
     [line] = report_of(done.run_dir)["sequence_tis"]
     assert (line["reference"], line["fresh"]) == ("fresh", 0.5)
     assert line["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
     assert line["grad_norm"] == pytest.approx(own.norm().item(), rel=1e-4)
-    assert line["cosine"] == pytest.approx(torch.nn.functional.cosine_similarity(own, reference, dim=0).item(), rel=1e-4)
+    assert line["cosine"] == pytest.approx(
+        torch.nn.functional.cosine_similarity(own, reference, dim=0).item(), rel=1e-4
+    )
     assert abs(line["cosine"]) < 0.99
 
 
@@ -324,14 +420,19 @@ def test_of_tokens_of_the_policy_itself_every_correction_has_the_on_policy_gradi
     done = play(run, tmp_path / "replay", report=True)
     for name, [line] in report_of(done.run_dir).items():
         assert line["kept"] == 1.0, name
-        assert (line["ess"], line["weight_mean"], line["cosine"]) == pytest.approx((1.0, 1.0, 1.0), abs=1e-5), name
+        assert (line["ess"], line["weight_mean"], line["cosine"]) == pytest.approx(
+            (1.0, 1.0, 1.0), abs=1e-5
+        ), name
 
 
 def test_without_fresh_trajectories_the_proximal_policy_stands_for_the_sampler(tmp_path):
     run = write_run(tmp_path, lags=(1, 2), steps=2)
     done = play(run, tmp_path / "replay", report=True, last_step=2)
     found = report_of(done.run_dir)
-    assert [line["reference"] for line in found["none"]] == ["fresh", "proximal := policy"]  # before version 1 nothing can be old
+    assert [line["reference"] for line in found["none"]] == [
+        "fresh",
+        "proximal := policy",
+    ]  # before version 1 nothing can be old
     assert found["none"][1]["cosine"] == pytest.approx(1.0, abs=1e-6)
 
 
@@ -358,4 +459,6 @@ def test_two_ranks_replay_and_report_the_same(run, whole, reported, tmp_path):
     for name, [first, *_] in report_of(done.run_dir).items():
         for column in COLUMNS:  # no cosine where everything is rejected
             expected = alone[name][0][column]
-            assert first[column] == (expected if expected is None else pytest.approx(expected, rel=1e-4, abs=1e-6)), (name, column)
+            assert first[column] == (
+                expected if expected is None else pytest.approx(expected, rel=1e-4, abs=1e-6)
+            ), (name, column)

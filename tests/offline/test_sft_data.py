@@ -1,4 +1,6 @@
-"""Rows of SFT and of reward models as samples: what is learned, what is cut, and what a malformed row is told."""
+"""Rows of SFT and of reward models as samples: what is learned, what is cut, and what a malformed row is
+told.
+"""
 
 import itertools
 import json
@@ -20,7 +22,10 @@ from agentrl.errors import AgentRLError, DataError, PluginError
 from agentrl.offline.supervised_data import pair_sample, read_conversations, read_pairs
 from agentrl.offline.supervised_loop import Order
 
-SCHEMA = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}}
+SCHEMA = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
 THINKING = """{%- for message in messages %}
 {%- if message.role == 'assistant' %}
 {{- '<|im_start|>assistant\\n' }}
@@ -30,7 +35,7 @@ THINKING = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' }}
 {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +81,22 @@ def learned(chat, sample):
     return [chat.decode(sample.token_ids[list(run)].tolist()) for is_learned, run in runs if is_learned]
 
 
-# --------------------------------------------------------------------------------------------------- conversations
+# ---------------------------------------------------------------------------------------------- conversations
 
 
 def test_every_assistant_turn_is_learned_and_nothing_else(tmp_path, chat):
-    call = {"id": "c", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'},
+    }
     rows = {
-        "messages": [user("1+1?"), said("", tool_calls=[call]), {"role": "tool", "content": "2", "tool_call_id": "c"}, said("It is 2.")],
+        "messages": [
+            user("1+1?"),
+            said("", tool_calls=[call]),
+            {"role": "tool", "content": "2", "tool_call_id": "c"},
+            said("It is 2."),
+        ],
         "tools": ["calculator"],
     }
     examples = conversations(tmp_path, chat, rows)
@@ -130,11 +144,16 @@ def test_a_template_that_edits_the_history_gives_rows_of_which_each_learns_its_t
     template = tmp_path / "thinking.jinja"
     template.write_text(THINKING)
     chat = Chat.load(str(folder), template_file=str(template))
-    row = {"messages": [user("a"), said("1", reasoning_content="x"), user("b"), said("2", reasoning_content="y")]}
+    row = {
+        "messages": [user("a"), said("1", reasoning_content="x"), user("b"), said("2", reasoning_content="y")]
+    }
     [sample] = conversations(tmp_path, chat, row).samples
     assert len(sample.segment_starts) == 2
     texts = learned(chat, sample)
-    assert [text.replace("<think>", "").replace("</think>", "|") for text in texts] == ["x|1<|im_end|>", "y|2<|im_end|>"]
+    assert [text.replace("<think>", "").replace("</think>", "|") for text in texts] == [
+        "x|1<|im_end|>",
+        "y|2<|im_end|>",
+    ]
     assert not sample.loss_mask[list(sample.segment_starts)].any()
 
 
@@ -152,7 +171,9 @@ def test_long_conversations_are_left_out_or_cut_and_counted(tmp_path_factory, ch
         with pytest.raises(DataError, match=rf"all {len(whole)} exceed data.max_tokens={max_tokens}"):
             conversations(tmp_path, chat, *rows, max_tokens=max_tokens)
     cut = conversations(tmp_path, chat, *rows, max_tokens=max_tokens, overlong="truncate")
-    assert [sample.token_ids.tolist() for sample in cut.samples] == [ids[:max_tokens].tolist() for ids in whole]
+    assert [sample.token_ids.tolist() for sample in cut.samples] == [
+        ids[:max_tokens].tolist() for ids in whole
+    ]
     assert [sample.index for sample in cut.samples] == list(range(len(whole)))
     assert (cut.num_dropped, cut.num_truncated) == (0, len(whole) - len(fitting))
 
@@ -167,15 +188,55 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
 @pytest.mark.parametrize(
     ("row", "config", "kind", "words"),
     [
-        ({"messages": "hello"}, {}, DataError, "row 0 (line 1): field 'messages': must be a list of {role, content}, is 'hello'"),
+        (
+            {"messages": "hello"},
+            {},
+            DataError,
+            "row 0 (line 1): field 'messages': must be a list of {role, content}, is 'hello'",
+        ),
         ({"text": []}, {}, DataError, "field 'messages': must be a list of {role, content}, is missing"),
-        ({"messages": [{"role": "bot", "content": ""}]}, {}, DataError, "field 'messages[0].role': must be one of system, user"),
-        ({"messages": [user("?")]}, {}, DataError, "row 0 (line 1): the conversation has no assistant message"),
-        ({"messages": [said("!")], "tools": ["hammer"]}, {}, PluginError, "row 0 (line 1): field 'tools': unknown tool 'hammer'"),
-        ({"messages": [said("!")], "tools": [3]}, {}, DataError, "field 'tools': must contain names of tools or schemas"),
-        ({"messages": [said("!")], "tools": "[hammer"}, {}, DataError, "field 'tools': must be a list of tools, or one as JSON text"),
-        ({"p": "?", "r": 3}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'r': must be text, is 3"),
-        ({"r": "!"}, {"prompt_key": "p", "response_key": "r"}, DataError, "field 'p': must be text or messages, is missing"),
+        (
+            {"messages": [{"role": "bot", "content": ""}]},
+            {},
+            DataError,
+            "field 'messages[0].role': must be one of system, user",
+        ),
+        (
+            {"messages": [user("?")]},
+            {},
+            DataError,
+            "row 0 (line 1): the conversation has no assistant message",
+        ),
+        (
+            {"messages": [said("!")], "tools": ["hammer"]},
+            {},
+            PluginError,
+            "row 0 (line 1): field 'tools': unknown tool 'hammer'",
+        ),
+        (
+            {"messages": [said("!")], "tools": [3]},
+            {},
+            DataError,
+            "field 'tools': must contain names of tools or schemas",
+        ),
+        (
+            {"messages": [said("!")], "tools": "[hammer"},
+            {},
+            DataError,
+            "field 'tools': must be a list of tools, or one as JSON text",
+        ),
+        (
+            {"p": "?", "r": 3},
+            {"prompt_key": "p", "response_key": "r"},
+            DataError,
+            "field 'r': must be text, is 3",
+        ),
+        (
+            {"r": "!"},
+            {"prompt_key": "p", "response_key": "r"},
+            DataError,
+            "field 'p': must be text or messages, is missing",
+        ),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path, chat, row, config, kind, words):
@@ -197,10 +258,15 @@ def test_keys_that_belong_together():
     for config in (SFTConfig, RMConfig):
         with pytest.raises(ValidationError, match=r"trainer.export=best needs a validation loss"):
             config.model_validate({"trainer": {"export": "best"}})
-        assert config.model_validate({"trainer": {"export": "best"}, "data": {"val_files": ["v.jsonl"]}}).trainer.export == "best"
+        assert (
+            config.model_validate(
+                {"trainer": {"export": "best"}, "data": {"val_files": ["v.jsonl"]}}
+            ).trainer.export
+            == "best"
+        )
 
 
-# ----------------------------------------------------------------------------------------------------------- pairs
+# ------------------------------------------------------------------------------------------------------ pairs
 
 
 def texts_of(chat, sample):
@@ -241,7 +307,10 @@ def test_of_an_edited_history_the_last_row_is_scored(tmp_path, folder):
 
 
 def test_a_long_pair_is_left_out_or_loses_its_beginning(tmp_path, chat):
-    rows = [{"prompt": "?" * 40, "chosen": "good", "rejected": "b"}, {"prompt": "?", "chosen": "good", "rejected": "b"}]
+    rows = [
+        {"prompt": "?" * 40, "chosen": "good", "rejected": "b"},
+        {"prompt": "?", "chosen": "good", "rejected": "b"},
+    ]
     assert read_in(tmp_path, chat, *rows, max_tokens=25).num_dropped == 1
     cut = read_in(tmp_path, chat, *rows, max_tokens=25, overlong="truncate")
     assert (cut.num_dropped, cut.num_truncated) == (0, 1)
@@ -256,7 +325,10 @@ def test_a_long_pair_is_left_out_or_loses_its_beginning(tmp_path, chat):
     [
         ({"chosen": "a", "rejected": "b"}, "field 'chosen': is text without a prompt"),
         ({"prompt": "?", "chosen": "a"}, "field 'rejected': must be a list of {role, content}, is missing"),
-        ({"prompt": "?", "chosen": [said("a"), user("b")], "rejected": "b"}, "field 'chosen': must end with a message of the assistant"),
+        (
+            {"prompt": "?", "chosen": [said("a"), user("b")], "rejected": "b"},
+            "field 'chosen': must end with a message of the assistant",
+        ),
     ],
 )
 def test_a_malformed_pair_is_named(tmp_path, chat, row, words):
@@ -265,10 +337,15 @@ def test_a_malformed_pair_is_named(tmp_path, chat, row, words):
     assert words in str(caught.value)
 
 
-# ----------------------------------------------------------------------------------------------------------- order
+# ------------------------------------------------------------------------------------------------------ order
 
 
-@given(num_samples=st.integers(1, 20), batch_size=st.integers(1, 25), epochs=st.integers(1, 4), made=st.integers(0, 30))
+@given(
+    num_samples=st.integers(1, 20),
+    batch_size=st.integers(1, 25),
+    epochs=st.integers(1, 4),
+    made=st.integers(0, 30),
+)
 def test_epochs_see_every_row_as_often_and_a_resume_sees_the_rest(num_samples, batch_size, epochs, made):
     order = Order.of(num_samples, SFTTrainerConfig(batch_size=batch_size, total_epochs=epochs))
     batches = [batch.tolist() for batch in order.batches()]

@@ -1,4 +1,6 @@
-"""The loop of supervised training with a learner of a few lines: which weights come out, whenever the run was stopped."""
+"""The loop of supervised training with a learner of a few lines: which weights come out, whenever the run was
+stopped.
+"""
 
 from pathlib import Path
 
@@ -26,7 +28,10 @@ class Stopped(Exception):
 
 
 class CountingLearner:
-    """Its weights are the number of updates made; their validation loss is given. Dies in the update behind `stop`."""
+    """Its weights are the number of updates made; their validation loss is given.
+
+    Dies in the update behind `stop`.
+    """
 
     def __init__(self, losses, stop=None):
         self.losses, self.stop, self.num_updates = losses, stop, 0
@@ -59,19 +64,31 @@ class CountingLearner:
 
 def run(folder, losses, *, export, test_freq, save_freq, stop=None, **learner_options):
     """Run, or go on from the newest checkpoint; return which update's weights came out."""
-    trainer = {"steps": len(losses), "batch_size": 2, "export": export, "test_freq": test_freq, "save_freq": save_freq}
+    trainer = {
+        "steps": len(losses),
+        "batch_size": 2,
+        "export": export,
+        "test_freq": test_freq,
+        "save_freq": save_freq,
+    }
     data = {"val_files": ["held_out.jsonl"]}
-    config = SFTConfig.model_validate({"trainer": {**trainer, "output": str(folder / "policy")}, "data": data, "learner": learner_options})
+    config = SFTConfig.model_validate(
+        {"trainer": {**trainer, "output": str(folder / "policy")}, "data": data, "learner": learner_options}
+    )
     job = SupervisedJob("sft", "conversation", config, config.model, Examples(SAMPLES), Examples(SAMPLES))
     (job.run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
     checkpoint = find_checkpoint(job.run_dir / "checkpoints", TrainerConfig())
-    progress = SupervisedProgress("same") if checkpoint is None else SupervisedProgress.resumed(checkpoint, "same")
+    progress = (
+        SupervisedProgress("same") if checkpoint is None else SupervisedProgress.resumed(checkpoint, "same")
+    )
     learner = CountingLearner(losses, stop)
     if checkpoint is not None:
         learner.load(checkpoint.learner)
     trackers = Trackers(MetricsFile(job.run_dir / "metrics.jsonl"), QuietConsole())
     with trackers:
-        Loop(job, Order.of(3, config.trainer), LocalWorker(learner), trackers, progress).run(checkpoint.step if checkpoint else 0)
+        Loop(job, Order.of(3, config.trainer), LocalWorker(learner), trackers, progress).run(
+            checkpoint.step if checkpoint else 0
+        )
     return int((folder / "policy" / "config.json").read_text())
 
 
@@ -85,7 +102,9 @@ losses = st.lists(st.integers(1, 5).map(float), min_size=1, max_size=6)
     save_freq=st.integers(1, 3),
     stop=st.integers(0, 6),
 )
-def test_the_last_or_the_best_weights_come_out_also_of_a_stopped_run(tmp_path_factory, losses, export, test_freq, save_freq, stop):
+def test_the_last_or_the_best_weights_come_out_also_of_a_stopped_run(
+    tmp_path_factory, losses, export, test_freq, save_freq, stop
+):
     folder = tmp_path_factory.mktemp("run")
     options = {"export": export, "test_freq": test_freq, "save_freq": save_freq}
     try:

@@ -1,4 +1,5 @@
-"""Supervised training on 1, 2 and 4 ranks: the same losses, gradients and weights, also where ranks have nothing to learn.
+"""Supervised training on 1, 2 and 4 ranks: the same losses, gradients and weights, also where ranks have
+nothing to learn.
 
 The file is also a program: it imports torch once and forks every rank of every world.
 """
@@ -58,11 +59,23 @@ def preferences(count):
 def play(kind, rank, world_size, port, folder):
     """Play all scenes on one rank; rank 0 writes what it saw."""
     samples = conversations if kind == "sft" else preferences
-    learner_config = LearnerConfig(world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2))
+    learner_config = LearnerConfig(
+        world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
+    )
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
     head = ScoreHead(VOCABULARY - 1) if kind == "rm" else None
     spec = LearnerSpec(
-        ModelConfig(), learner_config, AlgorithmConfig(), "on_policy", 3, 1.0, 10, None, from_scratch, torch.float64, score_head=head
+        ModelConfig(),
+        learner_config,
+        AlgorithmConfig(),
+        "on_policy",
+        3,
+        1.0,
+        10,
+        None,
+        from_scratch,
+        torch.float64,
+        score_head=head,
     )
 
     def shard_of(count):
@@ -104,7 +117,12 @@ def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*PROGRAM, __file__, str(folder)], capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False
+        [*PROGRAM, __file__, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder
@@ -119,7 +137,9 @@ def facts_of(worlds, kind, world_size):
 def test_ranks_learn_as_one(worlds, kind, world_size):
     one, many = facts_of(worlds, kind, 1), facts_of(worlds, kind, world_size)
     for ours, theirs in zip(
-        [*many["updates"], many["lonely"], many["held_out"]], [*one["updates"], one["lonely"], one["held_out"]], strict=True
+        [*many["updates"], many["lonely"], many["held_out"]],
+        [*one["updates"], one["lonely"], one["held_out"]],
+        strict=True,
     ):
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-11)
     weights, expected = (load_file(worlds / f"{kind}{size}.safetensors") for size in (world_size, 1))

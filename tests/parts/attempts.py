@@ -8,7 +8,14 @@ from agentrl.data.trajectories import encode, write_parquet
 from agentrl.types import NO_VERSION, Message, Outcome, RewardEvent, Trajectory
 
 
-def attempt(question: str, accuracy: float | None, *, reward: float = 0.0, outcome: Outcome = Outcome.COMPLETED, known: bool = True):
+def attempt(
+    question: str,
+    accuracy: float | None,
+    *,
+    reward: float = 0.0,
+    outcome: Outcome = Outcome.COMPLETED,
+    known: bool = True,
+):
     return Trajectory(
         group_id=0,
         member=0,

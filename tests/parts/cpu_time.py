@@ -10,8 +10,8 @@ from collections.abc import Callable
 def cpu_s(call: Callable[[], object], *, below: float) -> float:
     """Return the CPU seconds of this thread that a call takes: the least of up to five, until one is `below`.
 
-    Garbage is not collected meanwhile: a test process holds much. A core that just changed its clock may fall into one call, it does
-    not fall into all; what is slow by itself is slow each time.
+    Garbage is not collected meanwhile: a test process holds much. A core that just changed its clock may fall
+    into one call, it does not fall into all; what is slow by itself is slow each time.
     """
     least = float("inf")
     for _ in range(5):

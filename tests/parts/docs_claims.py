@@ -3,15 +3,20 @@
 Read are code spans, links, and blocks of commands or Python. The rules, each with what it leaves out:
 
 - links: the file exists, and the heading behind `#`; not other sites.
-- paths: what ends like a source or a file of a run, or begins with a folder of ours, is a file (or folder) of the project, or a name that
-  the package writes. `path/to/...`, `my_...`, and capitals (`CONFIG.yaml`) stand for the reader's own.
+- paths: what ends like a source or a file of a run, or begins with a folder of ours, is a file (or folder) of
+  the project, or a name that the package writes. `path/to/...`, `my_...`, and capitals (`CONFIG.yaml`) stand
+  for the reader's own.
 - `agentrl ...` and `make ...`: command, options, config file and keys; targets and variables.
-- `agentrl.package.name`, `Class.member`, `session.member` (an object by the name of its class): defined there.
+- `agentrl.package.name`, `Class.member`, `session.member` (an object by the name of its class): defined
+  there.
 - `name(first, keyword=...)`: defined, and takes arguments of these names.
-- `ClassName`: defined. `word`, `word.word`, `key: value`: identifiers or strings of the package have each of these words.
-- In Python blocks: imports from agentrl; in architecture.md all signatures, and files that comments name. In pictures: files and members.
+- `ClassName`: defined. `word`, `word.word`, `key: value`: identifiers or strings of the package have each of
+  these words.
+- In Python blocks: imports from agentrl; in architecture.md all signatures, and files that comments name. In
+  pictures: files and members.
 
-Never read: formulas and other spans that are none of these forms, single letters, columns of tables whose head names `verl`.
+Never read: formulas and other spans that are none of these forms, single letters, columns of tables whose
+head names `verl`.
 """
 
 from __future__ import annotations
@@ -65,14 +70,19 @@ class Complaint(NamedTuple):
 
 @dataclass(frozen=True)
 class Page:
-    """One page. `own`: names that its code blocks define or hold as strings, so that its text may speak of them."""
+    """One page.
+
+    `own`: names that its code blocks define or hold as strings, so that its text may speak of them.
+    """
 
     path: str
     text: str
 
     @property
     def is_architecture(self) -> bool:
-        """Whether its Python blocks are signatures of the package, and so claims; those of other pages are examples."""
+        """Whether its Python blocks are signatures of the package, and so claims; those of other pages are
+        examples.
+        """
         return self.path.endswith("architecture.md")
 
     @functools.cached_property
@@ -89,7 +99,9 @@ class Page:
 
     @functools.cached_property
     def examples(self) -> str:
-        return "\n".join(text for language, text in self.blocks if language in EXAMPLES and not self.is_architecture)
+        return "\n".join(
+            text for language, text in self.blocks if language in EXAMPLES and not self.is_architecture
+        )
 
     @functools.cached_property
     def own(self) -> frozenset[str]:
@@ -100,7 +112,9 @@ def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     found: dict[str, int] = {}
     for heading in HEADING.findall(BLOCK.sub("", text)):
-        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(
+            " ", "-"
+        )
         found[slug] = found.get(slug, -1) + 1
     return {f"{slug}-{i}" if i else slug for slug, count in found.items() for i in range(count + 1)}
 
@@ -113,9 +127,14 @@ def complaints(page: Page, project: Project) -> list[Complaint]:
     for language, text in page.blocks:
         if language in ("", "bash", "sh"):
             for line in _lines(text):
-                found += [Complaint(line, why) for why in (*command(line, project), *_paths(line, project, only_ours=True))]
+                found += [
+                    Complaint(line, why)
+                    for why in (*command(line, project), *_paths(line, project, only_ours=True))
+                ]
         elif language == "mermaid":
-            found += [Complaint(name, why) for name in _MEMBER.findall(text) for why in _dotted(name, page, project)]
+            found += [
+                Complaint(name, why) for name in _MEMBER.findall(text) for why in _dotted(name, page, project)
+            ]
             found += [Complaint(line, why) for line in _lines(text) for why in _paths(line, project)]
         elif language == "python":
             found += _imports(text, project)
@@ -143,7 +162,9 @@ def _span(span: str, page: Page, project: Project) -> Iterator[str]:
         yield from _paths(span, project, only_ours=True)
     elif re.match(r"--[a-z]", span):
         option = span.split()[0].partition("=")[0]
-        if option not in project.strings and not any(option in options(c) for c in all_commands(project.command)):
+        if option not in project.strings and not any(
+            option in options(c) for c in all_commands(project.command)
+        ):
             yield f"no command has the option {option}"
     elif "::" in span:
         yield from _test(span, project)
@@ -160,11 +181,17 @@ def _span(span: str, page: Page, project: Project) -> Iterator[str]:
         yield from _dotted(span, page, project)
     elif match := SETTING.fullmatch(span):
         yield from _words(match[1], page, project)
-        if match[2] and PLAIN.fullmatch(match[2]) and not project.has_file(f"configs/{match[1]}/{match[2]}.yaml"):
+        if (
+            match[2]
+            and PLAIN.fullmatch(match[2])
+            and not project.has_file(f"configs/{match[1]}/{match[2]}.yaml")
+        ):
             yield from _words(match[2], page, project)
     elif VARIABLE.fullmatch(span) and span not in project.words:
         yield "no such environment variable"
-    elif CAPITALISED.fullmatch(span) and not (project.by_name.keys() | project.in_tests | page.own | KNOWN) & {span}:
+    elif CAPITALISED.fullmatch(span) and not (
+        project.by_name.keys() | project.in_tests | page.own | KNOWN
+    ) & {span}:
         yield "no such class"
     elif all(map(PLAIN.fullmatch, span.split())) and span not in project.in_tests:
         yield from _words(span, page, project)
@@ -181,7 +208,9 @@ def _test(span: str, project: Project) -> Iterator[str]:
     files = [path for path in project.files if f"/{path}".endswith(f"/{file}")]
     if not files:
         yield f"no file {file}"
-    elif not any(re.search(rf"\b(def|class) {re.escape(name)}\b", (project.root / path).read_text()) for path in files):
+    elif not any(
+        re.search(rf"\b(def|class) {re.escape(name)}\b", (project.root / path).read_text()) for path in files
+    ):
         yield f"{file} has no {name}"
 
 
@@ -205,16 +234,23 @@ def _call(name: str, arguments: str, page: Page, project: Project) -> Iterator[s
         yield f"nothing defines {name}"
     class_name = owner if owner in project.by_name else None
     if not owner or class_name:
-        for argument in re.findall(r"(?:^|,)\s*\**([a-z]\w+)(?==|\s*,|\s*$)", re.sub(r"\{[^{}]*\}|\([^()]*\)|\"[^\"]*\"", "", arguments)):
+        for argument in re.findall(
+            r"(?:^|,)\s*\**([a-z]\w+)(?==|\s*,|\s*$)",
+            re.sub(r"\{[^{}]*\}|\([^()]*\)|\"[^\"]*\"", "", arguments),
+        ):
             if not project.accepts(method, argument, class_name):
                 yield f"{name} takes no {argument}"
 
 
 def _dotted(name: str, page: Page, project: Project) -> Iterator[str]:
-    """A full name; a class or an object by its name, and a member; otherwise each part is a word of the package."""
+    """A full name; a class or an object by its name, and a member; otherwise each part is a word of the
+    package.
+    """
     first, second = name.split(".")[:2]
     if first == "agentrl":
-        if not project.has_dotted(name) and f"\n{name}\n" not in project.strings:  # a group of entry points is a string
+        if (
+            not project.has_dotted(name) and f"\n{name}\n" not in project.strings
+        ):  # a group of entry points is a string
             yield "no such name"
     elif second in page.own or first == "verl":
         return
@@ -226,10 +262,16 @@ def _dotted(name: str, page: Page, project: Project) -> Iterator[str]:
 
 
 def _owners(name: str, project: Project) -> list[str]:
-    """Return the class of that name, or the classes that an object of that name may have: `session` is a Session or a TrajectorySession."""
+    """Return the class of that name, or the classes that an object of that name may have: `session` is a
+    Session or a TrajectorySession.
+    """
     if name[0].isupper() or name.capitalize() not in project.by_name:
         return [name] if name in project.by_name and name[0].isupper() else []
-    return [owner for owner in project.by_name if owner.startswith(name.capitalize()) or owner.endswith(name.capitalize())]
+    return [
+        owner
+        for owner in project.by_name
+        if owner.startswith(name.capitalize()) or owner.endswith(name.capitalize())
+    ]
 
 
 def _imports(text: str, project: Project) -> Iterator[Complaint]:
@@ -240,14 +282,20 @@ def _imports(text: str, project: Project) -> Iterator[Complaint]:
 
 
 def _signatures(text: str, project: Project) -> Iterator[Complaint]:
-    """Yield what is wrong with stubs: `class X: f(a); g(b)`, `    def f(self, a) -> T; g(self)`, `def f(a)`."""
+    """Yield what is wrong with stubs: `class X: f(a); g(b)`, `    def f(self, a) -> T; g(self)`, `def
+    f(a)`.
+    """
     owner = None
     for line in _WRAP.sub(" ", text).splitlines():
         code = re.sub(r"`.*`", "", re.split(r"(?:^|\s+)# ", line)[0])
         if code.startswith("class "):
             *_, owner = names = re.findall(r"class (\w+)", code)
             code = code.partition(":")[2]
-            yield from (Complaint(f"class {name}", "nothing defines it") for name in names if name not in project.by_name)
+            yield from (
+                Complaint(f"class {name}", "nothing defines it")
+                for name in names
+                if name not in project.by_name
+            )
         elif code and not code.startswith((" ", ")")):
             owner = None
         for name, arguments in SIGNATURE.findall(code):
@@ -257,7 +305,9 @@ def _signatures(text: str, project: Project) -> Iterator[Complaint]:
                 yield Complaint(line.strip(), f"{owner} has no {name}")
             elif owner is None and name not in project.by_name:
                 yield Complaint(line.strip(), f"nothing defines {name}")
-            given = set(re.findall(r"(?:^|,)\s*\**(\w+)", _BRACKETS.sub("", _BRACKETS.sub("", arguments)))) - {"self", "cls"}
+            given = set(
+                re.findall(r"(?:^|,)\s*\**(\w+)", _BRACKETS.sub("", _BRACKETS.sub("", arguments)))
+            ) - {"self", "cls"}
             for argument in sorted(given):
                 if not project.accepts(name, argument, owner):
                     yield Complaint(line.strip(), f"{name} takes no {argument}")

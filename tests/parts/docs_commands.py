@@ -53,12 +53,19 @@ def _agentrl(words: list[str], project: Project) -> Iterator[str]:
         if name.startswith("--"):
             if not set(name.split("|")) <= takes:
                 yield f"{found[0].name} has no option {name}"
-        elif is_setting and not before.startswith("--") and found[0].name in OVERRIDABLE and not is_override(name, project):
+        elif (
+            is_setting
+            and not before.startswith("--")
+            and found[0].name in OVERRIDABLE
+            and not is_override(name, project)
+        ):
             yield f"no config key {name}"
 
 
 def is_override(name: str, project: Project) -> bool:
-    """Tell whether a key may be overridden: a key, what lies below a mapping, a section, or a folder of configs/."""
+    """Tell whether a key may be overridden: a key, what lies below a mapping, a section, or a folder of
+    configs/.
+    """
     name = name.lstrip("+~")
     parents = {name.rsplit(".", count)[0] for count in range(name.count(".") + 1)}
     is_section = any(key.startswith(f"{name}.") for key in project.keys)
@@ -75,7 +82,17 @@ def is_key(name: str, project: Project) -> bool:
 
 
 def options(one: Any) -> frozenset[str]:
-    return frozenset(("--help", *(option for p in one.params for option in (*p.opts, *p.secondary_opts) if option.startswith("--"))))
+    return frozenset(
+        (
+            "--help",
+            *(
+                option
+                for p in one.params
+                for option in (*p.opts, *p.secondary_opts)
+                if option.startswith("--")
+            ),
+        )
+    )
 
 
 def all_commands(one: Any) -> Iterator[Any]:

@@ -1,6 +1,8 @@
-"""What pages may name: the files, symbols, words, commands and `make` targets of the project, read from its sources.
+"""What pages may name: the files, symbols, words, commands and `make` targets of the project, read from its
+sources.
 
-Python is read by `ast` and never imported, except for the command line and the config's schema, which say themselves what they take.
+Python is read by `ast` and never imported, except for the command line and the config's schema, which say
+themselves what they take.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Definition:
-    """A module, class, function or variable. parameters: what a call may name; required: what it must; is_open: it takes any other, too."""
+    """A module, class, function or variable. parameters: what a call may name; required: what it must;
+    is_open: it takes any other, too.
+    """
 
     members: Mapping[str, Definition] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
@@ -49,9 +53,11 @@ IMPORTED = Definition(is_open=True)
 class Project:
     """All names of the project.
 
-    words: identifiers of the package, and words of its strings and data files; docstrings and comments define nothing.
+    words: identifiers of the package, and words of its strings and data files; docstrings and comments define
+    nothing.
     strings: those strings and data files, one behind the other.
-    pieces: what stands beside a value in f-strings, such as `_s` of f"{phase}_s": with a word it makes another.
+    pieces: what stands beside a value in f-strings, such as `_s` of f"{phase}_s": with a word it makes
+    another.
     """
 
     root: Path
@@ -83,60 +89,95 @@ class Project:
     @cached_property
     def in_tests(self) -> frozenset[str]:
         """Return the classes and functions of the tests."""
-        return frozenset(name for path, module in self.modules.items() if path.startswith("tests.") for name in module.members)
+        return frozenset(
+            name
+            for path, module in self.modules.items()
+            if path.startswith("tests.")
+            for name in module.members
+        )
 
     @cached_property
     def targets(self) -> tuple[frozenset[str], frozenset[str]]:
         """Return the targets and the variables of the Makefile."""
         text = (self.root / "Makefile").read_text()
-        return frozenset(re.findall(r"^([a-z][\w-]*):", text, re.M)), frozenset(re.findall(r"\$\((\w+)\)", text))
+        return frozenset(re.findall(r"^([a-z][\w-]*):", text, re.M)), frozenset(
+            re.findall(r"\$\((\w+)\)", text)
+        )
 
     @cached_property
     def command(self) -> Any:
-        """Return the command line as click's group of commands; typer has a click of its own, in a private module."""
+        """Return the command line as click's group of commands; typer has a click of its own, in a private
+        module.
+        """
         return typer.main.get_command(app)
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        return frozenset(".".join(key) for schema in (Config, SFTConfig, RMConfig) for key, _ in iter_keys(schema))
+        return frozenset(
+            ".".join(key) for schema in (Config, SFTConfig, RMConfig) for key, _ in iter_keys(schema)
+        )
 
     def has_word(self, word: str) -> bool:
-        """Tell whether the package has the word, or makes it of one of its words and a piece of an f-string."""
+        """Tell whether the package has the word, or makes it of one of its words and a piece of an
+        f-string.
+        """
         ends = ((word.removesuffix(piece), word.removeprefix(piece)) for piece in self.pieces)
-        return word in self.words or any(part != word and part in self.words for parts in ends for part in parts)
+        return word in self.words or any(
+            part != word and part in self.words for parts in ends for part in parts
+        )
 
     def has_file(self, path: str) -> bool:
-        """Tell whether a file or folder is named by `path`: from the root where it begins with a folder there, else by its end."""
+        """Tell whether a file or folder is named by `path`: from the root where it begins with a folder
+        there, else by its end.
+        """
         path = path.rstrip("/").removeprefix("./")
         pattern = re.compile(re.escape(path).replace(r"\*", "[^/]*"))
         if path.partition("/")[0] in FOLDERS:
             return any(pattern.fullmatch(name) for name in (*self.files, *self.folders))
-        return any(pattern.fullmatch(name.rpartition("/")[2] if "/" not in path else name) for name in self._ends(path.count("/") + 1))
+        return any(
+            pattern.fullmatch(name.rpartition("/")[2] if "/" not in path else name)
+            for name in self._ends(path.count("/") + 1)
+        )
 
     def _ends(self, length: int) -> Iterator[str]:
         for name in (*self.files, *self.folders):
             yield "/".join(name.split("/")[-length:])
 
     def is_written(self, name: str) -> bool:
-        """Tell whether the package has a string with this file's name: runs write such files. Digits stand for any number."""
+        """Tell whether the package has a string with this file's name: runs write such files.
+
+        Digits stand for any number.
+        """
         head, *tail = re.split(r"\d+", name)
-        return name in self.strings or (bool(head and tail) and head in self.strings and f".{tail[-1].rpartition('.')[2]}" in self.strings)
+        return name in self.strings or (
+            bool(head and tail) and head in self.strings and f".{tail[-1].rpartition('.')[2]}" in self.strings
+        )
 
     def classes(self, name: str) -> list[Definition]:
         """Return the classes of that name with all that they inherit."""
-        return [c for own in self.by_name.get(name, []) for c in (own, *(c for base in own.bases for c in self.classes(base)))]
+        return [
+            c
+            for own in self.by_name.get(name, [])
+            for c in (own, *(c for base in own.bases for c in self.classes(base)))
+        ]
 
     def has_member(self, owner: str, name: str) -> bool:
         return any(name in c.members for c in self.classes(owner))
 
     def accepts(self, name: str, keyword: str, owner: str | None = None) -> bool:
-        """Tell whether a call of `name` (a function, a class, or a member of `owner`) may name this argument."""
+        """Tell whether a call of `name` (a function, a class, or a member of `owner`) may name this
+        argument.
+        """
         found = self.functions(name, owner)
         return not found or any(keyword in one.parameters or one.is_open for one in found)
 
     def functions(self, name: str, owner: str | None = None) -> list[Definition]:
         """Return what a call of `name` may mean, as far as its parameters are known."""
-        found = self.classes(name) if owner is None else [c.members[name] for c in self.classes(owner) if name in c.members]
+        found = (
+            self.classes(name)
+            if owner is None
+            else [c.members[name] for c in self.classes(owner) if name in c.members]
+        )
         return [one for one in found if one is not IMPORTED and one is not VALUE]
 
     def has_dotted(self, name: str) -> bool:
@@ -176,7 +217,9 @@ def _sources(root: Path) -> Iterator[Path]:
     yield from (path for path in root.iterdir() if path.is_file())
     yield from (path for path in (root / ".ci").rglob("*") if path.is_file())
     for folder in FOLDERS:
-        yield from (path for path in (root / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        yield from (
+            path for path in (root / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        )
 
 
 def _module_name(path: str) -> str:
@@ -204,11 +247,15 @@ def _define_all(node: ast.Module | ast.ClassDef) -> Definition:
     if isinstance(node, ast.Module):
         return Definition(members)
     written = {
-        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self" and isinstance(n.ctx, ast.Store)
+        n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self" and isinstance(n.ctx, ast.Store)
     }
     init = members.get("__init__", Definition())
     members = dict.fromkeys(written, VALUE) | members
-    bases = tuple(WORD.findall(ast.unparse(base))[-1 if "[" not in ast.unparse(base) else 0] for base in node.bases)
+    bases = tuple(
+        WORD.findall(ast.unparse(base))[-1 if "[" not in ast.unparse(base) else 0] for base in node.bases
+    )
     return Definition(members, init.parameters | fields, init.required, init.is_open, bases)
 
 
@@ -225,9 +272,19 @@ def _define_function(node: Function) -> Definition:
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = {a.arg for a in positional[: len(positional) - len(arguments.defaults)]}
-    required |= {a.arg for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None}
-    names = {a.arg for a in (*positional, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg) if a is not None}
-    return Definition({}, frozenset(names), frozenset(required - {"self", "cls"}), arguments.kwarg is not None)
+    required |= {
+        a.arg
+        for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default is None
+    }
+    names = {
+        a.arg
+        for a in (*positional, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+        if a is not None
+    }
+    return Definition(
+        {}, frozenset(names), frozenset(required - {"self", "cls"}), arguments.kwarg is not None
+    )
 
 
 def _identifiers(tree: ast.Module) -> set[str]:
@@ -238,7 +295,9 @@ def _identifiers(tree: ast.Module) -> set[str]:
 def _strings(tree: ast.Module) -> list[str]:
     """Return all strings but docstrings."""
     documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documentation)
+    constants = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documentation
+    )
     return [node.value for node in constants if isinstance(node.value, str)]
 
 

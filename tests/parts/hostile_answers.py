@@ -1,4 +1,5 @@
-"""Answers that a policy might find which wants no reward but a failure: short to write, for ever to evaluate, or malformed.
+"""Answers that a policy might find which wants no reward but a failure: short to write, for ever to evaluate,
+or malformed.
 
 None is right, whatever its seed: the true values of the tests have digits that no answer here has.
 """
@@ -12,20 +13,35 @@ DIGITS = "2345689"
 """No 7 and no 1: no answer is 717 by accident."""
 TRUTH = "717"
 
-_OPEN_CLOSE = ["()", "[]", "{}", ("\\left(", "\\right)"), ("\\left[", "\\right]"), ("\\{", "\\}"), ("|", "|"), ("\\lfloor ", "\\rfloor ")]
+_OPEN_CLOSE = [
+    "()",
+    "[]",
+    "{}",
+    ("\\left(", "\\right)"),
+    ("\\left[", "\\right]"),
+    ("\\{", "\\}"),
+    ("|", "|"),
+    ("\\lfloor ", "\\rfloor "),
+]
 _PREFIXES = [
-    "\\sqrt{", "\\frac{9}{", "x^{", "9^{", "e^{", "\\text{", "\\mathbf{", "\\boxed{", "\\sin(", "\\log_{2", "-(", "\\overline{", "_{",
+    "\\sqrt{", "\\frac{9}{", "x^{", "9^{", "e^{", "\\text{", "\\mathbf{", "\\boxed{", "\\sin(", "\\log_{2",
+    "-(", "\\overline{", "_{",
     "\\binom{9}{",
-    "\\sum_{n=2}^{9} (", "\\prod_{n=2}^{99} (", "\\left(", "\\begin{pmatrix}", "|", "{", "[", "**", "$", "\\cfrac{2}{2+",
+    "\\sum_{n=2}^{9} (", "\\prod_{n=2}^{99} (", "\\left(", "\\begin{pmatrix}", "|", "{", "[", "**", "$",
+    "\\cfrac{2}{2+",
 ]  # fmt: skip
 _PIECES = [
-    "1,", "9 ", "9.", "-", "- ", "=", "9=", "9+", "9/", "9^", "9!", "!", "(", "{", "\\", "\\\\", "$", "**", "####", "#### 9", "\n",
+    "1,", "9 ", "9.", "-", "- ", "=", "9=", "9+", "9/", "9^", "9!", "!", "(", "{", "\\", "\\\\", "$", "**",
+    "####", "#### 9", "\n",
     "<think>",
-    "</think>", "\\boxed{9", "\\boxed{", "\\frac", "\\text{", "answer is ", "wait ", "not ", "9 or ", "9 and ", "a ", "x ", "π", "½",
+    "</think>", "\\boxed{9", "\\boxed{", "\\frac", "\\text{", "answer is ", "wait ", "not ", "9 or ", "9 "
+    "and ", "a ", "x ", "π", "½",
     "²", "₂",
-    "٣", "\u200b", "\u202e", "\x00", "\ud800", "\U0001d7d7", "e9", "×10^9", "9:", ",999", " 999", "'999", ".999", "9%", "9 % of ",
+    "٣", "\u200b", "\u202e", "\x00", "\ud800", "\U0001d7d7", "e9", "×10^9", "9:", ",999", " 999", "'999",
+    ".999", "9%", "9 % of ",
     "9 dollars and ",
-    "9 hours ", "forty ", "and a half ", "\\left", "\\right)", "&", "\\\\ 9", "~~9~~", "<9>", "9<", "≤", "\\ldots", "9_9", "^{^{",
+    "9 hours ", "forty ", "and a half ", "\\left", "\\right)", "&", "\\\\ 9", "~~9~~", "<9>", "9<", "≤",
+    "\\ldots", "9_9", "^{^{",
     "\\infty", "i",
 ]  # fmt: skip
 
@@ -54,14 +70,18 @@ def _plain_tower(rng: random.Random) -> str:
 
 def _binomial(rng: random.Random) -> str:
     big = _number(rng, 9) + "0000"
-    return rng.choice(["\\binom{%s}{%s}", "\\dbinom{%s}{%s}", "{%s \\choose %s}", "C(%s,%s)", "\\tbinom{%s+2}{%s}"]) % (
+    return rng.choice(
+        ["\\binom{%s}{%s}", "\\dbinom{%s}{%s}", "{%s \\choose %s}", "C(%s,%s)", "\\tbinom{%s+2}{%s}"]
+    ) % (
         big,
         _number(rng, 5),
     )
 
 
 def _factorial(rng: random.Random) -> str:
-    return rng.choice(["{}!", "({}!)!", "{}!!", "\\Gamma({})", "\\frac{{{0}!}}{{{0}!+2}}"]).format(_number(rng, 9) + "000")
+    return rng.choice(["{}!", "({}!)!", "{}!!", "\\Gamma({})", "\\frac{{{0}!}}{{{0}!+2}}"]).format(
+        _number(rng, 9) + "000"
+    )
 
 
 def _series(rng: random.Random) -> str:
@@ -73,12 +93,16 @@ def _series(rng: random.Random) -> str:
 def _analysis(rng: random.Random) -> str:
     return rng.choice(
         [
-            "\\int_0^{9} x^{x^x} dx", "\\int e^{-x^2}\\sin(x^9) dx", "\\lim_{x\\to 0} \\frac{\\sin(x^{x})}{x^{9}}",
+            "\\int_0^{9} x^{x^x} dx", "\\int e^{-x^2}\\sin(x^9) dx", "\\lim_{x\\to 0} "
+            "\\frac{\\sin(x^{x})}{x^{9}}",
             "\\frac{d}{dx} x^{x^{x^x}}",
-            "\\int_0^\\infty \\frac{\\ln x}{x^{99}+2} dx", "\\sum_{n=2}^\\infty \\frac{2}{n^{9}}", "\\det(A^{99})",
+            "\\int_0^\\infty \\frac{\\ln x}{x^{99}+2} dx", "\\sum_{n=2}^\\infty \\frac{2}{n^{9}}",
+            "\\det(A^{99})",
             "\\sqrt[9999]{2}+\\sqrt[8888]{3}",
-            "\\log_{2}{9^{99999999}}", "\\arctan(\\tan(9^{99999}))", "(x+y+z)^{9999}", "\\frac{x^{9999}-2}{x-2}", "\\cos(9^{9^{9}})",
-            "\\zeta(9999)", "\\max(9^{9^9}, 2)", "9^{9^9} \\mod 8", "\\lfloor 9^{9^9} \\rfloor", "x^{9999} + x^{9998} = 2",
+            "\\log_{2}{9^{99999999}}", "\\arctan(\\tan(9^{99999}))", "(x+y+z)^{9999}",
+            "\\frac{x^{9999}-2}{x-2}", "\\cos(9^{9^{9}})",
+            "\\zeta(9999)", "\\max(9^{9^9}, 2)", "9^{9^9} \\mod 8", "\\lfloor 9^{9^9} \\rfloor", "x^{9999} + "
+            "x^{9998} = 2",
             "e^{e^{e^{e^{9}}}}",
         ]
     )  # fmt: skip
@@ -86,7 +110,9 @@ def _analysis(rng: random.Random) -> str:
 
 def _eager(rng: random.Random) -> str:
     big = rng.choice(["9^{9^9}", "99999!", "9^{99999999}", "8" * 400])
-    return rng.choice(["\\gcd(@,3)", "\\lcm(@, 9)", "\\max(@, 2)", "\\lfloor @ \\rfloor", "@ \\bmod 9", "\\log_9 (@)"]).replace("@", big)
+    return rng.choice(
+        ["\\gcd(@,3)", "\\lcm(@, 9)", "\\max(@, 2)", "\\lfloor @ \\rfloor", "@ \\bmod 9", "\\log_9 (@)"]
+    ).replace("@", big)
 
 
 def _nested(rng: random.Random) -> str:
@@ -103,13 +129,17 @@ def _nested_commands(rng: random.Random) -> str:
 
 def _mixed_nest(rng: random.Random) -> str:
     chosen = [rng.choice(_OPEN_CLOSE) for _ in range(rng.randint(8, 60))]
-    return "".join(one[0] + _number(rng, 2) + "+" for one in chosen) + "2" + "".join(one[1] for one in reversed(chosen))
+    return (
+        "".join(one[0] + _number(rng, 2) + "+" for one in chosen)
+        + "2"
+        + "".join(one[1] for one in reversed(chosen))
+    )
 
 
 def _digits(rng: random.Random) -> str:
-    return rng.choice(["{}", "0.{}", "2/{}", "{}e999999", "2e{}", "-{}", "\\frac{{{0}}}{{{0}2}}", "2^{{{}}}", "2,{}"]).format(
-        _number(rng, 9) * rng.randint(9, 3000)
-    )
+    return rng.choice(
+        ["{}", "0.{}", "2/{}", "{}e999999", "2e{}", "-{}", "\\frac{{{0}}}{{{0}2}}", "2^{{{}}}", "2,{}"]
+    ).format(_number(rng, 9) * rng.randint(9, 3000))
 
 
 def _repeated(rng: random.Random) -> str:
@@ -121,7 +151,18 @@ def _soup(rng: random.Random) -> str:
 
 
 def _long_sum(rng: random.Random) -> str:
-    term = rng.choice(["x", "\\sqrt{2}", "\\sin x", "\\frac{2}{3}", "9", "\\sqrt[3]{x+2}", "x_{2}", "\\cos(\\frac{\\pi}{9})"])
+    term = rng.choice(
+        [
+            "x",
+            "\\sqrt{2}",
+            "\\sin x",
+            "\\frac{2}{3}",
+            "9",
+            "\\sqrt[3]{x+2}",
+            "x_{2}",
+            "\\cos(\\frac{\\pi}{9})",
+        ]
+    )
     return rng.choice(["+", "\\cdot ", ",", "=", "<", "-"]).join([term] * rng.randint(20, 400))
 
 
@@ -136,12 +177,15 @@ def _roots(rng: random.Random) -> str:
 
 
 _KINDS: list[Callable[[random.Random], str]] = [
-    _tower, _plain_tower, _binomial, _factorial, _series, _analysis, _eager, _nested, _nested_commands, _mixed_nest, _digits, _repeated,
+    _tower, _plain_tower, _binomial, _factorial, _series, _analysis, _eager, _nested, _nested_commands,
+    _mixed_nest, _digits, _repeated,
     _soup,
     _long_sum, _matrix, _roots,
 ]  # fmt: skip
 _FRAMES = [
-    "\\boxed{@}", "So the answer is $\\boxed{@}$.", "#### @", "The answer is $@$.", "@", "The answer is @", "$$@$$",
+    "\\boxed{@}", "So the answer is $\\boxed{@}$.", "#### @", "The answer is $@$.", "@", "The answer is @",
+    "$$@$$",
     "<think>so</think> \\boxed{@}",
-    "\\boxed{\\boxed{@}}", "\\boxed{2 + @}", "\\boxed{x = @}", "#### \\boxed{@}", "**Answer:** $@$", "\\[ @ \\]", "\\boxed{\\{@, 2\\}}",
+    "\\boxed{\\boxed{@}}", "\\boxed{2 + @}", "\\boxed{x = @}", "#### \\boxed{@}", "**Answer:** $@$", "\\[ @ "
+    "\\]", "\\boxed{\\{@, 2\\}}",
 ]  # fmt: skip

@@ -1,6 +1,8 @@
-"""What tests of the learner start from: sizes of a tiny model, random samples, a learner alone in this process, free ports.
+"""What tests of the learner start from: sizes of a tiny model, random samples, a learner alone in this
+process, free ports.
 
-This folder is on the import path of pytest, and of its files that are started as programs: the ranks of a world.
+This folder is on the import path of pytest, and of its files that are started as programs: the ranks of a
+world.
 """
 
 from contextlib import closing, contextmanager
@@ -21,14 +23,22 @@ def tiny_sizes(vocab_size, **changes):
 
     `intermediate_size=47` makes the shards of ranks differ in size.
     """
-    sizes = {"vocab_size": vocab_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     return sizes | {"intermediate_size": 48, "tie_word_embeddings": True, "initializer_range": 0.2} | changes
 
 
 def write_tiny_model(folder, vocab_size, **changes):
     """Write a random model of `tiny_sizes`, in float32; the same whenever it is written."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(Qwen2Config(**tiny_sizes(vocab_size, **changes)), dtype=torch.float32).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(
+        Qwen2Config(**tiny_sizes(vocab_size, **changes)), dtype=torch.float32
+    ).save_pretrained(folder)
 
 
 def update_once(learner, vocabulary):
@@ -38,14 +48,28 @@ def update_once(learner, vocabulary):
 
 
 def random_samples(count, vocabulary, *, length=None, seed=5):
-    """Return samples of 6 to 17 tokens (or of `length`): a context token, then about six actions in ten, the last token one of them."""
+    """Return samples of 6 to 17 tokens (or of `length`): a context token, then about six actions in ten, the
+    last token one of them.
+    """
     rng, found = np.random.default_rng(seed), []
     for index in range(count):
         num_tokens = length or int(rng.integers(6, 18))
         mask = rng.random(num_tokens) < 0.6
         mask[0], mask[-1] = False, True
-        behavior, advantages = rng.normal(-3, 1, num_tokens).astype(np.float32), rng.normal(size=num_tokens).astype(np.float32)
-        found.append(Sample(index, rng.integers(0, vocabulary, num_tokens).astype(np.int32), mask, mask, behavior, advantages))
+        behavior, advantages = (
+            rng.normal(-3, 1, num_tokens).astype(np.float32),
+            rng.normal(size=num_tokens).astype(np.float32),
+        )
+        found.append(
+            Sample(
+                index,
+                rng.integers(0, vocabulary, num_tokens).astype(np.int32),
+                mask,
+                mask,
+                behavior,
+                advantages,
+            )
+        )
     return found
 
 
@@ -61,7 +85,9 @@ def lone_learner(spec):
 
 
 def reserved_port():
-    """Return a port of this machine on which nobody listens; until this process ends, nobody else is given it."""
+    """Return a port of this machine on which nobody listens; until this process ends, nobody else is given
+    it.
+    """
     [port] = reserved_ports(1)
     return port
 

@@ -1,7 +1,7 @@
 """An MCP server for the tests: `python mcp_server.py stdio` or `python mcp_server.py http PORT`.
 
-Over HTTP it prints its port once it listens (0: any that is free). Each call of the calculator appends a line to the file that
-the environment variable MCP_CALLS names.
+Over HTTP it prints its port once it listens (0: any that is free). Each call of the calculator appends a line
+to the file that the environment variable MCP_CALLS names.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def die() -> str:
 @server.tool(structured_output=False)
 def picture() -> list[TextContent | ImageContent]:
     """Return a text and a picture."""
-    return [TextContent(type="text", text="look:"), ImageContent(type="image", data="aGk=", mime_type="image/png")]
+    return [
+        TextContent(type="text", text="look:"),
+        ImageContent(type="image", data="aGk=", mime_type="image/png"),
+    ]
 
 
 @server.tool()

@@ -1,4 +1,6 @@
-"""Requests read and answers written by hand, for servers of tests that answer what no HTTP library would let them."""
+"""Requests read and answers written by hand, for servers of tests that answer what no HTTP library would let
+them.
+"""
 
 from __future__ import annotations
 

@@ -11,4 +11,8 @@ def stored_keys(file: Path) -> list[str]:
         return []
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=60)) as database:
         has_table = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'attempts'").fetchone()
-        return [key for (key,) in database.execute("SELECT key FROM attempts ORDER BY number")] if has_table else []
+        return (
+            [key for (key,) in database.execute("SELECT key FROM attempts ORDER BY number")]
+            if has_table
+            else []
+        )

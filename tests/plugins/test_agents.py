@@ -1,4 +1,7 @@
-"""The built-in agent loops: what they play, and how each comes to an end. Their contract is in test_contracts.py."""
+"""The built-in agent loops: what they play, and how each comes to an end.
+
+Their contract is in test_contracts.py.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,17 @@ def test_short_names_stand_for_agents(alias, name):
 
 def test_only_agents_that_use_tools_are_offered_some():
     task = Task("t", "s", (Message("user", "q"),), "a", tools_kwargs={"calculator": {}, "mine": {}})
-    offered = {name: tools_for(task, PLUGINS.agents.get(name), ("calculator",)) for name in PLUGINS.agents.names()}
+    offered = {
+        name: tools_for(task, PLUGINS.agents.get(name), ("calculator",)) for name in PLUGINS.agents.names()
+    }
     users = {"tool_agent", "interaction_agent", "react_agent", "math_expression"}
     assert all(tools == (("calculator", "mine") if name in users else ()) for name, tools in offered.items())
 
 
 def test_a_tool_without_a_schema_is_named():
-    broken = type("Broken", (PLUGINS.tools.get("calculator"),), {"name": "broken", "parameters": {"type": "objekt"}})
+    broken = type(
+        "Broken", (PLUGINS.tools.get("calculator"),), {"name": "broken", "parameters": {"type": "objekt"}}
+    )
     with pytest.raises(PluginError, match="tool 'broken': `parameters` is not a JSON schema") as caught:
         validator(broken)
     assert isinstance(caught.value.__cause__, jsonschema_rs.ValidationError)
@@ -66,7 +73,7 @@ class Critic(Interaction):
         return InteractionReply("and?", is_done=not self.left, reward=1.0)
 
 
-# --------------------------------------------------------------------------------------- tool and interaction agents
+# -------------------------------------------------------------------------------- tool and interaction agents
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,17 @@ class Critic(Interaction):
         (["a long answer " * 40], {"max_response_tokens": 20}, "ua", "truncated"),
         ([SUM, "42"], {"max_turn_tokens": 12, "max_turns": 1}, "ua", "turn_limit"),
     ],
-    ids=["no call", "call", "parallel", "finish", "finish last", "turns", "broken", "tokens", "cut call in the last turn"],
+    ids=[
+        "no call",
+        "call",
+        "parallel",
+        "finish",
+        "finish last",
+        "turns",
+        "broken",
+        "tokens",
+        "cut call in the last turn",
+    ],
 )
 def test_every_end_of_the_tool_agent(turns, settings, conversation, outcome):
     trajectory = play(turns, tools=["calculator", "finish"], **settings)
@@ -133,7 +150,7 @@ def test_the_interaction_agent_refuses_a_row_without_partner():
     assert "needs interaction_kwargs" in str(trajectory.failure)
 
 
-# ------------------------------------------------------------------------------------------------------------- ReAct
+# ------------------------------------------------------------------------------------------------------ ReAct
 
 SCHEMAS = [PLUGINS.tools.get("calculator")().schema()]
 
@@ -141,8 +158,14 @@ SCHEMAS = [PLUGINS.tools.get("calculator")().schema()]
 @pytest.mark.parametrize(
     ("text", "step"),
     [
-        ('Thought: t\nAction: calculator\nAction Input: {"expression": "6*7"}', Action("calculator", {"expression": "6*7"})),
-        ('Action: `calculator`\nAction Input:\n```json\n{"expression":\n "6*7"}\n```', Action("calculator", {"expression": "6*7"})),
+        (
+            'Thought: t\nAction: calculator\nAction Input: {"expression": "6*7"}',
+            Action("calculator", {"expression": "6*7"}),
+        ),
+        (
+            'Action: `calculator`\nAction Input:\n```json\n{"expression":\n "6*7"}\n```',
+            Action("calculator", {"expression": "6*7"}),
+        ),
         ("Action: calculator\nAction Input: 6*7", Action("calculator", {"expression": "6*7"})),
         ("Action: calculator\nAction Input: 42", Action("calculator", {"expression": "42"})),
         ('Action: calculator\nAction Input: "6*7"', Action("calculator", {"expression": "6*7"})),
@@ -153,7 +176,10 @@ SCHEMAS = [PLUGINS.tools.get("calculator")().schema()]
         ("Action: calculator", Malformed("`Action:` is not followed by `Action Input:`")),
         ("Action: unknown\nAction Input: 6*7", Malformed("`Action Input:` is not a JSON object")),
         ('Action: unknown\nAction Input: {"a": NaN}', Malformed("`Action Input:` is not a JSON object")),
-        ('Action: unknown\nAction Input: {"a": "\\ud800"}', Malformed("`Action Input:` is not a JSON object")),
+        (
+            'Action: unknown\nAction Input: {"a": "\\ud800"}',
+            Malformed("`Action Input:` is not a JSON object"),
+        ),
         ("Action: unknown\nAction Input: {}", Action("unknown", {})),
         ("Observation: 42\nFinal Answer: 42", Malformed(NO_STEP)),
         ("The answer is 42.", Malformed(NO_STEP)),
@@ -164,10 +190,27 @@ def test_steps_of_react(text, step):
     assert parse_step(text, SCHEMAS) == step
 
 
-PIECES = ["Thought:", "Action:", "Action Input:", "Observation:", "Final Answer:", "```json\n", "```", "{", "}", "[" * 5000, "\n"]
+PIECES = [
+    "Thought:",
+    "Action:",
+    "Action Input:",
+    "Observation:",
+    "Final Answer:",
+    "```json\n",
+    "```",
+    "{",
+    "}",
+    "[" * 5000,
+    "\n",
+]
 
 
-@given(st.lists(st.sampled_from(PIECES) | st.text() | st.sampled_from(["calculator", '{"expression": "1"}']), max_size=12).map("".join))
+@given(
+    st.lists(
+        st.sampled_from(PIECES) | st.text() | st.sampled_from(["calculator", '{"expression": "1"}']),
+        max_size=12,
+    ).map("".join)
+)
 def test_reading_a_step_never_raises(text):
     step = parse_step(text, SCHEMAS)
     assert isinstance(step, Action | FinalAnswer | Malformed)
@@ -180,9 +223,17 @@ def test_react_sees_its_tools_in_the_prompt_and_observations_as_user_messages():
 
     def model(turn, prompt):
         prompts.append(prompt)
-        return ['Thought: multiply\nAction: calculator\nAction Input: {"expression": "6*7"}', "Final Answer: 42"][turn]
+        return [
+            'Thought: multiply\nAction: calculator\nAction Input: {"expression": "6*7"}',
+            "Final Answer: 42",
+        ][turn]
 
-    trajectory = play(model, agent="react_agent", tools=["calculator"], prompt=[Message("system", "Be brief."), Message("user", "6*7?")])
+    trajectory = play(
+        model,
+        agent="react_agent",
+        tools=["calculator"],
+        prompt=[Message("system", "Be brief."), Message("user", "6*7?")],
+    )
     assert (roles(trajectory), trajectory.outcome) == ("suaua", Outcome.COMPLETED), trajectory.failure
     assert trajectory.messages[0].content.startswith("Be brief.")
     assert "- calculator: " in trajectory.messages[0].content
@@ -192,7 +243,12 @@ def test_react_sees_its_tools_in_the_prompt_and_observations_as_user_messages():
 
 
 def test_react_says_what_was_wrong():
-    turns = ["I do not know.", "Action: oracle\nAction Input: {}", "Action: calculator\nAction Input: 6*", "Final Answer: 42"]
+    turns = [
+        "I do not know.",
+        "Action: oracle\nAction Input: {}",
+        "Action: calculator\nAction Input: 6*",
+        "Final Answer: 42",
+    ]
     trajectory = play(turns, agent="react_agent", tools=["calculator"])
     told = [message.content for message in trajectory.messages if message.role == "user"][1:]
     assert told[0].startswith("Observation: not understood: there is neither")
@@ -206,7 +262,12 @@ def test_react_says_what_was_wrong():
     [
         (["Action: finish\nAction Input: 42"], {"max_turns": 1}, "sua", "completed"),
         (["Action: calculator\nAction Input: 1", "hm"], {"max_turns": 2}, "suaua", "turn_limit"),
-        (["Thought: " + "very long " * 50, "Final Answer: 42"], {"max_turn_tokens": 30}, "suaua", "completed"),
+        (
+            ["Thought: " + "very long " * 50, "Final Answer: 42"],
+            {"max_turn_tokens": 30},
+            "suaua",
+            "completed",
+        ),
         (["Final Answer: " + "very long " * 50], {"max_turn_tokens": 30}, "sua", "truncated"),
     ],
     ids=["finish", "turns", "cut", "cut answer"],
@@ -216,7 +277,7 @@ def test_every_end_of_react(turns, settings, conversation, outcome):
     assert (roles(trajectory), trajectory.outcome) == (conversation, Outcome(outcome)), trajectory.failure
 
 
-# --------------------------------------------------------------------------------------------------- math_expression
+# -------------------------------------------------------------------------------------------- math_expression
 
 
 @pytest.mark.parametrize(
@@ -235,7 +296,9 @@ def test_math_expression_evaluates_and_lets_the_model_correct_itself_once(turns,
         ground_truth="403",
         agent_config={"math_expression": {"evaluated_reward": 0.25}},
     )
-    assert [m.content.split(".")[0].split(" (")[0] for m in trajectory.messages if m.role == "user"][1:] == told
+    assert [m.content.split(".")[0].split(" (")[0] for m in trajectory.messages if m.role == "user"][
+        1:
+    ] == told
     assert trajectory.reward == 1.25
 
 
@@ -250,7 +313,7 @@ def test_math_expression_needs_the_calculator():
     assert "agent.tools=[calculator]" in str(trajectory.failure)
 
 
-# ------------------------------------------------------------------------------------------------------ openai_agent
+# ----------------------------------------------------------------------------------------------- openai_agent
 
 FUNCTIONS = """
 import os
@@ -305,7 +368,9 @@ def test_an_async_function_is_an_agent(functions, name):
     assert trajectory.reward == (1.5 if name == "solve" else 0.0)
 
 
-@pytest.mark.parametrize(("returned", "reward"), [(None, 0.0), ("the answer is 42", 0.0), (0.25, 0.25), ({"a": 1, "b": -0.5}, 0.5)])
+@pytest.mark.parametrize(
+    ("returned", "reward"), [(None, 0.0), ("the answer is 42", 0.0), (0.25, 0.25), ({"a": 1, "b": -0.5}, 0.5)]
+)
 def test_a_function_runs_in_a_thread_and_returns_rewards(functions, returned, reward):
     trajectory = play_program({"target": f"{functions}:solve_in_a_thread"}, extra_info={"returned": returned})
     assert (trajectory.outcome, trajectory.reward) == (Outcome.COMPLETED, reward), trajectory.failure
@@ -320,7 +385,9 @@ def test_what_is_no_reward_is_named(functions, returned):
 
 
 def test_the_task_of_a_program_is_json_without_the_truth():
-    task = Task("t:1", "s", (Message("user", "é?"),), "openai_agent", ground_truth="secret", extra_info={"index": 1})
+    task = Task(
+        "t:1", "s", (Message("user", "é?"),), "openai_agent", ground_truth="secret", extra_info={"index": 1}
+    )
     view = task_view(task)
     assert json.loads(json.dumps(view)) == view
     assert view["messages"] == [{"role": "user", "content": "é?"}]
@@ -333,7 +400,11 @@ def test_the_task_of_a_program_is_json_without_the_truth():
         ({}, ConfigError, "set either target"),
         ({"target": "a:b", "command": ["a"]}, ConfigError, "set either target"),
         ({"program": "x"}, ConfigError, "program"),
-        ({"command": ["a"], "pass_env": ["NOT_SET_ANYWHERE"]}, ConfigError, "openai_agent.pass_env: .*'NOT_SET_ANYWHERE' is not set"),
+        (
+            {"command": ["a"], "pass_env": ["NOT_SET_ANYWHERE"]},
+            ConfigError,
+            "openai_agent.pass_env: .*'NOT_SET_ANYWHERE' is not set",
+        ),
         ({"target": "solve"}, PluginError, "write file.py:function or module:function"),
         ({"target": "nowhere.py:solve"}, PluginError, "nowhere.py"),
         ({"target": "{functions}:missing"}, PluginError, "'missing'"),
@@ -341,14 +412,20 @@ def test_the_task_of_a_program_is_json_without_the_truth():
     ],
 )
 def test_a_wrong_config_is_named_before_anything_is_played(functions, config, error, words):
-    filled = {key: value.replace("{functions}", str(functions)) if isinstance(value, str) else value for key, value in config.items()}
+    filled = {
+        key: value.replace("{functions}", str(functions)) if isinstance(value, str) else value
+        for key, value in config.items()
+    }
     with pytest.raises(error, match=words):
         PLUGINS.agents.get("openai_agent")(filled)
 
 
 def command(tmp_path: Path, end: str) -> dict[str, Any]:
     (tmp_path / "program.py").write_text(PROGRAM.replace("{end}", end))
-    return {"command": [sys.executable, str(tmp_path / "program.py")], "env": {"PIDS": str(tmp_path / "pids")}}
+    return {
+        "command": [sys.executable, str(tmp_path / "program.py")],
+        "env": {"PIDS": str(tmp_path / "pids")},
+    }
 
 
 def are_gone(pids: Path) -> bool:
@@ -356,7 +433,11 @@ def are_gone(pids: Path) -> bool:
     deadline = time.monotonic() + 10
     left = [int(pid) for pid in pids.read_text().split()]
     while time.monotonic() < deadline:
-        left = [pid for pid in left if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+        left = [
+            pid
+            for pid in left
+            if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        ]
         if not left:
             return True
         time.sleep(0.05)
@@ -372,7 +453,9 @@ def test_a_command_gets_none_of_the_keys_of_the_run(tmp_path, monkeypatch):
         trajectory = play_program(command(tmp_path, dump) | {"pass_env": passed})
         assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
         seen[passed] = json.loads((tmp_path / "seen").read_text())
-        assert {"PIDS", "PATH", "HOME", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"} <= seen[passed].keys()
+        assert {"PIDS", "PATH", "HOME", "OPENAI_BASE_URL", "OPENAI_API_KEY", "OPENAI_MODEL"} <= seen[
+            passed
+        ].keys()
     assert not [value for value in seen[()].values() if "secret of" in value]
     assert seen["MY_SEARCH_KEY",]["MY_SEARCH_KEY"] == "secret of MY_SEARCH_KEY"
     assert seen["MY_SEARCH_KEY",].keys() - seen[()].keys() == {"MY_SEARCH_KEY"}

@@ -99,7 +99,7 @@ class Caller(AgentLoop):
     async def run(self, task, session):
         turn = await session.generate()
         await session.call_tools(turn)
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,9 @@ def broken(tmp_path_factory):
 
 
 def line_of(mark: str) -> int:
-    return next(number for number, line in enumerate(BROKEN.splitlines(), start=1) if line.endswith(f"# {mark}"))
+    return next(
+        number for number, line in enumerate(BROKEN.splitlines(), start=1) if line.endswith(f"# {mark}")
+    )
 
 
 def check(failure: Failure | None, plugin: PluginId, mark: str = "the line") -> None:
@@ -129,9 +131,13 @@ CALL = json.dumps({"name": "{}", "arguments": {}})
 @pytest.mark.parametrize("agent", [None, "Caller"])
 def test_a_tool_that_raises_is_blamed_at_the_line_where_it_did(broken, tool, agent):
     made = getattr(broken, tool)
-    trajectory = play([call(made.name), "done"], tools=[made], agent=getattr(broken, agent) if agent else "tool_agent")
+    trajectory = play(
+        [call(made.name), "done"], tools=[made], agent=getattr(broken, agent) if agent else "tool_agent"
+    )
     assert trajectory.outcome is Outcome.TOOL_ERROR
-    check(trajectory.failure, PluginId("tool", made.name), "the honest line" if tool == "Honest" else "the line")
+    check(
+        trajectory.failure, PluginId("tool", made.name), "the honest line" if tool == "Honest" else "the line"
+    )
     assert made.name in trajectory.failure.text
     assert trajectory.failure.error == ("ToolError" if tool == "Honest" else "KeyError")
 
@@ -195,7 +201,11 @@ def test_a_plugin_of_agentrl_is_named_by_its_own_line():
 
 
 def test_who_was_noted_first_is_to_blame():
-    with pytest.raises(ValueError, match="x") as caught_error, blaming("agent", "outer"), blaming("tool", "inner"):
+    with (
+        pytest.raises(ValueError, match="x") as caught_error,
+        blaming("agent", "outer"),
+        blaming("tool", "inner"),
+    ):
         raise ValueError("x")
     assert failure_of(caught_error.value).plugin == PluginId("tool", "inner")
 

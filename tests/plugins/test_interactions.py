@@ -39,10 +39,12 @@ def talk(interaction: Interaction, *says: str, **row) -> tuple[list[InteractionR
     return trio.run(main)
 
 
-# ---------------------------------------------------------------------------------------------------------------- gsm8k
+# ------------------------------------------------------------------------------------------------------ gsm8k
 
 
-@pytest.mark.parametrize(("reward", "turns", "score"), [("turn", [0.0, 1.0], None), ("final", [None, None], 1.0)])
+@pytest.mark.parametrize(
+    ("reward", "turns", "score"), [("turn", [0.0, 1.0], None), ("final", [None, None], 1.0)]
+)
 def test_gsm8k_rewards_turns_or_the_end(reward, turns, score) -> None:
     replies, final = talk(Gsm8k({"reward": reward}), "#### 1", "#### 42", ground_truth="42")
     assert [reply.reward for reply in replies] == turns
@@ -60,7 +62,7 @@ def test_options_are_checked() -> None:
         Gsm8k({"reward": "both"})
 
 
-# ------------------------------------------------------------------------------------------------------------- scripted
+# --------------------------------------------------------------------------------------------------- scripted
 
 
 def test_rules_come_before_the_list_and_the_last_score_counts() -> None:
@@ -70,7 +72,9 @@ def test_rules_come_before_the_list_and_the_last_score_counts() -> None:
         {"pattern": "maybe", "reply": "Decide.", "score": 0.25},
     ]
     partner = Scripted({"replies": ["never used"]})
-    replies, score = talk(partner, "Hello", "The PRICE is 7", "maybe", "Deal.", replies=["Hi.", "And?"], rules=rules)
+    replies, score = talk(
+        partner, "Hello", "The PRICE is 7", "maybe", "Deal.", replies=["Hi.", "And?"], rules=rules
+    )
     assert [reply.text for reply in replies] == ["Hi.", "Too much.", "Decide.", ""]
     assert [reply.reward for reply in replies] == [None, -0.5, None, None]
     assert replies[-1].is_done
@@ -83,13 +87,17 @@ def test_a_script_ends_with_its_replies_and_config_stands_in_for_the_row() -> No
     assert (replies[-1].is_done, score) == (True, None)
 
 
-# ------------------------------------------------------------------------------------------------------- simulated user
+# --------------------------------------------------------------------------------------------- simulated user
 
 
 class ChatServer:
-    """An OpenAI-compatible server: `answer(number of the request, messages)` gives text, a status, or None for no answer at all."""
+    """An OpenAI-compatible server: `answer(number of the request, messages)` gives text, a status, or None
+    for no answer at all.
+    """
 
-    def __init__(self, answer: Callable[[int, list[dict]], str | int | None], *, usage: dict | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[int, list[dict]], str | int | None], *, usage: dict | None = None
+    ) -> None:
         self.answer, self.usage = answer, usage
         self.requests: list[dict] = []
         self.headers: list[Mapping[str, str]] = []
@@ -104,7 +112,9 @@ class ChatServer:
             await trio.sleep_forever()
         if isinstance(answer, int):
             return HttpResponse(answer, b'{"error": "no"}')
-        reply = {"choices": [{"message": {"role": "assistant", "content": answer}}]} | ({"usage": self.usage} if self.usage else {})
+        reply = {"choices": [{"message": {"role": "assistant", "content": answer}}]} | (
+            {"usage": self.usage} if self.usage else {}
+        )
         return HttpResponse(200, json.dumps(reply).encode())
 
     def talk(self, *says: str, row=None, **options) -> tuple[list[InteractionReply], float | None]:
@@ -114,7 +124,9 @@ class ChatServer:
             (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
             url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(functools.partial(serve_http, self.handle, [listener], max_body_bytes=10**6))
+                nursery.start_soon(
+                    functools.partial(serve_http, self.handle, [listener], max_body_bytes=10**6)
+                )
                 partner = SimulatedUser({"url": url, "goal": "a refund", "retry_pause_s": 0, **options})
                 await partner.start(**(row or {}))
                 messages, replies = [Message("system", "You sell shoes."), Message("user", "Hello!")], []
@@ -135,9 +147,15 @@ class ChatServer:
 
 def test_the_other_model_sees_the_conversation_from_the_users_side(monkeypatch) -> None:
     monkeypatch.setenv("USER_KEY", "secret-123")
-    server = ChatServer(lambda number, _: ["My shoes broke.", "[DONE] bye"][number], usage={"completion_tokens": 5})
+    server = ChatServer(
+        lambda number, _: ["My shoes broke.", "[DONE] bye"][number], usage={"completion_tokens": 5}
+    )
     replies, score = server.talk(
-        "How can I help?", "Here is your money.", api_key_env="USER_KEY", model="m", row={"persona": "You are angry."}
+        "How can I help?",
+        "Here is your money.",
+        api_key_env="USER_KEY",
+        model="m",
+        row={"persona": "You are angry."},
     )
     assert [(reply.text, reply.is_done) for reply in replies] == [("My shoes broke.", False), ("", True)]
     assert score is None
@@ -147,7 +165,9 @@ def test_the_other_model_sees_the_conversation_from_the_users_side(monkeypatch) 
     system, *turns = server.requests[1]["messages"]
     assert "You are angry." in system["content"]
     assert "a refund" in system["content"]
-    assert "You sell shoes." not in json.dumps(server.requests), "what the assistant is told is not the user's to know"
+    assert "You sell shoes." not in json.dumps(server.requests), (
+        "what the assistant is told is not the user's to know"
+    )
     assert [(turn["role"], turn["content"]) for turn in turns] == [
         ("user", BEGIN),
         ("assistant", "Hello!"),
@@ -233,7 +253,7 @@ def test_an_instruction_that_the_row_cannot_fill_in() -> None:
         trio.run(functools.partial(user.start, goal="x"))
 
 
-# ------------------------------------------------------------------------------------------------------------- the loop
+# --------------------------------------------------------------------------------------------------- the loop
 
 
 class Counting(Interaction):
@@ -246,7 +266,9 @@ class Counting(Interaction):
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         self.heard += 1
-        return InteractionReply("go on", is_done=False, metrics={"heard": 1.0, "length": float(len(messages))})
+        return InteractionReply(
+            "go on", is_done=False, metrics={"heard": 1.0, "length": float(len(messages))}
+        )
 
     async def score(self) -> float | None:
         if self.plan == "raise":
@@ -270,7 +292,9 @@ def test_the_final_score_lies_on_the_last_action_token() -> None:
     [event] = [event for event in trajectory.rewards if event.name == "interaction/counting"]
     assert event.value == 0.5 * trajectory.metrics["counting/heard"]
     assert event.position == trajectory.action_mask.nonzero()[0][-1]
-    assert trajectory.metrics["reward/interaction"] == trajectory.metrics["counting/heard"], "reported without its weight"
+    assert trajectory.metrics["reward/interaction"] == trajectory.metrics["counting/heard"], (
+        "reported without its weight"
+    )
 
 
 def test_metrics_of_replies_are_added_up() -> None:
@@ -298,7 +322,9 @@ def test_a_score_that_fails_is_never_a_zero(plan, problem) -> None:
     assert trajectory.rewards == ()
 
 
-@pytest.mark.parametrize(("max_user_turns", "roles"), [(0, "user assistant"), (1, "user assistant user assistant")])
+@pytest.mark.parametrize(
+    ("max_user_turns", "roles"), [(0, "user assistant"), (1, "user assistant user assistant")]
+)
 def test_user_turns_are_limited(max_user_turns, roles) -> None:
     trajectory = count(max_user_turns=max_user_turns, turns=("a", "b", "c", "d"))
     assert " ".join(message.role for message in trajectory.messages) == roles

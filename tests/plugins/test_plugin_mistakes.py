@@ -1,4 +1,6 @@
-"""What is wrong with a user's plugins, rows and folders ends `agentrl train` before Ray starts, in one line with the place and the cure."""
+"""What is wrong with a user's plugins, rows and folders ends `agentrl train` before Ray starts, in one line
+with the place and the cure.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ data: {train_files: [rows.jsonl]}
 model: {path: model}
 trainer: {run_dir: run, steps: 1}
 """
-ROW = {"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": {"ground_truth": "2"}}
+ROW = {
+    "data_source": "arithmetic",
+    "prompt": [{"role": "user", "content": "1+1"}],
+    "reward_model": {"ground_truth": "2"},
+}
 TOOL = """
 from agentrl.plugins import Tool, ToolResult
 
@@ -75,8 +81,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, hidden in {"model": 16, "wide": 32}.items():
         write_tiny_tokenizer(folder / name)
         torch.manual_seed(0)
-        sizes = {"hidden_size": hidden, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
-        config = Qwen2Config(vocab_size=Chat.load(str(folder / name)).vocab_size, max_position_embeddings=512, **sizes)
+        sizes = {
+            "hidden_size": hidden,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+        }
+        config = Qwen2Config(
+            vocab_size=Chat.load(str(folder / name)).vocab_size, max_position_embeddings=512, **sizes
+        )
         AutoModelForCausalLM.from_config(config).save_pretrained(folder / name)
     return folder
 
@@ -118,47 +132,86 @@ def command(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("overrides", "text", "wrong", "right", "words"),
     [
-        (USE_REWARD, REWARD, 'name = "brevity"', "", "reward class Brevity (mine.py:4) has no `name`: write `name = \"brevity\"` in the c"),
-        (USE_FILE, REWARD, 'name = "brevity"', "name = 7", "agent.plugins: reward class Brevity (mine.py:4) has name = 7: write `name"),
-        (USE_FILE, TOOL, '"shout"', '"say it"', "tool 'say it' (mine.py:4): a tool's name has 1 to 64 letters"),
-        (USE_TOOL, TOOL, "parameters =", "schema_of =", "agent.tools: tool 'shout' (mine.py:4) has no `parameters`: write the JSON schema"),
+        (USE_REWARD, REWARD, 'name = "brevity"', "", "reward class Brevity (mine.py:4) has no `name`: write "
+        "`name = \"brevity\"` in the c"),
+        (USE_FILE, REWARD, 'name = "brevity"', "name = 7", "agent.plugins: reward class Brevity (mine.py:4) "
+        "has name = 7: write `name"),
+        (USE_FILE, TOOL, '"shout"', '"say it"', "tool 'say it' (mine.py:4): a tool's name has 1 to 64 "
+        "letters"),
+        (USE_TOOL, TOOL, "parameters =", "schema_of =", "agent.tools: tool 'shout' (mine.py:4) has no "
+        "`parameters`: write the JSON schema"),
         (USE_TOOL, TOOL, "parameters = {", "parameters = 7, {", "`parameters"),
-        (USE_TOOL, TOOL, '"type": "object", ', "", "`parameters` has type None: a call passes one object, so write \"type\": \"object\""),
+        (USE_TOOL, TOOL, '"type": "object", ', "", "`parameters` has type None: a call passes one object, so "
+        "write \"type\": \"object\""),
         (USE_TOOL, TOOL, "description =", "descripton =", "tool 'shout' (mine.py:4) has no `description`"),
-        (USE_TOOL, TOOL, "async def call", "def call", "tool 'shout' (mine.py:8): `call` is not async: write `async def call`"),
-        (USE_TOOL, TOOL, "return ToolResult", "yield ToolResult", "`call` is a generator; return the result instead of yielding it"),
-        (USE_TOOL, TOOL, "def call", "def cal", "tool 'shout' (mine.py:4) does not define `async def call(self, arguments)`"),
-        (USE_FILE, TOOL, "def call", "def cal", "agent.plugins: tool 'shout' (mine.py:4) does not define `async def call(self, arguments)"),
-        (USE_TOOL, TOOL, "self, arguments", "self, text, times", "`call(self, text, times)` is called with arguments: write `async def ca"),
-        (USE_TOOL, TOOL, "    async", "    runtime = 'thread'\n    async", "runtime = 'thread' must be one of asyncio, trio"),
-        (USE_TOOL, TOOL, "    async", "    def __init__(self, config, url): ...\n    async", "it is constructed as Shout(config): write"),
-        (USE_TOOL, TOOL, "    async", "    def __init__(self, config): config['url']\n    async", "tool 'shout' (mine.py:4) cannot be con"),
-        (USE_TOOL, TOOL, "(Tool)", "", "agent.tools: mine.py:Shout is not a tool: it must be a subclass of agentrl.plugins.Tool"),
-        (USE_TOOL, TOOL, "import Tool, ", "import Reward as Tool, ", "agent.tools: mine.py:Shout is not a tool"),
-        (USE_TOOL, TOOL + "Shout = Shout()\n", "", "", "agent.tools: mine.py:Shout is an instance; use its class, Shout"),
-        ((*USE_FILE, "agent.tools=[shout]"), TOOL, "(Tool)", "", "agent.plugins: 'mine.py' defines no plugin (Tool, ToolResult, Shout): a"),
-        ((*USE_FILE, "agent.tools=[shout]"), TOOL.replace("(Tool)", "") + REWARD, "", "", "unknown tool 'shout'; class Shout (mine.py:4)"),
-        ((*USE_FILE, "agent.tools=[f]"), "def f(x: int): ...\n", "", "", "f (mine.py:1) is not a tool without the decorator @tool"),
-        (USE_FILE, "import os\n", "", "", "agent.plugins: 'mine.py' defines no plugin: a plugin is a subclass of"),
-        (USE_FILE, TOOL + TOOL.replace("Shout", "Loud"), "", "", "agent.plugins: two tools have the name 'shout': mine.py:4 and mine.py:1"),
-        (USE_FILE, INTERACTION, "async def respond", "def respond", "interaction 'customer' (mine.py:8): `respond` is not async"),
-        (USE_FILE, INTERACTION, "respond(self, messages)", "respond(self)", "`respond(self)` is called with messages: write `async def re"),
-        (USE_FILE, INTERACTION, "def respond", "def answer", "interaction 'customer' (mine.py:4) does not define `async def respond(self,"),
-        (USE_AGENT, AGENT.replace("await ", ""), "async def run", "def run", "agent.default: agent 'loop' (mine.py:6): `run` is not async"),
-        (USE_AGENT, AGENT, "task, session", "session", "`run(self, session)` is called with task, session: write `async def run(self, tas"),
-        (USE_AGENT, AGENT, "    async", "    required_tools = 'calculator'\n    async", "required_tools='calculator' must be a tuple of n"),
-        (USE_AGENT, AGENT, "    async", "    required_tools = ('x',)\n    uses_tools = False\n    async", "it requires x, but has uses_to"),
-        (USE_AGENT, AGENT, "    async", "    required_tools = ('calculator',)\n    async", "needs the tool 'calculator', but rows:0 is of"),
-        (USE_AGENT, AGENT, "    async", "    needs_interaction = True\n    async", "agent loop needs extra_info.interaction_kwargs with a"),
-        (USE_AGENT, AGENT, "    async", "    async def prompt(self, task, tools): ...\n    async", "`prompt` is async but never awaited"),
-        (USE_AGENT, AGENT, "    async", "    def prompt(self, task, tools): return task.extra_info['q']\n    async", "raised in `prom"),
-        (USE_AGENT, AGENT, "    async", "    def prompt(self, task, tools): return 'hi'\n    async", "`prompt` returned ['h', 'i']; retur"),
-        (USE_REWARD, REWARD, "def score", "async def score", "reward.sources.arithmetic: reward 'brevity' (mine.py:4): `score` is async,"),
-        (USE_REWARD, REWARD, "    def", "    runs_in = 'asyncio'\n    def", "`score` is not async, but runs_in = 'asyncio' awaits it"),
-        (USE_REWARD, REWARD, "    def", "    runs_in = 'gpu'\n    def", "runs_in = 'gpu' must be one of inline, thread, process, asyncio,"),
-        (USE_REWARD, REWARD, "self, attempt", "self, task, attempt", "`score(self, task, attempt)` is called with attempt"),
-        (USE_REWARD, REWARD, "    def", "    def check(self, task): raise KeyError('q')\n    def", "rows.jsonl: row 0 (line 1): reward 'b"),
-        (("reward.terms={brief: {reward: 'mine.py:Brevity'}}",), REWARD, "score", "scor", "reward.terms.brief: reward 'brevity' (mine.py:"),
+        (USE_TOOL, TOOL, "async def call", "def call", "tool 'shout' (mine.py:8): `call` is not async: write "
+        "`async def call`"),
+        (USE_TOOL, TOOL, "return ToolResult", "yield ToolResult", "`call` is a generator; return the result "
+        "instead of yielding it"),
+        (USE_TOOL, TOOL, "def call", "def cal", "tool 'shout' (mine.py:4) does not define `async def "
+        "call(self, arguments)`"),
+        (USE_FILE, TOOL, "def call", "def cal", "agent.plugins: tool 'shout' (mine.py:4) does not define "
+        "`async def call(self, arguments)"),
+        (USE_TOOL, TOOL, "self, arguments", "self, text, times", "`call(self, text, times)` is called with "
+        "arguments: write `async def ca"),
+        (USE_TOOL, TOOL, "    async", "    runtime = 'thread'\n    async", "runtime = 'thread' must be one "
+        "of asyncio, trio"),
+        (USE_TOOL, TOOL, "    async", "    def __init__(self, config, url): ...\n    async", "it is "
+        "constructed as Shout(config): write"),
+        (USE_TOOL, TOOL, "    async", "    def __init__(self, config): config['url']\n    async", "tool "
+        "'shout' (mine.py:4) cannot be con"),
+        (USE_TOOL, TOOL, "(Tool)", "", "agent.tools: mine.py:Shout is not a tool: it must be a subclass of "
+        "agentrl.plugins.Tool"),
+        (USE_TOOL, TOOL, "import Tool, ", "import Reward as Tool, ", "agent.tools: mine.py:Shout is not a "
+        "tool"),
+        (USE_TOOL, TOOL + "Shout = Shout()\n", "", "", "agent.tools: mine.py:Shout is an instance; use its "
+        "class, Shout"),
+        ((*USE_FILE, "agent.tools=[shout]"), TOOL, "(Tool)", "", "agent.plugins: 'mine.py' defines no plugin "
+        "(Tool, ToolResult, Shout): a"),
+        ((*USE_FILE, "agent.tools=[shout]"), TOOL.replace("(Tool)", "") + REWARD, "", "", "unknown tool "
+        "'shout'; class Shout (mine.py:4)"),
+        ((*USE_FILE, "agent.tools=[f]"), "def f(x: int): ...\n", "", "", "f (mine.py:1) is not a tool "
+        "without the decorator @tool"),
+        (USE_FILE, "import os\n", "", "", "agent.plugins: 'mine.py' defines no plugin: a plugin is a "
+        "subclass of"),
+        (USE_FILE, TOOL + TOOL.replace("Shout", "Loud"), "", "", "agent.plugins: two tools have the name "
+        "'shout': mine.py:4 and mine.py:1"),
+        (USE_FILE, INTERACTION, "async def respond", "def respond", "interaction 'customer' (mine.py:8): "
+        "`respond` is not async"),
+        (USE_FILE, INTERACTION, "respond(self, messages)", "respond(self)", "`respond(self)` is called with "
+        "messages: write `async def re"),
+        (USE_FILE, INTERACTION, "def respond", "def answer", "interaction 'customer' (mine.py:4) does not "
+        "define `async def respond(self,"),
+        (USE_AGENT, AGENT.replace("await ", ""), "async def run", "def run", "agent.default: agent 'loop' "
+        "(mine.py:6): `run` is not async"),
+        (USE_AGENT, AGENT, "task, session", "session", "`run(self, session)` is called with task, session: "
+        "write `async def run(self, tas"),
+        (USE_AGENT, AGENT, "    async", "    required_tools = 'calculator'\n    async",
+        "required_tools='calculator' must be a tuple of n"),
+        (USE_AGENT, AGENT, "    async", "    required_tools = ('x',)\n    uses_tools = False\n    async",
+        "it requires x, but has uses_to"),
+        (USE_AGENT, AGENT, "    async", "    required_tools = ('calculator',)\n    async", "needs the tool "
+        "'calculator', but rows:0 is of"),
+        (USE_AGENT, AGENT, "    async", "    needs_interaction = True\n    async", "agent loop needs "
+        "extra_info.interaction_kwargs with a"),
+        (USE_AGENT, AGENT, "    async", "    async def prompt(self, task, tools): ...\n    async", "`prompt` "
+        "is async but never awaited"),
+        (USE_AGENT, AGENT, "    async", "    def prompt(self, task, tools): return task.extra_info['q']\n    "
+        "async", "raised in `prom"),
+        (USE_AGENT, AGENT, "    async", "    def prompt(self, task, tools): return 'hi'\n    async",
+        "`prompt` returned ['h', 'i']; retur"),
+        (USE_REWARD, REWARD, "def score", "async def score", "reward.sources.arithmetic: reward 'brevity' "
+        "(mine.py:4): `score` is async,"),
+        (USE_REWARD, REWARD, "    def", "    runs_in = 'asyncio'\n    def", "`score` is not async, but "
+        "runs_in = 'asyncio' awaits it"),
+        (USE_REWARD, REWARD, "    def", "    runs_in = 'gpu'\n    def", "runs_in = 'gpu' must be one of "
+        "inline, thread, process, asyncio,"),
+        (USE_REWARD, REWARD, "self, attempt", "self, task, attempt", "`score(self, task, attempt)` is called "
+        "with attempt"),
+        (USE_REWARD, REWARD, "    def", "    def check(self, task): raise KeyError('q')\n    def",
+        "rows.jsonl: row 0 (line 1): reward 'b"),
+        (("reward.terms={brief: {reward: 'mine.py:Brevity'}}",), REWARD, "score", "scor",
+        "reward.terms.brief: reward 'brevity' (mine.py:"),
     ],
 )  # fmt: skip
 def test_a_malformed_plugin(overrides, text, wrong, right, words):
@@ -169,13 +222,18 @@ def test_a_malformed_plugin(overrides, text, wrong, right, words):
 
 @pytest.mark.parametrize("scope", ["TurnReward", "GroupReward", "BatchReward"])
 def test_rewards_of_every_scope_are_checked(scope):
-    Path("mine.py").write_text(REWARD.replace("Reward,", f"{scope},").replace("(Reward)", f"({scope})").replace("def score", "def scores"))
+    Path("mine.py").write_text(
+        REWARD.replace("Reward,", f"{scope},")
+        .replace("(Reward)", f"({scope})")
+        .replace("def score", "def scores")
+    )
     assert "reward 'brevity' (mine.py:4) does not define `def score(self, attempt)`" in refused(*USE_REWARD)
 
 
 def test_a_base_class_needs_neither_name_nor_methods():
     Path("mine.py").write_text(
-        TOOL.replace('name = "shout"', "").replace("class Shout(Tool)", "class Base(Tool)") + "class Shout(Base):\n    name = 'shout'\n"
+        TOOL.replace('name = "shout"', "").replace("class Shout(Tool)", "class Base(Tool)")
+        + "class Shout(Base):\n    name = 'shout'\n"
     )
     result = command("plugins", "config.yaml", "agent.plugins=[mine.py]")
     assert result.exit_code == 0, result.exception
@@ -185,26 +243,35 @@ def test_a_base_class_needs_neither_name_nor_methods():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("agent.tool_limits={calculater: {timeout_s: 3}}", "agent.tool_limits.calculater: unknown tool 'calculater'; registered: calc"),
+        ("agent.tool_limits={calculater: {timeout_s: 3}}", "agent.tool_limits.calculater: unknown tool "
+        "'calculater'; registered: calc"),
         ("agent.tool_config={calculater: {}}", "agent.tool_config.calculater: unknown tool"),
-        ("agent.tool_config={'mine.py:Shout': {}}", "settings must be under the tool's own name: write agent.tool_config.sh"),
-        ("agent.interaction_config={gsm9k: {}}", "agent.interaction_config.gsm9k: unknown interaction 'gsm9k'; registered: gsm8k"),
-        ("agent.agent_config={tool: {}}", "settings must be under the agent's own name: write agent.agent_config.tool_agent"),
+        ("agent.tool_config={'mine.py:Shout': {}}", "settings must be under the tool's own name: write "
+        "agent.tool_config.sh"),
+        ("agent.interaction_config={gsm9k: {}}", "agent.interaction_config.gsm9k: unknown interaction "
+        "'gsm9k'; registered: gsm8k"),
+        ("agent.agent_config={tool: {}}", "settings must be under the agent's own name: write "
+        "agent.agent_config.tool_agent"),
         ("reward.reward_config={gsm9k: {}}", "reward.reward_config.gsm9k: unknown reward 'gsm9k'"),
         ("agent.plugins=[mine.pi]", "agent.plugins: plugin source 'mine.pi' fails to import"),
-        ("agent.plugins=[mime.py]", "agent.plugins: plugin file 'mime.py' does not exist; did you mean 'mine.py'?"),
+        ("agent.plugins=[mime.py]", "agent.plugins: plugin file 'mime.py' does not exist; did you mean "
+        "'mine.py'?"),
         ("agent.tools=['mime.py:Shout']", "agent.tools: plugin file 'mime.py' does not exist"),
         ("agent.tools=['mine.py:Shot']", "agent.tools: mine.py has no 'Shot'; did you mean 'Shout'?"),
         ("agent.default='mime.py:Loop'", "agent.default: plugin file 'mime.py' does not exist"),
         ("eval.tools=['mime.py:Shout']", "eval.tools: plugin file 'mime.py' does not exist"),
         ("eval.rewards={a: 'mime.py:Score'}", "eval.rewards.a: plugin file 'mime.py' does not exist"),
         ("reward.sources={a: 'mime.py:score'}", "reward.sources.a: plugin file 'mime.py' does not exist"),
-        ("reward.terms={t: {reward: 'mime.py:Score'}}", "reward.terms.t: plugin file 'mime.py' does not exist"),
-        ("reward.custom_function.path=mime.py", "reward.custom_function: plugin file 'mime.py' does not exist"),
+        ("reward.terms={t: {reward: 'mime.py:Score'}}", "reward.terms.t: plugin file 'mime.py' does not "
+        "exist"),
+        ("reward.custom_function.path=mime.py", "reward.custom_function: plugin file 'mime.py' does not "
+        "exist"),
         ("data.reader='mime.py:read'", "data.reader='mime.py:read': plugin file 'mime.py' does not exist"),
-        ("algorithm.policy_loss='mime.py:loss'", "algorithm.policy_loss: plugin file 'mime.py' does not exist"),
+        ("algorithm.policy_loss='mime.py:loss'", "algorithm.policy_loss: plugin file 'mime.py' does not "
+        "exist"),
         ("algorithm.advantage='mime.py:loss'", "algorithm.advantage: plugin file 'mime.py' does not exist"),
-        ("model.external_lib=mime.py", "model.external_lib: file 'mime.py' does not exist; did you mean 'mine.py'?"),
+        ("model.external_lib=mime.py", "model.external_lib: file 'mime.py' does not exist; did you mean "
+        "'mine.py'?"),
         ("model.chat_template=mime.jinja", "mime.jinja"),
         ("agent.verl_tool_config=mime.yaml", "agent.verl_tool_config"),
         ("agent.verl_function_tools=mime.py", "agent.verl_function_tools"),
@@ -229,8 +296,10 @@ def test_two_files_with_the_same_names():
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("def compute_score(answer, truth): ...", "function 'compute_score' (mine.py:1) is called as compute_score(data_source, solution_"),
-        ("def compute_score(data_source, solution_str, ground_truth, extra_info, bonus): ...", "missing a required argument: 'bonus'"),
+        ("def compute_score(answer, truth): ...", "function 'compute_score' (mine.py:1) is called as "
+        "compute_score(data_source, solution_"),
+        ("def compute_score(data_source, solution_str, ground_truth, extra_info, bonus): ...", "missing a "
+        "required argument: 'bonus'"),
         ("def compute_score(**_):\n    yield 1", "`compute_score` is a generator"),
     ],
 )  # fmt: skip
@@ -243,22 +312,31 @@ def test_a_custom_function_that_cannot_be_called(function, words):
 @pytest.mark.parametrize(
     ("extra_info", "overrides", "words"),
     [
-        ({"tools_kwargs": {"shout": {"create_kwargs": {"volume": 3, "x": 1}}}}, USE_TOOL, "gets an unexpected keyword argument 'x'; the r"),
-        ({"tools_kwargs": {"shout": {"create_kwargs": {}}}}, USE_TOOL, "extra_info.tools_kwargs.shout.create_kwargs passes nothing"),
-        ({}, USE_TOOL, "tool 'shout' (mine.py:10): `start(*, volume)` lacks a required argument: 'volume'; the row's extra_info.tools_kwa"),
-        ({"tools_kwargs": {"mine.py:Shout": {"create_kwargs": {"volume": 3}}}}, ("agent.default=tool_agent",), "lacks a required argument"),
-        ({"tools_kwargs": {"mine.py:Quiet": {"create_kwargs": {"volume": 3}}}}, USE_FILE, "'mine.py:Quiet' has the name 'quiet' and gets"),
-        ({"interaction_kwargs": {"name": "customer", "wihs": "cheese"}}, USE_FILE, "interaction 'customer' (mine.py:28): `start(wish)`"),
-        ({"interaction_kwargs": {"name": "customer"}}, USE_FILE, "lacks a required argument: 'wish'; the row's extra_info.interaction_kwa"),
+        ({"tools_kwargs": {"shout": {"create_kwargs": {"volume": 3, "x": 1}}}}, USE_TOOL, "gets an "
+        "unexpected keyword argument 'x'; the r"),
+        ({"tools_kwargs": {"shout": {"create_kwargs": {}}}}, USE_TOOL,
+        "extra_info.tools_kwargs.shout.create_kwargs passes nothing"),
+        ({}, USE_TOOL, "tool 'shout' (mine.py:10): `start(*, volume)` lacks a required argument: 'volume'; "
+        "the row's extra_info.tools_kwa"),
+        ({"tools_kwargs": {"mine.py:Shout": {"create_kwargs": {"volume": 3}}}}, ("agent.default=tool_agent",),
+        "lacks a required argument"),
+        ({"tools_kwargs": {"mine.py:Quiet": {"create_kwargs": {"volume": 3}}}}, USE_FILE, "'mine.py:Quiet' "
+        "has the name 'quiet' and gets"),
+        ({"interaction_kwargs": {"name": "customer", "wihs": "cheese"}}, USE_FILE, "interaction 'customer' "
+        "(mine.py:28): `start(wish)`"),
+        ({"interaction_kwargs": {"name": "customer"}}, USE_FILE, "lacks a required argument: 'wish'; the "
+        "row's extra_info.interaction_kwa"),
         ({"interaction_kwargs": {"name": "custumer"}}, USE_FILE, "unknown interaction 'custumer'"),
-        ({"tool_selection": ["calculator"]}, USE_TOOL, "tool_selection: 'calculator' is not offered; offered: mine.py:Shout"),
+        ({"tool_selection": ["calculator"]}, USE_TOOL, "tool_selection: 'calculator' is not offered; "
+        "offered: mine.py:Shout"),
     ],
 )  # fmt: skip
 def test_what_a_row_passes_is_what_start_takes(extra_info, overrides, words):
     tool = TOOL + "    async def start(self, *, volume):\n        self.volume = volume\n"
     quiet = TOOL.replace("Shout", "Quiet").replace("shout", "quiet")
     Path("mine.py").write_text(f"{tool}\n{quiet}\n{INTERACTION}")
-    write(ROW if overrides is not USE_TOOL else {**ROW, "extra_info": {"tools_kwargs": {"shout": {"create_kwargs": {"volume": 1}}}}},
+    write(ROW if overrides is not USE_TOOL else {**ROW,
+    "extra_info": {"tools_kwargs": {"shout": {"create_kwargs": {"volume": 1}}}}},
           {**ROW, "extra_info": extra_info})  # fmt: skip
     text = refused(*overrides)
     assert words in text
@@ -267,14 +345,17 @@ def test_what_a_row_passes_is_what_start_takes(extra_info, overrides, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("class compute_score: ...\n", "is a class (mine.py:1); name it in reward.sources"), ("compute_score = 7\n", "is 7, not a function")],
+    [
+        ("class compute_score: ...\n", "is a class (mine.py:1); name it in reward.sources"),
+        ("compute_score = 7\n", "is 7, not a function"),
+    ],
 )
 def test_what_is_no_function(text, words):
     Path("mine.py").write_text(text)
     assert words in refused("reward.custom_function.path=mine.py")
 
 
-# --------------------------------------------------------------------------------------------------- rows and folders
+# ------------------------------------------------------------------------------------------- rows and folders
 
 
 @pytest.mark.parametrize(
@@ -302,20 +383,29 @@ def test_each_file_is_checked_up_to_a_bound():
     assert refused(both, "data.check_rows=2").startswith("more.jsonl: row 1 (line 2): field 'prompt'")
     assert refused(both, "data.check_rows=4").startswith("rows.jsonl: row 3 (line 4): field 'prompt'")
     assert "no task in" not in refused(
-        both, "data.max_train_rows=2", "data.max_prompt_tokens=1", "trainer.steps=null", "buffer.groups_per_step=64"
+        both,
+        "data.max_train_rows=2",
+        "data.max_prompt_tokens=1",
+        "trainer.steps=null",
+        "buffer.groups_per_step=64",
     )
 
 
 def test_too_few_rows_for_a_batch():
-    assert "1 tasks times trainer.total_epochs=1 do not fill one batch of buffer.groups_per_step=64" in refused(
-        "trainer.steps=null", "trainer.total_epochs=1", "buffer.groups_per_step=64"
+    assert (
+        "1 tasks times trainer.total_epochs=1 do not fill one batch of buffer.groups_per_step=64"
+        in refused("trainer.steps=null", "trainer.total_epochs=1", "buffer.groups_per_step=64")
     )
 
 
 @pytest.mark.parametrize(
     ("baselines", "words"),
     [
-        ("{warm: nowhere}", "tracking.baselines.warm='nowhere' does not exist; use the folder of a model, or remove all baselines"),
+        (
+            "{warm: nowhere}",
+            "tracking.baselines.warm='nowhere' does not exist; use the folder of a model, or remove all "
+            "baselines",
+        ),
         ("{warm: modle}", "did you mean 'model'?"),
         ("{warm: .}", "is not the folder of a model: it has no config.json"),
         ("{warm: empty}", "has no weights: there is no *.safetensors in it"),
@@ -333,8 +423,8 @@ def test_a_baseline_that_no_server_could_load(baselines, words):
 
 def test_an_empty_mapping_on_the_command_line_empties():
     Path("config.yaml").write_text(
-        CONFIG
-        + "tracking: {baselines: {warm: nowhere}}\nagent: {tool_limits: {calculator: {timeout_s: 3}}, tool_config: {search: {top_k: 3}}}\n"
+        CONFIG + "tracking: {baselines: {warm: nowhere}}\nagent: {tool_limits: {calculator: {timeout_s: 3}}, "
+        "tool_config: {search: {top_k: 3}}}\n"
     )
 
     def shown(*overrides: str) -> str:
@@ -352,11 +442,13 @@ def test_an_empty_mapping_on_the_command_line_empties():
 
 @pytest.mark.parametrize("advantage", ["grpo", "rloo", "gigpo"])
 def test_a_group_of_one_has_nothing_to_compare(advantage):
-    found = command("train", "config.yaml", "rollout.group_size=1", f"algorithm.advantage={advantage}").exception
+    found = command(
+        "train", "config.yaml", "rollout.group_size=1", f"algorithm.advantage={advantage}"
+    ).exception
     assert isinstance(found, ConfigError)
     assert (
-        f"rollout.group_size=1 with algorithm.advantage={advantage}: attempts are compared within their group, "
-        "so every advantage is 0 and nothing is learned"
+        f"rollout.group_size=1 with algorithm.advantage={advantage}: attempts are compared within their "
+        "group, so every advantage is 0 and nothing is learned"
     ) in str(found)
     for cure in ({"singleton": "raw", "advantage": advantage}, {"advantage": "gae"}, {"advantage": "remax"}):
         Config.model_validate({"rollout": {"group_size": 1}, "algorithm": cure})
@@ -365,7 +457,12 @@ def test_a_group_of_one_has_nothing_to_compare(advantage):
 def test_the_commands_themselves():
     Path("mine.py").write_text(TOOL.replace("async def call", "def call"))
     words = "agent.tools: tool 'shout' (mine.py:8): `call` is not async: write `async def call`"
-    for arguments in (["train"], ["plugins"], ["play"], ["eval", "--model", "model", "--on", "rows.jsonl", "--out", "out"]):
+    for arguments in (
+        ["train"],
+        ["plugins"],
+        ["play"],
+        ["eval", "--model", "model", "--on", "rows.jsonl", "--out", "out"],
+    ):
         result = command(arguments[0], "config.yaml", *USE_TOOL, *arguments[1:])
         assert isinstance(result.exception, PluginError), (arguments, result.exception, result.output)
         assert str(result.exception) == words, arguments

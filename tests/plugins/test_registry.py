@@ -1,4 +1,6 @@
-"""How plugins are found: by entry point, by reference, by file, and on a machine that has none of the user's files."""
+"""How plugins are found: by entry point, by reference, by file, and on a machine that has none of the user's
+files.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,15 @@ def tool_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_task(**fields) -> Task:
-    return Task(**{"task_id": "t:0", "data_source": "x", "messages": (Message("user", "?"),), "agent_name": "tool_agent", **fields})
+    return Task(
+        **{
+            "task_id": "t:0",
+            "data_source": "x",
+            "messages": (Message("user", "?"),),
+            "agent_name": "tool_agent",
+            **fields,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,9 +133,14 @@ def test_a_typed_function_becomes_a_tool(tool_file) -> None:
         (
             "tools",
             "my_tools.py:NUMBER",
-            "my_tools.py:NUMBER is not a tool: it must be a subclass of agentrl.plugins.Tool or a typed function",
+            "my_tools.py:NUMBER is not a tool: it must be a subclass of agentrl.plugins.Tool or a typed "
+            "function",
         ),
-        ("agents", "my_tools.py:Shout", "my_tools.py:Shout is not an agent: it must be a subclass of agentrl.plugins.AgentLoop"),
+        (
+            "agents",
+            "my_tools.py:Shout",
+            "my_tools.py:Shout is not an agent: it must be a subclass of agentrl.plugins.AgentLoop",
+        ),
         ("rewards", "no.such.package:X", "No module named 'no'"),
     ],
 )
@@ -148,9 +163,15 @@ def test_all_files_that_a_config_names_are_shipped() -> None:
     config = Config(
         data=DataConfig(reader="readers/mine.py:read"),
         agent=AgentConfig(
-            plugins=("a.py", "package.module"), tools=("b.py:Tool", "calculator", "package.module:Tool"), default="c.py:Agent"
+            plugins=("a.py", "package.module"),
+            tools=("b.py:Tool", "calculator", "package.module:Tool"),
+            default="c.py:Agent",
         ),
-        reward=RewardConfig(sources={"x": "d.py:Score", "y": "gsm8k"}, custom_function={"path": "a.py"}, terms={"t": {"reward": "e.py:T"}}),
+        reward=RewardConfig(
+            sources={"x": "d.py:Score", "y": "gsm8k"},
+            custom_function={"path": "a.py"},
+            terms={"t": {"reward": "e.py:T"}},
+        ),
         algorithm=AlgorithmConfig(policy_loss="f.py:loss"),
     )
     assert user_files(config) == ["a.py", "b.py", "c.py", "readers/mine.py", "d.py", "e.py", "f.py"]
@@ -161,7 +182,9 @@ def test_ranks_alone_get_what_they_read() -> None:
     files = {"model": {"external_lib": "own_model.py", "chat_template": "own.jinja"}}
     for alone in (SFTConfig.model_validate(files), RMConfig.model_validate(files)):
         assert rank_files({"model": alone.model}) == ["own_model.py", "own.jinja"]
-    run = Config.model_validate({**files, "agent": {"plugins": ["a.py"]}, "algorithm": {"policy_loss": "f.py:loss"}})
+    run = Config.model_validate(
+        {**files, "agent": {"plugins": ["a.py"]}, "algorithm": {"policy_loss": "f.py:loss"}}
+    )
     ranks = rank_files(run.models, policy_loss=run.algorithm.policy_loss)
     assert ranks == ["f.py", "own_model.py", "own.jinja"]
     assert set(user_files(run)) == {"a.py", *ranks}
@@ -187,7 +210,9 @@ print(json.dumps([asyncio.run(cls().call({"text": "hi"})).text, cls.__module__, 
 
 
 def test_a_worker_in_another_folder_without_the_file_reads_the_shipped_copy(tool_file, tmp_path) -> None:
-    """As on another node: the driver's file is gone, the working directory is another, and holds another file of that name."""
+    """As on another node: the driver's file is gone, the working directory is another, and holds another file
+    of that name.
+    """
     packed = tmp_path / "packed"
     assert pack_files(["my_tools.py"], packed) == packed / SHIPPED_PACKAGE
     name_at_driver = load_plugins().tools.get("my_tools.py:Shout").__module__

@@ -1,4 +1,6 @@
-"""A package of somebody else's: installed from its folder, found by its entry points, checked by its own tests."""
+"""A package of somebody else's: installed from its folder, found by its entry points, checked by its own
+tests.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,24 @@ PACKAGE = Path(__file__).parent / "third_party_package"
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Install a copy of the package (building writes into its folder), and return an environment that sees it."""
+    """Install a copy of the package (building writes into its folder), and return an environment that sees
+    it.
+    """
     folder = tmp_path_factory.mktemp("third_party")
     shutil.copytree(PACKAGE, folder / "package")
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*command, "--target", folder / "site", folder / "package"], check=True, capture_output=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*command, "--target", folder / "site", folder / "package"], check=True, capture_output=True
+    )
     return {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
 
 
@@ -41,4 +56,6 @@ def test_it_is_listed_with_its_source_and_schema(installed: dict[str, str], tmp_
     assert tool["source"] == "acme-plugins 1.0: acme_plugins.word_count:word_count"
     assert tool["description"] == "Count the words of a text."
     assert tool["parameters"]["properties"] == {"text": {"type": "string", "description": "any text"}}
-    assert {("interaction", "twenty_questions"), ("agent", "two_drafts"), ("reward", "brevity")} <= set(listed)
+    assert {("interaction", "twenty_questions"), ("agent", "two_drafts"), ("reward", "brevity")} <= set(
+        listed
+    )

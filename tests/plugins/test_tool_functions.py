@@ -1,4 +1,6 @@
-"""A typed function is a tool: what the model reads of it, what the function is called with, what the model gets back."""
+"""A typed function is a tool: what the model reads of it, what the function is called with, what the model
+gets back.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def run(cls: type[Tool], **arguments: Any) -> ToolResult:
     return asyncio.run(call()) if cls.runtime == "asyncio" else trio.run(call)
 
 
-# ------------------------------------------------------------------------------------------------------------- the schema
+# ------------------------------------------------------------------------------------------------- the schema
 
 
 def google(city: str, days: int = 3, unit: Literal["C", "F"] = "C", tags: Optional[list[str]] = None) -> str:  # noqa: UP045
@@ -60,7 +62,9 @@ def google(city: str, days: int = 3, unit: Literal["C", "F"] = "C", tags: Option
     return f"{city} {days} {unit} {tags}"
 
 
-def numpy_style(city: str, days: int = 3, unit: Literal["C", "F"] = "C", tags: list[str] | None = None) -> str:
+def numpy_style(
+    city: str, days: int = 3, unit: Literal["C", "F"] = "C", tags: list[str] | None = None
+) -> str:
     """Forecast the weather.
 
     Knows all of Europe.
@@ -108,7 +112,10 @@ def test_every_style_of_docstring_gives_the_same_tool(function):
                     "city": {"type": "string", "description": "Name of the city, in English."},
                     "days": {"type": "integer", "default": 3, "description": "How far ahead."},
                     "unit": {"enum": ["C", "F"], "type": "string", "default": "C"},
-                    "tags": {"anyOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}], "default": None},
+                    "tags": {
+                        "anyOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}],
+                        "default": None,
+                    },
                 },
                 "required": ["city"],
                 "additionalProperties": False,
@@ -131,7 +138,10 @@ def test_nested_models_stand_where_they_are_used():
     point = {
         "type": "object",
         "description": "A place.",
-        "properties": {"x": {"type": "integer", "description": "to the right"}, "title": {"type": "string", "default": "home"}},
+        "properties": {
+            "x": {"type": "integer", "description": "to the right"},
+            "title": {"type": "string", "default": "home"},
+        },
         "required": ["x"],
     }
     assert "$defs" not in parameters
@@ -151,7 +161,9 @@ def test_a_model_that_contains_itself_keeps_its_reference():
     jsonschema.Draft202012Validator.check_schema(dict(cls.parameters))
     validator = jsonschema.Draft202012Validator(dict(cls.parameters))
     assert validator.is_valid({"tree": nested})
-    assert not validator.is_valid({"tree": {"value": 1, "children": [{"value": 2, "children": [{"value": "four"}]}]}})
+    assert not validator.is_valid(
+        {"tree": {"value": 1, "children": [{"value": 2, "children": [{"value": "four"}]}]}}
+    )
     assert run(cls, tree=nested).text == "7"
 
 
@@ -165,7 +177,13 @@ def test_constraints_and_descriptions_of_annotated():
         return sides
 
     sides = function_tool(roll).parameters["properties"]["sides"]
-    assert sides == {"type": "integer", "minimum": 2, "maximum": 100, "description": "of the die", "default": 6}
+    assert sides == {
+        "type": "integer",
+        "minimum": 2,
+        "maximum": 100,
+        "description": "of the die",
+        "default": 6,
+    }
 
 
 TYPES = {
@@ -178,13 +196,17 @@ TYPES = {
     Literal["a", "b"]: st.sampled_from(["a", "b"]),
     int | None: st.none() | st.integers(-9, 9),
 }
-NAMES = st.sampled_from(["json", "_x", "self", "model_config", "schema", "arguments", "a", "copy", "title", "name", "runtime"])
+NAMES = st.sampled_from(
+    ["json", "_x", "self", "model_config", "schema", "arguments", "a", "copy", "title", "name", "runtime"]
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_whatever_the_schema_takes_the_function_gets(data):
-    """Names and types of any kind: what is valid by the schema arrives as it is, what is left out keeps the function's default."""
+    """Names and types of any kind: what is valid by the schema arrives as it is, what is left out keeps the
+    function's default.
+    """
     types = data.draw(st.dictionaries(NAMES, st.sampled_from(list(TYPES)), max_size=5))
     values = {name: data.draw(TYPES[of], label=name) for name, of in types.items()}
     optional = data.draw(st.sets(st.sampled_from(list(types)))) if types else set()
@@ -192,7 +214,9 @@ def test_whatever_the_schema_takes_the_function_gets(data):
     default = values  # any object will do, if it is the same one
 
     scope: dict[str, Any] = {"seen": {}, "types": types, "default": default}
-    declared = ", ".join(f"{name}: types[{name!r}]" + (f" = default[{name!r}]" if name in optional else "") for name in types)
+    declared = ", ".join(
+        f"{name}: types[{name!r}]" + (f" = default[{name!r}]" if name in optional else "") for name in types
+    )
     exec(f"def f(*, {declared}):\n  'Do.'\n  seen.update(locals())" if types else "def f():\n  'Do.'", scope)
     cls = function_tool(scope["f"])
 
@@ -208,7 +232,7 @@ def test_whatever_the_schema_takes_the_function_gets(data):
     assert run(cls, **arguments, unknown=1).is_error
 
 
-# ------------------------------------------------------------------------------------------------------------- the call
+# --------------------------------------------------------------------------------------------------- the call
 
 
 def test_arguments_arrive_as_the_types_that_were_asked_for():
@@ -316,7 +340,12 @@ def test_async_functions_run_where_they_say():
 
     first, second = tool_of(under_asyncio), tool_of(under_trio)
     assert (first.runtime, first.name, first.is_idempotent) == ("asyncio", "under_asyncio", False)
-    assert (second.runtime, second.name, second.is_idempotent, second.description) == ("trio", "elsewhere", True, "Say it.")
+    assert (second.runtime, second.name, second.is_idempotent, second.description) == (
+        "trio",
+        "elsewhere",
+        True,
+        "Say it.",
+    )
     assert (run(first).text, run(second).text) == ("asyncio", "trio")
 
 
@@ -339,7 +368,7 @@ def test_a_function_cannot_end_the_process():
         run(function_tool(leave))
 
 
-# ------------------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------- what is refused
 
 
 def untyped(a, b: int) -> str:
@@ -408,7 +437,7 @@ def test_what_cannot_be_a_tool_is_refused_in_one_line(function, options, message
     assert "\n" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------------------- registration
+# ----------------------------------------------------------------------------------------------- registration
 
 FILE = '''
 import functools
@@ -442,7 +471,10 @@ def test_a_file_of_functions_is_a_file_of_tools(tmp_path):
 
 
 def test_a_decorator_above_the_tool_would_be_lost(tmp_path):
-    above = "\ndef twice(f):\n    return functools.wraps(f)(lambda *a, **k: f(*a, **k) * 2)\n\nshout = twice(shout)\n"
+    above = (
+        "\ndef twice(f):\n    return functools.wraps(f)(lambda *a, **k: f(*a, **k) * 2)\n\nshout = "
+        "twice(shout)\n"
+    )
     (tmp_path / "above.py").write_text(FILE + above)
     with pytest.raises(PluginError, match="'shout' has a decorator above @tool"):
         load_plugins([str(tmp_path / "above.py")])

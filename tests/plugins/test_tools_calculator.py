@@ -24,10 +24,17 @@ def leaves():
 def combine(children):
     def binary(drawn):
         (left, op, right) = drawn
-        values = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}
+        values = {
+            "+": lambda a, b: a + b,
+            "-": lambda a, b: a - b,
+            "*": lambda a, b: a * b,
+            "/": lambda a, b: a / b,
+        }
         values |= {"//": lambda a, b: Fraction(a // b), "%": lambda a, b: a % b}
         try:
-            return f"({left[0]} {op} {right[0]})", None if None in (left[1], right[1]) else values[op](left[1], right[1])
+            return f"({left[0]} {op} {right[0]})", None if None in (left[1], right[1]) else values[op](
+                left[1], right[1]
+            )
         except ZeroDivisionError:
             return f"({left[0]} {op} {right[0]})", None
 
@@ -107,7 +114,21 @@ def test_results_are_short(expression, text):
 
 
 @pytest.mark.parametrize(
-    "expression", ["__import__('os')", "abs(1)", "1 if 2 else 3", "True", "[1]", "1, 2", "2 ^ 3", "", "1 +", "x", "(1)(2)", "1j"]
+    "expression",
+    [
+        "__import__('os')",
+        "abs(1)",
+        "1 if 2 else 3",
+        "True",
+        "[1]",
+        "1, 2",
+        "2 ^ 3",
+        "",
+        "1 +",
+        "x",
+        "(1)(2)",
+        "1j",
+    ],
 )
 def test_a_wrong_expression_is_answered_with_what_would_be_right(expression):
     result = trio.run(Calculator().call, {"expression": expression})

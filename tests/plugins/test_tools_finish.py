@@ -18,7 +18,11 @@ def attempt(*messages: Message) -> Attempted:
 
 
 def said(content: str = "", *calls: tuple[str, dict | None]) -> Message:
-    return Message("assistant", content, tuple(ToolCall(str(i), name, arguments) for i, (name, arguments) in enumerate(calls)))
+    return Message(
+        "assistant",
+        content,
+        tuple(ToolCall(str(i), name, arguments) for i, (name, arguments) in enumerate(calls)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,10 @@ def said(content: str = "", *calls: tuple[str, dict | None]) -> Message:
         ([said("it is 42")], "it is 42"),
         ([said("", ("finish", {"answer": "42"}))], "42"),
         ([said("I am done.", ("calculator", {"expression": "1"}), ("finish", {"answer": "42"}))], "42"),
-        ([said("", ("finish", {"answer": "41"})), said("no: 42")], "no: 42"),  # the first was no end: the limit of calls, say
+        (
+            [said("", ("finish", {"answer": "41"})), said("no: 42")],
+            "no: 42",
+        ),  # the first was no end: the limit of calls, say
         ([said("42", ("finish", None))], "42"),  # unreadable: not run
         ([said("42", ("finish", {"answer": 3}))], "42"),
         ([said("42", ("finished", {"answer": "3"}))], "42"),

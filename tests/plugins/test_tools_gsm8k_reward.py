@@ -45,7 +45,10 @@ def test_the_penalty_is_configured() -> None:
 
 def test_the_model_reads_the_verdict() -> None:
     messages = check("41", "$42").messages
-    assert [message.content for message in messages if message.role == "tool"] == ["answer: 41, reward: 0.0", "answer: $42, reward: 1.0"]
+    assert [message.content for message in messages if message.role == "tool"] == [
+        "answer: 41, reward: 0.0",
+        "answer: $42, reward: 1.0",
+    ]
 
 
 def test_a_row_without_a_ground_truth_is_the_datas_fault() -> None:

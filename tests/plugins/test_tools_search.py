@@ -18,11 +18,23 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.plugins import ToolResult
 from agentrl.testing import call, play
 
-TEXTS = ["the cat sat on the mat", "dogs and cats", "a cat, a cat, a cat!", "nothing to see", "Größe zählt 42"]
+TEXTS = [
+    "the cat sat on the mat",
+    "dogs and cats",
+    "a cat, a cat, a cat!",
+    "nothing to see",
+    "Größe zählt 42",
+]
 
 
 def table(texts=TEXTS) -> pa.Table:
-    return pa.table({"id": [str(i) for i in range(len(texts))], "title": [f"T{i}" for i in range(len(texts))], "text": list(texts)})
+    return pa.table(
+        {
+            "id": [str(i) for i in range(len(texts))],
+            "title": [f"T{i}" for i in range(len(texts))],
+            "text": list(texts),
+        }
+    )
 
 
 @pytest.fixture
@@ -52,15 +64,23 @@ def bm25(query: list[str], documents: list[list[str]], *, k1: float = 1.5, b: fl
 
 @pytest.mark.parametrize("query", ["cat", "cat mat", "dogs", "see nothing cat"])
 def test_the_ranking_is_bm25(query) -> None:
-    documents = [f"t{i} {text.replace(',', '').replace('!', '')}".lower().split() for i, text in enumerate(TEXTS)]
+    documents = [
+        f"t{i} {text.replace(',', '').replace('!', '')}".lower().split() for i, text in enumerate(TEXTS)
+    ]
     expected = bm25(query.split(), documents)
     found = Index(table(), "none").search(query, top_k=5, max_chars=100)
-    assert {one.id: pytest.approx(one.score, rel=1e-4) for one in found} == {str(i): s for i, s in enumerate(expected) if s > 0}
+    assert {one.id: pytest.approx(one.score, rel=1e-4) for one in found} == {
+        str(i): s for i, s in enumerate(expected) if s > 0
+    }
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
 
 
 def test_words_are_stemmed_in_english_only() -> None:
-    assert {one.id for one in Index(table(), "english").search("cats", top_k=5, max_chars=100)} == {"0", "1", "2"}
+    assert {one.id for one in Index(table(), "english").search("cats", top_k=5, max_chars=100)} == {
+        "0",
+        "1",
+        "2",
+    }
     assert {one.id for one in Index(table(), "none").search("cats", top_k=5, max_chars=100)} == {"1"}
 
 
@@ -123,6 +143,8 @@ def test_wrong_corpora(tmp_path) -> None:
 
 
 def test_the_model_searches(corpus) -> None:
-    trajectory = play([call("search", query="dogs"), "done"], tools=["search"], tool_config={"search": {"corpus": corpus}})
+    trajectory = play(
+        [call("search", query="dogs"), "done"], tools=["search"], tool_config={"search": {"corpus": corpus}}
+    )
     assert trajectory.messages[2].content == "1. T1 [1]\ndogs and cats"
     assert trajectory.metrics["search/num_results"] == 1.0

@@ -1,7 +1,9 @@
-"""One suite for every server that speaks the protocol: the embedded server, and a real SGLang on a CPU (`make test-sglang`).
+"""One suite for every server that speaks the protocol: the embedded server, and a real SGLang on a CPU (`make
+test-sglang`).
 
 `server` is the only fixture that knows what it talks to. A test that expects different things
-of different servers asks their capabilities; one that is about one kind of server names it: ONLY_SGLANG, ONLY_EMBEDDED in test_weights.py.
+of different servers asks their capabilities; one that is about one kind of server names it: ONLY_SGLANG,
+ONLY_EMBEDDED in test_weights.py.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server with the weights of `model` as version 0; `other` has the same shapes and other values."""
+    """A running server with the weights of `model` as version 0; `other` has the same shapes and other
+    values.
+    """
 
     url: str
     model: Path
@@ -102,7 +106,9 @@ def sglang() -> tuple[Launcher, Capabilities]:
         cache_tokens=4096,
     )
     # The models have no tokenizer; prompts of 350 tokens are computed in three forwards.
-    launcher = sglang_on_cpu(skip_tokenizer_init=True, max_total_tokens=capabilities.cache_tokens, chunked_prefill_size=128)
+    launcher = sglang_on_cpu(
+        skip_tokenizer_init=True, max_total_tokens=capabilities.cache_tokens, chunked_prefill_size=128
+    )
     return launcher, capabilities
 
 
@@ -110,7 +116,9 @@ BACKENDS: dict[str, Callable[[], tuple[Launcher, Capabilities]]] = {"embedded": 
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
-def running_server(request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def running_server(
+    request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     launcher, capabilities = BACKENDS[request.param]()
     log_file = tmp_path_factory.mktemp("log") / "server.log"
     supervisor = Supervisor(launcher, log_file=log_file, start_timeout_s=240, max_restarts=0)
@@ -152,20 +160,26 @@ def run_with(server: Server, script: Script) -> Any:
 
 @pytest.fixture
 def sample_on(server: Server) -> Callable[..., Awaitable[Generation]]:
-    """Generate without heeding the end-of-sequence token: what runs until its length, an abort or a pause ends it."""
+    """Generate without heeding the end-of-sequence token: what runs until its length, an abort or a pause
+    ends it.
+    """
 
     async def generate(input_ids: list[int], max_new_tokens: int, *, rid: str) -> Generation:
         body = generate_body(input_ids, SamplingParams(max_new_tokens), rid=rid)
         body["sampling_params"]["ignore_eos"] = True
         async with HttpClient(server.url) as http:
-            return parse_generation((await http.request("POST", "/generate", json=body)).json(), server=server.url)
+            return parse_generation(
+                (await http.request("POST", "/generate", json=body)).json(), server=server.url
+            )
 
     return generate
 
 
 @pytest.fixture
 def until_held(server: Server) -> Script:
-    """Return once the paused server holds a request; one that does not count those is given the time that a request needs to arrive."""
+    """Return once the paused server holds a request; one that does not count those is given the time that a
+    request needs to arrive.
+    """
 
     async def wait(client: SGLangClient) -> None:
         if not server.capabilities.knows_held_requests:
@@ -195,7 +209,9 @@ def talk(server: Server) -> Callable[[Script], Any]:
 
 @pytest.fixture(scope="session")
 def distributions_of(models: tuple[Path, Path]) -> Callable[..., torch.Tensor]:
-    """Log-probabilities of all tokens at each output position, by one plain forward of transformers: the independent reference."""
+    """Log-probabilities of all tokens at each output position, by one plain forward of transformers: the
+    independent reference.
+    """
     loaded = {path: Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32).eval() for path in models}
 
     @torch.no_grad()
@@ -211,7 +227,11 @@ def logprobs_of(distributions_of: Callable[..., torch.Tensor]) -> Callable[..., 
     """Log-probabilities of given output tokens."""
 
     def compute(model: Path, prompt: list[int], output: list[int], temperature: float = 1.0) -> list[float]:
-        return distributions_of(model, prompt, output, temperature).gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+        return (
+            distributions_of(model, prompt, output, temperature)
+            .gather(1, torch.tensor(output)[:, None])[:, 0]
+            .tolist()
+        )
 
     return compute
 
@@ -229,7 +249,9 @@ def spawn() -> Iterator[Callable[[list[str]], subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(command: list[str]) -> subprocess.Popen[str]:
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        processes.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
         return processes[-1]
 
     yield start

@@ -137,7 +137,10 @@ def test_wrong_control_calls_are_refused(server, talk, path, body):
 def test_a_body_that_is_not_json_is_refused(server, talk):
     async def script(client):
         stream = await trio.open_tcp_stream("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-        head = f"POST /generate HTTP/1.1\r\nHost: {server.url[7:]}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = (
+            f"POST /generate HTTP/1.1\r\nHost: {server.url[7:]}\r\nContent-Type: "
+            "application/json\r\nConnection: close\r\n"
+        )
         await stream.send_all(f"{head}Content-Length: 4\r\n\r\n{{oh!".encode())
         return b"".join([chunk async for chunk in stream])
 

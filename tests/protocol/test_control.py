@@ -24,7 +24,12 @@ async def raw(server, body):
 
 def endless(rid):
     """A request that only an abort, a pause or its length ends."""
-    return {"rid": rid, "input_ids": PROMPT, "return_logprob": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+    return {
+        "rid": rid,
+        "input_ids": PROMPT,
+        "return_logprob": True,
+        "sampling_params": {"max_new_tokens": 300, "ignore_eos": True},
+    }
 
 
 def test_abort_answers_with_the_partial_output(server, talk, logprobs_of):
@@ -95,7 +100,10 @@ def test_pause_ends_what_runs_and_holds_what_comes_until_resume(server, talk, un
         answers, order = {}, []
 
         async def one(rid):
-            answers[rid] = await raw(server, endless(rid) | ({} if rid == "running" else {"sampling_params": {"max_new_tokens": 2}}))
+            answers[rid] = await raw(
+                server,
+                endless(rid) | ({} if rid == "running" else {"sampling_params": {"max_new_tokens": 2}}),
+            )
             order.append(rid)
 
         async with trio.open_nursery() as nursery:
@@ -178,9 +186,13 @@ def test_a_closed_connection_leaves_the_server_alive(server, talk):
     assert len(talk(script).token_ids) == 1
 
 
-@pytest.mark.parametrize("running_server", ["embedded"], indirect=True)  # the only one that says how many tokens it has put back
+@pytest.mark.parametrize(
+    "running_server", ["embedded"], indirect=True
+)  # the only one that says how many tokens it has put back
 def test_a_pause_with_a_full_cache_holds_up_nobody_behind_it(server, talk):
-    """Requests that ran are put back where the cache is full; all end at once, and the next ones are answered."""
+    """Requests that ran are put back where the cache is full; all end at once, and the next ones are
+    answered.
+    """
 
     async def script(client):
         async with trio.open_nursery() as nursery:

@@ -13,7 +13,9 @@ PROMPT = [5, 17, 42, 99, 7]
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_logprobs_are_those_of_softmax_of_logits_over_temperature(server, talk, logprobs_of, temperature):
     async def script(client):
-        return await client.generate(PROMPT, SamplingParams(max_new_tokens=40, temperature=temperature), rid="a")
+        return await client.generate(
+            PROMPT, SamplingParams(max_new_tokens=40, temperature=temperature), rid="a"
+        )
 
     got = talk(script)
     expected = logprobs_of(server.model, PROMPT, got.token_ids.tolist(), temperature)
@@ -21,9 +23,14 @@ def test_logprobs_are_those_of_softmax_of_logits_over_temperature(server, talk, 
     assert got.versions.tolist() == [0] * len(got.token_ids)
 
 
-def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one(server, talk, logprobs_of, distributions_of):
+def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one(
+    server, talk, logprobs_of, distributions_of
+):
     async def script(client):
-        return [await client.generate(PROMPT, SamplingParams(max_new_tokens=20, temperature=0.0), rid=f"g{i}") for i in range(2)]
+        return [
+            await client.generate(PROMPT, SamplingParams(max_new_tokens=20, temperature=0.0), rid=f"g{i}")
+            for i in range(2)
+        ]
 
     first, second = talk(script)
     ids = first.token_ids.tolist()
@@ -35,18 +42,28 @@ def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one(se
 def test_truncation_restricts_the_choice_but_not_the_logprob(server, talk, logprobs_of):
     async def script(client):
         params = SamplingParams(max_new_tokens=30, temperature=1.0, top_k=1)
-        return await client.generate(PROMPT, params, rid="k"), await client.generate(PROMPT, SamplingParams(30, temperature=0.0), rid="g")
+        return await client.generate(PROMPT, params, rid="k"), await client.generate(
+            PROMPT, SamplingParams(30, temperature=0.0), rid="g"
+        )
 
     top_1, greedy = talk(script)
     assert top_1.token_ids.tolist() == greedy.token_ids.tolist()
-    np.testing.assert_allclose(top_1.logprobs, logprobs_of(server.model, PROMPT, top_1.token_ids.tolist()), atol=1e-4)
+    np.testing.assert_allclose(
+        top_1.logprobs, logprobs_of(server.model, PROMPT, top_1.token_ids.tolist()), atol=1e-4
+    )
 
 
 def test_stop_token_ends_and_is_part_of_the_output(talk):
     async def script(client):
         free = await client.generate(PROMPT, SamplingParams(max_new_tokens=12, temperature=0.0), rid="free")
         stop = int(free.token_ids[5])
-        return free, stop, await client.generate(PROMPT, SamplingParams(12, temperature=0.0, stop_token_ids=(stop,)), rid="stopped")
+        return (
+            free,
+            stop,
+            await client.generate(
+                PROMPT, SamplingParams(12, temperature=0.0, stop_token_ids=(stop,)), rid="stopped"
+            ),
+        )
 
     free, stop, stopped = talk(script)
     end = free.token_ids.tolist().index(stop) + 1
@@ -81,7 +98,9 @@ def test_a_prompt_longer_than_one_forward_is_computed_in_chunks(server, talk, lo
         return results
 
     for prompt, got in talk(script):
-        np.testing.assert_allclose(got.logprobs, logprobs_of(server.model, prompt, got.token_ids.tolist()), atol=1e-4)
+        np.testing.assert_allclose(
+            got.logprobs, logprobs_of(server.model, prompt, got.token_ids.tolist()), atol=1e-4
+        )
 
 
 def test_two_hundred_at_once_are_all_answered_right(server, talk, logprobs_of):
@@ -92,7 +111,9 @@ def test_two_hundred_at_once_are_all_answered_right(server, talk, logprobs_of):
         results = {}
 
         async def one(i):
-            results[i] = await client.generate(prompts[i], SamplingParams(5 + i % 20, temperature=0.5 + i % 3), rid=f"r{i}")
+            results[i] = await client.generate(
+                prompts[i], SamplingParams(5 + i % 20, temperature=0.5 + i % 3), rid=f"r{i}"
+            )
 
         async with trio.open_nursery() as nursery:
             for i in range(len(prompts)):
@@ -105,7 +126,9 @@ def test_two_hundred_at_once_are_all_answered_right(server, talk, logprobs_of):
         ids = got.token_ids.tolist()
         assert ids[-1] == 1 if got.finish_reason == "stop" else len(ids) == 5 + i % 20
         if i % 10 == 0:
-            np.testing.assert_allclose(got.logprobs, logprobs_of(server.model, prompts[i], ids, 0.5 + i % 3), atol=1e-4)
+            np.testing.assert_allclose(
+                got.logprobs, logprobs_of(server.model, prompts[i], ids, 0.5 + i % 3), atol=1e-4
+            )
 
 
 def test_a_batch_is_answered_in_order(server, talk):
@@ -124,7 +147,9 @@ def test_a_batch_is_answered_in_order(server, talk):
     assert [a["meta_info"]["prompt_tokens"] for a in answers] == [2, 1, 3]
     assert [len(a["output_ids"]) for a in answers] == [1, 2, 3]
     assert all([t[1] for t in a["meta_info"]["output_token_logprobs"]] == a["output_ids"] for a in answers)
-    assert all(a["meta_info"]["finish_reason"] == {"type": "length", "length": len(a["output_ids"])} for a in answers)
+    assert all(
+        a["meta_info"]["finish_reason"] == {"type": "length", "length": len(a["output_ids"])} for a in answers
+    )
 
 
 def test_without_return_logprob_none_are_sent(server, talk):
@@ -142,7 +167,10 @@ def test_questions_are_answered(server, talk):
     async def script(client):
         async with HttpClient(server.url) as http:
             models = (await http.request("GET", "/v1/models")).json()
-            old_names = [(await http.request("GET", path)).status for path in ("/get_model_info", "/get_server_info", "/health")]
+            old_names = [
+                (await http.request("GET", path)).status
+                for path in ("/get_model_info", "/get_server_info", "/health")
+            ]
         return await client.model_info(), await client.loads(), await client.server_info(), models, old_names
 
     info, load, settings, models, old_names = talk(script)

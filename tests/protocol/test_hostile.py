@@ -1,4 +1,6 @@
-"""The embedded server against whoever reaches it: no request, folder or leaving client ends it, blocks it, or changes half of it."""
+"""The embedded server against whoever reaches it: no request, folder or leaving client ends it, blocks it, or
+changes half of it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def server(models: tuple[Path, Path], log_file: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def is_unharmed(server: Server, log_file: Path) -> Iterator[None]:
-    """Whatever a test did, the same tokens of the same weights come afterwards, and nothing was unforeseen."""
+    """Whatever a test did, the same tokens of the same weights come afterwards, and nothing was
+    unforeseen.
+    """
     before = state_of(server)
     yield
     assert state_of(server) == before
@@ -67,14 +71,21 @@ def state_of(server: Server) -> tuple[list[int], list[float], int, dict[str, str
                 await client._call("POST", path, {})
         got = await client.generate([3, 5, 7], GREEDY, rid="after")
         info = await client.model_info()
-        return got.token_ids.tolist(), [round(value, 4) for value in got.logprobs.tolist()], info.version, dict(await client.checksums())
+        return (
+            got.token_ids.tolist(),
+            [round(value, 4) for value in got.logprobs.tolist()],
+            info.version,
+            dict(await client.checksums()),
+        )
 
     return run_with(server, script)
 
 
 def ask(server: Server, path: str, body: Any) -> httpx.Response:
     content = json.dumps(body).replace(json.dumps(DEEP), "[" * 1000 + "]" * 1000)
-    return httpx.post(server.url + path, content=content, headers={"Content-Type": "application/json"}, timeout=120)
+    return httpx.post(
+        server.url + path, content=content, headers={"Content-Type": "application/json"}, timeout=120
+    )
 
 
 def message_of(reply: httpx.Response) -> str:
@@ -90,7 +101,7 @@ def sampling(**params: Any) -> dict[str, Any]:
     return {"input_ids": [3, 4], "sampling_params": {"max_new_tokens": 2, **params}}
 
 
-# ---------------------------------------------------------------------------------------------------------- requests
+# --------------------------------------------------------------------------------------------------- requests
 
 REQUESTS = {
     "top_k beyond 64 bits": ("/generate", sampling(top_k=HUGE)),
@@ -110,12 +121,31 @@ REQUESTS = {
     "deep mode": ("/pause_generation", {"mode": DEEP}),
     "deep action": ("/weights_checker", {"action": DEEP}),
     "flag of another type": ("/abort_request", {"abort_all": "yes"}),
-    "shapes that are none": ("/update_weights_from_distributed", {"names": ["a"], "dtypes": ["float32"], "shapes": [["x"]]}),
-    "names that are none": ("/update_weights_from_distributed", {"names": [[]], "dtypes": ["float32"], "shapes": [[1]]}),
-    "a dtype that is none": ("/update_weights_from_distributed", {"names": ["a"], "dtypes": [{}], "shapes": [[1]]}),
-    "int8": ("/update_weights_from_distributed", {"names": ["model.norm.weight"], "dtypes": ["int8"], "shapes": [[32]]}),
+    "shapes that are none": (
+        "/update_weights_from_distributed",
+        {"names": ["a"], "dtypes": ["float32"], "shapes": [["x"]]},
+    ),
+    "names that are none": (
+        "/update_weights_from_distributed",
+        {"names": [[]], "dtypes": ["float32"], "shapes": [[1]]},
+    ),
+    "a dtype that is none": (
+        "/update_weights_from_distributed",
+        {"names": ["a"], "dtypes": [{}], "shapes": [[1]]},
+    ),
+    "int8": (
+        "/update_weights_from_distributed",
+        {"names": ["model.norm.weight"], "dtypes": ["int8"], "shapes": [[32]]},
+    ),
 }
-GROUP = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2, "group_name": "g", "backend": "gloo"}
+GROUP = {
+    "master_address": "127.0.0.1",
+    "master_port": 9,
+    "rank_offset": 1,
+    "world_size": 2,
+    "group_name": "g",
+    "backend": "gloo",
+}
 GROUPS = {
     "an empty address": {"master_address": ""},
     "an address with a path": {"master_address": "127.0.0.1/x"},
@@ -152,7 +182,9 @@ def test_as_many_prompts_as_are_let_through_are_answered(server):
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e300])
 def test_no_temperature_makes_logits_infinite(server, temperature):
-    reply = ask(server, "/generate", sampling(temperature=temperature, top_p=1e-300, min_p=1.0, top_k=2**31 - 1))
+    reply = ask(
+        server, "/generate", sampling(temperature=temperature, top_p=1e-300, min_p=1.0, top_k=2**31 - 1)
+    )
     assert (reply.status_code, len(reply.json()["output_ids"])) == (200, 2)
 
 
@@ -169,7 +201,10 @@ def test_web_pages_are_refused(server):
         ):
             async with HttpClient(server.url, headers=headers) as http:
                 statuses.append((await http.request("POST", "/update_weights_from_disk", json=body)).status)
-        for start in ("Host: page.example\r\nContent-Type: application/json", f"Host: {server.url[7:]}\r\nContent-Type: text/plain"):
+        for start in (
+            "Host: page.example\r\nContent-Type: application/json",
+            f"Host: {server.url[7:]}\r\nContent-Type: text/plain",
+        ):
             content = json.dumps(body)
             head = f"{start}\r\nContent-Length: {len(content)}\r\nConnection: close"
             raw = f"POST /update_weights_from_disk HTTP/1.1\r\n{head}\r\n\r\n{content}"
@@ -181,7 +216,7 @@ def test_web_pages_are_refused(server):
     assert run_with(server, script) == [403, 403, 403, 403, 415]
 
 
-# ----------------------------------------------------------------------------------------------------------- clients
+# ---------------------------------------------------------------------------------------------------- clients
 
 
 def test_clients_that_leave_write_nothing_into_the_log(server, log_file):
@@ -190,8 +225,13 @@ def test_clients_that_leave_write_nothing_into_the_log(server, log_file):
     size = log_file.stat().st_size
     for index in range(200):
         prompts = [3, 4] if index % 2 else [[3], [4], [5]]
-        content = json.dumps({"input_ids": prompts, "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}})
-        head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        content = json.dumps(
+            {"input_ids": prompts, "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
+        )
+        head = (
+            "POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
+            f"{len(content)}\r\n\r\n"
+        )
         sent = (head + content).encode()
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(sent[: [10, len(head), len(sent) - 1, len(sent), len(sent)][index % 5]])
@@ -212,7 +252,12 @@ def test_joins_that_hang_hold_nothing_up(server):
             async def join(index: int) -> None:
                 try:
                     await client.init_weights_group(
-                        address="127.0.0.1", port=port, rank_offset=1, world_size=2, name=f"g{index}", backend="gloo"
+                        address="127.0.0.1",
+                        port=port,
+                        rank_offset=1,
+                        world_size=2,
+                        name=f"g{index}",
+                        backend="gloo",
                     )
                 except RequestRefused as error:
                     refused.append(str(error))
@@ -234,7 +279,7 @@ def test_joins_that_hang_hold_nothing_up(server):
     assert all(f"this server takes {MAX_JOINS}" in text for text in refused)
 
 
-# ----------------------------------------------------------------------------------------------------------- folders
+# ---------------------------------------------------------------------------------------------------- folders
 
 
 def changed(source: Path, folder: Path, change) -> str:
@@ -252,9 +297,18 @@ def times(factor: float):
 BROKEN = {
     "finite weights that overflow": (times(1e30), "forward of these weights is not finite"),
     "infinities": (times(float("inf")), "not finite"),
-    "int8": (lambda tensors: {name: tensor.to(torch.int8) for name, tensor in tensors.items()}, "is of torch.int8"),
-    "one tensor in int8": (lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"].to(torch.int8)}, "int8"),
-    "float64 beyond float32": (lambda tensors: {name: tensor.double() * 1e300 for name, tensor in tensors.items()}, "not finite"),
+    "int8": (
+        lambda tensors: {name: tensor.to(torch.int8) for name, tensor in tensors.items()},
+        "is of torch.int8",
+    ),
+    "one tensor in int8": (
+        lambda tensors: tensors | {"model.norm.weight": tensors["model.norm.weight"].to(torch.int8)},
+        "int8",
+    ),
+    "float64 beyond float32": (
+        lambda tensors: {name: tensor.double() * 1e300 for name, tensor in tensors.items()},
+        "not finite",
+    ),
     "booleans": (lambda tensors: {name: tensor > 0 for name, tensor in tensors.items()}, "is of torch.bool"),
 }
 
@@ -266,14 +320,22 @@ def test_weights_that_cannot_be_sampled_from_are_refused_and_the_old_ones_kept(s
     assert message in message_of(ask(server, "/update_weights_from_disk", body))
 
 
-NAMES = {"not JSON": "{", "no name": "{}", "a list": "[]", "another type": '{"weights_name": []}', "deep": "[" * 5000}
+NAMES = {
+    "not JSON": "{",
+    "no name": "{}",
+    "a list": "[]",
+    "another type": '{"weights_name": []}',
+    "deep": "[" * 5000,
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_broken_names_file_beside_good_weights_changes_nothing(server, tmp_path, name):
     folder = Path(shutil.copytree(server.other, tmp_path / "weights"))
     (folder / "weights_name.json").write_text(NAMES[name])
-    assert "weights_name.json" in message_of(ask(server, "/update_weights_from_disk", {"model_path": str(folder), "weight_version": "9"}))
+    assert "weights_name.json" in message_of(
+        ask(server, "/update_weights_from_disk", {"model_path": str(folder), "weight_version": "9"})
+    )
 
 
 INDEXES = {
@@ -295,7 +357,9 @@ def test_a_broken_index_is_refused(server, tmp_path, name):
     assert message_of(ask(server, "/update_weights_from_disk", {"model_path": str(tmp_path)}))
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}", b"\x10\0\0\0\0\0\0\0" + b"[" * 16])
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}", b"\x10\0\0\0\0\0\0\0" + b"[" * 16]
+)
 @pytest.mark.parametrize("name", ["model.safetensors", "changes.safetensors"])
 def test_a_file_that_is_no_safetensors_is_refused(server, tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
@@ -323,7 +387,9 @@ def test_a_broken_adapter_is_refused_and_the_base_samples_on(server, tmp_path, n
     (tmp_path / "adapter_config.json").write_text(config)
     halves = {LAYER.format("A"): torch.full((2, 32), factor), LAYER.format("B"): torch.full((32, 2), factor)}
     save_file(halves, tmp_path / "adapter_model.safetensors")
-    assert message in message_of(ask(server, "/load_lora_adapter", {"lora_name": "a", "lora_path": str(tmp_path)}))
+    assert message in message_of(
+        ask(server, "/load_lora_adapter", {"lora_name": "a", "lora_path": str(tmp_path)})
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,37 +403,81 @@ def test_a_broken_adapter_is_refused_and_the_base_samples_on(server, tmp_path, n
 )
 def test_an_adapter_of_strange_tensors_is_refused(server, tmp_path, halves):
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "lora_alpha": 2}')
-    save_file({LAYER.format(half): tensor for half, tensor in halves.items()}, tmp_path / "adapter_model.safetensors")
+    save_file(
+        {LAYER.format(half): tensor for half, tensor in halves.items()},
+        tmp_path / "adapter_model.safetensors",
+    )
     assert message_of(ask(server, "/load_lora_adapter", {"lora_name": "a", "lora_path": str(tmp_path)}))
 
 
-# -------------------------------------------------------------------------------------------------------------- fuzz
+# ------------------------------------------------------------------------------------------------------- fuzz
 
 FIELDS = {
-    "/generate": ("input_ids", "rid", "sampling_params", "return_logprob", "lora_path", "text", "stream", "logprob_start_len"),
+    "/generate": (
+        "input_ids",
+        "rid",
+        "sampling_params",
+        "return_logprob",
+        "lora_path",
+        "text",
+        "stream",
+        "logprob_start_len",
+    ),
     "/abort_request": ("rid", "abort_all"),
     "/pause_generation": ("mode",),
     "/continue_generation": (),
     "/release_memory_occupation": ("tags",),
     "/resume_memory_occupation": ("tags",),
     "/weights_checker": ("action",),
-    "/update_weights_from_disk": ("model_path", "weight_version", "load_format", "abort_all_requests", "flush_cache"),
+    "/update_weights_from_disk": (
+        "model_path",
+        "weight_version",
+        "load_format",
+        "abort_all_requests",
+        "flush_cache",
+    ),
     "/load_lora_adapter": ("lora_name", "lora_path"),
     "/unload_lora_adapter": ("lora_name",),
     "/begin_weight_update": (),
     "/end_weight_update": (),
-    "/update_weights_from_distributed": ("names", "dtypes", "shapes", "group_name", "weight_version", "load_format"),
+    "/update_weights_from_distributed": (
+        "names",
+        "dtypes",
+        "shapes",
+        "group_name",
+        "weight_version",
+        "load_format",
+    ),
     "/update_weights_from_tensor": ("serialized_named_tensors",),
     "/init_weights_update_group": tuple(GROUP),
     "/destroy_weights_update_group": ("group_name",),
     "/update_weight_version": ("abort_all_requests",),  # without new_version, it renames nothing
     "/flush_cache": ("timeout",),
 }
-PARAMS = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos", "skip_special_tokens", "n", "seed")
+PARAMS = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "n",
+    "seed",
+)
 numbers = st.one_of(st.integers(-3, 9), st.sampled_from([HUGE, -HUGE, 2**31, 2**32, 1e308, 1e-308, 0.5]))
-leaves = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=8), st.sampled_from(["a/../..", "/dev/zero", "/proc/self/mem", "."]))
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    numbers,
+    st.text(max_size=8),
+    st.sampled_from(["a/../..", "/dev/zero", "/proc/self/mem", "."]),
+)
 values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=8
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
 )
 params = st.dictionaries(st.sampled_from(PARAMS), values, max_size=4)
 prompts = st.one_of(values, st.lists(st.integers(0, 383), min_size=1, max_size=5))

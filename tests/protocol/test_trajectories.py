@@ -1,4 +1,5 @@
-"""Whole trajectories through the router and the agent loop while the weights change: what was recorded is what the policies said.
+"""Whole trajectories through the router and the agent loop while the weights change: what was recorded is
+what the policies said.
 
 Even versions are the weights of `server.model`, odd ones those of `server.other`.
 """
@@ -61,7 +62,9 @@ async def publish(server, client, version, mode):
 
 
 async def until_sampling(client):
-    """Return while a request is in the middle of its output: a prompt makes the tokens in use grow once, an output again and again."""
+    """Return while a request is in the middle of its output: a prompt makes the tokens in use grow once, an
+    output again and again.
+    """
     before, num_growths = (await client.loads()).num_used_tokens, 0
     while num_growths < 3:
         await trio.sleep(0.002)
@@ -94,7 +97,9 @@ def of_versions(server, logprobs_of, prompt, generation):
 
 
 def trajectory_error(server, logprobs_of, trajectory):
-    """Return |behavior - learner's log-probability| of the action tokens, in one forward per version over the whole trajectory."""
+    """Return |behavior - learner's log-probability| of the action tokens, in one forward per version over the
+    whole trajectory.
+    """
     ids = trajectory.token_ids.tolist()
     both = np.array([logprobs_of(model, ids[:1], ids[1:]) for model in (server.model, server.other)])
     mask = trajectory.action_mask
@@ -117,10 +122,18 @@ async def play_while_publishing(server, client, mode):
 
     async with routing(server.url) as router:
         with AsyncioHost() as host:
-            manager = AgentLoopManager(agent, rollout, reward, router, PlayerParts(plugins, tiny_chat(), host, PromptLimits(256, "error")))
+            manager = AgentLoopManager(
+                agent,
+                rollout,
+                reward,
+                router,
+                PlayerParts(plugins, tiny_chat(), host, PromptLimits(256, "error")),
+            )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(publish_often)
-                trajectories = await manager.play([Lease(0, task, GROUP_SIZE, 0)], EvalConfig(temperature=1.0))
+                trajectories = await manager.play(
+                    [Lease(0, task, GROUP_SIZE, 0)], EvalConfig(temperature=1.0)
+                )
                 nursery.cancel_scope.cancel()
             stats = manager.stats()
             await manager.aclose()
@@ -128,12 +141,17 @@ async def play_while_publishing(server, client, mode):
     return trajectories, stats
 
 
-MODES = [("embedded", "abort"), *(pytest.param("sglang", mode, marks=pytest.mark.sglang) for mode in ("abort", "retract", "in_place"))]
+MODES = [
+    ("embedded", "abort"),
+    *(pytest.param("sglang", mode, marks=pytest.mark.sglang) for mode in ("abort", "retract", "in_place")),
+]
 
 
 @pytest.mark.parametrize(("running_server", "mode"), MODES, indirect=["running_server"])
 def test_trajectories_across_updates_hold_the_learners_logprobs(server, talk, logprobs_of, mode):
-    """To 1e-4 in the modes that claim it; `in_place` keeps a stale cache, by design: its error is shown, and found larger."""
+    """To 1e-4 in the modes that claim it; `in_place` keeps a stale cache, by design: its error is shown, and
+    found larger.
+    """
     trajectories, stats = talk(lambda client: play_while_publishing(server, client, mode))
     errors = []
     for trajectory in trajectories:
@@ -143,10 +161,15 @@ def test_trajectories_across_updates_hold_the_learners_logprobs(server, talk, lo
         versions = trajectory.versions[trajectory.action_mask]
         assert versions.tolist() == sorted(versions)
         errors.append(trajectory_error(server, logprobs_of, trajectory))
-    spanning = [t for t in trajectories if any(len(set(t.versions[t.turn_ids == turn])) > 1 for turn in (0, 1))]
+    spanning = [
+        t for t in trajectories if any(len(set(t.versions[t.turn_ids == turn])) > 1 for turn in (0, 1))
+    ]
     assert spanning, "no turn was interrupted by an update"
     worst = max(error.max() for error in errors)
-    print(f"{mode}: largest error {worst:.2e}, mean {np.concatenate(errors).mean():.2e}; {stats['redone_tokens']:.0f} tokens redone")
+    print(
+        f"{mode}: largest error {worst:.2e}, mean {np.concatenate(errors).mean():.2e}; "
+        f"{stats['redone_tokens']:.0f} tokens redone"
+    )
     if mode == "in_place":
         assert worst > 1e-3
     else:
@@ -184,7 +207,9 @@ def test_a_long_generation_blocks_no_update(server, talk, logprobs_of):
     versions = generation.versions.tolist()
     assert versions == sorted(versions)
     assert len(set(versions)) >= 4
-    assert len(published) >= len(set(versions)) - 2  # each but perhaps the last was over before the generation was
+    assert (
+        len(published) >= len(set(versions)) - 2
+    )  # each but perhaps the last was over before the generation was
     error = np.abs(generation.logprobs - of_versions(server, logprobs_of, PROMPT, generation))
     assert error.max() < 1e-4
 
@@ -229,12 +254,16 @@ def test_generations_of_a_killed_server_go_on_from_what_is_recorded(server, talk
     for index, generation in generations.items():
         versions = generation.versions.tolist()
         assert versions == sorted(versions)
-        assert len(versions) == total if generation.finish_reason == "length" else generation.token_ids[-1] == 1
+        assert (
+            len(versions) == total if generation.finish_reason == "length" else generation.token_ids[-1] == 1
+        )
         error = np.abs(generation.logprobs - of_versions(server, logprobs_of, prompts[index], generation))
         assert error.max() < 1e-4
         interrupted += set(versions) == {0, 1}
     assert interrupted
-    assert all(a <= b for generation in generations.values() for a, b in pairwise(generation.versions.tolist()))
+    assert all(
+        a <= b for generation in generations.values() for a, b in pairwise(generation.versions.tolist())
+    )
 
 
 def test_what_is_cancelled_during_a_pause_does_not_run_after_it(server, talk):

@@ -17,7 +17,9 @@ from parts.learner import reserved_port
 PROMPT = [5, 17, 42]
 GREEDY = SamplingParams(10, temperature=0.0)
 
-ONLY_SGLANG = pytest.mark.parametrize("running_server", [pytest.param("sglang", marks=pytest.mark.sglang)], indirect=True)
+ONLY_SGLANG = pytest.mark.parametrize(
+    "running_server", [pytest.param("sglang", marks=pytest.mark.sglang)], indirect=True
+)
 """The embedded server knows one way to pause."""
 ONLY_EMBEDDED = pytest.mark.parametrize("running_server", ["embedded"], indirect=True)
 """A real SGLang ignores unknown names, and dies of wrong shapes and of half a file."""
@@ -33,13 +35,14 @@ for tensor in [flatten(tensors)] if load_format == "flattened_bucket" else tenso
     broadcast(tensor, group)
 print("sent", flush=True)
 leave_weights_group(group)
-"""
+"""  # noqa: E501
 
 
 def specs_of(folder):
     tensors = load_file(folder / "model.safetensors")
     return [
-        TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size()) for name, t in tensors.items()
+        TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape), t.numel() * t.element_size())
+        for name, t in tensors.items()
     ]
 
 
@@ -51,7 +54,9 @@ async def until_running(client):
 
 @asynccontextmanager
 async def generating(client, sample_on, *, count):
-    """Have `count` requests in the middle of 300 tokens; yield the list that holds their generations when the context is left."""
+    """Have `count` requests in the middle of 300 tokens; yield the list that holds their generations when the
+    context is left.
+    """
     done = []
 
     async def one(index):
@@ -74,14 +79,18 @@ def test_disk_update_changes_the_next_tokens_and_their_version(server, talk, log
 
     before, after, info = talk(script)
     assert before.token_ids.tolist() != after.token_ids.tolist()
-    np.testing.assert_allclose(after.logprobs, logprobs_of(server.other, PROMPT, after.token_ids.tolist()), atol=1e-4)
+    np.testing.assert_allclose(
+        after.logprobs, logprobs_of(server.other, PROMPT, after.token_ids.tolist()), atol=1e-4
+    )
     assert set(before.versions) == {0}
     assert set(after.versions) == {7}
     assert info.version == 7
 
 
 def test_generations_across_an_update_are_continued_with_exact_versions(server, talk, sample_on, logprobs_of):
-    """What the client of a run does: take the partial output, send it again as part of the prompt under the same rid."""
+    """What the client of a run does: take the partial output, send it again as part of the prompt under the
+    same rid.
+    """
     total = 300
 
     async def script(client):
@@ -111,7 +120,9 @@ def test_generations_across_an_update_are_continued_with_exact_versions(server, 
             assert len(set(part.versions.tolist())) <= 1
             ids = part.token_ids.tolist()
             if ids:
-                np.testing.assert_allclose(part.logprobs, logprobs_of(models[part.versions[0]], prefix, ids), atol=1e-4)
+                np.testing.assert_allclose(
+                    part.logprobs, logprobs_of(models[part.versions[0]], prefix, ids), atol=1e-4
+                )
             prefix += ids
         assert len(prefix) == len(PROMPT) + total
     assert {part.versions[0] for parts in played.values() for part in parts if len(part.versions)} == {0, 1}
@@ -120,7 +131,9 @@ def test_generations_across_an_update_are_continued_with_exact_versions(server, 
 @ONLY_SGLANG
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_other_pause_modes_end_no_request(server, talk, sample_on, logprobs_of, mode):
-    """`retract` computes the prefix anew and is exact; `in_place` goes on with the cache of the old weights and is off by design."""
+    """`retract` computes the prefix anew and is exact; `in_place` goes on with the cache of the old weights
+    and is off by design.
+    """
 
     async def script(client):
         async with generating(client, sample_on, count=2) as done:
@@ -161,14 +174,22 @@ def test_distributed_update_from_a_trainer_process(server, talk, spawn, logprobs
 
     async def script(client):
         trainer = spawn([sys.executable, "-c", TRAINER, str(port), str(server.other), str(load_format)])
-        await client.init_weights_group(address="127.0.0.1", port=port, rank_offset=1, world_size=2, name="g", backend="gloo")
+        await client.init_weights_group(
+            address="127.0.0.1", port=port, rank_offset=1, world_size=2, name="g", backend="gloo"
+        )
         await client.pause("abort")
         await client.begin_weight_update()
         if load_format:
             await client.update_weights_from_distributed(specs, group="g", version=9, flush_cache=True)
         else:
-            body = {"names": [s.name for s in specs], "dtypes": [s.dtype for s in specs], "shapes": [s.shape for s in specs]}
-            await client._update("/update_weights_from_distributed", body | {"group_name": "g", "weight_version": "9"})
+            body = {
+                "names": [s.name for s in specs],
+                "dtypes": [s.dtype for s in specs],
+                "shapes": [s.shape for s in specs],
+            }
+            await client._update(
+                "/update_weights_from_distributed", body | {"group_name": "g", "weight_version": "9"}
+            )
         await client.end_weight_update()
         await client.resume()
         await client.destroy_weights_group("g")
@@ -178,7 +199,9 @@ def test_distributed_update_from_a_trainer_process(server, talk, spawn, logprobs
         return await client.generate(PROMPT, GREEDY, rid="after")
 
     after = talk(script)
-    np.testing.assert_allclose(after.logprobs, logprobs_of(server.other, PROMPT, after.token_ids.tolist()), atol=1e-4)
+    np.testing.assert_allclose(
+        after.logprobs, logprobs_of(server.other, PROMPT, after.token_ids.tolist()), atol=1e-4
+    )
     assert set(after.versions) == {9}
 
 
@@ -262,7 +285,12 @@ def spoil_value(tensors):
 @ONLY_EMBEDDED
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(spoil_name, "model.unknown.weight"), (spoil_shape, "shape"), (spoil_missing, "missing"), (spoil_value, "finite")],
+    [
+        (spoil_name, "model.unknown.weight"),
+        (spoil_shape, "shape"),
+        (spoil_missing, "missing"),
+        (spoil_value, "finite"),
+    ],
 )
 def test_weights_that_do_not_fit_change_nothing(server, talk, scratch, spoil, message):
     tensors = {name: t + 1 for name, t in load_file(scratch / "model.safetensors").items()}

@@ -13,9 +13,21 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-PARTS = {"instant_server", "machine", "paced_server", "paced_tool", "quickstart_runs", "soak_samples", "train_behind", "verl_advantages"}
+PARTS = {
+    "instant_server",
+    "machine",
+    "paced_server",
+    "paced_tool",
+    "quickstart_runs",
+    "soak_samples",
+    "train_behind",
+    "verl_advantages",
+}
 """Modules that benchmarks share, and processes that they start."""
-QUICK_RUN = "trainer.steps=2 data.max_val_rows=8 buffer.groups_per_step=2 rollout.group_size=2 trainer.save_freq=-1 tracking.report=false"
+QUICK_RUN = (
+    "trainer.steps=2 data.max_val_rows=8 buffer.groups_per_step=2 rollout.group_size=2 trainer.save_freq=-1 "
+    "tracking.report=false"
+)
 
 SHORT: dict[str, str] = {
     "advantages": "--out {out} --peers {none}",
@@ -24,17 +36,21 @@ SHORT: dict[str, str] = {
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
     "hops": "--out {out}",
     "house": "--out {out}",
-    "in_flight": "--in-flight 50 --servers 1 --seconds 4 --seconds-per-token 0.005 --mean-tokens 20 --prompts 50,150 --out {out}",
+    "in_flight": "--in-flight 50 --servers 1 --seconds 4 --seconds-per-token 0.005 --mean-tokens 20 "
+    "--prompts 50,150 --out {out}",
     "lag": f"--rows on_policy --seeds 0 --steps 2 --eval-n 1 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "learner_memory": "--tokens 512 --hidden 64 --layers 2 --vocabulary 256 --out {out}",
-    "learner_step": "--budgets 1024 2048 --repeats 1 --prompts 50 --hidden 32 --layers 1 --vocabulary 256 --trl {none} --out {out}",
+    "learner_step": "--budgets 1024 2048 --repeats 1 --prompts 50 --hidden 32 --layers 1 --vocabulary 256 "
+    "--trl {none} --out {out}",
     "logprob_kernels": "--tokens 6 3 --vocabulary 30 --out {out}",
     "logprob_memory": "--tokens 64 --vocabulary 2000 --out {out}",
     "publish_overlap": "--hidden 64 --bucket-mib 1 --repeats 1",
     "recipes": f"--recipes grpo --seeds 0 --steps 2 --at-least 0 --out {{out}} --runs {{runs}} {QUICK_RUN}",
-    "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} trainer.steps=6",
+    "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
+    "trainer.steps=6",
     "rollout_overhead": "--n 64 --repeats 1 --peers {none} --template {template} --out {out}",
-    "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 --kill-every 10 --out {out}",
+    "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "
+    "--kill-every 10 --out {out}",
     "sync_vs_async": "--steps 2 --warmup 5 --seconds-per-token 0.0005 --mean-tokens 20 --out {out}",
 }
 DEADLINE_S = 900
@@ -46,9 +62,18 @@ def test_every_benchmark_has_a_short_form() -> None:
 
 
 def run_to_the_end(command: list[str], **env: str) -> tuple[int, str]:
-    """Return the exit status and what was said. Its whole process group is killed at the deadline, which fails the test."""
+    """Return the exit status and what was said.
+
+    Its whole process group is killed at the deadline, which fails the test.
+    """
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True, env={**os.environ, **env}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+        env={**os.environ, **env},
     )
     try:
         said, _ = process.communicate(timeout=DEADLINE_S)
@@ -63,14 +88,21 @@ def run_to_the_end(command: list[str], **env: str) -> tuple[int, str]:
 @pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("name", SHORT)
 def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
-    """The figures of such short forms may miss what is wanted of the long ones (exit code 1); they are there all the same."""
+    """The figures of such short forms may miss what is wanted of the long ones (exit code 1); they are there
+    all the same.
+    """
     out = tmp_path / "figures.json"
     template = ROOT / "agentrl" / "chat" / "tiny.jinja"
     places = {"out": out, "runs": tmp_path / "runs", "none": tmp_path / "none", "template": template}
     arguments = SHORT[name].format(**places).split()
-    status, said = run_to_the_end([sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments], OMP_NUM_THREADS="1")
+    status, said = run_to_the_end(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments], OMP_NUM_THREADS="1"
+    )
     assert "Traceback" not in said, said[-4000:]
     assert status in (0, 1), said[-4000:]
     if "--out" in arguments:
         figures = json.loads(out.read_text())
-        assert all({"commit", "cpu"} <= measured.keys() for measured in ([figures] if "cpu" in figures else figures["runs"]))
+        assert all(
+            {"commit", "cpu"} <= measured.keys()
+            for measured in ([figures] if "cpu" in figures else figures["runs"])
+        )

@@ -1,4 +1,6 @@
-"""Durations are measured by the monotonic clock alone: the wall clock jumps, and is read only to tell people (or a protocol) a time."""
+"""Durations are measured by the monotonic clock alone: the wall clock jumps, and is read only to tell people
+(or a protocol) a time.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("agentrl", "agents", "interactions", "tools")
 
 WALL_CLOCKS = {
-    *(f"time.{name}" for name in ("time", "time_ns", "localtime", "gmtime", "strftime", "ctime", "asctime", "CLOCK_REALTIME")),
+    *(
+        f"time.{name}"
+        for name in (
+            "time",
+            "time_ns",
+            "localtime",
+            "gmtime",
+            "strftime",
+            "ctime",
+            "asctime",
+            "CLOCK_REALTIME",
+        )
+    ),
     *(f"datetime.datetime.{name}" for name in ("now", "utcnow", "today")),
     "datetime.date.today",
     "os.path.getmtime",
@@ -42,14 +56,22 @@ ALLOWED = {
 
 
 def readings(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Yield (line, function, whether it is calculated with or ordered by in place) of every use of a wall clock in a source."""
+    """Yield (line, function, whether it is calculated with or ordered by in place) of every use of a wall
+    clock in a source.
+    """
     tree = ast.parse(text)
     names = _imported(tree)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Name) and (_full_name(node, names) in WALL_CLOCKS or _is_file_time(node)):
+        if isinstance(node, ast.Attribute | ast.Name) and (
+            _full_name(node, names) in WALL_CLOCKS or _is_file_time(node)
+        ):
             above = [node, *_above(node, parents)]
-            functions = [n.name for n in reversed(above) if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+            functions = [
+                n.name
+                for n in reversed(above)
+                if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
             yield node.lineno, ".".join(functions), _is_calculated_with(above)
 
 
@@ -60,7 +82,9 @@ def _above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
 
 
 def _is_calculated_with(above: list[ast.AST]) -> bool:
-    """Climb from a clock's name through what passes its value on; `{"time": clock()}` or `f(clock())` ends the way."""
+    """Climb from a clock's name through what passes its value on; `{"time": clock()}` or `f(clock())` ends
+    the way.
+    """
     for below, node in itertools.pairwise(above):
         if isinstance(node, ast.BinOp | ast.AugAssign):
             return True
@@ -74,7 +98,9 @@ def _is_calculated_with(above: list[ast.AST]) -> bool:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Return what the names that a source imports stand for: {"now": "time.time"} of `from time import time as now`."""
+    """Return what the names that a source imports stand for: {"now": "time.time"} of `from time import time
+    as now`.
+    """
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -108,12 +134,16 @@ def found() -> dict[str, list[tuple[int, bool]]]:
 
 def test_the_wall_clock_is_read_only_where_a_time_is_told():
     uses = found()
-    assert set(uses) - set(ALLOWED) == set(), "measure a duration by time.monotonic(); to tell a time, name the place in ALLOWED"
+    assert set(uses) - set(ALLOWED) == set(), (
+        "measure a duration by time.monotonic(); to tell a time, name the place in ALLOWED"
+    )
     assert set(ALLOWED) - set(uses) == set(), "these no longer look at the wall clock"
 
 
 def test_nothing_is_calculated_from_it():
-    assert [(place, line) for place, lines in found().items() for line, is_calculated in lines if is_calculated] == []
+    assert [
+        (place, line) for place, lines in found().items() for line, is_calculated in lines if is_calculated
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -123,14 +153,21 @@ def test_nothing_is_calculated_from_it():
         ("import time\ndef f(x):\n    return {'at': time.time()}", [("f", False)]),
         ("import time as t\nclass A:\n    def f(self, x):\n        return t.time() - x", [("A.f", True)]),
         ("from time import time as now\ndef f(x):\n    return max(0.0, x - now())", [("f", True)]),
-        ("from dataclasses import field\nimport time\nclass A:\n    at: float = field(default_factory=time.time)", [("A", False)]),
+        (
+            "from dataclasses import field\nimport time\nclass A:\n    at: float = "
+            "field(default_factory=time.time)",
+            [("A", False)],
+        ),
         ("import datetime\ndef f(x):\n    if datetime.datetime.now() > x: ...", [("f", True)]),
         ("from datetime import datetime\ndef f(x):\n    return (datetime.now() - x).seconds", [("f", True)]),
         ("def f(path, x):\n    return path.stat().st_mtime < x", [("f", True)]),
         ("import time\ndef f(x):\n    x += time.time_ns()", [("f", True)]),
         ("import time\ndef f(x):\n    return int(time.time()) // 60", [("f", True)]),
         ("import json, time\ndef f(x):\n    return json.dumps({'at': time.time()}) + '.'", [("f", False)]),
-        ("def f(a, b):\n    return (a.st_mode, a.st_mtime_ns) == (b.st_mode, b.st_mtime_ns)", [("f", False), ("f", False)]),
+        (
+            "def f(a, b):\n    return (a.st_mode, a.st_mtime_ns) == (b.st_mode, b.st_mtime_ns)",
+            [("f", False), ("f", False)],
+        ),
         ("import time\ntime.clock_gettime(time.CLOCK_REALTIME)", [("", False)]),
     ],
 )

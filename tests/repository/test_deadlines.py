@@ -1,4 +1,6 @@
-"""Every wait ends: a lint over all calls that wait for threads, processes, queues and Ray without saying how long."""
+"""Every wait ends: a lint over all calls that wait for threads, processes, queues and Ray without saying how
+long.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ ROOT = Path(__file__).parents[2]
 
 WAITS = {"wait", "join", "result", "communicate", "acquire", "get", "wait_for"}
 """Methods that wait for ever where no timeout is given (`get` of a queue: without any argument)."""
-FUNCTIONS = {"ray.get", "ray.wait", *(f"subprocess.{name}" for name in ("run", "check_call", "check_output", "call"))}
+FUNCTIONS = {
+    "ray.get",
+    "ray.wait",
+    *(f"subprocess.{name}" for name in ("run", "check_call", "check_output", "call")),
+}
 """Functions that wait for ever without `timeout=`."""
 COROUTINE_TAKERS = {"asyncio.wait_for", "asyncio.create_task"}
 """What they are given would be awaited otherwise."""
@@ -21,16 +27,21 @@ COROUTINE_TAKERS = {"asyncio.wait_for", "asyncio.create_task"}
 NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 
 ALLOWED = {
-    "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by start_timeout_s",
+    "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by "
+    "start_timeout_s",
     "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
     "agentrl/offline/compare_corrections.py:_console": "rich's capture: it waits for nothing",
-    "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by CallDeadlines",
+    "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by "
+    "CallDeadlines",
     "agentrl/controller/train.py:learn": "a Handle: CallDeadlines bounds it",
     "agentrl/learner/weights.py:BucketSender._settle": "the process group has a time-out",
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
-    "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's deadline",
-    "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` ends",
-    "agentrl/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line before",
+    "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's "
+    "deadline",
+    "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` "
+    "ends",
+    "agentrl/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line "
+    "before",
     "agentrl/sglang/process_group.py:Broadcast.wait": "the process group has a time-out",
     "agentrl/workers/actors.py:_limiter": "a variable of trio's: it waits for nothing",
     "agentrl/workers/workers.py:Workers.run": "a Handle: CallDeadlines bounds it",
@@ -39,15 +50,23 @@ ALLOWED = {
 
 
 def waits(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, function, call) of every call of a source that waits without a deadline; what is awaited is a scope's matter."""
+    """Yield (line, function, call) of every call of a source that waits without a deadline; what is awaited
+    is a scope's matter.
+    """
     tree = ast.parse(text)
     awaited: set[ast.expr] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Await):
             awaited.add(node.value)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in COROUTINE_TAKERS:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func) in COROUTINE_TAKERS
+        ):
             awaited.update(node.args)
-    has_futures = "concurrent.futures" in text  # elsewhere `result` is a result, or that of an asyncio task that has ended
+    has_futures = (
+        "concurrent.futures" in text
+    )  # elsewhere `result` is a result, or that of an asyncio task that has ended
     yield from (wait for wait in _waits(tree, (), awaited) if has_futures or not wait[2].endswith(".result"))
 
 
@@ -61,11 +80,16 @@ def _waits(node: ast.AST, names: tuple[str, ...], awaited: set[ast.expr]) -> Ite
 
 
 def _is_endless(call: ast.Call) -> bool:
-    """Whether nothing bounds it. `x.wait()` of any object counts; `", ".join(words)` and `queue.get(timeout=1)` do not."""
+    """Whether nothing bounds it.
+
+    `x.wait()` of any object counts; `", ".join(words)` and `queue.get(timeout=1)` do not.
+    """
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in NAMES:
         return False
     name = ast.unparse(call.func)
-    has_timeout = any(keyword.arg in ("timeout", "timeout_s") and not _is_none(keyword.value) for keyword in call.keywords)
+    has_timeout = any(
+        keyword.arg in ("timeout", "timeout_s") and not _is_none(keyword.value) for keyword in call.keywords
+    )
     if name in FUNCTIONS:
         return not has_timeout
     if call.func.attr not in WAITS:

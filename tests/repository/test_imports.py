@@ -41,7 +41,9 @@ SOURCES = sources()
 
 
 def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) of every import of a file: also inside functions, and by `import_module` of a literal."""
+    """Yield (line, dotted name) of every import of a file: also inside functions, and by `import_module` of a
+    literal.
+    """
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         if isinstance(node, ast.Import):
@@ -52,12 +54,18 @@ def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([base] if base else [])])
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS and isinstance(node.args[0], ast.Constant):
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in IMPORTERS
+            and isinstance(node.args[0], ast.Constant)
+        ):
             yield node.lineno, str(node.args[0].value)
 
 
 def part_of(module: str) -> str:
-    """Return the part a module belongs to: `agentrl.rollout.session` -> `rollout`; the package itself is ''."""
+    """Return the part a module belongs to: `agentrl.rollout.session` -> `rollout`; the package itself is
+    ''.
+    """
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -77,7 +85,9 @@ def may_import(importer: str, imported: str) -> bool:
 @pytest.mark.parametrize("module", SOURCES)
 def test_every_module_belongs_to_a_row(module: str) -> None:
     part = part_of(module)
-    assert part in {"", *PLUGINS, *set().union(*ROWS)}, f"{module}: give {part!r} a row in docs/architecture.md and here"
+    assert part in {"", *PLUGINS, *set().union(*ROWS)}, (
+        f"{module}: give {part!r} a row in docs/architecture.md and here"
+    )
 
 
 @pytest.mark.parametrize("module", SOURCES)
@@ -96,7 +106,11 @@ def test_imports_point_to_lower_rows(module: str) -> None:
 
 @pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) != "verl" and m not in MAY_IMPORT_VERL])
 def test_nothing_depends_on_the_translation_of_verl(module: str) -> None:
-    assert [name for _, name in imports(module, SOURCES[module]) if part_of(name) == "verl" and name.startswith("agentrl.")] == []
+    assert [
+        name
+        for _, name in imports(module, SOURCES[module])
+        if part_of(name) == "verl" and name.startswith("agentrl.")
+    ] == []
 
 
 @pytest.mark.parametrize("module", SOURCES)
@@ -113,7 +127,11 @@ def test_heavy_packages_are_imported_only_where_they_belong(module: str) -> None
 
 @pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) in ROWS[0]])
 def test_the_carriers_need_only_numpy(module: str) -> None:
-    outside = {name.split(".")[0] for _, name in imports(module, SOURCES[module])} - set(sys.stdlib_module_names) - {"agentrl"}
+    outside = (
+        {name.split(".")[0] for _, name in imports(module, SOURCES[module])}
+        - set(sys.stdlib_module_names)
+        - {"agentrl"}
+    )
     assert outside <= {"numpy"}
 
 
@@ -160,10 +178,15 @@ for module in {light!r}:
 
 
 def test_the_controller_loads_no_model_code() -> None:
-    """It names what ranks do without doing it: transformers, peft and DTensor take seconds of the start of every run."""
+    """It names what ranks do without doing it: transformers, peft and DTensor take seconds of the start of
+    every run.
+    """
     sharding = {f"torch.distributed.{name}" for name in ("checkpoint", "fsdp", "tensor")}
     of_ranks = {"transformers", "peft", "scipy.special", "sympy", *sharding}
-    assert run_fresh(f"import sys, agentrl.controller.train; print(sorted({of_ranks!r} & set(sys.modules)))") == "[]"
+    assert (
+        run_fresh(f"import sys, agentrl.controller.train; print(sorted({of_ranks!r} & set(sys.modules)))")
+        == "[]"
+    )
 
 
 PICTURES = {
@@ -177,10 +200,14 @@ PICTURES = {
 
 def test_pictures_are_loaded_only_when_they_are_drawn() -> None:
     for module, path in SOURCES.items():
-        at_the_top = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        at_the_top = [
+            node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
         names = {name for node in at_the_top for name in imported_names(node)}
         loads = {name for name in names if name.split(".")[0] == "matplotlib" or name in PICTURES}
-        assert not loads or module in PICTURES, f"{module} loads {sorted(loads)}: import it in the function that draws"
+        assert not loads or module in PICTURES, (
+            f"{module} loads {sorted(loads)}: import it in the function that draws"
+        )
 
 
 def imported_names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:

@@ -93,14 +93,22 @@ def test_the_map_names_modules_and_tests_that_exist():
     for path, tests in covered(ROOT).items():
         assert len(set(tests)) == len(tests), path
         assert [test for test in tests if not (ROOT / test).is_file()] == [], path
-    assert {"agentrl/buffer/ledger.py", "agentrl/algorithms/advantages/gae.py", "agentrl/learner/step.py"} <= covered(ROOT).keys()
+    assert {
+        "agentrl/buffer/ledger.py",
+        "agentrl/algorithms/advantages/gae.py",
+        "agentrl/learner/step.py",
+    } <= covered(ROOT).keys()
 
 
 def test_equivalent_mutants_are_mutants_of_the_code_as_it_is():
     found = set()
     for path in {path for path, _ in EQUIVALENT}:
         source = (ROOT / path).read_bytes()
-        found |= {(path, line_of(mutant, source)) for mutant in mutants(path, source) if is_equivalent(mutant, source)}
+        found |= {
+            (path, line_of(mutant, source))
+            for mutant in mutants(path, source)
+            if is_equivalent(mutant, source)
+        }
     assert found == set(EQUIVALENT)
 
 
@@ -111,7 +119,19 @@ def line_of(mutant: Mutant, source: bytes) -> str:
 @pytest.mark.slow
 def test_mutants_are_played_and_the_tree_stays_as_it_is(tmp_path):
     before = {path: (ROOT / path).read_bytes() for path in covered(ROOT)}
-    command = [sys.executable, "-m", "mutants", "--sample", "2", "--seed", "1", "--only", "lineage", "--out", str(tmp_path / "found.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "mutants",
+        "--sample",
+        "2",
+        "--seed",
+        "1",
+        "--only",
+        "lineage",
+        "--out",
+        str(tmp_path / "found.json"),
+    ]
     done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=900)
     assert done.returncode in (0, 1), done.stderr
     assert "of 2 died" in done.stdout

@@ -29,7 +29,9 @@ def host(request):
 
 
 def test_nobody_else_is_given_it():
-    """All free ports of this machine but one, whoever asks: as a server does, as a client does, and by this class."""
+    """All free ports of this machine but one, whoever asks: as a server does, as a client does, and by this
+    class.
+    """
     with ReservedPort("127.0.0.1") as reserved:
         for reuse in (0, 1):
             for _ in range(2000):
@@ -59,7 +61,9 @@ def test_torch_meets_there(port, host):
 def test_a_server_of_trio_listens_there(port, host):
     async def play():
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(trio.serve_tcp, host=host), lambda stream: stream.send_all(b"hello"), port)
+            await nursery.start(
+                partial(trio.serve_tcp, host=host), lambda stream: stream.send_all(b"hello"), port
+            )
             async with await trio.open_tcp_stream(host, port) as stream:
                 assert await stream.receive_some() == b"hello"
             nursery.cancel_scope.cancel()
@@ -77,7 +81,9 @@ def test_a_server_of_asyncio_listens_there(port, host):
     asyncio.run(play())
 
 
-ANSWER = "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0].sendall(b'hello')"
+ANSWER = (
+    "import socket, sys; socket.create_server(('127.0.0.1', int(sys.argv[1]))).accept()[0].sendall(b'hello')"
+)
 
 
 def test_a_process_that_is_told_the_number_listens_there_also_after_the_release():

@@ -1,4 +1,6 @@
-"""The environment of a real SGLang on a CPU: where it is kept, what a build that failed leaves, and the stand-ins; without building it."""
+"""The environment of a real SGLang on a CPU: where it is kept, what a build that failed leaves, and the
+stand-ins; without building it.
+"""
 
 import subprocess
 import sys
@@ -56,7 +58,9 @@ def test_a_step_that_failed_is_one_line(tmp_path):
     code = "print('collecting', 'packages', sep=chr(10)); raise SystemExit('no matching distribution')"
     with pytest.raises(BuildError) as failed:
         environment.run([sys.executable, "-c", code], "install its packages", tmp_path / "build.log")
-    assert str(failed.value).startswith("the SGLang environment could not install its packages: no matching distribution")
+    assert str(failed.value).startswith(
+        "the SGLang environment could not install its packages: no matching distribution"
+    )
     assert "\n" not in str(failed.value)
 
 
@@ -81,11 +85,17 @@ try:
 except ModuleNotFoundError:
     print("right")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=STAND_INS.parent, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=STAND_INS.parent, check=False, capture_output=True, text=True
+    )
     assert (done.stdout.strip(), done.stderr) == ("right", "")
 
 
 def test_the_packaged_arguments_make_a_run_use_such_servers():
     rollout = load_config("quickstart", ["server=sglang_cpu", "rollout.sglang.python=/opt/python"]).rollout
-    assert (rollout.backend, rollout.sglang.args["device"], rollout.sglang.python) == ("sglang", "cpu", "/opt/python")
+    assert (rollout.backend, rollout.sglang.args["device"], rollout.sglang.python) == (
+        "sglang",
+        "cpu",
+        "/opt/python",
+    )
     assert rollout.sglang.env["SGLANG_USE_CPU_ENGINE"] == "1"

@@ -1,4 +1,6 @@
-"""Answer checkers against people: thousands of hand-judged answers, laws of numbers, and the reference solutions of the data sets."""
+"""Answer checkers against people: thousands of hand-judged answers, laws of numbers, and the reference
+solutions of the data sets.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +37,30 @@ def cases(kind: str) -> Iterator[tuple[object, str, str]]:
     """Yield (truth, verdict, text). `boxed` and `other` hold what stands in a box, right and wrong."""
     for group in yaml.safe_load((ANSWERS / f"{kind}.yaml").read_text()):
         assert set(group) <= {"truth", "boxed", "other", *VERDICTS}
-        yield from ((group["truth"], verdict, text) for verdict in VERDICTS for text in group.get(verdict, ()))
-        yield from ((group["truth"], "strict", f"So the answer is $\\boxed{{{inside}}}$.") for inside in group.get("boxed", ()))
-        yield from ((group["truth"], "wrong", f"So the answer is $\\boxed{{{inside}}}$.") for inside in group.get("other", ()))
+        yield from (
+            (group["truth"], verdict, text) for verdict in VERDICTS for text in group.get(verdict, ())
+        )
+        yield from (
+            (group["truth"], "strict", f"So the answer is $\\boxed{{{inside}}}$.")
+            for inside in group.get("boxed", ())
+        )
+        yield from (
+            (group["truth"], "wrong", f"So the answer is $\\boxed{{{inside}}}$.")
+            for inside in group.get("other", ())
+        )
 
 
 def score(reward: Reward, text: str, truth: object, *calls: ToolCall) -> RewardResult:
-    task = Task(task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth)
+    task = Task(
+        task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth
+    )
     messages = (*task.messages, Message("assistant", text, calls))
     result = reward.score(Attempted(task, messages, Outcome.COMPLETED, 1, 1, 1, 1))
     assert result is not None
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------- people
+# ----------------------------------------------------------------------------------------------------- people
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,11 @@ def test_the_checkers_agree_with_people(reward, part):
     assert len({(str(truth), text) for truth, _, text in judged}) == len(judged), "a case stands there twice"
     judged = judged[::part]
     found = {case: score(reward, case[2], case[0]).metrics for case in judged}
-    wrong = [case for case in judged if (found[case]["accuracy_strict"], found[case]["accuracy_flexible"]) != VERDICTS[case[1]]]
+    wrong = [
+        case
+        for case in judged
+        if (found[case]["accuracy_strict"], found[case]["accuracy_flexible"]) != VERDICTS[case[1]]
+    ]
     assert not wrong, f"{len(wrong)} of {len(judged)}: {wrong[:10]}"
 
 
@@ -75,10 +91,16 @@ def test_canonical_texts_stand_for_themselves(kind, checker):
         assert canonical is None or checker.canonical(canonical) == canonical, text
 
 
-@pytest.mark.parametrize(("reward", "mark"), [(Gsm8k, "#### {}"), (Aime, r"\boxed{{{}}}"), (Math, r"\boxed{{{}}}")])
+@pytest.mark.parametrize(
+    ("reward", "mark"), [(Gsm8k, "#### {}"), (Aime, r"\boxed{{{}}}"), (Math, r"\boxed{{{}}}")]
+)
 def test_both_readings_stand_side_by_side_and_the_option_chooses(reward, mark):
     for strict in (True, False):
-        for text, right, in_form in ((mark.format(72), True, True), ("The answer is 72.", True, False), (mark.format(71), False, True)):
+        for text, right, in_form in (
+            (mark.format(72), True, True),
+            ("The answer is 72.", True, False),
+            (mark.format(71), False, True),
+        ):
             result = score(reward({"strict": strict}), text, "72")
             accuracy = right and (in_form or not strict)
             assert result.value == result.metrics["accuracy"] == accuracy
@@ -97,7 +119,7 @@ def test_what_is_handed_in_needs_no_form(reward):
     assert (result.value, result.metrics["accuracy_strict"], result.details["answer"]) == (1.0, 1.0, "72")
 
 
-# --------------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 
 def grouped(separator: str) -> Callable[[int], str]:
@@ -106,15 +128,27 @@ def grouped(separator: str) -> Callable[[int], str]:
 
 DIGITS = [str, *map(grouped, [",", " ", "\u202f", "{,}", r"\,"]), "{}.0".format, "{}.00".format, "0{}".format]
 AROUND = [
-    "{}", "${}", r"\${}", "${}$", "**{}**", "`{}`", "{} apples", "{}km", "{} %", r"{}\%", r"\text{{{}}}", r"{} \text{{ m}}^2", "({})",
-    "x = {}", "{0} + 0 = {0}", "about {}", "The answer is {}", "{}, as said", "{} (seven)", r"\mathbf{{{}}}", r"{}^\circ", "€{}", "{} USD",
+    "{}", "${}", r"\${}", "${}$", "**{}**", "`{}`", "{} apples", "{}km", "{} %", r"{}\%", r"\text{{{}}}",
+    r"{} \text{{ m}}^2", "({})",
+    "x = {}", "{0} + 0 = {0}", "about {}", "The answer is {}", "{}, as said", "{} (seven)", r"\mathbf{{{}}}",
+    r"{}^\circ", "€{}", "{} USD",
 ]  # fmt: skip
 STRICT = ["#### {}", "so 7 of 9.\n#### {}", "#### {}\n\nIn 3 steps.", "#### 8\n#### {}"]
-FLEXIBLE = ["The answer is {}.", "**Answer:** {}", "7 of 9.\n\n### Answer\n{}", r"so \boxed{{{}}}", "At last:\n{}"]
+FLEXIBLE = [
+    "The answer is {}.",
+    "**Answer:** {}",
+    "7 of 9.\n\n### Answer\n{}",
+    r"so \boxed{{{}}}",
+    "At last:\n{}",
+]
 
 
 @given(
-    st.integers(10, 10**12), st.sampled_from(DIGITS), st.sampled_from(AROUND), st.sampled_from([*STRICT, *FLEXIBLE]), st.integers(0, 10**12)
+    st.integers(10, 10**12),
+    st.sampled_from(DIGITS),
+    st.sampled_from(AROUND),
+    st.sampled_from([*STRICT, *FLEXIBLE]),
+    st.integers(0, 10**12),
 )
 @settings(max_examples=200, deadline=None)
 def test_however_a_number_is_written_the_verdict_is_the_same(number, digits, around, frame, other):
@@ -123,12 +157,17 @@ def test_however_a_number_is_written_the_verdict_is_the_same(number, digits, aro
         assert extract_answer(text, strict=strict) == number, text
     for truth in (str(number), number, f"{number:,}", f"as said\n#### {number}"):
         assert score(Gsm8k({"strict": False}), text, truth).value == 1.0
-    assert other == number or score(Gsm8k({"strict": False}), text, str(other)).value == 0.0, "a wrong number never passes"
+    assert other == number or score(Gsm8k({"strict": False}), text, str(other)).value == 0.0, (
+        "a wrong number never passes"
+    )
     assert score(Gsm8k({"strict": False}), text, str(-number)).value == 0.0
 
 
 @given(
-    st.integers(0, 999), st.sampled_from([str, "{:03d}".format, "{}.0".format, "{}.".format]), st.sampled_from(AROUND), st.integers(0, 999)
+    st.integers(0, 999),
+    st.sampled_from([str, "{:03d}".format, "{}.0".format, "{}.".format]),
+    st.sampled_from(AROUND),
+    st.integers(0, 999),
 )
 @settings(max_examples=100, deadline=None)
 def test_however_an_integer_is_written_aime_takes_it(number, digits, around, other):
@@ -153,7 +192,8 @@ def test_fractions_mixed_numbers_and_decimals_are_values(whole, part, base, is_n
 
 
 MATH_AROUND = [
-    "{}", r"\${}", r"{}\%", "x = {}", r"\text{{{}}}", r"{} \text{{ cm}}^2", r"{}^\circ", r"\left({}\right)", r"\frac{{{}}}{{1}}", "{} + 0",
+    "{}", r"\${}", r"{}\%", "x = {}", r"\text{{{}}}", r"{} \text{{ cm}}^2", r"{}^\circ", r"\left({}\right)",
+    r"\frac{{{}}}{{1}}", "{} + 0",
 ]  # fmt: skip
 
 
@@ -163,7 +203,9 @@ def test_however_a_number_is_written_math_takes_it(number, around, other):
     text = rf"So \boxed{{{around.format(number)}}}."
     assert score(Math(), text, str(number)).value == 1.0
     assert score(Math(), text, str(other)).value == (other == number), "a wrong number never passes"
-    assert score(Math(), rf"So \boxed{{{number}}}.", around.format(number)).value == 1.0, "nor does it matter how the truth is written"
+    assert score(Math(), rf"So \boxed{{{number}}}.", around.format(number)).value == 1.0, (
+        "nor does it matter how the truth is written"
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,9 +238,21 @@ def test_what_is_handed_in_is_the_answer_itself(handed_in, truth, value):
 def test_a_row_may_allow_a_tolerance_for_a_decimal(reward, truth, tolerance, text, value):
     """Integers are compared exactly whatever the row says."""
     info = {} if tolerance is None else {"tolerance": tolerance}
-    task = Task(task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth, extra_info=info)
+    task = Task(
+        task_id="t:0",
+        data_source="s",
+        messages=(Message("user", "q"),),
+        agent_name="a",
+        ground_truth=truth,
+        extra_info=info,
+    )
     reward.check(task)
-    assert reward.score(Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 1)).value == value
+    assert (
+        reward.score(
+            Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 1)
+        ).value
+        == value
+    )
 
 
 @pytest.mark.parametrize("reward", [Gsm8k(), Math()])
@@ -227,15 +281,21 @@ def test_no_text_breaks_a_checker(text, strict):
 
 
 ADVERSARIAL = [
-    "1,", "1 ", "0", "9", "1.", "-", "- ", "=", "1=", "1+", "1/", "(", "(1", "{", "{1", "\\frac{1}", "\\text{", "\\boxed{", "\\boxed{1",
-    "**1", "**", "####", "#### 1", "answer is ", "answer", "the answer to ", "answer (", "wait ", "wait 1 ", "1 and ", "1 or ", "a ", "a1 ",
-    "between 1 and ", "and a half", "one hundred ", "<<1", "<<1>>", "\\", "\\a", "\\\\", "\n", "1\n", "\n- 1 ", "1 000 ", ",000", "1e9",
+    "1,", "1 ", "0", "9", "1.", "-", "- ", "=", "1=", "1+", "1/", "(", "(1", "{", "{1", "\\frac{1}",
+    "\\text{", "\\boxed{", "\\boxed{1",
+    "**1", "**", "####", "#### 1", "answer is ", "answer", "the answer to ", "answer (", "wait ", "wait "
+    "1 ", "1 and ", "1 or ", "a ", "a1 ",
+    "between 1 and ", "and a half", "one hundred ", "<<1", "<<1>>", "\\", "\\a", "\\\\", "\n", "1\n", "\n- "
+    "1 ", "1 000 ", ",000", "1e9",
     "1×10^9", "^", "_{1}", "$", "$1$", "√1", "1/1/", "1:1:", "\u2212", "½", ". ", "1. ",
 ]  # fmt: skip
 
 
 def test_no_text_takes_long():
-    """The checkers run in the event loop. 300 ms of CPU allow for a slow machine; a pattern that backtracks takes seconds."""
+    """The checkers run in the event loop.
+
+    300 ms of CPU allow for a slow machine; a pattern that backtracks takes seconds.
+    """
     for piece in ADVERSARIAL:
         for text in (
             piece * (2 * MAX_TAIL_CHARS // len(piece)),
@@ -247,7 +307,7 @@ def test_no_text_takes_long():
                 assert cpu_s(partial(score, checker, text, "72"), below=0.1) < 0.3, (checker.name, text[:20])
 
 
-# ---------------------------------------------------------------------------------------------------- reference data
+# --------------------------------------------------------------------------------------------- reference data
 
 
 def reference(name: str) -> Path:
@@ -260,24 +320,38 @@ def reference(name: str) -> Path:
 
 @pytest.mark.parametrize(("split", "size"), [("test", 1319), ("train", 7473)])
 def test_every_reference_solution_of_gsm8k_is_right(split, size):
-    solutions = [json.loads(line)["answer"] for line in (reference("gsm8k") / f"{split}.jsonl").read_text().splitlines()]
+    solutions = [
+        json.loads(line)["answer"]
+        for line in (reference("gsm8k") / f"{split}.jsonl").read_text().splitlines()
+    ]
     assert len(solutions) == size
     num_read = 0
     for solution in solutions:
         body, _, stated = solution.rpartition("####")
         number = int(stated.replace(",", ""))
-        assert extract_answer(solution, strict=True) == extract_answer(solution, strict=False) == number == parse_number(solution)
+        assert (
+            extract_answer(solution, strict=True)
+            == extract_answer(solution, strict=False)
+            == number
+            == parse_number(solution)
+        )
         assert extract_answer(f"{body}#### {number + 1}", strict=False) != number, "a changed number fails"
         num_read += extract_answer(body, strict=False) == number
-    assert num_read / size > 0.985, "without their last line, prose alone: some conclude with another number than they ask for"
+    assert num_read / size > 0.985, (
+        "without their last line, prose alone: some conclude with another number than they ask for"
+    )
 
 
 WORDINGS = [
-    "#### {}", "#### ${}", "#### **{}**", "#### {} dollars", "####{}", "#### {}.", "{} ####", "#### The answer is {}.", "The answer is {}.",
-    "The answer is ${}$.", "**Answer:** {}", "### Answer\n\n**{}**", r"\boxed{{{}}}", r"The answer is $\boxed{{{}}}$.",
+    "#### {}", "#### ${}", "#### **{}**", "#### {} dollars", "####{}", "#### {}.", "{} ####", "#### The "
+    "answer is {}.", "The answer is {}.",
+    "The answer is ${}$.", "**Answer:** {}", "### Answer\n\n**{}**", r"\boxed{{{}}}", r"The answer is "
+    r"$\boxed{{{}}}$.",
     "So she has {} apples.",
-    r"\[ \boxed{{{}\text{{ dollars}}}} \]", "<think>It is 3?</think>\n#### {}", "Therefore, Tom pays **${}** in total.", "x = {}",
-    "The final answer is: {}", "Answer: {} hours", "#### {}\n\nI used 3 steps.", "In total, there are {} of them.",
+    r"\[ \boxed{{{}\text{{ dollars}}}} \]", "<think>It is 3?</think>\n#### {}", "Therefore, Tom pays **${}** "
+    "in total.", "x = {}",
+    "The final answer is: {}", "Answer: {} hours", "#### {}\n\nI used 3 steps.", "In total, there are {} of "
+    "them.",
 ]  # fmt: skip
 
 
@@ -287,8 +361,14 @@ def written(number: int) -> list[str]:
 
 @pytest.mark.parametrize("part", [60, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_true_value_of_gsm8k_is_right_in_natural_words(part):
-    lines = [line for split in ("test", "train") for line in (reference("gsm8k") / f"{split}.jsonl").read_text().splitlines()]
-    truths = [int(json.loads(line)["answer"].rpartition("####")[2].replace(",", "")) for line in lines][::part]
+    lines = [
+        line
+        for split in ("test", "train")
+        for line in (reference("gsm8k") / f"{split}.jsonl").read_text().splitlines()
+    ]
+    truths = [int(json.loads(line)["answer"].rpartition("####")[2].replace(",", "")) for line in lines][
+        ::part
+    ]
     missed = [
         text
         for number in truths
@@ -300,12 +380,21 @@ def test_every_true_value_of_gsm8k_is_right_in_natural_words(part):
 
 
 def test_every_answer_of_aime_is_right():
-    answers = [json.loads(line)["answer"] for file in sorted(reference("aime").glob("*.jsonl")) for line in file.read_text().splitlines()]
+    answers = [
+        json.loads(line)["answer"]
+        for file in sorted(reference("aime").glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
     assert len(answers) == 60
     for answer in answers:
         number = int(answer)
         assert parse_integer(answer) == number
-        for text in (f"so \\boxed{{{answer}}}.", f"\\boxed{{{number:03d}}}", f"The answer is ${answer}$.", f"#### {answer}"):
+        for text in (
+            f"so \\boxed{{{answer}}}.",
+            f"\\boxed{{{number:03d}}}",
+            f"The answer is ${answer}$.",
+            f"#### {answer}",
+        ):
             assert score(Aime(), text, answer).value == 1.0
             assert score(Aime(), text, str((number + 1) % 1000)).value == 0.0
 

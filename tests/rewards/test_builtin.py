@@ -31,20 +31,32 @@ from agentrl.types import Message, Outcome, Task, ToolCall
 
 
 def task(**changes) -> Task:
-    fields = {"task_id": "t:0", "data_source": "s", "messages": (Message("user", "How many?"),), "agent_name": "a", "ground_truth": "72"}
+    fields = {
+        "task_id": "t:0",
+        "data_source": "s",
+        "messages": (Message("user", "How many?"),),
+        "agent_name": "a",
+        "ground_truth": "72",
+    }
     return Task(**{**fields, **changes})
 
 
-def attempt(*texts: str, truth="72", reasoning: str = "", tokens: int = 1, limit: int = 100, **changes) -> Attempted:
-    messages = (Message("user", "How many?"), *(Message("assistant", text, reasoning=reasoning) for text in texts))
+def attempt(
+    *texts: str, truth="72", reasoning: str = "", tokens: int = 1, limit: int = 100, **changes
+) -> Attempted:
+    messages = (
+        Message("user", "How many?"),
+        *(Message("assistant", text, reasoning=reasoning) for text in texts),
+    )
     row = task(ground_truth=truth, **changes)
     return Attempted(row, messages, Outcome.COMPLETED, len(texts), tokens, tokens - 1, limit)
 
 
-# ------------------------------------------------------------------------------------------------------------ boxes
+# ------------------------------------------------------------------------------------------------------ boxes
 
 BALANCED = st.recursive(
-    st.text("ab1 ", max_size=3), lambda inner: st.lists(inner.map(lambda t: "{" + t + "}") | inner, max_size=3).map("".join)
+    st.text("ab1 ", max_size=3),
+    lambda inner: st.lists(inner.map(lambda t: "{" + t + "}") | inner, max_size=3).map("".join),
 )
 
 
@@ -105,12 +117,14 @@ def test_a_box_is_found_in_linear_time():
     assert last_boxed("\\boxed{" * 300_000) is None
 
 
-# ------------------------------------------------------------------------------------------------------------- aime
+# ------------------------------------------------------------------------------------------------------- aime
 
 
 @given(st.integers(0, 999), st.sampled_from(["{}", "{:03d}", "${}$", r"\text{{{}}}", "{}.", r" {}\,"]))
 def test_every_way_to_write_an_aime_answer(number, form):
-    assert extract_integer("first \\boxed{7}, then \\boxed{" + form.format(number) + "}", strict=True) == number
+    assert (
+        extract_integer("first \\boxed{7}, then \\boxed{" + form.format(number) + "}", strict=True) == number
+    )
     assert extract_integer(f"3 of 4 steps. Answer: {number:03d}", strict=False) == number
 
 
@@ -133,7 +147,10 @@ def test_aime_by_hand(text, strict, answer):
     assert extract_integer(text, strict=strict) == answer
 
 
-@pytest.mark.parametrize(("truth", "number"), [("033", 33), (33, 33), (33.0, 33), ("1000", None), (-1, None), (True, None), (None, None)])
+@pytest.mark.parametrize(
+    ("truth", "number"),
+    [("033", 33), (33, 33), (33.0, 33), ("1000", None), (-1, None), (True, None), (None, None)],
+)
 def test_aime_ground_truths(truth, number):
     assert parse_integer(truth) == number
 
@@ -142,7 +159,11 @@ def test_aime_scores():
     assert Aime().score(attempt(r"\boxed{072}")).value == 1.0
     assert Aime({"strict": True}).score(attempt("It is 72.")).value == 0.0
     graded = Aime({"format_score": 0.1, "wrong_score": -1.0})
-    assert [graded.score(attempt(text)).value for text in (r"\boxed{72}", r"\boxed{71}", "71")] == [1.0, 0.1, -1.0]
+    assert [graded.score(attempt(text)).value for text in (r"\boxed{72}", r"\boxed{71}", "71")] == [
+        1.0,
+        0.1,
+        -1.0,
+    ]
     with pytest.raises(DataError, match="integer from 0 to 999"):
         Aime().check(task(ground_truth="7/2"))
 
@@ -154,7 +175,7 @@ def test_gsm8k_grades_form_apart_from_correctness():
     assert [lenient.score(attempt(text)).value for text in ("72", "71", "none")] == [1.0, 0.1, 0.0]
 
 
-# ------------------------------------------------------------------------------------------------------------- math
+# ------------------------------------------------------------------------------------------------------- math
 
 
 @pytest.mark.parametrize(
@@ -192,7 +213,7 @@ def test_math_needs_a_ground_truth(truth):
         Math().check(task(ground_truth=truth))
 
 
-# ----------------------------------------------------------------------------------------------------------- length
+# ----------------------------------------------------------------------------------------------------- length
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 10_000), st.integers(0, 10_000))
@@ -213,15 +234,19 @@ def test_the_punishment_follows_the_paper(first, second, one, other):
 
 def test_the_length_that_counts():
     assert LengthPenalty({"buffer_tokens": 40}).score(attempt("x", tokens=80)).value == -0.5
-    assert LengthPenalty({"buffer_tokens": 40, "count": "action"}).score(attempt("x", tokens=81)).value == -0.5
+    assert (
+        LengthPenalty({"buffer_tokens": 40, "count": "action"}).score(attempt("x", tokens=81)).value == -0.5
+    )
     assert LengthPenalty({"buffer_tokens": 40, "max_tokens": 60}).score(attempt("x", tokens=80)).value == -1.0
-    assert LengthPenalty().score(attempt("x", tokens=90)).value == -0.5, "a fifth of the limit, as in the paper"
+    assert LengthPenalty().score(attempt("x", tokens=90)).value == -0.5, (
+        "a fifth of the limit, as in the paper"
+    )
     assert LengthPenalty().score(attempt("x", tokens=80)).metrics == {"overlong": 0.0}
     with pytest.raises(RewardError, match="buffer_tokens=101 exceeds the limit of 100"):
         LengthPenalty({"buffer_tokens": 101}).score(attempt("x"))
 
 
-# ----------------------------------------------------------------------------------------------------------- format
+# ----------------------------------------------------------------------------------------------------- format
 
 
 @pytest.mark.parametrize(
@@ -254,16 +279,20 @@ def test_patterns_are_matched_as_a_whole_in_a_process():
     assert reward.runs_in == "process"
     assert [reward.score(attempt(text)).value for text in ("Answer: 72", "so Answer: 72")] == [1.0, 0.0]
     every = Format({"pattern": r"Answer: \d+", "of": "every_turn"})
-    assert [every.score(attempt(*texts)).value for texts in (("Answer: 1", "Answer: 2"), ("1", "Answer: 2"), ())] == [1.0, 0.0, 0.0]
+    assert [
+        every.score(attempt(*texts)).value for texts in (("Answer: 1", "Answer: 2"), ("1", "Answer: 2"), ())
+    ] == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("config", [{}, {"form": "think", "pattern": "x"}, {"form": "nope"}, {"pattern": "("}, {"other": 1}])
+@pytest.mark.parametrize(
+    "config", [{}, {"form": "think", "pattern": "x"}, {"form": "nope"}, {"pattern": "("}, {"other": 1}]
+)
 def test_format_refuses_what_is_no_form(config):
     with pytest.raises(ConfigError, match="reward 'format'"):
         Format(config)
 
 
-# --------------------------------------------------------------------------------------------------------- services
+# --------------------------------------------------------------------------------------------------- services
 
 
 class Service:
@@ -311,10 +340,16 @@ def test_a_remote_service_scores(monkeypatch):
     with serving(lambda body: (200, {"score": 0.5, "accuracy": 1, "why": body["solution_str"]})) as service:
         reward = Remote({"url": f"{service.url}/score?v=1", "api_key_env": "SCORE_KEY"})
         result = trio.run(reward.score, attempt("72", extra_info={"index": 3}))
-    assert (result.value, dict(result.metrics), dict(result.details)) == (0.5, {"accuracy": 1.0}, {"why": "72"})
+    assert (result.value, dict(result.metrics), dict(result.details)) == (
+        0.5,
+        {"accuracy": 1.0},
+        {"why": "72"},
+    )
     ((path, body, authorization),) = service.requests
     assert (path, authorization) == ("/score?v=1", "Bearer secret")
-    assert {key: body[key] for key in ("data_source", "ground_truth", "extra_info", "outcome", "num_turns")} == {
+    assert {
+        key: body[key] for key in ("data_source", "ground_truth", "extra_info", "outcome", "num_turns")
+    } == {
         "data_source": "s",
         "ground_truth": "72",
         "extra_info": {"index": 3},
@@ -362,7 +397,13 @@ def test_nobody_listens(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"url": "localhost:8000"}, {"url": "http://x", "api_key_env": "NOT_SET_ANYWHERE"}, {"url": "http://x", "u": 1}]
+    "config",
+    [
+        {},
+        {"url": "localhost:8000"},
+        {"url": "http://x", "api_key_env": "NOT_SET_ANYWHERE"},
+        {"url": "http://x", "u": 1},
+    ],
 )
 def test_services_refuse_a_wrong_config(config):
     with pytest.raises(ConfigError, match="reward 'remote'"):
@@ -376,7 +417,9 @@ def says(text: str) -> tuple[int, dict]:
 def test_the_judge_is_asked_once_for_the_same_attempt():
     """Also while its first answer is under way."""
     with serving(lambda body: says("Fine.\nScore: 3\nOn reflection:\n**Score:** 7.5")) as service:
-        judge = LLMJudge({"url": f"{service.url}/v1", "model": "judge", "system": "Be strict.", "extra_body": {"seed": 1}})
+        judge = LLMJudge(
+            {"url": f"{service.url}/v1", "model": "judge", "system": "Be strict.", "extra_body": {"seed": 1}}
+        )
         results: list = []
 
         async def main():
@@ -393,7 +436,12 @@ def test_the_judge_is_asked_once_for_the_same_attempt():
     assert {(r.value, r.metrics["score"]) for r in results} == {(0.75, 7.5)}
     assert "On reflection" in results[0].details["verdict"]
     path, body, _ = service.requests[0]
-    assert (path, body["model"], body["seed"], body["temperature"]) == ("/v1/chat/completions", "judge", 1, 0.0)
+    assert (path, body["model"], body["seed"], body["temperature"]) == (
+        "/v1/chat/completions",
+        "judge",
+        1,
+        0.0,
+    )
     assert body["messages"][0] == {"role": "system", "content": "Be strict."}
     for part in ("How many?", "72", "from 0 for useless to 10"):
         assert part in body["messages"][1]["content"]
@@ -406,7 +454,10 @@ def test_a_judge_without_a_score_is_an_error_not_a_zero():
         with pytest.raises(RewardError, match=r"no score from 0 to 10.*Score: -1"):
             trio.run(judge.score, attempt("72"))
     assert len(service.requests) == 3
-    with serving(lambda body: (200, {"error": "no"})) as service, pytest.raises(RewardError, match="not a chat completion"):
+    with (
+        serving(lambda body: (200, {"error": "no"})) as service,
+        pytest.raises(RewardError, match="not a chat completion"),
+    ):
         trio.run(LLMJudge({"url": service.url, "model": "judge"}).score, attempt("72"))
 
 
@@ -436,7 +487,7 @@ def test_the_judge_refuses_a_wrong_config(config, told):
         LLMJudge({"url": "http://x", "model": "judge", **config})
 
 
-# ---------------------------------------------------------------------------------------------------------- choices
+# ---------------------------------------------------------------------------------------------------- choices
 
 
 @pytest.mark.parametrize(
@@ -459,7 +510,12 @@ def test_the_presets_know_the_common_data_sources(source, reward):
 
 def test_exact_names_go_before_patterns_and_long_patterns_before_short():
     sources = {"*": "a", "math*": "b", "math_hard*": "c", "math_hard_1": "d"}
-    assert [reward_of(name, sources) for name in ("x", "math_1", "math_hard_2", "math_hard_1")] == ["a", "b", "c", "d"]
+    assert [reward_of(name, sources) for name in ("x", "math_1", "math_hard_2", "math_hard_1")] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
 
 
 def test_every_term_checks_every_row_before_any_rollout():
@@ -491,6 +547,12 @@ def test_the_turns_of_a_custom_function_are_verls(tmp_path):
     file.write_text("def compute_score(extra_info, **_):\n    return extra_info['num_turns']\n")
     row = task()
     call = (ToolCall("1", "f", {}), ToolCall("2", "f", {}))
-    messages = (*row.messages, Message("assistant", "", call), Message("tool", "1"), Message("tool", "2"), Message("assistant", "72"))
+    messages = (
+        *row.messages,
+        Message("assistant", "", call),
+        Message("tool", "1"),
+        Message("tool", "2"),
+        Message("assistant", "72"),
+    )
     table = RewardTable(RewardConfig(custom_function={"path": str(file)}), load_plugins())
     assert table.own(row).reward.score(Attempted(row, messages, Outcome.COMPLETED, 2, 9, 9, 9)).value == 4.0

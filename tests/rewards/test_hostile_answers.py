@@ -1,4 +1,6 @@
-"""No answer buys itself a failure: what fails because of what the model wrote is a wrong answer, within a second of CPU."""
+"""No answer buys itself a failure: what fails because of what the model wrote is a wrong answer, within a
+second of CPU.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from parts.cpu_time import cpu_s
 from parts.hostile_answers import TRUTH, hostile_answers
 
 MAX_CPU_S = 1.0
-CHECKERS = [Gsm8k(), Gsm8k({"strict": False}), Arithmetic(), Aime(), Math(), Math({"strict": True}), Format({"pattern": r"(?:a+)+7717"})]
+CHECKERS = [
+    Gsm8k(),
+    Gsm8k({"strict": False}),
+    Arithmetic(),
+    Aime(),
+    Math(),
+    Math({"strict": True}),
+    Format({"pattern": r"(?:a+)+7717"}),
+]
 FROM_OUTSIDE = [
     r"\boxed{\binom{20000}{10000}}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\prod_{n=1}^{10^9} n}",
     *(rf"\boxed{{{'(' * n}2{')' * n}}}" for n in (20, 90, 300)),
@@ -30,7 +40,9 @@ FROM_OUTSIDE = [
 
 
 def attempt(text: str, truth: object = TRUTH) -> Attempted:
-    task = Task(task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth)
+    task = Task(
+        task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth
+    )
     return Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 1)
 
 
@@ -40,7 +52,9 @@ def judge(reward: Reward, texts: list[str]) -> Counter[str]:
     found: Counter[str] = Counter()
     for text in texts:
         results: list[RewardResult] = []
-        seconds = cpu_s(lambda text=text, results=results: results.append(reward.score(attempt(text))), below=MAX_CPU_S)
+        seconds = cpu_s(
+            lambda text=text, results=results: results.append(reward.score(attempt(text))), below=MAX_CPU_S
+        )
         result = results[0]
         assert isinstance(result, RewardResult)
         if result.value or result.metrics.get("accuracy_flexible"):
@@ -61,7 +75,7 @@ def test_hostile_answers_earn_nothing_and_break_nothing(reward):
     assert not judge(reward, list(hostile_answers(seed=2, num=500)))
 
 
-# ------------------------------------------------------------------------------------------------- the last resort
+# -------------------------------------------------------------------------------------------- the last resort
 
 ENDLESS = """
 from agentrl.errors import RewardError
@@ -98,7 +112,8 @@ class Endless(Reward):
 
 
 CALLS = [
-    ("endless", "right", 0.0), ("fine", "right", 1.0), ("crash", "right", 0.0), ("killed", "right", "Killed"), ("raises", "right",
+    ("endless", "right", 0.0), ("fine", "right", 1.0), ("crash", "right", 0.0), ("killed", "right", "Killed"),
+    ("raises", "right",
     "raises"),
     ("fine", "broken", "the ground truth is broken"), ("fine", "dies", "Aborted"), ("fine", "right", 1.0),
 ]  # fmt: skip

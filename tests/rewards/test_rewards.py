@@ -24,7 +24,13 @@ from agentrl.types import Message, Outcome, Task
 
 
 def task(**changes) -> Task:
-    fields = {"task_id": "t:0", "data_source": "gsm8k", "messages": (Message("user", "q"),), "agent_name": "a", "ground_truth": "72"}
+    fields = {
+        "task_id": "t:0",
+        "data_source": "gsm8k",
+        "messages": (Message("user", "q"),),
+        "agent_name": "a",
+        "ground_truth": "72",
+    }
     return Task(**{**fields, **changes})
 
 
@@ -36,7 +42,7 @@ def said(*texts: str) -> tuple[Message, ...]:
     return (Message("user", "q"), *(Message("assistant", text) for text in texts))
 
 
-# --------------------------------------------------------------------------------------------------------- numbers
+# ---------------------------------------------------------------------------------------------------- numbers
 
 
 @given(
@@ -84,7 +90,8 @@ def test_answers_found_by_hand(text, strict, answer):
 
 
 @pytest.mark.parametrize(
-    ("truth", "number"), [("72", 72), (72, 72), (0.1, Fraction(1, 10)), (1e20, 10**20), ("1,000", 1000), ("so\n#### 8", 8)]
+    ("truth", "number"),
+    [("72", 72), (72, 72), (0.1, Fraction(1, 10)), (1e20, 10**20), ("1,000", 1000), ("so\n#### 8", 8)],
 )
 def test_ground_truths(truth, number):
     assert parse_number(truth) == number
@@ -100,7 +107,7 @@ def test_what_is_no_ground_truth(truth):
             reward.check(task(ground_truth=truth))
 
 
-# --------------------------------------------------------------------------------------------------------- rewards
+# ---------------------------------------------------------------------------------------------------- rewards
 
 
 @pytest.mark.parametrize("reward", [Gsm8k(), Arithmetic()])
@@ -124,7 +131,7 @@ def test_gsm8k_takes_the_last_number_only_when_told():
         Gsm8k({"stritc": False})
 
 
-# ------------------------------------------------------------------------------------------------------- the table
+# -------------------------------------------------------------------------------------------------- the table
 
 
 def table(**config) -> RewardTable:
@@ -137,7 +144,10 @@ def test_the_data_source_chooses():
     assert isinstance(rewards.own(task(data_source="mine")).reward, Gsm8k)
     assert isinstance(rewards.own(task(data_source="arithmetic")).reward, Arithmetic)
     rewards.check(task())
-    with pytest.raises(DataError, match=r"no reward for data_source 'x'; known: .*arithmetic.*mine.*\(add it to reward.sources"):
+    with pytest.raises(
+        DataError,
+        match=r"no reward for data_source 'x'; known: .*arithmetic.*mine.*\(add it to reward.sources",
+    ):
         rewards.check(task(data_source="x"))
 
 
@@ -158,7 +168,7 @@ def test_a_custom_function_scores_every_source(tmp_path):
     body = """
 def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
     return {"score": (solution_str == ground_truth) + bonus, "length": len(solution_str), "note": extra_info["note"]}
-"""
+"""  # noqa: E501
     rewards = custom(tmp_path, body, kwargs={"bonus": 0.5})
     row = task(data_source="anything", ground_truth="a\nb", extra_info={"note": "n"})
     rewards.check(row)
@@ -190,7 +200,7 @@ def test_a_missing_function_is_named(tmp_path):
         table(custom_function=CustomFunctionConfig(path=str(tmp_path / "none.py")))
 
 
-# ---------------------------------------------------------------------------------------------------- the partner
+# ------------------------------------------------------------------------------------------------ the partner
 
 
 def test_the_partner_ends_on_success_and_says_so_otherwise():

@@ -1,4 +1,6 @@
-"""The stage of agentrl.testing for tests of the loop itself: what the model says is sampled exactly, time is a mock clock's."""
+"""The stage of agentrl.testing for tests of the loop itself: what the model says is sampled exactly, time is
+a mock clock's.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ Script = Callable[[int, str], str]
 
 
 def scripted_client(chat: Chat, script: Script, **options) -> ScriptedModel:
-    """A server whose model says `script(turn, prompt text)`; turns are counted in the prompt, for one may be asked twice."""
-    return ScriptedModel(chat, lambda _, text: Raw(script(text.count("<|im_start|>assistant\n") - 1, text)), **options)
+    """A server whose model says `script(turn, prompt text)`; turns are counted in the prompt, for one may be
+    asked twice.
+    """
+    return ScriptedModel(
+        chat, lambda _, text: Raw(script(text.count("<|im_start|>assistant\n") - 1, text)), **options
+    )
 
 
 class World(Stage):
@@ -53,7 +59,8 @@ class World(Stage):
             plugins=registered,
             agent=AgentConfig(**{"tools": ("calculator",), **(agent or {})}),
             rollout=RolloutConfig(**{"group_size": 1, **(rollout or {})}),
-            # A mock clock sees no threads: any finite deadline of a reward would be jumped to while its thread works.
+            # A mock clock sees no threads: any finite deadline of a reward would be jumped to while its
+            # thread works.
             reward=RewardConfig(**{"timeout_s": math.inf, **(reward or {})}),
             prompt=prompt or PromptLimits(512, "filter"),
             context_tokens=1024,
@@ -62,11 +69,17 @@ class World(Stage):
         )
 
     def run(self, main: Callable, *, real_time: bool = False):
-        """Run `main(manager)` with a server that comes up. `real_time` for asyncio plugins: a mock clock sees no threads."""
+        """Run `main(manager)` with a server that comes up.
+
+        `real_time` for asyncio plugins: a mock clock sees no threads.
+        """
         return super().run(main, clock=None if real_time else MockClock(autojump_threshold=0))
 
     def play(self, *tasks: Task, n: int = 1, sampling=None, real_time: bool = False) -> list[Trajectory]:
-        return self.run(lambda manager: manager.play(self.leases(tasks, n), sampling or EvalConfig(temperature=1.0)), real_time=real_time)
+        return self.run(
+            lambda manager: manager.play(self.leases(tasks, n), sampling or EvalConfig(temperature=1.0)),
+            real_time=real_time,
+        )
 
 
 def make_task(question: str = "What is 6 * 7?", *, agent: str = "tool_agent", truth="42", **fields) -> Task:
@@ -93,7 +106,9 @@ def chat() -> Chat:
 
 @pytest.fixture(scope="session")
 def stage(chat):
-    """What the tests of this folder build with: `World(script, **options)`, `ScriptedClient`, `task()`, `call()`."""
+    """What the tests of this folder build with: `World(script, **options)`, `ScriptedClient`, `task()`,
+    `call()`.
+    """
     return SimpleNamespace(
         World=lambda script, chat=chat, **options: World(chat, script, **options),
         ScriptedClient=lambda script, **options: scripted_client(chat, script, **options),

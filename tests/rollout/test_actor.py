@@ -1,4 +1,6 @@
-"""The rollout process without Ray around it: real HTTP to a server that says one sentence, calls from other threads."""
+"""The rollout process without Ray around it: real HTTP to a server that says one sentence, calls from other
+threads.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from agentrl.types import Lease, Outcome, Trajectory
 
 
 class Parrot(ThreadingHTTPServer):
-    """Speaks the routes of SGLang that playing needs; always answers `#### 42`. `gate` holds generations back."""
+    """Speaks the routes of SGLang that playing needs; always answers `#### 42`.
+
+    `gate` holds generations back.
+    """
 
     daemon_threads = True
 
@@ -51,7 +56,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.set()
         if self.path == "/generate":
             self.server.gate.wait(10)
-        ids = self.server.ids[: asked.get("sampling_params", {}).get("max_new_tokens")]  # a probe asks for one
+        ids = self.server.ids[
+            : asked.get("sampling_params", {}).get("max_new_tokens")
+        ]  # a probe asks for one
         meta = {
             "finish_reason": {"type": "stop"},
             "output_token_logprobs": [[-0.5, i, None] for i in ids],
@@ -114,7 +121,9 @@ def parrot(chat) -> Iterator[Parrot]:
 
 
 def config(folder: str, **groups) -> Config:
-    return Config(model={"path": folder}, agent={"tools": ("calculator",)}, rollout={"group_size": 2}, **groups)
+    return Config(
+        model={"path": folder}, agent={"tools": ("calculator",)}, rollout={"group_size": 2}, **groups
+    )
 
 
 def in_thread(function) -> threading.Thread:
@@ -127,7 +136,9 @@ def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
     buffer = LocalBuffer([Lease(group, stage.task(), 2, 1) for group in range(5)])
     part = RolloutWorker(RolloutSettings.of(config(folder)), buffer)
     part.set_servers({parrot.url: None}, 1)
-    validated = decode(from_ipc(part.play([Lease(7, stage.task(), 1, 1)])))  # before `run`, as a run validates first
+    validated = decode(
+        from_ipc(part.play([Lease(7, stage.task(), 1, 1)]))
+    )  # before `run`, as a run validates first
     assert [(t.group_id, t.reward, t.min_version) for t in validated] == [(7, 1.0, 1)]
     running = in_thread(part.run)
     trained = [buffer.added.get(timeout=20) for _ in range(10)]

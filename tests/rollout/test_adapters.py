@@ -24,7 +24,10 @@ tools:
         description: Check an answer.
         parameters: {type: object, properties: {answer: {type: string}}, required: [answer]}
 """
-INTERACTIONS = "interaction: [{name: checker, class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: {}}]"
+INTERACTIONS = (
+    "interaction: [{name: checker, class_name: verl.interactions.gsm8k_interaction.Gsm8kInteraction, config: "
+    "{}}]"
+)
 
 
 def open_world(stage, script, *, agent: dict, **options):
@@ -38,16 +41,22 @@ def answers(trajectory) -> list[str]:
 
 
 def test_the_tools_of_one_trajectory_share_a_session_and_no_other_has_it(stage):
-    """Two tools, in two turns and side by side: the server remembers what this trajectory told it, and nothing else."""
+    """Two tools, in two turns and side by side: the server remembers what this trajectory told it, and
+    nothing else.
+    """
 
     def script(turn: int, text: str) -> str:
         word = "red" if "red" in text.split("assistant")[0] else "blue"
-        return [stage.call("s_remember", f'{{"text": "{word}"}}') + stage.call("s_process_id", "{}"), stage.call("s_recall", "{}"), "done"][
-            turn
-        ]
+        return [
+            stage.call("s_remember", f'{{"text": "{word}"}}') + stage.call("s_process_id", "{}"),
+            stage.call("s_recall", "{}"),
+            "done",
+        ][turn]
 
     server = MCPServerConfig(command=(sys.executable, str(SERVER), "stdio"), per_trajectory=True)
-    world = open_world(stage, script, agent={"mcp_servers": {"s": server}, "max_turns": 3, "max_tool_calls_per_turn": 2})
+    world = open_world(
+        stage, script, agent={"mcp_servers": {"s": server}, "max_turns": 3, "max_tool_calls_per_turn": 2}
+    )
     tasks = [stage.task(f"Remember {word}.") for word in ("red", "blue")]
     trajectories = world.play(*tasks, real_time=True)
     assert [t.outcome for t in trajectories] == [Outcome.COMPLETED] * 2, [t.failure for t in trajectories]
@@ -66,7 +75,11 @@ def test_a_server_that_died_ends_the_trajectory_as_a_failure_of_the_tool(stage):
 
 def test_verls_tool_with_rewards_per_call_and_at_the_end(stage, tmp_path):
     (tmp_path / "tools.yaml").write_text(TOOLS)
-    turns = [stage.call("calc_gsm8k_reward", '{"answer": "41"}'), stage.call("calc_gsm8k_reward", '{"answer": "42"}'), "#### 42"]
+    turns = [
+        stage.call("calc_gsm8k_reward", '{"answer": "41"}'),
+        stage.call("calc_gsm8k_reward", '{"answer": "42"}'),
+        "#### 42",
+    ]
     world = open_world(
         stage,
         lambda turn, _: turns[turn],
@@ -75,16 +88,29 @@ def test_verls_tool_with_rewards_per_call_and_at_the_end(stage, tmp_path):
     )
     task = stage.task(tools_kwargs={"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "42"}}})
     (trajectory,) = world.play(task, real_time=True)
-    assert answers(trajectory) == ["Current parsed answer='41' reward=0.0", "Current parsed answer='42' reward=1.0"]
-    given = [(event.value, int(trajectory.turn_ids[event.position])) for event in trajectory.rewards if event.name.startswith("tool/")]
+    assert answers(trajectory) == [
+        "Current parsed answer='41' reward=0.0",
+        "Current parsed answer='42' reward=1.0",
+    ]
+    given = [
+        (event.value, int(trajectory.turn_ids[event.position]))
+        for event in trajectory.rewards
+        if event.name.startswith("tool/")
+    ]
     assert given == [(-0.1, 0), (0.0, 1), (2.0, 2)]
     assert trajectory.metrics["reward/tool"] == pytest.approx(0.95)
 
 
 def test_verls_interaction(stage, tmp_path):
     (tmp_path / "interactions.yaml").write_text(INTERACTIONS)
-    world = open_world(stage, lambda turn, _: f"#### {41 + turn}", agent={"verl_interaction_config": str(tmp_path / "interactions.yaml")})
-    task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "checker", "query": "?", "ground_truth": "42"})
+    world = open_world(
+        stage,
+        lambda turn, _: f"#### {41 + turn}",
+        agent={"verl_interaction_config": str(tmp_path / "interactions.yaml")},
+    )
+    task = stage.task(
+        agent="interaction_agent", interaction_kwargs={"name": "checker", "query": "?", "ground_truth": "42"}
+    )
     (trajectory,) = world.play(task, real_time=True)
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
     said = [message.content for message in trajectory.messages if message.role == "user"]
@@ -94,9 +120,17 @@ def test_verls_interaction(stage, tmp_path):
 
 def test_a_row_chooses_among_the_tools(stage, tmp_path):
     (tmp_path / "tools.yaml").write_text(TOOLS)
-    world = open_world(stage, lambda turn, _: "x", agent={"verl_tool_config": str(tmp_path / "tools.yaml"), "tools": ("calculator",)})
+    world = open_world(
+        stage,
+        lambda turn, _: "x",
+        agent={"verl_tool_config": str(tmp_path / "tools.yaml"), "tools": ("calculator",)},
+    )
     offered = world.plugins.offered_tools
     assert offered(stage.task(), ("calculator",)) == ("calculator", "calc_gsm8k_reward")
-    assert offered(stage.task(extra_info={"tool_selection": ["calc_gsm8k_reward"]}), ("calculator",)) == ("calc_gsm8k_reward",)
-    with pytest.raises(DataError, match="tool_selection: 'python' is not offered; offered: calculator, calc_gsm8k_reward"):
+    assert offered(stage.task(extra_info={"tool_selection": ["calc_gsm8k_reward"]}), ("calculator",)) == (
+        "calc_gsm8k_reward",
+    )
+    with pytest.raises(
+        DataError, match="tool_selection: 'python' is not offered; offered: calculator, calc_gsm8k_reward"
+    ):
         offered(stage.task(extra_info={"tool_selection": ["python"]}), ("calculator",))

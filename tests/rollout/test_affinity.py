@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.affinity import MAX_IMBALANCE, NUM_REMEMBERED_TURNS, Affinity, Prefix, TurnLengths, Work, uncached
+from agentrl.rollout.affinity import (
+    MAX_IMBALANCE,
+    NUM_REMEMBERED_TURNS,
+    Affinity,
+    Prefix,
+    TurnLengths,
+    Work,
+    uncached,
+)
 from agentrl.types import Generation
 
 PROMPT = list(range(100))
@@ -21,13 +29,22 @@ class FakeServer:
 def piece(versions, reason="stop", *, cached=0, retractions=0) -> Generation:
     count = len(versions)
     ids, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
-    return Generation(ids, logprobs, np.array(versions, np.int32), reason, num_cached_tokens=cached, num_retractions=retractions)
+    return Generation(
+        ids,
+        logprobs,
+        np.array(versions, np.int32),
+        reason,
+        num_cached_tokens=cached,
+        num_retractions=retractions,
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ lengths
+# ---------------------------------------------------------------------------------------------------- lengths
 
 
-@given(st.lists(st.integers(1, 50), max_size=2 * NUM_REMEMBERED_TURNS), st.integers(0, 60), st.integers(1, 40))
+@given(
+    st.lists(st.integers(1, 50), max_size=2 * NUM_REMEMBERED_TURNS), st.integers(0, 60), st.integers(1, 40)
+)
 def test_the_rest_of_a_turn_is_the_mean_of_what_longer_ones_had_left(lengths, done, limit):
     turns = TurnLengths()
     for length in lengths:
@@ -37,7 +54,7 @@ def test_the_rest_of_a_turn_is_the_mean_of_what_longer_ones_had_left(lengths, do
     assert abs(turns.expected_rest(done, limit=limit) - expected) <= 1  # .5 is rounded to even
 
 
-# ------------------------------------------------------------------------------------------------------------- places
+# ----------------------------------------------------------------------------------------------------- places
 
 
 def test_members_of_a_group_follow_the_first_until_its_server_is_clearly_busier():
@@ -100,7 +117,7 @@ def test_nothing_is_kept_of_what_is_over(steps):
     assert not affinity._prompts
 
 
-# --------------------------------------------------------------------------------------------------------------- work
+# ------------------------------------------------------------------------------------------------------- work
 
 
 def test_what_a_request_costs_is_what_the_server_does_not_have():
@@ -110,7 +127,9 @@ def test_what_a_request_costs_is_what_the_server_does_not_have():
     Work().count(prefix, 130, piece([0] * 21))
     assert prefix.num_tokens == 150
     assert uncached(prefix, 170, version=0) == 20
-    assert uncached(prefix, 170, version=1) == 70  # an update empties the cache; another member may have brought the prompt back
+    assert (
+        uncached(prefix, 170, version=1) == 70
+    )  # an update empties the cache; another member may have brought the prompt back
 
 
 @pytest.mark.parametrize(
@@ -122,7 +141,12 @@ def test_what_a_request_costs_is_what_the_server_does_not_have():
         (piece([1], cached=0), False, 130, 119),  # an update came between
         (piece([1], cached=100), False, 30, 30),
         (piece([], "abort"), True, 0, 0),  # never ran
-        (piece([0] * 5 + [1] * 5, cached=119, retractions=1), False, 11 + 135, 135),  # 5 tokens, then all again under the next version
+        (
+            piece([0] * 5 + [1] * 5, cached=119, retractions=1),
+            False,
+            11 + 135,
+            135,
+        ),  # 5 tokens, then all again under the next version
     ],
 )
 def test_work_is_redone_when_something_came_between(second, is_moved, prefilled, redone):

@@ -1,4 +1,6 @@
-"""Anchors: equal where turns of a task were taken in the same state, and nowhere else; one per turn, whatever becomes of the tokens."""
+"""Anchors: equal where turns of a task were taken in the same state, and nowhere else; one per turn, whatever
+becomes of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ from agentrl.rollout.anchors import anchor
 from agentrl.types import Message
 
 TEXT = st.text(max_size=3)
-MESSAGES = st.lists(st.builds(Message, role=st.sampled_from(["user", "tool"]), content=TEXT, name=st.none() | TEXT), max_size=3)
+MESSAGES = st.lists(
+    st.builds(Message, role=st.sampled_from(["user", "tool"]), content=TEXT, name=st.none() | TEXT),
+    max_size=3,
+)
 STATES = st.lists(TEXT, max_size=2)
 
 
 @given(first=st.tuples(TEXT, MESSAGES, STATES), second=st.tuples(TEXT, MESSAGES, STATES))
 def test_equal_states_and_no_others_have_equal_anchors(first, second):
     def state(task_id, messages, reported):
-        return (task_id, "reported", reported) if reported else (task_id, [(m.role, m.name, m.content) for m in messages])
+        return (
+            (task_id, "reported", reported)
+            if reported
+            else (task_id, [(m.role, m.name, m.content) for m in messages])
+        )
 
     assert (anchor(*first) == anchor(*second)) == (state(*first) == state(*second))
     assert -(2**63) <= anchor(*first) < 2**63
@@ -59,7 +68,11 @@ def walk(stage, steps, *, reports=True, **fields):
     """Return the attempt that calls the maze once per turn, and then stops."""
     lines = [stage.call("maze", f'{{"by": {step}}}') for step in steps]
     plugin = type("Maze", (Maze,), {"reports": reports, "__module__": __name__})
-    world = stage.World(lambda turn, _: [*lines, "#### 42"][turn], agent={"tools": ("maze",), "max_turns": 9}, plugins=[plugin])
+    world = stage.World(
+        lambda turn, _: [*lines, "#### 42"][turn],
+        agent={"tools": ("maze",), "max_turns": 9},
+        plugins=[plugin],
+    )
     [trajectory] = world.play(stage.task(**fields))
     assert len(trajectory.anchors) == trajectory.turn_ids.max() + 1 == len(steps) + 1
     return trajectory.anchors.tolist()

@@ -1,4 +1,6 @@
-"""Servers that fail in each way a server can, on real sockets: they are drained, their trajectories go on elsewhere, they come back."""
+"""Servers that fail in each way a server can, on real sockets: they are drained, their trajectories go on
+elsewhere, they come back.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ PROMPT = [11, 12]
 
 
 class Speaker:
-    """Speaks just enough of the protocol: token k of a sequence is k. With `fault` it fails at each generation that is no probe.
+    """Speaks just enough of the protocol: token k of a sequence is k. With `fault` it fails at each
+    generation that is no probe.
 
     What drips sends its answer byte by byte, and never the last one.
 
@@ -58,7 +61,12 @@ class Speaker:
             return reply({})
         if path == "/v1/loads" and self.works:
             self.num_used_tokens += 1
-        load = {"num_running_reqs": 1, "num_waiting_reqs": 0, "num_used_tokens": self.num_used_tokens, "max_total_num_tokens": 99}
+        load = {
+            "num_running_reqs": 1,
+            "num_waiting_reqs": 0,
+            "num_used_tokens": self.num_used_tokens,
+            "max_total_num_tokens": 99,
+        }
         answers = {
             "/model_info": {"model_path": "m", "weight_version": str(self.version)},
             "/server_info": {"is_paused": self.is_paused},
@@ -198,7 +206,9 @@ def test_no_answer_of_a_broken_server_becomes_a_generation(fault):
     trio.run(main)
 
 
-@pytest.mark.parametrize("fault", ["404", "500", "garbage", "no_json", "half_a_body", "other_tokens", "drops"])
+@pytest.mark.parametrize(
+    "fault", ["404", "500", "garbage", "no_json", "half_a_body", "other_tokens", "drops"]
+)
 def test_a_server_that_fails_is_drained_and_comes_back_when_it_generates(fault):
     bad, good = Speaker(interrupts=True), Speaker()
 
@@ -241,7 +251,9 @@ def test_what_was_sampled_before_the_failure_is_kept():
             whole = await turn(router)
             check(whole)
             assert whole.num_interruptions == 1
-            assert router.work.redone_tokens == len(PROMPT) + PIECE - 1  # all that the first server had computed
+            assert (
+                router.work.redone_tokens == len(PROMPT) + PIECE - 1
+            )  # all that the first server had computed
 
     trio.run(main)
     assert [body["input_ids"] for body in good.generations] == [[*PROMPT, 2, 3, 4, 5]]
@@ -337,7 +349,9 @@ def test_a_server_that_answers_byte_by_byte_and_never_ends_is_drained():
 
 
 def test_a_server_is_asked_whether_it_lives_beside_all_the_generations_that_it_holds():
-    """Each connection for generations waits for its answer: a server that works on them all is no silent one."""
+    """Each connection for generations waits for its answer: a server that works on them all is no silent
+    one.
+    """
     busy = Speaker(fault="hangs")
     busy.works = True
 

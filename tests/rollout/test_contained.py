@@ -14,7 +14,16 @@ import pytest
 import trio
 
 from agentrl.errors import PluginError
-from agentrl.plugins import AgentLoop, Interaction, InteractionReply, Reward, RewardResult, Tool, ToolResult, load_plugins
+from agentrl.plugins import (
+    AgentLoop,
+    Interaction,
+    InteractionReply,
+    Reward,
+    RewardResult,
+    Tool,
+    ToolResult,
+    load_plugins,
+)
 from agentrl.plugins.contained import PluginQuit, contained
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.testing import call, play
@@ -71,7 +80,8 @@ class BackgroundTool(AsyncioTool):
     async def call(self, arguments) -> ToolResult:
         task = asyncio.get_running_loop().create_task(self._later(arguments["kind"]))
         await asyncio.wait([task])
-        task.exception()  # looked at: asyncio logs what nobody looked at when garbage is collected, in whatever else runs then
+        # looked at: asyncio logs what nobody looked at when garbage is collected, in whatever else runs then
+        task.exception()
         return ToolResult("fine")
 
     async def _later(self, kind: str) -> None:
@@ -111,14 +121,22 @@ def test_a_tool_that_quits_is_a_tool_error_of_its_attempt(tool, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_constructor_that_quits_is_a_tool_error(kind):
     ConstructedTool.made = 0
-    found = play([call("quitting", kind=kind), "done"], tools=[ConstructedTool], tool_config={"quitting": {"kind": kind}})
+    found = play(
+        [call("quitting", kind=kind), "done"],
+        tools=[ConstructedTool],
+        tool_config={"quitting": {"kind": kind}},
+    )
     assert found.outcome is Outcome.TOOL_ERROR
     assert SAID[kind] in str(found.failure)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_that_a_tool_left_behind_ends_neither_the_loop_nor_its_calls(kind):
-    found = play([call("quitting", kind=kind), call("quitting", kind="none"), "done"], tools=[BackgroundTool], max_turns=3)
+    found = play(
+        [call("quitting", kind=kind), call("quitting", kind="none"), "done"],
+        tools=[BackgroundTool],
+        max_turns=3,
+    )
     assert found.outcome is Outcome.COMPLETED
     assert [message.content for message in found.messages if message.role == "tool"] == ["fine", "fine"]
 
@@ -249,7 +267,7 @@ def test_a_plugin_file_that_quits_is_told(tmp_path):
         load_plugins([f"{tmp_path}/quitting.py"])
 
 
-# ------------------------------------------------------------------------------------------------- what has to pass
+# ------------------------------------------------------------------------------------------- what has to pass
 
 
 def test_cancellation_passes_alone_and_out_of_a_group():

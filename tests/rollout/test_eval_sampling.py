@@ -1,4 +1,6 @@
-"""What `eval` may choose beside temperature: stop texts, no end but the limit, lengths of its own; weights that nobody published."""
+"""What `eval` may choose beside temperature: stop texts, no end but the limit, lengths of its own; weights
+that nobody published.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_without_an_end_of_sequence_only_the_limit_ends_a_turn(stage) -> None:
     assert world.client.params[0].ignore_eos
     assert not world.client.params[0].stop_token_ids
     assert generate_body([1], world.client.params[0], rid="r")["sampling_params"]["ignore_eos"] is True
-    assert "ignore_eos" not in generate_body([1], SamplingParams(1), rid="r")["sampling_params"], "as training asks"
+    assert "ignore_eos" not in generate_body([1], SamplingParams(1), rid="r")["sampling_params"], (
+        "as training asks"
+    )
 
 
 def test_weights_that_nobody_published_are_evaluated_and_not_trained_from() -> None:

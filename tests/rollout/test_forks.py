@@ -1,4 +1,6 @@
-"""An attempt whose template edits the history: several rows, one trajectory, one reward, and a budget that holds."""
+"""An attempt whose template edits the history: several rows, one trajectory, one reward, and a budget that
+holds.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def play(stage, chat, texts, **agent):
 
 
 def check_rows(trajectory, requests) -> None:
-    """Each row is what the server saw and sampled last in it; every request's tokens stand in the row that it belongs to."""
+    """Each row is what the server saw and sampled last in it; every request's tokens stand in the row that it
+    belongs to.
+    """
     rows = np.split(trajectory.token_ids, trajectory.segment_starts[1:])
     turns = np.split(trajectory.turn_ids, trajectory.segment_starts[1:])
     for row, turn_ids in zip(rows, turns, strict=True):
@@ -76,10 +80,16 @@ def test_thinking_that_is_stripped_begins_rows(stage, thinking_chat):
     trajectory, requests = play(stage, thinking_chat, [THOUGHT + "one", THOUGHT + "two", THOUGHT + "three"])
     check_rows(trajectory, requests)
     assert trajectory.outcome is Outcome.COMPLETED
-    assert (len(trajectory.segment_starts), trajectory.metrics["num_forks"], trajectory.metrics["num_turns"]) == (3, 2.0, 3.0)
+    assert (
+        len(trajectory.segment_starts),
+        trajectory.metrics["num_forks"],
+        trajectory.metrics["num_turns"],
+    ) == (3, 2.0, 3.0)
     rows = np.split(trajectory.token_ids, trajectory.segment_starts[1:])
     assert [thinking_chat.decode(row.tolist()).count("<think>") for row in rows] == [1, 1, 1]
-    assert [message.reasoning.strip() for message in trajectory.messages if message.role == "assistant"] == ["hm"] * 3
+    assert [message.reasoning.strip() for message in trajectory.messages if message.role == "assistant"] == [
+        "hm"
+    ] * 3
 
 
 def test_only_what_is_edited_begins_a_row(stage, thinking_chat):
@@ -122,7 +132,9 @@ def test_rows_travel_to_the_learner_as_segments_of_one_sequence(stage, thinking_
     words=st.lists(st.integers(0, 12), min_size=3, max_size=3),
     max_response=st.integers(1, 120),
 )
-def test_the_budget_holds_in_each_row_and_for_what_is_sampled_in_all(stage, thinking_chat, thinks, words, max_response):
+def test_the_budget_holds_in_each_row_and_for_what_is_sampled_in_all(
+    stage, thinking_chat, thinks, words, max_response
+):
     texts = [THOUGHT * thought + "so " * count for thought, count in zip(thinks, words, strict=True)]
     trajectory, requests = play(stage, thinking_chat, texts, max_response_tokens=max_response)
     check_rows(trajectory, requests)

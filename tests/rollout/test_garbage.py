@@ -1,4 +1,6 @@
-"""The oldest generation is searched when asked for and due, never in between; in a process of its own, as its collector is everybody's."""
+"""The oldest generation is searched when asked for and due, never in between; in a process of its own, as its
+collector is everybody's.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,11 @@ assert old.collect() and searched[-1] == 2, searched
 assert gone() is None, "a cycle survived"
 assert frozen() is not None, "what was loaded is looked at"
 assert not old.collect(), "it is due again at once"
-"""
+"""  # noqa: E501
 
 
 def test_the_oldest_generation_is_searched_only_where_asked():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr

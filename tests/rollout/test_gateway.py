@@ -28,7 +28,11 @@ CALCULATOR = {
     "function": {
         "name": "calculator",
         "description": "Evaluate an arithmetic expression.",
-        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
     },
 }
 QUESTION = [{"role": "user", "content": "What is 6 * 7?"}]
@@ -64,7 +68,12 @@ def played_by(program, *, threaded: bool = False, name: str = "guest"):
 
 def play(stage, program, script, *, threaded=False, n=1, agent=None, **options):
     """Return (world, trajectories) of `n` attempts played by `program`."""
-    world = stage.World(script, plugins=[played_by(program, threaded=threaded)], agent={"tools": (), **(agent or {})}, **options)
+    world = stage.World(
+        script,
+        plugins=[played_by(program, threaded=threaded)],
+        agent={"tools": (), **(agent or {})},
+        **options,
+    )
     return world, world.play(stage.task(agent="guest"), n=n, real_time=True)
 
 
@@ -78,15 +87,23 @@ def rows(trajectory):
 
 
 def check_rows(trajectory, requests) -> None:
-    """Every row is what a server saw and sampled, and each sampled turn is in exactly one row, with its facts."""
+    """Every row is what a server saw and sampled, and each sampled turn is in exactly one row, with its
+    facts.
+    """
     mask = trajectory.action_mask
     found = []
     for row in rows(trajectory):
         ids = trajectory.token_ids[row].tolist()
         assert not mask[row][0], "a row begins with an action token"
-        last = [(prompt, sampled) for prompt, sampled in requests if prompt + sampled.token_ids.tolist() == ids]
+        last = [
+            (prompt, sampled) for prompt, sampled in requests if prompt + sampled.token_ids.tolist() == ids
+        ]
         assert last, "a row is not what a server saw"
-        found += [g for prompt, g in requests if ids[: len(prompt) + len(g.token_ids)] == prompt + g.token_ids.tolist()]
+        found += [
+            g
+            for prompt, g in requests
+            if ids[: len(prompt) + len(g.token_ids)] == prompt + g.token_ids.tolist()
+        ]
     assert mask.sum() == sum(len(generation.token_ids) for _, generation in requests)
     assert {id(g) for g in found} == {id(g) for _, g in requests}
     assert (trajectory.behavior_logprobs[mask] < 0).all()
@@ -117,7 +134,7 @@ async def use_the_calculator(client, task) -> None:
             messages.append(tool_message(call, "42"))
 
 
-# ------------------------------------------------------------------------------------------------------- recording
+# -------------------------------------------------------------------------------------------------- recording
 
 
 def test_a_tool_loop_is_one_row_with_its_sampled_tokens(stage):
@@ -128,11 +145,15 @@ def test_a_tool_loop_is_one_row_with_its_sampled_tokens(stage):
     assert (trajectory.metrics["num_turns"], trajectory.metrics["num_tool_calls"]) == (2, 1)
     check_rows(trajectory, world.client.requests)
     assert [m.role for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
-    assert "calculator(expression: string)" in stage.chat.decode(world.client.requests[0][0]), "the request's tools are in the prompt"
+    assert "calculator(expression: string)" in stage.chat.decode(world.client.requests[0][0]), (
+        "the request's tools are in the prompt"
+    )
 
 
 def test_it_is_the_row_that_the_own_tool_agent_records(stage):
-    """The same conversation, by the tool agent and by a program: the same tokens, masks, turns and log-probabilities."""
+    """The same conversation, by the tool agent and by a program: the same tokens, masks, turns and
+    log-probabilities.
+    """
     _, [theirs] = play(stage, use_the_calculator_as_it_is_shown, calling(stage))
     world = stage.World(calling(stage))
     [ours] = world.play(stage.task())
@@ -149,7 +170,9 @@ async def use_the_calculator_as_it_is_shown(client, task) -> None:
 
 
 def test_edited_history_and_a_second_conversation_begin_rows(stage):
-    """What does not extend a recorded conversation is another row; what does, continues it, whichever came last."""
+    """What does not extend a recorded conversation is another row; what does, continues it, whichever came
+    last.
+    """
 
     async def program(client, task) -> None:
         first = (await ask(client)).choices[0].message
@@ -166,14 +189,19 @@ def test_edited_history_and_a_second_conversation_begin_rows(stage):
     assert trajectory.metrics["num_forks"] == 2
     check_rows(trajectory, world.client.requests)
     assert [len(set(trajectory.turn_ids[row].tolist()) - {-1}) for row in rows(trajectory)] == [2, 2, 1]
-    assert trajectory.messages[1] == Message("assistant", "#### 41"), "the messages are those of the line that was sampled last"
+    assert trajectory.messages[1] == Message("assistant", "#### 41"), (
+        "the messages are those of the line that was sampled last"
+    )
 
 
 def test_requests_of_several_conversations_run_side_by_side(stage):
     """Equal requests at once are different attempts at the same answer: each gets a row."""
 
     async def program(client, task) -> None:
-        await asyncio.gather(*(ask(client) for _ in range(3)), *(ask(client, [{"role": "user", "content": f"{i}?"}]) for i in range(3)))
+        await asyncio.gather(
+            *(ask(client) for _ in range(3)),
+            *(ask(client, [{"role": "user", "content": f"{i}?"}]) for i in range(3)),
+        )
 
     world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42", latency_s=0.05)
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
@@ -183,12 +211,18 @@ def test_requests_of_several_conversations_run_side_by_side(stage):
 
 def test_fifty_trajectories_at_once_stay_apart(stage):
     """Each trajectory holds its own question and nothing else, although all share one server and one loop."""
-    world = stage.World(calling(stage), plugins=[played_by(use_the_calculator)], agent={"tools": ()}, latency_s=0.01)
+    world = stage.World(
+        calling(stage), plugins=[played_by(use_the_calculator)], agent={"tools": ()}, latency_s=0.01
+    )
     tasks = [stage.task(f"Question {number}: what is 6 * 7?", agent="guest") for number in range(50)]
     trajectories = world.play(*tasks, real_time=True)
     assert {t.outcome for t in trajectories} == {Outcome.COMPLETED}, {t.failure for t in trajectories}
     for number, trajectory in enumerate(trajectories):
-        own = [request for request in world.client.requests if f"Question {number}:" in stage.chat.decode(request[0])]
+        own = [
+            request
+            for request in world.client.requests
+            if f"Question {number}:" in stage.chat.decode(request[0])
+        ]
         assert len(own) == 2
         check_rows(trajectory, own)
 
@@ -203,7 +237,7 @@ def test_the_synchronous_client_plays_from_a_thread(stage):
     check_rows(trajectory, world.client.requests)
 
 
-# --------------------------------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------------------- answers
 
 
 def test_what_a_reply_says_of_its_tokens(stage):
@@ -240,10 +274,14 @@ def test_a_stream_says_what_a_whole_reply_says(stage, with_tools):
                 for call in choice.delta.tool_calls or ():
                     calls[call.index] = (call.function.name, call.function.arguments)
         assert (text, finish) == (whole.message.content or "", whole.finish_reason)
-        assert list(calls.values()) == [(c.function.name, c.function.arguments) for c in whole.message.tool_calls or ()]
+        assert list(calls.values()) == [
+            (c.function.name, c.function.arguments) for c in whole.message.tool_calls or ()
+        ]
         assert usage.total_tokens > usage.completion_tokens > 0
 
-    _, [trajectory] = play(stage, program, lambda turn, prompt: "é " + (stage.call() + stage.call() if with_tools else "#### 42"))
+    _, [trajectory] = play(
+        stage, program, lambda turn, prompt: "é " + (stage.call() + stage.call() if with_tools else "#### 42")
+    )
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
 
 
@@ -261,8 +299,14 @@ def test_calls_that_cannot_be_told_as_calls_are_text_and_do_not_fork(stage, opti
 
     async def program(client, task) -> None:
         choice = (await ask(client, **options)).choices[0]
-        assert (choice.finish_reason, choice.message.tool_calls, choice.message.content) == ("stop", None, said)
-        await ask(client, [*QUESTION, choice.message, {"role": "user", "content": "That is no call."}], **options)
+        assert (choice.finish_reason, choice.message.tool_calls, choice.message.content) == (
+            "stop",
+            None,
+            said,
+        )
+        await ask(
+            client, [*QUESTION, choice.message, {"role": "user", "content": "That is no call."}], **options
+        )
 
     world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42" if turn else said)
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
@@ -271,14 +315,22 @@ def test_calls_that_cannot_be_told_as_calls_are_text_and_do_not_fork(stage, opti
 
 
 def test_a_stop_string_ends_what_is_recorded(stage):
-    """As an engine would have: tokens up to the one that completes the string stay, the text ends before it, the row goes on."""
+    """As an engine would have: tokens up to the one that completes the string stay, the text ends before it,
+    the row goes on.
+    """
 
     async def program(client, task) -> None:
         message = (await ask(client, stop=["Observation:", "nowhere"])).choices[0].message
         assert message.content.strip() == "Action: look"
-        await ask(client, [*QUESTION, message, {"role": "user", "content": "Observation: nothing"}], stop="Observation:")
+        await ask(
+            client,
+            [*QUESTION, message, {"role": "user", "content": "Observation: nothing"}],
+            stop="Observation:",
+        )
 
-    world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42" if turn else "Action: look Observation: 42 #### 42")
+    world, [trajectory] = play(
+        stage, program, lambda turn, prompt: "#### 42" if turn else "Action: look Observation: 42 #### 42"
+    )
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
     assert trajectory.segment_starts == (0,)
     first = trajectory.token_ids[trajectory.turn_ids == 0].tolist()
@@ -293,12 +345,14 @@ def test_the_cut_at_a_stop_string_is_the_shortest(stage):
         ids = np.array(stage.chat.encode(text), np.int32)
         whole = Generation(ids, -np.ones(len(ids), np.float32), np.zeros(len(ids), np.int32), "length")
         cut = cut_at_stop(whole, ["STOP"], stage.chat)
-        shortest = next((n for n in range(1, len(ids) + 1) if "STOP" in stage.chat.decode(ids[:n].tolist())), None)
+        shortest = next(
+            (n for n in range(1, len(ids) + 1) if "STOP" in stage.chat.decode(ids[:n].tolist())), None
+        )
         assert len(cut.token_ids) == len(cut.logprobs) == len(cut.versions) == (shortest or len(ids))
         assert cut.finish_reason == ("stop" if shortest else "length")
 
 
-# ------------------------------------------------------------------------------------------------ errors and limits
+# ------------------------------------------------------------------------------------------ errors and limits
 
 
 @pytest.mark.parametrize(
@@ -307,7 +361,14 @@ def test_the_cut_at_a_stop_string_is_the_shortest(stage):
         ({"n": 2}, "n: "),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "narrator", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, "messages.0.content"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+                ]
+            },
+            "messages.0.content",
+        ),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
@@ -329,7 +390,10 @@ def test_parts_of_text_are_one_content(stage):
     async def program(client, task) -> None:
         parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "6 * 7?"}]
         first = (await ask(client, [{"role": "user", "content": parts}])).choices[0].message
-        again = [{"role": "user", "content": "What is 6 * 7?"}, {"role": "assistant", "content": [{"type": "text", "text": first.content}]}]
+        again = [
+            {"role": "user", "content": "What is 6 * 7?"},
+            {"role": "assistant", "content": [{"type": "text", "text": first.content}]},
+        ]
         await ask(client, [*again, {"role": "user", "content": "Sure?"}])
 
     _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
@@ -345,7 +409,10 @@ def test_sampling_and_forced_calls_are_counted_not_obeyed(stage):
 
     world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
     assert {params.temperature for params in world.client.params} == {1.0}
-    counts = {name: trajectory.metrics.get(f"openai/{name}") for name in ("num_requests", "sampling_ignored", "tool_choice_ignored")}
+    counts = {
+        name: trajectory.metrics.get(f"openai/{name}")
+        for name in ("num_requests", "sampling_ignored", "tool_choice_ignored")
+    }
     assert counts == {"num_requests": 3, "sampling_ignored": 1, "tool_choice_ignored": 1}
 
 
@@ -362,7 +429,10 @@ def test_keys_are_worth_something_only_while_their_trajectory_runs(stage):
                 kept.codes.append(caught.value.code)
 
     world = stage.World(
-        lambda turn, prompt: "#### 42", plugins=[played_by(program)], agent={"tools": ()}, rollout={"max_concurrent_trajectories": 1}
+        lambda turn, prompt: "#### 42",
+        plugins=[played_by(program)],
+        agent={"tools": ()},
+        rollout={"max_concurrent_trajectories": 1},
     )
     trajectories = world.play(stage.task(agent="guest"), n=3, real_time=True)
     assert {t.outcome for t in trajectories} == {Outcome.COMPLETED}, [t.failure for t in trajectories]
@@ -426,7 +496,13 @@ LARGE = {
     "messages": ({"messages": QUESTION * 5000}, "at most 4096 items"),
     "brackets": ({"messages": QUESTION, "ignored": [[]] * 200_000}, "200004 opening brackets"),
     "parts": ({"messages": [{"role": "user", "content": [0] * 2_000_000}]}, "content"),
-    "keys": ({"messages": QUESTION, "tools": [{"type": "function", "function": {str(i): 0 for i in range(300_000)}}]}, "300000 keys"),
+    "keys": (
+        {
+            "messages": QUESTION,
+            "tools": [{"type": "function", "function": {str(i): 0 for i in range(300_000)}}],
+        },
+        "300000 keys",
+    ),
     "bytes": ({"messages": [{"role": "user", "content": "x" * (8 * 2**20)}]}, "longer than"),
 }
 
@@ -461,7 +537,9 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read_and_encoded(stage):
 
         @staticmethod
         async def _ask(endpoint) -> None:
-            async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
+            async with openai.AsyncOpenAI(
+                base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0
+            ) as client:
                 with pytest.raises(openai.BadRequestError):  # it is far beyond what the trajectory may have
                     await ask(client, [{"role": "user", "content": "a b " * 250_000}])
 
@@ -478,7 +556,9 @@ def test_the_event_loop_goes_on_while_a_large_body_is_read_and_encoded(stage):
     assert num_ticks > 50, "encoding alone takes a second and more"
 
 
-@pytest.mark.parametrize(("agent", "outcome"), [({"max_turns": 2}, "turn_limit"), ({"max_response_tokens": 30}, "truncated")])
+@pytest.mark.parametrize(
+    ("agent", "outcome"), [({"max_turns": 2}, "turn_limit"), ({"max_response_tokens": 30}, "truncated")]
+)
 @pytest.mark.parametrize("is_careful", [False, True], ids=["falls over it", "catches it"])
 def test_a_budget_ends_the_trajectory_with_its_outcome(stage, agent, outcome, is_careful):
     errors = []
@@ -535,7 +615,7 @@ def test_a_program_that_raises_aborts_its_trajectory(stage):
     assert "LookupError: lost the plot" in str(trajectory.failure)
 
 
-# ---------------------------------------------------------------------------------------------------- cancellation
+# ----------------------------------------------------------------------------------------------- cancellation
 
 
 class Gate:
@@ -586,7 +666,11 @@ def test_the_deadline_ends_the_program_and_its_requests(stage):
         finally:
             ended.append(True)
 
-    world = stage.World(lambda turn, prompt: "#### 42", plugins=[played_by(program)], agent={"tools": (), "trajectory_timeout_s": 0.3})
+    world = stage.World(
+        lambda turn, prompt: "#### 42",
+        plugins=[played_by(program)],
+        agent={"tools": (), "trajectory_timeout_s": 0.3},
+    )
     gate = Gate(world.client)
     world.client.generate = gate.generate
     [trajectory] = world.play(stage.task(agent="guest"), real_time=True)

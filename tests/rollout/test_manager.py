@@ -1,4 +1,6 @@
-"""Hundreds of attempts at once: every lease is settled, the failure of one never ends another, limits hold."""
+"""Hundreds of attempts at once: every lease is settled, the failure of one never ends another, limits
+hold.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, PluginId, Tr
 
 
 class Book:
-    """Source and sink: leases groups of `size` in order, and a greedy attempt with each, then nothing; keeps what came back."""
+    """Source and sink: leases groups of `size` in order, and a greedy attempt with each, then nothing; keeps
+    what came back.
+    """
 
     def __init__(self, tasks: Sequence, size: int, *, has_greedy: bool = False) -> None:
         self.waiting = [Lease(index, task, size, 0, has_greedy) for index, task in enumerate(tasks)]
@@ -77,7 +81,11 @@ class Book:
         return found
 
     def _check(self) -> None:
-        whole = sum(len(members) == self.size for group, members in self.members().items() if group not in self.dropped)
+        whole = sum(
+            len(members) == self.size
+            for group, members in self.members().items()
+            if group not in self.dropped
+        )
         if not self.waiting and whole + len(self.dropped) == len(self.leased):
             self.all_settled.set()
 
@@ -114,7 +122,9 @@ class Unlucky(AgentLoop):
 
 
 def play_all(world, book: Book, ask=None):
-    """Run the manager on the book until all of it is settled; return its stats, and what `ask` gets of it, if given."""
+    """Run the manager on the book until all of it is settled; return its stats, and what `ask` gets of it, if
+    given.
+    """
 
     async def main(manager):
         async with trio.open_nursery() as nursery:
@@ -139,8 +149,12 @@ def set_luck(seed: int, weights: Sequence[float]) -> None:
 def test_every_lease_is_settled_whatever_fails(stage, seed, size, limit, has_greedy):
     set_luck(seed, (0.7, 0.05, 0.1, 0.1, 0.05))
     rollout = {"group_size": size, "max_concurrent_trajectories": limit, "max_retries": 1}
-    world = stage.World(lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0})
-    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(60)], size, has_greedy=has_greedy)
+    world = stage.World(
+        lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0}
+    )
+    book = Book(
+        [stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(60)], size, has_greedy=has_greedy
+    )
     stats = play_all(world, book)
     members = book.members()
     assert all(t.is_greedy == (t.member == size) for t in book.added)
@@ -161,23 +175,38 @@ def test_every_lease_is_settled_whatever_fails(stage, seed, size, limit, has_gre
 @given(seed=st.integers(0, 999), policy=st.sampled_from(["mask", "retry", "replace", "drop", "shrink"]))
 def test_every_failed_attempt_is_noted_with_what_became_of_it(stage, seed, policy):
     set_luck(seed, (0.6, 0.1, 0.1, 0.1, 0.1))
-    rollout = {"group_size": 4, "max_retries": 1, "max_replacements": 1, "on_outcome": dict.fromkeys(FAILURES, policy)}
-    world = stage.World(lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0})
+    rollout = {
+        "group_size": 4,
+        "max_retries": 1,
+        "max_replacements": 1,
+        "on_outcome": dict.fromkeys(FAILURES, policy),
+    }
+    world = stage.World(
+        lambda *_: "#### 42", rollout=rollout, plugins=[Unlucky], agent={"trajectory_timeout_s": 20.0}
+    )
     book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(40)], 4)
     stats, report = play_all(world, book, lambda manager: manager.attempts.since(0))
     failed = report.failed
-    by_outcome = {outcome: count for outcome, count in report.counts.outcomes.items() if outcome not in SCORED_OUTCOMES}
+    by_outcome = {
+        outcome: count for outcome, count in report.counts.outcomes.items() if outcome not in SCORED_OUTCOMES
+    }
     assert Counter(f.outcome for f in failed) == by_outcome
-    assert sum(by_outcome.values()) <= sum(stats.get(f"outcome/{name}", 0) for name in FAILURES)  # some ended with their group
+    assert sum(by_outcome.values()) <= sum(
+        stats.get(f"outcome/{name}", 0) for name in FAILURES
+    )  # some ended with their group
     became = Counter(f.became for f in failed)
     for name in ("retried", "replaced", "masked", "left_out"):
         assert became[name] == stats.get(name, 0)
-    assert became["dropped"] == len({f.group_id for f in failed if f.became == "dropped"}) == len(book.dropped)
+    assert (
+        became["dropped"] == len({f.group_id for f in failed if f.became == "dropped"}) == len(book.dropped)
+    )
     assert {f.group_id for f in failed if f.became == "dropped"} == set(book.dropped)
     agent = PluginId("agent", "unlucky")
     assert report.counts.used[agent] == report.counts.num_ended
     assert report.counts.failed[agent] == by_outcome.get(Outcome.ABORTED, 0)
-    assert {f.failure.place.rpartition("/")[2].partition(":")[0] for f in failed if f.outcome is Outcome.ABORTED} <= {"test_manager.py"}
+    assert {
+        f.failure.place.rpartition("/")[2].partition(":")[0] for f in failed if f.outcome is Outcome.ABORTED
+    } <= {"test_manager.py"}
 
 
 class Sick(Tool):
@@ -198,7 +227,9 @@ def test_a_tool_that_fails_while_the_attempt_goes_on_is_noted_too(stage):
     book = Book([stage.task(agent="tool_agent")], 1)
     _, report = play_all(world, book, lambda manager: manager.attempts.since(0))
     assert [t.outcome for t in book.added] == [Outcome.COMPLETED]
-    assert [(f.became, f.outcome, f.failure.error) for f in report.failed] == [("went_on", Outcome.TOOL_ERROR, "OSError")] * 2
+    assert [(f.became, f.outcome, f.failure.error) for f in report.failed] == [
+        ("went_on", Outcome.TOOL_ERROR, "OSError")
+    ] * 2
     assert "test_manager.py:" in str(report.failed[0].failure)
     sick = PluginId("tool", "sick")
     assert (report.counts.used[sick], report.counts.failed[sick], report.counts.num_failed()) == (1, 1, 0)
@@ -206,7 +237,9 @@ def test_a_tool_that_fails_while_the_attempt_goes_on_is_noted_too(stage):
 
 def test_hundreds_are_in_flight_at_once(stage):
     set_luck(0, (1, 0, 0, 0, 0))
-    world = stage.World(lambda *_: "hm", rollout={"group_size": 8, "max_concurrent_trajectories": 400}, plugins=[Unlucky])
+    world = stage.World(
+        lambda *_: "hm", rollout={"group_size": 8, "max_concurrent_trajectories": 400}, plugins=[Unlucky]
+    )
     book = Book([stage.task(agent="unlucky") for _ in range(100)], 8)
     play_all(world, book)
     assert Unlucky.most == 400
@@ -216,7 +249,9 @@ def test_hundreds_are_in_flight_at_once(stage):
 
 def test_a_group_larger_than_the_limit_takes_turns(stage):
     set_luck(0, (1, 0, 0, 0, 0))
-    world = stage.World(lambda *_: "hm", rollout={"group_size": 7, "max_concurrent_trajectories": 3}, plugins=[Unlucky])
+    world = stage.World(
+        lambda *_: "hm", rollout={"group_size": 7, "max_concurrent_trajectories": 3}, plugins=[Unlucky]
+    )
     book = Book([stage.task(agent="unlucky") for _ in range(3)], 7)
     play_all(world, book)
     assert Unlucky.most == 3
@@ -226,7 +261,9 @@ def test_a_group_larger_than_the_limit_takes_turns(stage):
 @pytest.mark.parametrize(("policy", "plays"), [("retry", 3), ("drop", 1)])
 def test_the_policy_per_outcome(stage, policy, plays):
     set_luck(0, (0, 0, 1, 0, 0))
-    world = stage.World(lambda *_: "hm", rollout={"on_outcome": {"tool_error": policy}, "max_retries": 2}, plugins=[Unlucky])
+    world = stage.World(
+        lambda *_: "hm", rollout={"on_outcome": {"tool_error": policy}, "max_retries": 2}, plugins=[Unlucky]
+    )
     book = Book([stage.task(agent="unlucky")], 1)
     stats = play_all(world, book)
     assert Unlucky.played["t:0"] == plays
@@ -241,7 +278,9 @@ FAILURES = ("timeout", "tool_error", "model_error", "aborted")
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 999),
-    policies=st.lists(st.sampled_from(["mask", "retry", "replace", "drop", "shrink"]), min_size=4, max_size=4),
+    policies=st.lists(
+        st.sampled_from(["mask", "retry", "replace", "drop", "shrink"]), min_size=4, max_size=4
+    ),
     on_exhausted=st.sampled_from(["drop", "shrink"]),
     size=st.integers(1, 4),
     least=st.integers(1, 4),
@@ -257,7 +296,9 @@ def test_every_member_ends_as_the_table_says(stage, seed, policies, on_exhausted
         plugins=[Unlucky],
         agent={"trajectory_timeout_s": 20.0},
     )
-    book = Book([stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(25)], size, has_greedy=has_greedy)
+    book = Book(
+        [stage.task(agent="unlucky", task_id=f"t:{i}") for i in range(25)], size, has_greedy=has_greedy
+    )
     stats = play_all(world, book)
     at_last = {o: on_exhausted if table[o] in ("retry", "replace") else table[o] for o in FAILURES}
     whole = [group for group in range(25) if group not in book.dropped]
@@ -266,11 +307,20 @@ def test_every_member_ends_as_the_table_says(stage, seed, policies, on_exhausted
         mine = [t for t in book.added if t.group_id == group]
         assert sum(t.outcome is Outcome.COMPLETED and not t.is_greedy for t in mine) >= least
         assert [t.outcome for t in mine if t.is_greedy] == [Outcome.COMPLETED] * has_greedy
-        assert all(at_last[t.outcome.value] == "mask" and not t.rewards for t in mine if t.outcome is not Outcome.COMPLETED)
+        assert all(
+            at_last[t.outcome.value] == "mask" and not t.rewards
+            for t in mine
+            if t.outcome is not Outcome.COMPLETED
+        )
     assert all(at_last[reason] == "shrink" for reason in book.left_out.values())
     assert set(book.dropped.values()) <= set(FAILURES)
     assert max(Unlucky.played.values()) <= book.size * (1 + 1 + 2)
-    for count, policy in (("retried", "retry"), ("replaced", "replace"), ("masked", "mask"), ("left_out", "shrink")):
+    for count, policy in (
+        ("retried", "retry"),
+        ("replaced", "replace"),
+        ("masked", "mask"),
+        ("left_out", "shrink"),
+    ):
         told = {o for o in FAILURES if stats.get(f"{count}/{o}")}
         assert told <= {o for o in FAILURES if policy in (table[o], at_last[o])}
         assert stats.get(count, 0) == sum(stats[f"{count}/{o}"] for o in told)
@@ -292,18 +342,32 @@ class Noted(Unlucky):
 @pytest.mark.parametrize(("pause_s", "pauses"), [(2.0, [2, 4, 8]), (40.0, [40, 60, 60]), (0.0, [0, 0, 0])])
 def test_replacements_pause_longer_each_time_and_are_no_retries(stage, pause_s, pauses):
     Noted.times.clear()
-    policy = {"on_outcome": {"model_error": "replace"}, "max_replacements": 3, "max_retries": 0, "replacement_pause_s": pause_s}
+    policy = {
+        "on_outcome": {"model_error": "replace"},
+        "max_replacements": 3,
+        "max_retries": 0,
+        "replacement_pause_s": pause_s,
+    }
     world = stage.World(lambda *_: "hm", rollout=policy, plugins=[Noted])
     book = Book([stage.task(agent="noted")], 1)
     stats = play_all(world, book)
     np.testing.assert_allclose(np.diff(Noted.times), pauses, atol=1e-6)
-    assert (book.dropped, stats["replaced/model_error"], stats.get("retried", 0)) == ({0: "model_error"}, 3, 0)
+    assert (book.dropped, stats["replaced/model_error"], stats.get("retried", 0)) == (
+        {0: "model_error"},
+        3,
+        0,
+    )
 
 
 @pytest.mark.parametrize(("on_exhausted", "is_whole"), [("drop", False), ("shrink", True)])
 def test_what_is_exhausted_drops_its_group_or_shrinks_it(stage, on_exhausted, is_whole):
     """One member of three never comes: its siblings are the group, or none is."""
-    rollout = {"group_size": 3, "max_retries": 1, "on_exhausted": on_exhausted, "max_concurrent_trajectories": 1}
+    rollout = {
+        "group_size": 3,
+        "max_retries": 1,
+        "on_exhausted": on_exhausted,
+        "max_concurrent_trajectories": 1,
+    }
     world = stage.World(lambda *_: "hm", rollout=rollout, plugins=[BrokenTwice])
     set_luck(0, ())
     book = Book([stage.task(agent="broken_twice")], 3)
@@ -311,11 +375,17 @@ def test_what_is_exhausted_drops_its_group_or_shrinks_it(stage, on_exhausted, is
     assert book.dropped == ({} if is_whole else {0: "tool_error"})
     assert len(book.left_out) == is_whole
     if is_whole:
-        assert sorted([*(t.member for t in book.added), *(member for _, member in book.left_out)]) == [0, 1, 2]
+        assert sorted([*(t.member for t in book.added), *(member for _, member in book.left_out)]) == [
+            0,
+            1,
+            2,
+        ]
 
 
 class BrokenTwice(Unlucky):
-    """The member that plays first, in the only slot, fails; its retry comes behind its two siblings, and fails, too."""
+    """The member that plays first, in the only slot, fails; its retry comes behind its two siblings, and
+    fails, too.
+    """
 
     name: ClassVar[str] = "broken_twice"
 
@@ -328,7 +398,9 @@ class BrokenTwice(Unlucky):
 
 def test_a_truncated_attempt_that_is_masked_travels_with_its_reward(stage):
     agent = {"max_response_tokens": 8}
-    world = stage.World(lambda *_: "x" * 50, rollout={"group_size": 2, "on_outcome": {"truncated": "mask"}}, agent=agent)
+    world = stage.World(
+        lambda *_: "x" * 50, rollout={"group_size": 2, "on_outcome": {"truncated": "mask"}}, agent=agent
+    )
     book = Book([stage.task()], 2)
     stats = play_all(world, book)
     assert [(t.outcome, len(t.rewards)) for t in book.added] == [(Outcome.TRUNCATED, 1)] * 2
@@ -363,12 +435,18 @@ class Store:
 
 
 def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
-    """What a batch is made of: groups of two to four members with a reward, others replaced by further tasks, and the counts balance."""
+    """What a batch is made of: groups of two to four members with a reward, others replaced by further tasks,
+    and the counts balance.
+    """
     set_luck(3, (0.6, 0.1, 0.2, 0.1, 0))
     table = {"tool_error": "shrink", "model_error": "mask", "aborted": "drop"}
-    world = stage.World(lambda *_: "#### 42", rollout={"group_size": 4, "on_outcome": table}, plugins=[Unlucky])
+    world = stage.World(
+        lambda *_: "#### 42", rollout={"group_size": 4, "on_outcome": table}, plugins=[Unlucky]
+    )
     tasks = SimpleNamespace(task=lambda position: stage.task(agent="unlucky", task_id=f"t:{position}"))
-    buffer = ReplayBuffer(tasks, LedgerRules(groups_per_step=30, max_staleness=0, group_size=4, total_groups=30))
+    buffer = ReplayBuffer(
+        tasks, LedgerRules(groups_per_step=30, max_staleness=0, group_size=4, total_groups=30)
+    )
     buffer.advance(0)
 
     async def main(manager):
@@ -384,7 +462,10 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
     for trajectory in decode(from_ipc(buffer.take(30, 0.0))):
         groups.setdefault(trajectory.group_id, []).append(trajectory.outcome)
     assert len(groups) == 30
-    assert {outcome for members in groups.values() for outcome in members} == {Outcome.COMPLETED, Outcome.MODEL_ERROR}
+    assert {outcome for members in groups.values() for outcome in members} == {
+        Outcome.COMPLETED,
+        Outcome.MODEL_ERROR,
+    }
     sizes = {members.count(Outcome.COMPLETED) for members in groups.values()}
     assert sizes <= {2, 3, 4}
     assert len(sizes) > 1
@@ -395,12 +476,18 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ({"on_outcome": {"completed": "drop", "truncated": "mask", "turn_limit": "drop"}}, "trains on no outcome"),
+        (
+            {"on_outcome": {"completed": "drop", "truncated": "mask", "turn_limit": "drop"}},
+            "trains on no outcome",
+        ),
         (
             {"on_outcome": {"timeout": "shrink"}, "group_size": 2, "min_group_size": 3},
             r"on_outcome.timeout=shrink keeps at least min_group_size=3 members",
         ),
-        ({"on_outcome": {"aborted": "mask"}, "group_size": 1}, r"on_outcome.aborted=mask keeps at least .* group_size=1 is smaller"),
+        (
+            {"on_outcome": {"aborted": "mask"}, "group_size": 1},
+            r"on_outcome.aborted=mask keeps at least .* group_size=1 is smaller",
+        ),
         ({"on_exhausted": "shrink", "group_size": 1}, r"on_exhausted=shrink keeps at least min_group_size=2"),
     ],
 )
@@ -412,7 +499,11 @@ def test_a_table_that_cannot_be_is_refused_in_one_line(table, told):
 def test_groups_shrink_only_where_the_table_says_so():
     assert RolloutConfig(group_size=1, on_outcome={"truncated": "mask"}).fixed_group_size == 1
     assert RolloutConfig(group_size=4, min_group_size=9).fixed_group_size == 4
-    for table in ({"on_exhausted": "shrink"}, {"on_outcome": {"aborted": "mask"}}, {"on_outcome": {"truncated": "shrink"}}):
+    for table in (
+        {"on_exhausted": "shrink"},
+        {"on_outcome": {"aborted": "mask"}},
+        {"on_outcome": {"truncated": "shrink"}},
+    ):
         assert RolloutConfig(group_size=4, **table).fixed_group_size is None
 
 
@@ -446,7 +537,9 @@ def test_one_attempt_of_a_group_is_greedy_and_the_others_are_sampled(stage):
     world = stage.World(lambda *_: "#### 42", rollout={"group_size": 2})
     book = Book([stage.task() for _ in range(5)], 2, has_greedy=True)
     play_all(world, book)
-    assert sorted((t.group_id, t.member, t.is_greedy) for t in book.added) == [(g, m, m == 2) for g in range(5) for m in range(3)]
+    assert sorted((t.group_id, t.member, t.is_greedy) for t in book.added) == [
+        (g, m, m == 2) for g in range(5) for m in range(3)
+    ]
     assert Counter(params.temperature for params in world.client.params) == {1.0: 10, 0.0: 5}
     assert all(t.reward == 1.0 for t in book.added)
 
@@ -467,9 +560,15 @@ class BrokenWhenGreedy(Unlucky):
 
 
 @pytest.mark.parametrize(("failures", "is_dropped", "plays"), [(2, False, 5), (9, True, 5)])
-def test_a_greedy_attempt_that_fails_is_tried_again_and_drops_its_group_at_last(stage, failures, is_dropped, plays):
+def test_a_greedy_attempt_that_fails_is_tried_again_and_drops_its_group_at_last(
+    stage, failures, is_dropped, plays
+):
     set_luck(0, ())
-    world = stage.World(lambda *_: "hm", rollout={"group_size": 2, "max_concurrent_trajectories": 1}, plugins=[BrokenWhenGreedy])
+    world = stage.World(
+        lambda *_: "hm",
+        rollout={"group_size": 2, "max_concurrent_trajectories": 1},
+        plugins=[BrokenWhenGreedy],
+    )
     BrokenWhenGreedy.failures, BrokenWhenGreedy.client = failures, world.client
     book = Book([stage.task(agent="broken_when_greedy")], 2, has_greedy=True)
     stats = play_all(world, book)
@@ -483,7 +582,12 @@ def test_a_greedy_attempt_that_fails_is_tried_again_and_drops_its_group_at_last(
 @pytest.mark.parametrize(("limit", "most"), [(8, 4), (9, 4), (2, 1), (1, 1)])
 def test_groups_are_claimed_only_when_their_greedy_attempts_have_room_too(stage, limit, most):
     """Attempts that never end: what is leased is what had room."""
-    world = stage.World(lambda *_: "hm", rollout={"max_concurrent_trajectories": limit}, latency_s=1000.0, attempts_per_group=2)
+    world = stage.World(
+        lambda *_: "hm",
+        rollout={"max_concurrent_trajectories": limit},
+        latency_s=1000.0,
+        attempts_per_group=2,
+    )
     book = Book([stage.task() for _ in range(20)], 1, has_greedy=True)
 
     async def main(manager):
@@ -520,7 +624,11 @@ class Hotel(Tool):
 def test_cancelling_the_run_closes_every_tool_and_leaves_no_request(stage):
     Hotel.guests = Hotel.arrivals = 0
     world = stage.World(
-        lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout={"group_size": 4}, plugins=[Hotel], latency_s=0.5
+        lambda *_: stage.call("hotel", "{}"),
+        agent={"tools": ("hotel",)},
+        rollout={"group_size": 4},
+        plugins=[Hotel],
+        latency_s=0.5,
     )
     book = Book([stage.task() for _ in range(10)], 4)
 
@@ -535,20 +643,28 @@ def test_cancelling_the_run_closes_every_tool_and_leaves_no_request(stage):
 
 
 def hanging(stage, *, at_once: int, **limits):
-    """Return a world whose attempts hang in a tool for ever, a replay buffer that leases two groups of two, and its clock."""
+    """Return a world whose attempts hang in a tool for ever, a replay buffer that leases two groups of two,
+    and its clock.
+    """
     Hotel.guests = Hotel.arrivals = 0
     rollout = {"group_size": 2, "max_concurrent_trajectories": at_once}
-    world = stage.World(lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout=rollout, plugins=[Hotel])
+    world = stage.World(
+        lambda *_: stage.call("hotel", "{}"), agent={"tools": ("hotel",)}, rollout=rollout, plugins=[Hotel]
+    )
     tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
     now = [0.0]
-    buffer = ReplayBuffer(tasks, LedgerRules(groups_per_step=2, max_staleness=0, group_size=2), clock=lambda: now[0], **limits)
+    buffer = ReplayBuffer(
+        tasks, LedgerRules(groups_per_step=2, max_staleness=0, group_size=2), clock=lambda: now[0], **limits
+    )
     buffer.advance(0)
     return world, buffer, now
 
 
 @pytest.mark.parametrize(("limit", "num_withdrawn"), [("duplicate_after_s", 1), ("lease_timeout_s", 2)])
 def test_a_group_that_another_has_finished_or_taken_over_is_not_played_on(stage, limit, num_withdrawn):
-    """Its tools are closed, its requests aborted, and its room is there for others, though its attempts would have hung for ever."""
+    """Its tools are closed, its requests aborted, and its room is there for others, though its attempts would
+    have hung for ever.
+    """
     world, buffer, now = hanging(stage, at_once=4, **{limit: 60.0})
 
     async def main(manager):
@@ -621,7 +737,12 @@ def test_kinds_of_agents_mix_in_one_batch(stage):
     tasks = [
         stage.task("single", agent="single_turn_agent", data_source="gsm8k"),
         stage.task("tool"),
-        stage.task("interaction", agent="interaction_agent", interaction_kwargs=partner, extra_info={"needs_tool": False}),
+        stage.task(
+            "interaction",
+            agent="interaction_agent",
+            interaction_kwargs=partner,
+            extra_info={"needs_tool": False},
+        ),
         stage.task("both", interaction_kwargs=partner, extra_info={"needs_tool": True}),
     ]
 
@@ -640,7 +761,12 @@ def test_kinds_of_agents_mix_in_one_batch(stage):
     play_all(world, book)
     by_group = {t.group_id: t for t in book.added}
     assert [by_group[i].metrics["num_turns"] for i in range(4)] == [1, 2, 3, 3]
-    assert [by_group[i].agent_name for i in range(4)] == ["single_turn_agent", "tool_agent", "interaction_agent", "tool_agent"]
+    assert [by_group[i].agent_name for i in range(4)] == [
+        "single_turn_agent",
+        "tool_agent",
+        "interaction_agent",
+        "tool_agent",
+    ]
     assert all(t.reward == 1.0 for t in book.added)
     assert by_group[3].extra_info["needs_tool"] is True
 
@@ -648,7 +774,12 @@ def test_kinds_of_agents_mix_in_one_batch(stage):
 def test_validation_returns_everything_in_order_with_its_own_sampling(stage):
     set_luck(1, (0.5, 0.5, 0, 0, 0))
     world = stage.World(lambda *_: "hm", plugins=[Unlucky])
-    trajectories = world.play(*[stage.task(agent="unlucky") for _ in range(10)], n=3, sampling=EvalConfig(temperature=0.0, top_k=5))
+    trajectories = world.play(
+        *[stage.task(agent="unlucky") for _ in range(10)], n=3, sampling=EvalConfig(temperature=0.0, top_k=5)
+    )
     assert [(t.group_id, t.member) for t in trajectories] == [(g, m) for g in range(10) for m in range(3)]
-    assert {t.outcome for t in trajectories} == {Outcome.COMPLETED, Outcome.ABORTED}  # failures are told, not retried
+    assert {t.outcome for t in trajectories} == {
+        Outcome.COMPLETED,
+        Outcome.ABORTED,
+    }  # failures are told, not retried
     assert {(p.temperature, p.top_k) for p in world.client.params} == {(0.0, 5)}

@@ -1,4 +1,6 @@
-"""A model that speaks messages: what is asked, what is read, and what happens when a server is busy, broken or lying."""
+"""A model that speaks messages: what is asked, what is read, and what happens when a server is busy, broken
+or lying.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import trio
 from agentrl.config.evaluation import EvalConfig
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
-from agentrl.rollout.message_model import MAX_SERVER_FAILURES, ContextExceeded, MessageModel, MessageReply, read_completion, served_models
+from agentrl.rollout.message_model import (
+    MAX_SERVER_FAILURES,
+    ContextExceeded,
+    MessageModel,
+    MessageReply,
+    read_completion,
+    served_models,
+)
 from agentrl.rollout.message_session import UncountedChat
 from agentrl.rollout.openai_messages import read_request, write_message
 from agentrl.types import Message, ToolCall
@@ -38,7 +47,9 @@ Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 
 
 def talk(answers: list[Answer], main: Callable[[MessageModel, Pressure], Awaitable[Any]]) -> Any:
-    """Run `main` with a model behind one server per entry of `answers`, each of which makes status and body of a request's body."""
+    """Run `main` with a model behind one server per entry of `answers`, each of which makes status and body
+    of a request's body.
+    """
 
     async def run() -> Any:
         async with trio.open_nursery() as nursery:
@@ -100,7 +111,10 @@ def test_a_broken_server_is_given_up_after_a_few_tries() -> None:
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [("This model's maximum context length is 4096 tokens", ContextExceeded), ("top_k is not supported", RequestRefused)],
+    [
+        ("This model's maximum context length is 4096 tokens", ContextExceeded),
+        ("top_k is not supported", RequestRefused),
+    ],
 )
 def test_a_refused_request_is_not_repeated(text: str, kind: type[Exception]) -> None:
     asked: list[dict[str, Any]] = []
@@ -122,7 +136,11 @@ def test_the_other_name_of_the_length_is_learned_from_the_refusal() -> None:
 
     def answer(body: dict) -> tuple[int, Any]:
         asked.append("max_tokens" in body)
-        return (400, {"error": {"message": "use 'max_completion_tokens' instead"}}) if "max_tokens" in body else (200, completion())
+        return (
+            (400, {"error": {"message": "use 'max_completion_tokens' instead"}})
+            if "max_tokens" in body
+            else (200, completion())
+        )
 
     async def main(model: MessageModel, pressure: Pressure) -> None:
         await ask(model)
@@ -155,7 +173,9 @@ def test_what_is_read_of_an_answer() -> None:
     call = {"id": "", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     broken = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{x"}}
     listed = {"id": "c3", "type": "function", "function": {"name": "h", "arguments": "[1]"}}
-    reply = read_completion(completion(None, tool_calls=[call, broken, listed], reasoning_content="hm"), turn=3)
+    reply = read_completion(
+        completion(None, tool_calls=[call, broken, listed], reasoning_content="hm"), turn=3
+    )
     assert (reply.message.content, reply.message.reasoning) == ("", "hm")
     first, second, third = reply.message.tool_calls
     assert (first.arguments, second.arguments, third.arguments) == ({"x": 1}, None, None)

@@ -49,6 +49,8 @@ def test_a_hard_limit_that_is_too_low_is_one_line():
     done = start(64, 500, 300)
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith(f"refused: rollout.max_concurrent_trajectories=300 needs {300 + OTHER_FILES} open files")
+    assert line.startswith(
+        f"refused: rollout.max_concurrent_trajectories=300 needs {300 + OTHER_FILES} open files"
+    )
     assert "may have 500" in line
     assert f"at most {500 - OTHER_FILES} per actor" in line

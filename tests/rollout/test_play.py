@@ -1,4 +1,6 @@
-"""Validation on the rollout actors: it ends at its deadline, training goes on beside it, it may have rewards and tools of its own."""
+"""Validation on the rollout actors: it ends at its deadline, training goes on beside it, it may have rewards
+and tools of its own.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,21 @@ class Best(GroupReward):
     runs_in = "inline"
 
     def score(self, attempts) -> list[RewardResult]:
-        return [RewardResult(float(place == 0), {"accuracy": float(place == 0)}) for place, _ in enumerate(attempts)]
+        return [
+            RewardResult(float(place == 0), {"accuracy": float(place == 0)})
+            for place, _ in enumerate(attempts)
+        ]
 
 
 @pytest.mark.parametrize("reward", ["arithmetic", "best"])
 def test_what_has_not_ended_at_the_deadline_is_returned_as_timed_out(stage, reward):
-    world = stage.World(lambda *_: "#### 42", plugins=[Slow, Best], reward={"sources": {"arithmetic": reward}})
+    world = stage.World(
+        lambda *_: "#### 42", plugins=[Slow, Best], reward={"sources": {"arithmetic": reward}}
+    )
     seconds = [1.0, math.inf, 2.0, 50.0]
-    tasks = [stage.task(agent="slow", task_id=f"t:{i}", extra_info={"seconds": s}) for i, s in enumerate(seconds)]
+    tasks = [
+        stage.task(agent="slow", task_id=f"t:{i}", extra_info={"seconds": s}) for i, s in enumerate(seconds)
+    ]
 
     async def main(manager):
         trajectories = await manager.play(world.leases(tasks, 2), SAMPLING, timeout_s=10.0)
@@ -73,9 +82,14 @@ def test_what_has_not_ended_at_the_deadline_is_returned_as_timed_out(stage, rewa
     started = 0.0
     trajectories, ended, stats = world.run(main)
     assert ended - started < 1e6  # the clock of trio begins anywhere; the hanging row would end it never
-    assert [(t.task_id, t.member) for t in trajectories] == [(f"t:{i}", member) for i in range(4) for member in range(2)]
+    assert [(t.task_id, t.member) for t in trajectories] == [
+        (f"t:{i}", member) for i in range(4) for member in range(2)
+    ]
     assert [t.outcome for t in trajectories] == [*[Outcome.COMPLETED] * 2, *[Outcome.TIMEOUT] * 2] * 2
-    assert {t.failure for t in trajectories} == {None, Failure("the validation ended after eval.timeout_s=10, before this attempt did")}
+    assert {t.failure for t in trajectories} == {
+        None,
+        Failure("the validation ended after eval.timeout_s=10, before this attempt did"),
+    }
     assert all(t.rewards for t in trajectories if t.outcome is Outcome.COMPLETED)
     facts = summarise_trajectories(trajectories, lags=None, prefix="val/")
     assert (facts["val/trajectories"], facts["val/failed"]) == (8, 4)
@@ -112,7 +126,9 @@ class Rows:
 
 
 def test_training_goes_on_beside_a_validation_of_any_size(stage):
-    """An attempt of training waits for no more attempts of validation than there are slots, not for the whole of it."""
+    """An attempt of training waits for no more attempts of validation than there are slots, not for the whole
+    of it.
+    """
     slots, num_training, num_validation = 4, 12, 200
     world = stage.World(lambda *_: "#### 42", plugins=[Slow], rollout={"max_concurrent_trajectories": slots})
     training = Rows([stage.task(agent="slow", task_id=f"train:{i}") for i in range(num_training)])

@@ -1,4 +1,6 @@
-"""Arrays stay aligned however an attempt goes, and a reward finds an action token wherever the trajectory ends."""
+"""Arrays stay aligned however an attempt goes, and a reward finds an action token wherever the trajectory
+ends.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +32,43 @@ def record(drawn) -> TrajectoryRecorder:
 
 def extend(segment, is_generation, ids, version=0) -> None:
     if is_generation:
-        segment.append_generation(Generation(ids, -ids.astype(np.float32) - 1, np.full(len(ids), version, np.int32), "stop"), anchor=7)
+        segment.append_generation(
+            Generation(ids, -ids.astype(np.float32) - 1, np.full(len(ids), version, np.int32), "stop"),
+            anchor=7,
+        )
     else:
         segment.append_context(ids.tolist())
 
 
 def finish(recorder: TrajectoryRecorder):
-    return recorder.trajectory(Attempt(3, 1, TASK), messages=TASK.messages, outcome=Outcome.COMPLETED, failure=None, metrics={})
+    return recorder.trajectory(
+        Attempt(3, 1, TASK), messages=TASK.messages, outcome=Outcome.COMPLETED, failure=None, metrics={}
+    )
 
 
 @given(pieces)
 def test_every_token_has_its_facts(drawn):
     recorder = record(drawn)
     trajectory = finish(recorder)
-    kinds = [(False, NO_VERSION)] + [(is_generation, version) for is_generation, size, version in drawn for _ in range(size)]
+    kinds = [(False, NO_VERSION)] + [
+        (is_generation, version) for is_generation, size, version in drawn for _ in range(size)
+    ]
     assert trajectory.token_ids.tolist() == list(range(len(kinds)))
     assert trajectory.action_mask.tolist() == [is_generation for is_generation, _ in kinds]
-    assert trajectory.versions.tolist() == [version if is_generation else NO_VERSION for is_generation, version in kinds]
+    assert trajectory.versions.tolist() == [
+        version if is_generation else NO_VERSION for is_generation, version in kinds
+    ]
     expected = [-float(i) - 1 if is_generation else 0.0 for i, (is_generation, _) in enumerate(kinds)]
     assert trajectory.behavior_logprobs.tolist() == expected
-    assert (recorder.num_tokens, recorder.num_action_tokens) == (trajectory.num_tokens, trajectory.num_action_tokens)
-    assert [array.dtype for array in (trajectory.token_ids, trajectory.turn_ids, trajectory.action_mask)] == [np.int32, np.int16, np.bool_]
+    assert (recorder.num_tokens, recorder.num_action_tokens) == (
+        trajectory.num_tokens,
+        trajectory.num_action_tokens,
+    )
+    assert [array.dtype for array in (trajectory.token_ids, trajectory.turn_ids, trajectory.action_mask)] == [
+        np.int32,
+        np.int16,
+        np.bool_,
+    ]
 
 
 @given(pieces, st.data())
@@ -113,13 +131,17 @@ def test_a_generation_of_another_dtype_is_refused_not_rounded():
     recorder = TrajectoryRecorder()
     segment = recorder.begin_segment()
     segment.append_context([0])
-    segment.append_generation(Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"), anchor=7)
+    segment.append_generation(
+        Generation(np.array([1], np.int64), np.zeros(1, np.float32), np.zeros(1, np.int32), "stop"), anchor=7
+    )
     with pytest.raises(TypeError):
         finish(recorder)
 
 
 def test_what_was_recorded_is_gone_with_its_recorder():
-    """No circle holds the arrays until garbage is collected: a process with 1,000 attempts in flight grew by 4 KiB for each."""
+    """No circle holds the arrays until garbage is collected: a process with 1,000 attempts in flight grew by
+    4 KiB for each.
+    """
     gc.disable()
     try:
         recorder = record([(True, 3, 0), (False, 2, 0)])

@@ -18,9 +18,20 @@ EOS = 9
 
 
 class Server:
-    """Samples 1, 2, 3, ... then EOS; `chunks` are the sizes of the pieces before it is interrupted, `errors` come first."""
+    """Samples 1, 2, 3, ... then EOS; `chunks` are the sizes of the pieces before it is interrupted, `errors`
+    come first.
+    """
 
-    def __init__(self, *, version: int | None = 0, length: int = 5, latency_s: float = 1.0, chunks=(), errors=(), restarts=False) -> None:
+    def __init__(
+        self,
+        *,
+        version: int | None = 0,
+        length: int = 5,
+        latency_s: float = 1.0,
+        chunks=(),
+        errors=(),
+        restarts=False,
+    ) -> None:
         self.restarts = restarts  # an error means that it died and came back with the weights of its files
         self.version, self.length, self.latency_s = version, length, latency_s
         self.chunks, self.errors = list(chunks), list(errors)
@@ -82,7 +93,7 @@ def run(main, servers: dict[str, Server], *, version: int = 0, **options) -> Rou
     return trio.run(wrapped, clock=MockClock(autojump_threshold=0))
 
 
-# --------------------------------------------------------------------------------------------------------- interruptions
+# ---------------------------------------------------------------------------------------------- interruptions
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.integers(1, 8))
@@ -116,7 +127,11 @@ def test_each_piece_keeps_its_version_and_asks_for_the_rest():
         server.version = 4
 
     run(main, {"a": server})
-    assert [(ids, limit) for ids, limit, _ in server.requests] == [([7, 8], 8), ([7, 8, 1, 2], 6), ([7, 8, 1, 2, 3], 5)]
+    assert [(ids, limit) for ids, limit, _ in server.requests] == [
+        ([7, 8], 8),
+        ([7, 8, 1, 2], 6),
+        ([7, 8, 1, 2, 3], 5),
+    ]
     assert len({rid for _, _, rid in server.requests}) == 3
 
 
@@ -124,7 +139,9 @@ def test_an_abort_right_behind_the_last_token_ends_the_turn():
     class Late(Server):
         async def generate(self, input_ids, params, *, rid):
             self.requests.append((list(input_ids), params.max_new_tokens, rid))
-            return Generation(np.array([1, EOS], np.int32), np.zeros(2, np.float32), np.zeros(2, np.int32), "abort")
+            return Generation(
+                np.array([1, EOS], np.int32), np.zeros(2, np.float32), np.zeros(2, np.int32), "abort"
+            )
 
     async def main(router):
         assert (await router.generate([7], params(8), trajectory_key="t")).finish_reason == "stop"
@@ -133,7 +150,7 @@ def test_an_abort_right_behind_the_last_token_ends_the_turn():
     run(main, {"a": Late()})
 
 
-# ------------------------------------------------------------------------------------------------------------- failures
+# --------------------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("error", [ServerError("gone"), ServerError("broken", status=500)])
@@ -161,7 +178,10 @@ def test_a_failed_server_is_left_and_comes_back_only_with_the_weights(error):
 
 
 def test_a_server_that_answers_probes_and_no_generation_draws_less_and_less():
-    bad, good = Server(latency_s=0.0, errors=[ServerError("broken", status=500)] * 1000), Server(latency_s=0.5)
+    bad, good = (
+        Server(latency_s=0.0, errors=[ServerError("broken", status=500)] * 1000),
+        Server(latency_s=0.5),
+    )
 
     async def main(router):
         await trio.sleep(1)
@@ -180,7 +200,9 @@ def test_a_request_under_which_servers_fail_again_and_again_is_given_up():
     server = Server(errors=[ServerError(f"crash {i}", status=500) for i in range(9)])
 
     async def main(router):
-        with pytest.raises(ServerError, match=f"{MAX_SERVER_FAILURES} consecutive server failures, the last: crash 2"):
+        with pytest.raises(
+            ServerError, match=f"{MAX_SERVER_FAILURES} consecutive server failures, the last: crash 2"
+        ):
             await router.generate([7], params(), trajectory_key="t")
 
     run(main, {"a": server})
@@ -232,7 +254,10 @@ def test_why_a_server_stays_out_of_use_is_said_once_per_reason(caplog):
     started = 0.0
     run(main, {"http://a": Broken()})
     texts = [record.getMessage() for record in caplog.records]
-    assert [text.rpartition(": ")[2] for text in texts] == ["http://a sent a load that cannot be read", "it does not serve version 0 yet"]
+    assert [text.rpartition(": ")[2] for text in texts] == [
+        "http://a sent a load that cannot be read",
+        "it does not serve version 0 yet",
+    ]
     assert texts[0].startswith("server http://a has not been used for 10 s")
 
 
@@ -262,7 +287,7 @@ def test_a_retired_server_loses_its_requests_to_another():
     assert len(new.requests) == 1
 
 
-# -------------------------------------------------------------------------------------------------------------- choices
+# ---------------------------------------------------------------------------------------------------- choices
 
 
 def test_a_trajectory_stays_where_its_prefix_is_and_new_ones_go_where_least_is_to_do():
@@ -274,7 +299,9 @@ def test_a_trajectory_stays_where_its_prefix_is_and_new_ones_go_where_least_is_t
             for key in "stuv":
                 nursery.start_soon(lambda key=key: router.generate([7], params(), trajectory_key=key))
                 await trio.sleep(0)
-        homes = {rid.partition("-")[0]: url for url, server in servers.items() for _, _, rid in server.requests}
+        homes = {
+            rid.partition("-")[0]: url for url, server in servers.items() for _, _, rid in server.requests
+        }
         assert sorted(homes.values()) == ["a", "a", "b", "b"]
         for _ in range(3):
             async with trio.open_nursery() as nursery:
@@ -310,7 +337,9 @@ def test_cancelled_generations_leave_nothing_outstanding():
         with trio.move_on_after(0.5):
             async with trio.open_nursery() as nursery:
                 for key in range(20):
-                    nursery.start_soon(lambda key=key: router.generate([7], params(), trajectory_key=str(key)))
+                    nursery.start_soon(
+                        lambda key=key: router.generate([7], params(), trajectory_key=str(key))
+                    )
         assert set(router.outstanding_tokens().values()) == {0}
 
     run(main, {"a": Server(), "b": Server()})
@@ -318,7 +347,13 @@ def test_cancelled_generations_leave_nothing_outstanding():
 
 @pytest.mark.parametrize(
     ("ids", "max_new_tokens", "problem"),
-    [([], 1, "ids in 0..9"), ([10], 1, "ids in 0..9"), ([-1], 1, "ids in 0..9"), ([1], 0, "at least 1"), ([1] * 10, 7, "context of 16")],
+    [
+        ([], 1, "ids in 0..9"),
+        ([10], 1, "ids in 0..9"),
+        ([-1], 1, "ids in 0..9"),
+        ([1], 0, "at least 1"),
+        ([1] * 10, 7, "context of 16"),
+    ],
 )
 def test_what_could_kill_a_server_is_not_sent(ids, max_new_tokens, problem):
     server = Server()

@@ -1,4 +1,6 @@
-"""The tree of live scopes: what it shows is what is open, also in an actor whose event loop is blocked by a plugin."""
+"""The tree of live scopes: what it shows is what is open, also in an actor whose event loop is blocked by a
+plugin.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,15 @@ def names(scope: LiveScope) -> dict:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=40))
 def test_the_tree_shows_what_is_open(steps):
-    """Against a model of nested dictionaries: open a scope within any open one, or close any together with all within it."""
+    """Against a model of nested dictionaries: open a scope within any open one, or close any together with
+    all within it.
+    """
     clock = Clock()
     root = Scope(clock=clock)
     model: dict = {}
-    open_ones: list[tuple[Scope, dict, dict, float]] = [(root, model, {}, 0.0)]  # scope, its dictionary, the one it stands in, since when
+    open_ones: list[tuple[Scope, dict, dict, float]] = [
+        (root, model, {}, 0.0)
+    ]  # scope, its dictionary, the one it stands in, since when
 
     def close(scope: Scope, own: dict, outer: dict) -> None:
         for inner in [one for one in open_ones if one[2] is own]:
@@ -57,7 +63,9 @@ def test_the_tree_shows_what_is_open(steps):
     seen = look(root, limit=1000, places={})
     assert {scope.name: names(scope) for scope in seen.oldest} == model
     ages = {scope.name: scope.age_s for scope in seen.oldest}
-    assert ages == {scope.name: clock.now - since for scope, _, outer, since in open_ones[1:] if outer is model}
+    assert ages == {
+        scope.name: clock.now - since for scope, _, outer, since in open_ones[1:] if outer is model
+    }
     assert list(ages.values()) == sorted(ages.values(), reverse=True)
 
 
@@ -86,7 +94,9 @@ def test_an_attempt_is_named_with_what_it_waits_for():
     root, attempt = Scope(clock=clock), Scope()
     with attempt.attach(root, "group 7 member 1 (tool_agent)", doing="its agent loop", key="abc"):
         clock.now = 2.0
-        assert list(look(root, limit=1, places={}).lines()) == ["group 7 member 1 (tool_agent), 2.0 s: its agent loop"]
+        assert list(look(root, limit=1, places={}).lines()) == [
+            "group 7 member 1 (tool_agent), 2.0 s: its agent loop"
+        ]
         with attempt.open(GENERATE):
             clock.now = 5.0
             assert list(look(root, limit=1, places={"abc": "http://here"}).lines()) == [
@@ -106,7 +116,9 @@ def test_tasks_of_one_name_are_counted_together():
             for _ in range(300):
                 nursery.start_soon(sleeper)
             await trio.testing.wait_all_tasks_blocked()
-            found = [(task.depth, task.name, task.count) for task in count_tasks(trio.lowlevel.current_task())]
+            found = [
+                (task.depth, task.name, task.count) for task in count_tasks(trio.lowlevel.current_task())
+            ]
             nursery.cancel_scope.cancel()
         return found
 
@@ -128,7 +140,9 @@ def test_the_stack_of_a_thread_says_where_it_stands():
         assert time.monotonic() < deadline
     innermost, *others = stack_of(thread)
     assert "wait" in innermost or "acquire" in innermost
-    assert [frame.rpartition(" ")[2] for frame in others] == ["stand_here"], "of libraries only the innermost function is told"
+    assert [frame.rpartition(" ")[2] for frame in others] == ["stand_here"], (
+        "of libraries only the innermost function is told"
+    )
     gate.set()
     thread.join(20)
     assert stack_of(thread) == []

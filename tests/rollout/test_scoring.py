@@ -1,4 +1,6 @@
-"""From finished attempts to events: the laws of terms, weights and places, and the scopes through the real manager."""
+"""From finished attempts to events: the laws of terms, weights and places, and the scopes through the real
+manager.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from hypothesis import strategies as st
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import RewardError, ToolError
-from agentrl.plugins import AgentLoop, Attempted, BatchReward, GroupReward, Plugins, Reward, RewardResult, TurnReward, load_plugins
+from agentrl.plugins import (
+    AgentLoop,
+    Attempted,
+    BatchReward,
+    GroupReward,
+    Plugins,
+    Reward,
+    RewardResult,
+    TurnReward,
+    load_plugins,
+)
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import DETAILS, Scorer
@@ -90,11 +102,21 @@ def scorer_of(host=None, **config) -> Scorer:
 
 
 def task(**fields) -> Task:
-    return Task(**{"task_id": "t:0", "data_source": "s", "messages": (Message("user", "q"),), "agent_name": "a", **fields})
+    return Task(
+        **{
+            "task_id": "t:0",
+            "data_source": "s",
+            "messages": (Message("user", "q"),),
+            "agent_name": "a",
+            **fields,
+        }
+    )
 
 
 def trajectory(*turns: int, tail: int = 1, answer: str = "a", **fields) -> Trajectory:
-    """Two tokens of prompt; each turn has so many tokens and one of context behind it, the last one `tail`."""
+    """Two tokens of prompt; each turn has so many tokens and one of context behind it, the last one
+    `tail`.
+    """
     ids = [-1, -1]
     for turn, length in enumerate(turns):
         ids += [turn] * length + [-1] * (1 if turn < len(turns) - 1 else tail)
@@ -126,7 +148,7 @@ def sum_of(scored: Trajectory, name: str) -> float:
     return sum(event.value for event in scored.rewards if event.name == name)
 
 
-# ------------------------------------------------------------------------------------------------------------- laws
+# ------------------------------------------------------------------------------------------------------- laws
 
 WEIGHTS = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 3.0])
 VALUES = st.sampled_from([-1.0, 0.0, 0.125, 1.0, 5.0])
@@ -142,10 +164,16 @@ VALUES = st.sampled_from([-1.0, 0.0, 0.125, 1.0, 5.0])
     given_values=st.lists(st.tuples(st.integers(0, 3), VALUES), max_size=3),
 )
 @settings(max_examples=60, deadline=None)
-def test_terms_add_up_by_weight_and_lie_on_action_tokens(own, term, per_turn, weights, turns, tail, given_values):
-    """The sum of events is the weighted sum of what was said; `assignment` moves events and changes no sum."""
+def test_terms_add_up_by_weight_and_lie_on_action_tokens(
+    own, term, per_turn, weights, turns, tail, given_values
+):
+    """The sum of events is the weighted sum of what was said; `assignment` moves events and changes no
+    sum.
+    """
     attempt = trajectory(*turns, tail=tail)
-    given_rewards = [GivenReward("tool", "t", value, turn) for turn, value in given_values if turn < len(turns)]
+    given_rewards = [
+        GivenReward("tool", "t", value, turn) for turn, value in given_values if turn < len(turns)
+    ]
     config = {
         "reward_config": {"constant": {"value": own}},
         "weight": weights[0],
@@ -162,7 +190,10 @@ def test_terms_add_up_by_weight_and_lie_on_action_tokens(own, term, per_turn, we
         "steps": weights[2] * sum(said),
         "tool/t": weights[3] * sum(one.value for one in given_rewards),
     }
-    by_turn, at_end = (score({**config, "assignment": assignment}, attempt, given_rewards) for assignment in ("turn", "outcome"))
+    by_turn, at_end = (
+        score({**config, "assignment": assignment}, attempt, given_rewards)
+        for assignment in ("turn", "outcome")
+    )
     last = int(np.flatnonzero(attempt.action_mask)[-1])
     for scored in (by_turn, at_end):
         assert {name: pytest.approx(sum_of(scored, name)) for name in expected} == expected
@@ -177,7 +208,11 @@ def test_terms_add_up_by_weight_and_lie_on_action_tokens(own, term, per_turn, we
     assert {event.position for event in at_end.rewards} <= {last}
     ends_of_turns = [int(np.flatnonzero(attempt.turn_ids == turn)[-1]) for turn in range(len(turns))]
     placed = [event.position for event in by_turn.rewards if event.name == "steps"]
-    weighted = [position for position, value in zip(ends_of_turns, per_turn, strict=False) if value is not None and weights[2]]
+    weighted = [
+        position
+        for position, value in zip(ends_of_turns, per_turn, strict=False)
+        if value is not None and weights[2]
+    ]
     assert placed == weighted
     assert {event.position for event in by_turn.rewards if event.name in ("constant", "beside")} <= {last}
 
@@ -191,7 +226,9 @@ def test_the_order_of_a_group_changes_nothing(lengths, data):
     straight, mixed = (trio.run(scorer.score_group, task(), list(order)) for order in (members, shuffled))
     rewards = {t.member: sum_of(t, "rank") for t in straight}
     assert rewards == {t.member: sum_of(t, "rank") for t in mixed}
-    assert rewards == {member: sum(other < length for other in lengths) for member, length in enumerate(lengths)}
+    assert rewards == {
+        member: sum(other < length for other in lengths) for member, length in enumerate(lengths)
+    }
 
 
 def test_terms_are_limited_to_their_sources():
@@ -223,7 +260,12 @@ def test_what_nothing_scores_is_an_error_not_a_zero():
 
 @pytest.mark.parametrize(
     ("values", "told"),
-    [([1.0], "one finite number or None for each of the 2 turns"), ([1.0, math.nan], "finite"), (None, "finite"), ("ab", "finite")],
+    [
+        ([1.0], "one finite number or None for each of the 2 turns"),
+        ([1.0, math.nan], "finite"),
+        (None, "finite"),
+        ("ab", "finite"),
+    ],
 )
 def test_a_turn_reward_that_miscounts_is_an_error(values, told):
     class Miscounting(TurnReward):
@@ -237,7 +279,12 @@ def test_a_turn_reward_that_miscounts_is_an_error(values, told):
     plugins.rewards.add(Miscounting)
     config = RewardConfig(sources={"s": "miscounting"})
     with pytest.raises(RewardError, match=told):
-        trio.run(Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score, task(), trajectory(1, 1), ())
+        trio.run(
+            Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score,
+            task(),
+            trajectory(1, 1),
+            (),
+        )
 
 
 def test_a_batch_is_scored_as_one():
@@ -283,12 +330,22 @@ def test_the_response_is_as_long_as_its_longest_row():
     plugins = load_plugins()
     plugins.rewards.add(Look)
     config = RewardConfig(sources={"s": "constant"})
-    trio.run(Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score, task(), forked, ())
+    trio.run(
+        Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score,
+        task(),
+        forked,
+        (),
+    )
     (attempt,) = seen
-    assert (attempt.num_response_tokens, attempt.num_action_tokens, attempt.num_turns, attempt.max_response_tokens) == (7, 7, 2, 9)
+    assert (
+        attempt.num_response_tokens,
+        attempt.num_action_tokens,
+        attempt.num_turns,
+        attempt.max_response_tokens,
+    ) == (7, 7, 2, 9)
 
 
-# ---------------------------------------------------------------------------------------------------- the real manager
+# ------------------------------------------------------------------------------------------- the real manager
 
 
 class Book:
@@ -363,7 +420,9 @@ def test_those_that_are_left_of_a_group_are_compared(stage, policy):
                 raise ToolError("broken")
 
     rollout = {"group_size": 4, "on_outcome": {"tool_error": policy}}
-    world = stage.World(lengths(), plugins=(*PLUGINS, Fragile), rollout=rollout, reward={"terms": {"rank": {}}})
+    world = stage.World(
+        lengths(), plugins=(*PLUGINS, Fragile), rollout=rollout, reward={"terms": {"rank": {}}}
+    )
     book = run_group(world, stage, agent="fragile")
     scored = [t for t in book.added if t.outcome is Outcome.COMPLETED]
     assert {len(t.messages[-1].content): sum_of(t, "rank") for t in scored} == {0: 0.0, 2: 1.0, 3: 2.0}
@@ -372,12 +431,17 @@ def test_those_that_are_left_of_a_group_are_compared(stage, policy):
 
 @pytest.mark.parametrize("policy", ["drop", "retry", "replace", "shrink", "mask"])
 def test_a_group_that_cannot_be_compared_is_dropped(stage, policy):
-    rollout = {"group_size": 4, "on_outcome": {**stage.World(lengths()).rollout.on_outcome, Outcome.REWARD_ERROR: policy}}
+    rollout = {
+        "group_size": 4,
+        "on_outcome": {**stage.World(lengths()).rollout.on_outcome, Outcome.REWARD_ERROR: policy},
+    }
     world = stage.World(lengths(), plugins=PLUGINS, rollout=rollout, reward={"terms": {"broken": {}}})
     book = run_group(world, stage)
     assert (book.added, book.dropped) == ([], [(0, "reward_error")])
     report = book.report
-    tries = {"retry": 1 + world.rollout.max_retries, "replace": 1 + world.rollout.max_replacements}.get(policy, 1)
+    tries = {"retry": 1 + world.rollout.max_retries, "replace": 1 + world.rollout.max_replacements}.get(
+        policy, 1
+    )
     assert report.counts.outcomes == {Outcome.REWARD_ERROR: 4 * tries}
     assert Counter(f.became for f in report.failed)["dropped"] == 4
     assert {(f.failure.plugin.name, f.failure.error) for f in report.failed} == {("broken", "OSError")}
@@ -390,10 +454,13 @@ def test_validation_compares_what_can_be_scored(stage):
     assert sorted(sum_of(t, "rank") for t in trajectories[2:]) == [0.0, 1.0]
     world = stage.World(lengths(), plugins=PLUGINS, reward={"terms": {"broken": {}}})
     failed = world.play(stage.task(), n=2)
-    assert all(t.outcome is Outcome.REWARD_ERROR and not t.rewards and "no comparison today" in str(t.failure) for t in failed)
+    assert all(
+        t.outcome is Outcome.REWARD_ERROR and not t.rewards and "no comparison today" in str(t.failure)
+        for t in failed
+    )
 
 
-# ----------------------------------------------------------------------------------------------- in another process
+# ----------------------------------------------------------------------------------------- in another process
 
 WORKERS = '''
 import os, time
@@ -431,7 +498,9 @@ def compute_score(solution_str, ground_truth, bonus, **_):
 def moody_world(stage, tmp_path, **reward):
     file = tmp_path / "moody.py"
     file.write_text(WORKERS)
-    world = stage.World(lambda *_: "hm", reward={"sources": {"arithmetic": "moody"}, "timeout_s": 2.0, **reward})
+    world = stage.World(
+        lambda *_: "hm", reward={"sources": {"arithmetic": "moody"}, "timeout_s": 2.0, **reward}
+    )
     world.plugins = load_plugins([str(file)])
     return world
 
@@ -455,7 +524,9 @@ def test_a_process_that_fails_is_a_reward_error_and_the_next_goes_on(stage, tmp_
         else:
             assert (trajectory.outcome, trajectory.rewards) == (Outcome.REWARD_ERROR, ())
     failures = [t.failure for t in played if t.failure]
-    for failure, told in zip(failures, ("grader is down", "status 7", "pickle", "timed out after 2 s"), strict=True):
+    for failure, told in zip(
+        failures, ("grader is down", "status 7", "pickle", "timed out after 2 s"), strict=True
+    ):
         assert told in str(failure)
     assert pids[0] == pids[1] == pids[2], "an error in Python leaves the process alone"
     assert pids[3] != pids[2], "a dead one is replaced"
@@ -489,7 +560,7 @@ def test_a_function_of_the_users_may_run_in_a_process(stage, tmp_path):
     assert trajectory.extra_info[DETAILS] == {"custom": {"pred": "hm"}}
 
 
-# ---------------------------------------------------------------------------------------------------------- places
+# ----------------------------------------------------------------------------------------------------- places
 
 
 class Queued(Reward):
@@ -512,14 +583,20 @@ class Queued(Reward):
 def test_waiting_for_a_place_is_not_the_rewards_fault(stage):
     """Eight attempts, two at a time, a second each, and a deadline of a second and a half."""
     Queued.most = 0
-    world = stage.World(lambda *_: "hm", plugins=[Queued], reward={"sources": {"arithmetic": "queued"}, "timeout_s": 1.5})
+    world = stage.World(
+        lambda *_: "hm", plugins=[Queued], reward={"sources": {"arithmetic": "queued"}, "timeout_s": 1.5}
+    )
     played = world.play(stage.task(), n=8)
     assert [t.reward for t in played] == [1.0] * 8
     assert Queued.most == 2
 
 
 def test_a_reward_under_trio_has_its_deadline(stage):
-    reward = {"sources": {"arithmetic": "queued"}, "timeout_s": 30.0, "terms": {"slow": {"reward": "queued", "timeout_s": 0.5}}}
+    reward = {
+        "sources": {"arithmetic": "queued"},
+        "timeout_s": 30.0,
+        "terms": {"slow": {"reward": "queued", "timeout_s": 0.5}},
+    }
     (trajectory,) = stage.World(lambda *_: "hm", plugins=[Queued], reward=reward).play(stage.task())
     assert trajectory.outcome is Outcome.REWARD_ERROR
     assert "reward 'slow': timed out after 0.5 s" in str(trajectory.failure)
@@ -530,7 +607,8 @@ def test_an_async_function_scores_a_batch(tmp_path):
     body = (
         "async def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
         "    best = max(map(len, solution_strs))\n"
-        "    return [{'score': len(s) / best, 'source': d, 'acc': True} for s, d in zip(solution_strs, data_sources)]\n"
+        "    return [{'score': len(s) / best, 'source': d, 'acc': True} for s, d in zip(solution_strs, "
+        "data_sources)]\n"
     )
     file.write_text(body)
 
@@ -538,7 +616,9 @@ def test_an_async_function_scores_a_batch(tmp_path):
         with AsyncioHost() as host:
             scorer = scorer_of(host, custom_function={"path": str(file), "scope": "batch"})
             assert (await scorer.score(task(), trajectory(1), ())).rewards == ()
-            return await scorer.score_batch([task()] * 2, [trajectory(1, answer="ab"), trajectory(1, answer="abcd")])
+            return await scorer.score_batch(
+                [task()] * 2, [trajectory(1, answer="ab"), trajectory(1, answer="abcd")]
+            )
 
     scored = trio.run(main)
     assert [t.reward for t in scored] == [0.5, 1.0]
@@ -547,12 +627,20 @@ def test_an_async_function_scores_a_batch(tmp_path):
 
 
 def test_an_expression_that_never_ends_is_a_wrong_answer(stage):
-    """The tower of nines has more digits than there are atoms: what fails because of the answer is no failure of the reward."""
+    """The tower of nines has more digits than there are atoms: what fails because of the answer is no failure
+    of the reward.
+    """
     said = {"How?": r"\boxed{9^{9^{9^{9}}}}", "And 8*9?": r"\boxed{\frac{144}{2}}"}
-    world = stage.World(lambda _, text: next(answer for question, answer in said.items() if question in text), reward={"timeout_s": 3.0})
+    world = stage.World(
+        lambda _, text: next(answer for question, answer in said.items() if question in text),
+        reward={"timeout_s": 3.0},
+    )
 
     async def main(manager):
-        rows = [stage.task(question, truth="72", data_source="math", agent="single_turn_agent") for question in said]
+        rows = [
+            stage.task(question, truth="72", data_source="math", agent="single_turn_agent")
+            for question in said
+        ]
         return [t for row in rows for t in await manager.play([Lease(0, row, 1, 0)], EvalConfig())]
 
     endless, right = world.run(main, real_time=True)

@@ -1,4 +1,6 @@
-"""One trajectory: its tokens are the truth, its budgets hold, and whatever fails inside becomes its outcome."""
+"""One trajectory: its tokens are the truth, its budgets hold, and whatever fails inside becomes its
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ class Notebook(Tool):
 
     name: ClassVar[str] = "notebook"
     description: ClassVar[str] = "notes"
-    parameters: ClassVar = {"type": "object", "properties": {"note": {"type": "string"}, "do": {"type": "string"}}, "required": ["note"]}
+    parameters: ClassVar = {
+        "type": "object",
+        "properties": {"note": {"type": "string"}, "do": {"type": "string"}},
+        "required": ["note"],
+    }
     runtime = "trio"
     opened: ClassVar[list[str]] = []
     closed: ClassVar[list[str]] = []
@@ -72,18 +78,26 @@ def check_tokens(trajectory, requests, *, num_prompt_tokens: int) -> None:
         assert later[: len(earlier) + len(sampled.token_ids)] == earlier + sampled.token_ids.tolist()
     last_prompt, last = requests[-1]
     assert ids == last_prompt + last.token_ids.tolist()
-    for name, expected in (("token_ids", "token_ids"), ("behavior_logprobs", "logprobs"), ("versions", "versions")):
+    for name, expected in (
+        ("token_ids", "token_ids"),
+        ("behavior_logprobs", "logprobs"),
+        ("versions", "versions"),
+    ):
         sampled_values = np.concatenate([getattr(generation, expected) for _, generation in requests])
         np.testing.assert_array_equal(getattr(trajectory, name)[mask], sampled_values)
     assert (trajectory.behavior_logprobs[~mask] == 0).all()
     assert (trajectory.versions[~mask] == NO_VERSION).all()
     assert (trajectory.turn_ids[~mask] == -1).all()
     assert sorted(set(trajectory.turn_ids[mask].tolist())) == list(range(len(requests)))
-    assert sum(message.role == "assistant" for message in trajectory.messages) == len(requests) == trajectory.metrics["num_turns"]
+    assert (
+        sum(message.role == "assistant" for message in trajectory.messages)
+        == len(requests)
+        == trajectory.metrics["num_turns"]
+    )
     assert num_prompt_tokens == int(np.flatnonzero(mask)[0])
 
 
-# ------------------------------------------------------------------------------------------------------------- tokens
+# ----------------------------------------------------------------------------------------------------- tokens
 
 
 @settings(max_examples=40, deadline=None)
@@ -97,7 +111,12 @@ def test_tokens_are_the_truth(stage, turns, max_response, max_turn):
         text, calls = turns[min(turn, len(turns) - 1)]
         return text + stage.call() * calls
 
-    agent = {"max_turns": 4, "max_response_tokens": max_response, "max_turn_tokens": max_turn, "max_tool_calls_per_turn": 2}
+    agent = {
+        "max_turns": 4,
+        "max_response_tokens": max_response,
+        "max_turn_tokens": max_turn,
+        "max_tool_calls_per_turn": 2,
+    }
     world = stage.World(script, agent=agent)
     (trajectory,) = world.play(stage.task())
     prompt = len(world.client.requests[0][0])
@@ -123,19 +142,27 @@ def test_a_calculation_is_played_and_scored(stage):
 
 def test_context_that_does_not_fit_is_not_appended(stage):
     for max_response in range(30, 110, 3):
-        world = stage.World(lambda turn, _: stage.call() if turn == 0 else "#### 42", agent={"max_response_tokens": max_response})
+        world = stage.World(
+            lambda turn, _: stage.call() if turn == 0 else "#### 42",
+            agent={"max_response_tokens": max_response},
+        )
         (trajectory,) = world.play(stage.task())
         roles = [message.role for message in trajectory.messages]
         # Either the answer of the tool was read by the model, or neither tokens nor messages have it.
         assert roles in (["user", "assistant"], ["user", "assistant", "tool", "assistant"])
         assert ("<tool_response>" in stage.chat.decode(trajectory.token_ids.tolist())) == ("tool" in roles)
-        is_whole = trajectory.messages[-1].content == "#### 42" and trajectory.token_ids[-1] == stage.chat.eos_token_ids[0]
+        is_whole = (
+            trajectory.messages[-1].content == "#### 42"
+            and trajectory.token_ids[-1] == stage.chat.eos_token_ids[0]
+        )
         assert trajectory.outcome is (Outcome.COMPLETED if is_whole else Outcome.TRUNCATED)
 
 
 def test_a_turn_cut_by_its_own_limit_is_closed_and_the_talk_goes_on(stage):
     task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
-    world = stage.World(lambda turn, _: "well, let me think" if turn == 0 else "#### 42", agent={"max_turn_tokens": 8})
+    world = stage.World(
+        lambda turn, _: "well, let me think" if turn == 0 else "#### 42", agent={"max_turn_tokens": 8}
+    )
     (trajectory,) = world.play(task)
     assert trajectory.outcome is Outcome.COMPLETED
     check_tokens(trajectory, world.client.requests, num_prompt_tokens=len(world.client.requests[0][0]))
@@ -144,10 +171,13 @@ def test_a_turn_cut_by_its_own_limit_is_closed_and_the_talk_goes_on(stage):
     assert not trajectory.action_mask[first_end]  # the model did not sample the end of its cut turn
 
 
-# -------------------------------------------------------------------------------------------------------------- prompts
+# ---------------------------------------------------------------------------------------------------- prompts
 
 
-@pytest.mark.parametrize(("overlong", "kept"), [("truncate_left", "end"), ("truncate_right", "begin"), ("truncate_middle", "begin")])
+@pytest.mark.parametrize(
+    ("overlong", "kept"),
+    [("truncate_left", "end"), ("truncate_right", "begin"), ("truncate_middle", "begin")],
+)
 def test_an_overlong_prompt_is_cut_as_configured(stage, overlong, kept):
     task = stage.task("begin " + "x" * 300 + " end", agent="single_turn_agent")
     world = stage.World(lambda *_: "hi", prompt=PromptLimits(64, overlong))
@@ -170,12 +200,16 @@ def test_a_prompt_that_fills_the_context_is_no_wrong_answer(stage):
     assert "no room" in str(trajectory.failure)
 
 
-# ---------------------------------------------------------------------------------------------------------------- tools
+# ------------------------------------------------------------------------------------------------------ tools
 
 
 def test_parallel_calls_run_side_by_side_and_are_answered_in_order(stage):
     calls = note(stage, "a", "slow") + stage.call() + note(stage, "b", "slow")
-    world = stage.World(lambda turn, _: calls if turn == 0 else "done", agent={"tools": ("calculator", "notebook")}, plugins=[Notebook])
+    world = stage.World(
+        lambda turn, _: calls if turn == 0 else "done",
+        agent={"tools": ("calculator", "notebook")},
+        plugins=[Notebook],
+    )
     task = stage.task(tools_kwargs={"notebook": {"create_kwargs": {"owner": "me"}}})
     (trajectory,) = world.play(task)
     tools = [message for message in trajectory.messages if message.role == "tool"]
@@ -187,7 +221,11 @@ def test_parallel_calls_run_side_by_side_and_are_answered_in_order(stage):
 
 
 def test_state_survives_and_is_closed_once(stage):
-    world = stage.World(lambda turn, _: note(stage, str(turn)) if turn < 3 else "done", agent={"tools": ("notebook",)}, plugins=[Notebook])
+    world = stage.World(
+        lambda turn, _: note(stage, str(turn)) if turn < 3 else "done",
+        agent={"tools": ("notebook",)},
+        plugins=[Notebook],
+    )
     (trajectory,) = world.play(stage.task(tools_kwargs={"notebook": {"create_kwargs": {"owner": "me"}}}))
     assert [m.content for m in trajectory.messages if m.role == "tool"] == ["me: 0", "me: 0 1", "me: 0 1 2"]
     assert Notebook.opened == Notebook.closed == ["me"]
@@ -202,12 +240,24 @@ def test_a_tool_that_is_not_called_is_not_started(stage):
 @pytest.mark.parametrize(
     ("called", "answer"),
     [
-        ('<tool_call>{"name": "nope", "arguments": {}}</tool_call>', "not run: unknown tool 'nope'; tools: calculator"),
+        (
+            '<tool_call>{"name": "nope", "arguments": {}}</tool_call>',
+            "not run: unknown tool 'nope'; tools: calculator",
+        ),
         ('<tool_call>{"name": "calculator", "arguments": [1]}</tool_call>', "must be a JSON object"),
-        ('<tool_call>{"name": "calculator", "arguments": {}}</tool_call>', '"expression" is a required property; expected arguments: {'),
-        ('<tool_call>{"name": "calculator", "arguments": {"expression": 5}}</tool_call>', 'expression: 5 is not of type "string"'),
+        (
+            '<tool_call>{"name": "calculator", "arguments": {}}</tool_call>',
+            '"expression" is a required property; expected arguments: {',
+        ),
+        (
+            '<tool_call>{"name": "calculator", "arguments": {"expression": 5}}</tool_call>',
+            'expression: 5 is not of type "string"',
+        ),
         ("<tool_call>{oops</tool_call>", "not valid JSON"),
-        ('<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>', "error: division by zero"),
+        (
+            '<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
+            "error: division by zero",
+        ),
     ],
 )
 def test_a_wrong_call_is_answered_with_what_would_be_right(stage, called, answer):
@@ -219,7 +269,9 @@ def test_a_wrong_call_is_answered_with_what_would_be_right(stage, called, answer
 
 
 def test_calls_beyond_the_limit_are_answered_too(stage):
-    world = stage.World(lambda turn, _: stage.call() * 4 if turn == 0 else "done", agent={"max_tool_calls_per_turn": 2})
+    world = stage.World(
+        lambda turn, _: stage.call() * 4 if turn == 0 else "done", agent={"max_tool_calls_per_turn": 2}
+    )
     (trajectory,) = world.play(stage.task())
     answers = [message.content for message in trajectory.messages if message.role == "tool"]
     assert answers == ["42", "42", *["not run: at most 2 tool calls per turn"] * 2]
@@ -227,7 +279,9 @@ def test_calls_beyond_the_limit_are_answered_too(stage):
 
 def test_a_call_that_takes_too_long_is_answered(stage):
     agent = {"tools": ("notebook",), "tool_timeout_s": 3.0}
-    world = stage.World(lambda turn, _: note(stage, "a", "hang") if turn == 0 else "done", agent=agent, plugins=[Notebook])
+    world = stage.World(
+        lambda turn, _: note(stage, "a", "hang") if turn == 0 else "done", agent=agent, plugins=[Notebook]
+    )
     (trajectory,) = world.play(stage.task())
     assert trajectory.messages[2].content == "timed out after 3 s"
     assert trajectory.metrics["tool_s"] == pytest.approx(3.0)
@@ -236,7 +290,11 @@ def test_a_call_that_takes_too_long_is_answered(stage):
 
 @pytest.mark.parametrize(("do", "failure"), [("raise", "RuntimeError"), ("break", "the notebook burned")])
 def test_a_broken_tool_is_data_and_never_text_for_the_model(stage, do, failure):
-    world = stage.World(lambda *_: note(stage, "a", "slow") + note(stage, "b", do), agent={"tools": ("notebook",)}, plugins=[Notebook])
+    world = stage.World(
+        lambda *_: note(stage, "a", "slow") + note(stage, "b", do),
+        agent={"tools": ("notebook",)},
+        plugins=[Notebook],
+    )
     (trajectory,) = world.play(stage.task())
     assert (trajectory.outcome, trajectory.rewards) == (Outcome.TOOL_ERROR, ())
     assert failure in str(trajectory.failure)
@@ -275,7 +333,9 @@ class Echo(Tool):
         try:
             if arguments["text"] == "hang":
                 await asyncio.Event().wait()
-            return ToolResult(await asyncio.wait_for(asyncio.sleep(0, f"{self.greeting} {arguments['text']}"), 5))
+            return ToolResult(
+                await asyncio.wait_for(asyncio.sleep(0, f"{self.greeting} {arguments['text']}"), 5)
+            )
         except asyncio.CancelledError:
             self.log.append("cancelled")
             raise
@@ -288,20 +348,36 @@ class Echo(Tool):
 def test_asyncio_tools_are_guests(stage):
     Echo.log.clear()
     said = stage.call("echo", '{"text": "you"}') + stage.call("echo", '{"text": "hang"}')
-    world = stage.World(lambda turn, _: said if turn == 0 else "done", agent={"tools": ("echo",), "tool_timeout_s": 0.5}, plugins=[Echo])
-    (trajectory,) = world.play(stage.task(tools_kwargs={"echo": {"create_kwargs": {"greeting": "hello"}}}), real_time=True)
-    assert [m.content for m in trajectory.messages if m.role == "tool"] == ["hello you", "timed out after 0.5 s"]
+    world = stage.World(
+        lambda turn, _: said if turn == 0 else "done",
+        agent={"tools": ("echo",), "tool_timeout_s": 0.5},
+        plugins=[Echo],
+    )
+    (trajectory,) = world.play(
+        stage.task(tools_kwargs={"echo": {"create_kwargs": {"greeting": "hello"}}}), real_time=True
+    )
+    assert [m.content for m in trajectory.messages if m.role == "tool"] == [
+        "hello you",
+        "timed out after 0.5 s",
+    ]
     assert Echo.log == ["cancelled", "closed"]
 
 
-# --------------------------------------------------------------------------------------------------- interactions, limits
+# --------------------------------------------------------------------------------------- interactions, limits
 
 
 def test_the_partner_is_heard_until_it_is_done(stage):
     task = stage.task(agent="interaction_agent", interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
     world = stage.World(lambda turn, _: f"#### {40 + turn}")
     (trajectory,) = world.play(task)
-    assert [m.content for m in trajectory.messages] == ["What is 6 * 7?", "#### 40", FEEDBACK, "#### 41", FEEDBACK, "#### 42"]
+    assert [m.content for m in trajectory.messages] == [
+        "What is 6 * 7?",
+        "#### 40",
+        FEEDBACK,
+        "#### 41",
+        FEEDBACK,
+        "#### 42",
+    ]
     assert trajectory.outcome is Outcome.COMPLETED
     assert trajectory.metrics["reward/interaction"] == 1.0
     assert [event.name for event in trajectory.rewards] == ["arithmetic"]  # weight 0: reported only
@@ -324,14 +400,23 @@ def test_a_tool_agent_plays_the_partner_of_its_row(stage):
     task = stage.task(interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
     world = stage.World(lambda turn, _: ["#### 1", stage.call(), "#### 42"][turn])
     (trajectory,) = world.play(task)
-    assert [m.role for m in trajectory.messages] == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert [m.role for m in trajectory.messages] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert (trajectory.outcome, trajectory.reward) == (Outcome.COMPLETED, 1.0)
 
 
 @pytest.mark.parametrize("agent", ["tool_agent", "interaction_agent"])
 def test_the_turn_limit_is_an_outcome(stage, agent):
     task = stage.task(agent=agent, interaction_kwargs={"name": "gsm8k", "ground_truth": "42"})
-    world = stage.World(lambda *_: stage.call() if agent == "tool_agent" else "#### 1", agent={"max_turns": 3})
+    world = stage.World(
+        lambda *_: stage.call() if agent == "tool_agent" else "#### 1", agent={"max_turns": 3}
+    )
     (trajectory,) = world.play(task)
     assert (trajectory.outcome, trajectory.metrics["num_turns"]) == (Outcome.TURN_LIMIT, 3)
     assert trajectory.messages[-1].role == "assistant"
@@ -345,7 +430,7 @@ def test_a_single_turn_agent_sees_no_tools(stage):
     assert trajectory.reward == 1.0
 
 
-# ----------------------------------------------------------------------------------------------------------- failures
+# --------------------------------------------------------------------------------------------------- failures
 
 
 class Faulty(AgentLoop):
@@ -390,7 +475,9 @@ class Silent(AgentLoop):
     ],
 )
 def test_what_an_agent_loop_does_wrong_is_data(stage, ability, outcome, failure):
-    world = stage.World(lambda *_: "hm", plugins=[Faulty], agent={"trajectory_timeout_s": 60.0, "max_turns": 3})
+    world = stage.World(
+        lambda *_: "hm", plugins=[Faulty], agent={"trajectory_timeout_s": 60.0, "max_turns": 3}
+    )
     (trajectory,) = world.play(stage.task(agent="faulty", ability=ability))
     assert trajectory.outcome is outcome
     assert trajectory.failure is None if failure is None else str(trajectory.failure).startswith(failure)
@@ -418,11 +505,16 @@ class Moody(Reward):
         return RewardResult(float(task.ground_truth))
 
 
-@pytest.mark.parametrize(("truth", "failure"), [("raise", "grader is down"), ("nan", "finite numbers"), ("hang", "timed out after 5 s")])
+@pytest.mark.parametrize(
+    ("truth", "failure"),
+    [("raise", "grader is down"), ("nan", "finite numbers"), ("hang", "timed out after 5 s")],
+)
 def test_a_reward_that_fails_is_never_a_zero(stage, truth, failure):
     Moody.gate.clear()
     timeout = {"timeout_s": 5.0} if truth == "hang" else {}
-    world = stage.World(lambda *_: "hm", plugins=[Moody], reward={"sources": {"arithmetic": "moody"}, **timeout})
+    world = stage.World(
+        lambda *_: "hm", plugins=[Moody], reward={"sources": {"arithmetic": "moody"}, **timeout}
+    )
 
     async def release(manager):
         try:
@@ -437,7 +529,10 @@ def test_a_reward_that_fails_is_never_a_zero(stage, truth, failure):
 
 def test_an_async_reward_runs_under_asyncio(stage, tmp_path):
     file = tmp_path / "async_reward.py"
-    file.write_text("import asyncio\nasync def compute_score(**row):\n    await asyncio.sleep(0)\n    return {'score': 2, 'bonus': 1}\n")
+    file.write_text(
+        "import asyncio\nasync def compute_score(**row):\n    await asyncio.sleep(0)\n    return {'score': "
+        "2, 'bonus': 1}\n"
+    )
     world = stage.World(lambda *_: "hm", reward={"custom_function": {"path": str(file)}})
     (trajectory,) = world.play(stage.task())
     assert trajectory.reward == 2.0
@@ -445,13 +540,18 @@ def test_an_async_reward_runs_under_asyncio(stage, tmp_path):
 
 
 def test_prompt_messages_are_kept_as_given(stage):
-    messages = (Message("system", "Be brief."), Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    messages = (
+        Message("system", "Be brief."),
+        Message("user", "a"),
+        Message("assistant", "b"),
+        Message("user", "c"),
+    )
     (trajectory,) = stage.World(lambda *_: "#### 42").play(stage.task(messages=messages))
     assert trajectory.messages[:4] == messages
     assert trajectory.metrics["num_turns"] == 1
 
 
-# ------------------------------------------------------------------------------------------- plugins of the other event loop
+# ---------------------------------------------------------------------------- plugins of the other event loop
 
 
 class OfTheOtherLoop(Tool):
@@ -495,7 +595,9 @@ class Wrapped(OfTheOtherLoop):
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the coroutine that no loop took
 def test_a_tool_of_the_other_event_loop_is_told_its_runtime(stage, tool, words):
-    world = stage.World(lambda turn, _: stage.call(tool.name, "{}"), agent={"tools": (tool.name,)}, plugins=(tool,))
+    world = stage.World(
+        lambda turn, _: stage.call(tool.name, "{}"), agent={"tools": (tool.name,)}, plugins=(tool,)
+    )
     (trajectory,) = world.play(stage.task(), real_time=True)
     assert trajectory.outcome is Outcome.TOOL_ERROR
     assert words in str(trajectory.failure)
@@ -517,7 +619,12 @@ class AsyncioAgent(AgentLoop):
 
 @pytest.mark.parametrize(
     "wait",
-    [lambda: asyncio.sleep(1), lambda: asyncio.sleep(0), lambda: asyncio.wait_for(asyncio.sleep(1), 1), lambda: asyncio.to_thread(print)],
+    [
+        lambda: asyncio.sleep(1),
+        lambda: asyncio.sleep(0),
+        lambda: asyncio.wait_for(asyncio.sleep(1), 1),
+        lambda: asyncio.to_thread(print),
+    ],
 )
 @pytest.mark.parametrize("in_nursery", [False, True])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -532,8 +639,13 @@ def test_asyncio_code_in_an_agent_is_told_the_cure(stage, wait, in_nursery):
 
 
 def test_an_agent_without_its_tool_is_told_which(stage):
-    needy = type("Needy", (AsyncioAgent,), {"name": "needy", "required_tools": ("calculator",), "__module__": __name__})
+    needy = type(
+        "Needy", (AsyncioAgent,), {"name": "needy", "required_tools": ("calculator",), "__module__": __name__}
+    )
     world = stage.World(lambda turn, _: "hi", agent={"tools": ()}, plugins=(needy,))
     (trajectory,) = world.play(stage.task(agent="needy"))
     assert trajectory.outcome is Outcome.ABORTED
-    assert "agent 'needy' needs the tool 'calculator', and t:0 is offered none: write agent.tools=[calculator]" in str(trajectory.failure)
+    assert (
+        "agent 'needy' needs the tool 'calculator', and t:0 is offered none: write agent.tools=[calculator]"
+        in str(trajectory.failure)
+    )

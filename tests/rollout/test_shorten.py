@@ -33,7 +33,9 @@ def test_a_budget_is_a_budget(stage, text, max_tokens, keep):
     found = next((match for match in NOTICE.finditer(short) if int(match[2]) <= num_tokens), None)
     head, tail = (short[: found.start()], short[found.end() :]) if found else (short, "")
     if found is None:  # no room for the notice: the two ends meet
-        places = [n for n in range(len(short) + 1) if whole.startswith(short[:n]) and whole.endswith(short[n:])]
+        places = [
+            n for n in range(len(short) + 1) if whole.startswith(short[:n]) and whole.endswith(short[n:])
+        ]
         assert places
         return
     assert whole.startswith(head) or keep == "tail"

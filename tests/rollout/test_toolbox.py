@@ -1,4 +1,6 @@
-"""Calls of one trajectory and the limits that all trajectories share: who waits, who tries again, who is told what."""
+"""Calls of one trajectory and the limits that all trajectories share: who waits, who tries again, who is told
+what.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,16 @@ SLOW_S = 10.0
 
 
 class Service(Tool):
-    """Does what the call says, else what its row says, one deed per call: an answer, or one of those below."""
+    """Does what the call says, else what its row says, one deed per call: an answer, or one of those
+    below.
+    """
 
     name: ClassVar[str] = "service"
     description: ClassVar[str] = "does as it is told"
-    parameters: ClassVar = {"type": "object", "properties": {"n": {"type": "integer"}, "do": {"type": "string"}}}
+    parameters: ClassVar = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "do": {"type": "string"}},
+    }
     runtime = "trio"
     calls: ClassVar[int]
     running: ClassVar[int]
@@ -94,7 +101,12 @@ class Bench:
 
     def toolbox(self, *deeds: str, start: str = "") -> Toolbox:
         kwargs = {"create_kwargs": {"deeds": deeds, "start": start}}
-        return Toolbox(("service", "patient", "calculator"), self.shared, tools_kwargs={"service": kwargs, "patient": kwargs}, key="t")
+        return Toolbox(
+            ("service", "patient", "calculator"),
+            self.shared,
+            tools_kwargs={"service": kwargs, "patient": kwargs},
+            key="t",
+        )
 
 
 def on_bench(stage, main: Callable, **agent: Any) -> Any:
@@ -113,7 +125,7 @@ def limits(**of: Any) -> dict[str, Any]:
     return {"tool_limits": {"service": of, "patient": of}}
 
 
-# --------------------------------------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------------------- answers
 
 
 def test_every_call_is_answered_in_order(stage):
@@ -122,7 +134,15 @@ def test_every_call_is_answered_in_order(stage):
     async def main(bench):
         started = trio.current_time()
         box = bench.toolbox()
-        calls = [call(do="slow"), call("calculator", expression="6*7"), unreadable, call("nope"), call(n="x"), call(do="slow"), call()]
+        calls = [
+            call(do="slow"),
+            call("calculator", expression="6*7"),
+            unreadable,
+            call("nope"),
+            call(n="x"),
+            call(do="slow"),
+            call(),
+        ]
         results = await box.answer(calls)
         assert trio.current_time() == pytest.approx(started + SLOW_S)
         return [(result.text, result.is_error) for result in results]
@@ -146,9 +166,9 @@ def test_as_many_answers_as_calls_whatever_the_limit(stage, num_calls, limit):
         return await bench.toolbox().answer([call()] * num_calls)
 
     results = on_bench(stage, main, max_tool_calls_per_turn=limit)
-    assert [result.text for result in results] == ["ok"] * min(num_calls, limit) + [f"not run: at most {limit} tool calls per turn"] * (
-        num_calls - limit
-    )
+    assert [result.text for result in results] == ["ok"] * min(num_calls, limit) + [
+        f"not run: at most {limit} tool calls per turn"
+    ] * (num_calls - limit)
 
 
 def test_a_tool_says_that_it_was_called_wrongly(stage):
@@ -185,15 +205,22 @@ def test_each_tool_has_its_output_budget(stage, keep):
         results = await box.answer([call(), call("patient")])
         return [result.text for result in results], dict(box.metrics)
 
-    agent = {"tool_limits": {"service": {"max_output_tokens": 60, "keep": keep}}, "max_tool_output_tokens": 600}
+    agent = {
+        "tool_limits": {"service": {"max_output_tokens": 60, "keep": keep}},
+        "max_tool_output_tokens": 600,
+    }
     (cut, whole), metrics = on_bench(stage, main, **agent)
     assert len(stage.chat.encode(cut)) <= 60
-    assert (cut.startswith("begin"), cut.endswith("end"), "tokens cut ...]" in cut) == (keep != "tail", keep != "head", True)
+    assert (cut.startswith("begin"), cut.endswith("end"), "tokens cut ...]" in cut) == (
+        keep != "tail",
+        keep != "head",
+        True,
+    )
     assert whole == long
     assert metrics == {"num_cut_outputs": 1}
 
 
-# -------------------------------------------------------------------------------------------------------------- failures
+# --------------------------------------------------------------------------------------------------- failures
 
 
 def test_a_broken_tool_ends_the_trajectory_and_its_other_calls(stage):
@@ -242,7 +269,11 @@ def test_calls_of_idempotent_tools_are_made_again(stage, num_failures):
     retries = min(num_failures, 3)
     assert (result == ToolResult("ok")) == (num_failures <= 3)
     assert Patient.calls == 1 + retries
-    assert metrics == {name: n for name, n in {"num_tool_retries": retries, "num_tool_failures": num_failures // 4}.items() if n}
+    assert metrics == {
+        name: n
+        for name, n in {"num_tool_retries": retries, "num_tool_failures": num_failures // 4}.items()
+        if n
+    }
     least = FIRST_RETRY_PAUSE_S / 2 * (2**retries - 1)  # pauses double; each is spread over its upper half
     assert least <= seconds <= 2 * least
 
@@ -284,7 +315,7 @@ def test_a_start_that_fails_is_closed_and_may_be_made_again(stage, start):
     assert (Service.starts, Service.closes, Service.calls) == (2, 2, 0)
 
 
-# ------------------------------------------------------------------------------------------- shared by all trajectories
+# --------------------------------------------------------------------------------- shared by all trajectories
 
 
 @pytest.mark.parametrize("most", [1, 3, None])
@@ -297,7 +328,9 @@ def test_calls_at_once_over_all_trajectories(stage, most):
         return trio.current_time() - started
 
     # Waiting is no part of a call's deadline, which one call in a row of six would pass.
-    assert on_bench(stage, main, **limits(max_concurrent=most, timeout_s=SLOW_S + 1)) == pytest.approx(SLOW_S * 6 / (most or 6))
+    assert on_bench(stage, main, **limits(max_concurrent=most, timeout_s=SLOW_S + 1)) == pytest.approx(
+        SLOW_S * 6 / (most or 6)
+    )
     assert Service.most_running == (most or 6)
 
 
@@ -362,10 +395,12 @@ def test_a_cancelled_probe_leaves_no_breaker_stuck(stage):
         assert scope.cancelled_caught
         return (await bench.toolbox("ok").answer([call()]))[0].text
 
-    assert on_bench(stage, main, **limits(on_failure="tell", breaker_failures=1, breaker_pause_s=30.0)) == "ok"
+    assert (
+        on_bench(stage, main, **limits(on_failure="tell", breaker_failures=1, breaker_pause_s=30.0)) == "ok"
+    )
 
 
-# --------------------------------------------------------------------------------------------------- in a whole trajectory
+# -------------------------------------------------------------------------------------- in a whole trajectory
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
@@ -389,7 +424,11 @@ def test_a_wrong_finish_is_no_end(stage):
     )
     (trajectory,) = world.play(stage.task())
     assert '"answer" is a required property; expected arguments: {' in trajectory.messages[2].content
-    assert (trajectory.outcome, trajectory.metrics["num_turns"], trajectory.reward) == (Outcome.COMPLETED, 2, 1.0)
+    assert (trajectory.outcome, trajectory.metrics["num_turns"], trajectory.reward) == (
+        Outcome.COMPLETED,
+        2,
+        1.0,
+    )
 
 
 def test_calls_of_the_last_turn_are_run(stage):
@@ -410,10 +449,20 @@ def test_what_tools_did_is_counted(stage):
         "tool_timeout_s": 3.0,
         **limits(on_failure="tell", max_retries=1),
     }
-    world = stage.World(lambda turn, _: stage.call("patient", "{}") if turn < 4 else "#### 42", agent=agent, plugins=[Patient])
+    world = stage.World(
+        lambda turn, _: stage.call("patient", "{}") if turn < 4 else "#### 42", agent=agent, plugins=[Patient]
+    )
     deeds = ("down", "x" * 100, "hang", "down", "down", "ok")
     (trajectory,) = world.play(stage.task(tools_kwargs={"patient": {"create_kwargs": {"deeds": deeds}}}))
-    counts = {name: trajectory.metrics[name] for name in ("num_tool_retries", "num_tool_timeouts", "num_tool_failures", "num_cut_outputs")}
-    assert counts == {"num_tool_retries": 2, "num_tool_timeouts": 1, "num_tool_failures": 1, "num_cut_outputs": 1}
+    counts = {
+        name: trajectory.metrics[name]
+        for name in ("num_tool_retries", "num_tool_timeouts", "num_tool_failures", "num_cut_outputs")
+    }
+    assert counts == {
+        "num_tool_retries": 2,
+        "num_tool_timeouts": 1,
+        "num_tool_failures": 1,
+        "num_cut_outputs": 1,
+    }
     assert trajectory.metrics["num_tool_calls"] == 4
     assert "/home" not in stage.chat.decode(trajectory.token_ids.tolist())

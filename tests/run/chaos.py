@@ -1,14 +1,17 @@
 """Kills or stops the processes of a training run at random moments, and tells what became of the run.
 
-    python tests/run/chaos.py --seed 3 --kills 20 --config configs/quickstart.yaml --run-dir runs/chaos/3 trainer.save_freq=10
+    python tests/run/chaos.py --seed 3 --kills 20 --config configs/quickstart.yaml --run-dir runs/chaos/3
+    trainer.save_freq=10
 
-An event strikes a random process of a random kind: `kill -9`, or a stop for longer than servers may hang. When it is the driver, the same
-command is started again, as a person would. Events are spread over the steps of the run, each at a random moment behind a random step;
-several of one step strike during the recovery from each other. Kinds take turns, in an order that is drawn anew for each round. All of it
-follows from the seed, which is printed.
+An event strikes a random process of a random kind: `kill -9`, or a stop for longer than servers may hang.
+When it is the driver, the same command is started again, as a person would. Events are spread over the steps
+of the run, each at a random moment behind a random step; several of one step strike during the recovery from
+each other. Kinds take turns, in an order that is drawn anew for each round. All of it follows from the seed,
+which is printed.
 
-Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit balances, no group was
-trained twice in the lineage that the weights came from, and no token was older than the bound.
+Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit
+balances, no group was trained twice in the lineage that the weights came from, and no token was older than
+the bound.
 """
 
 from __future__ import annotations
@@ -50,9 +53,13 @@ POLL_S = 0.1
 STOP_SHARE = 0.25
 """Of the events; the others kill."""
 LAST_MOMENT = 0.7
-"""No event is planned behind this share of the steps: some of them wait until a process is there again, while the run goes on."""
+"""No event is planned behind this share of the steps: some of them wait until a process is there again, while
+the run goes on.
+"""
 APPEARS_S = 300.0
-"""A process that was struck is there again by then; a driver that was started anew needs a while on a busy machine."""
+"""A process that was struck is there again by then; a driver that was started anew needs a while on a busy
+machine.
+"""
 GONE_S = 60.0
 """What a killed driver leaves behind has to end by itself by then."""
 STALL_S = 600.0
@@ -71,7 +78,9 @@ class Event:
 
 @dataclass
 class Report:
-    """What became of the run. left_behind: processes that a killed driver left, and that did not end by themselves."""
+    """What became of the run. left_behind: processes that a killed driver left, and that did not end by
+    themselves.
+    """
 
     seed: int
     wall_s: float = 0.0
@@ -108,10 +117,21 @@ class Chaos:
         self._steps, self._run_dir, self._stall_s = steps, run_dir, stall_s
         self._mark = uuid.uuid4().hex
         self._log = run_dir.with_suffix(".log")
-        limits = [f"rollout.max_actor_restarts={MANY}", f"rollout.max_server_restarts={MANY}", f"learner.max_restarts={MANY}"]
-        own = [f"trainer.run_dir={run_dir}", f"trainer.steps={steps}", f"rollout.server_hang_timeout_s={HANG_TIMEOUT_S:g}", *limits]
+        limits = [
+            f"rollout.max_actor_restarts={MANY}",
+            f"rollout.max_server_restarts={MANY}",
+            f"learner.max_restarts={MANY}",
+        ]
+        own = [
+            f"trainer.run_dir={run_dir}",
+            f"trainer.steps={steps}",
+            f"rollout.server_hang_timeout_s={HANG_TIMEOUT_S:g}",
+            *limits,
+        ]
         self._command = [sys.executable, "-m", "agentrl.cli", "train", config, *own, *overrides]
-        self._moments = sorted(self._random.randrange(1, max(2, round(LAST_MOMENT * steps))) for _ in range(kills))
+        self._moments = sorted(
+            self._random.randrange(1, max(2, round(LAST_MOMENT * steps))) for _ in range(kills)
+        )
         rounds = [self._random.sample(kinds, len(kinds)) for _ in range(0, kills, len(kinds))]
         self._victims = [kind for each in rounds for kind in each]
         self._stopped: list[tuple[float, psutil.Process]] = []
@@ -123,7 +143,11 @@ class Chaos:
         """Strike until the run is over; return what became of it."""
         try:
             for step, kind in zip(self._moments, self._victims, strict=False):
-                if not self._wait_until(lambda step=step: self.num_steps >= step) or not self._pause() or not self._strike(kind):
+                if (
+                    not self._wait_until(lambda step=step: self.num_steps >= step)
+                    or not self._pause()
+                    or not self._strike(kind)
+                ):
                     break
             self._wait_until(lambda: False)
         finally:
@@ -132,14 +156,18 @@ class Chaos:
         self._judge()
         return self.report
 
-    # ------------------------------------------------------------------------------------------------------ the run
+    # ------------------------------------------------------------------------------------------------ the run
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.report.num_starts += 1
         self._run_dir.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a") as log:
             return subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, MARK: self._mark}
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, MARK: self._mark},
             )
 
     @property
@@ -150,16 +178,24 @@ class Chaos:
     def records(self) -> list[dict]:
         path = self._run_dir / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [record for line in lines if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"]
+        return [
+            record
+            for line in lines
+            if line.endswith("\n") and (record := json.loads(line))["kind"] == "train"
+        ]
 
     def _wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait, and start the driver again whenever it ended too early; False when the run is complete, or stands still."""
+        """Wait, and start the driver again whenever it ended too early; False when the run is complete, or
+        stands still.
+        """
         step, since = self.num_steps, time.monotonic()
         while not condition():
             if (status := self._driver.poll()) is not None:
                 if status == 0 and self.num_steps >= self._steps:
                     return False
-                self.report.unexpected_ends.append(f"status {status} at step {self.num_steps}: {self._last_line()}")
+                self.report.unexpected_ends.append(
+                    f"status {status} at step {self.num_steps}: {self._last_line()}"
+                )
                 if len(self.report.unexpected_ends) > 5:
                     self.report.problems.append("the run ended by itself again and again")
                     return False
@@ -184,7 +220,7 @@ class Chaos:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
 
-    # ------------------------------------------------------------------------------------------------------- events
+    # ------------------------------------------------------------------------------------------------- events
 
     def _strike(self, kind: str) -> bool:
         """Strike a process of the kind once there is one; False when the run is over before."""
@@ -192,7 +228,9 @@ class Chaos:
         if (process := self._find(kind)) is None:
             return False
         number = signal.SIGSTOP if is_stop else signal.SIGKILL
-        self.report.events.append(Event(kind, number.name, self.num_steps, round(time.monotonic() - self._started, 1)))
+        self.report.events.append(
+            Event(kind, number.name, self.num_steps, round(time.monotonic() - self._started, 1))
+        )
         print(f"chaos: {self.report.events[-1]}", file=sys.stderr, flush=True)
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
@@ -205,11 +243,17 @@ class Chaos:
         return True
 
     def _find(self, kind: str) -> psutil.Process | None:
-        """Return a random living process of the kind, after waiting for one; None when the run is over, or there never is one."""
+        """Return a random living process of the kind, after waiting for one; None when the run is over, or
+        there never is one.
+        """
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
-            found[:] = [self._as_process()] if kind == "driver" else [p for p in self._processes() if _is_of(p, WORDS[kind])]
+            found[:] = (
+                [self._as_process()]
+                if kind == "driver"
+                else [p for p in self._processes() if _is_of(p, WORDS[kind])]
+            )
             return bool(found)
 
         deadline = time.monotonic() + APPEARS_S
@@ -221,7 +265,9 @@ class Chaos:
         return psutil.Process(self._driver.pid)
 
     def _wake(self, *, everyone: bool = False) -> None:
-        """Let stopped processes go on whose time is over; by then many of them were killed as hanging ones."""
+        """Let stopped processes go on whose time is over; by then many of them were killed as hanging
+        ones.
+        """
         now = time.monotonic()
         for due, process in [entry for entry in self._stopped if everyone or entry[0] < now]:
             self._stopped.remove((due, process))
@@ -256,25 +302,32 @@ class Chaos:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    # ------------------------------------------------------------------------------------------------------ verdict
+    # ------------------------------------------------------------------------------------------------ verdict
 
     def _judge(self) -> None:
         report, records = self.report, self.records()
         report.wall_s = round(time.monotonic() - self._started, 1)
         report.steps = self.num_steps
         report.lag_max = max((record["rollout/lag/max"] for record in records), default=0.0)
-        groups = Counter(group for file in (self._run_dir / "trajectories").glob("step_*.parquet") for group in _groups_of(file))
+        groups = Counter(
+            group
+            for file in (self._run_dir / "trajectories").glob("step_*.parquet")
+            for group in _groups_of(file)
+        )
         report.num_trained_twice = sum(count > 1 for count in groups.values())
         report.max_staleness = load_config(str(self._run_dir / "config.yaml"), []).buffer.max_staleness
         result = self._run_dir / "result.json"
-        final = json.loads(result.read_text()).get("validation", {}).get("final", {}) if result.exists() else {}
+        final = (
+            json.loads(result.read_text()).get("validation", {}).get("final", {}) if result.exists() else {}
+        )
         report.accuracy = final.get("val/accuracy")
         command = [sys.executable, "-m", "agentrl.cli", "audit", str(self._run_dir)]
         audit = subprocess.run(command, capture_output=True, text=True, timeout=300)
         report.audit, report.audit_says = audit.returncode, (audit.stdout + audit.stderr)[-2000:]
         rules = {
             f"the run made {report.steps} of {self._steps} steps": report.steps == self._steps,
-            "steps are missing or there twice": [record["step"] for record in records] == list(range(1, self._steps + 1)),
+            "steps are missing or there twice": [record["step"] for record in records]
+            == list(range(1, self._steps + 1)),
             "it ended by itself": not report.unexpected_ends,
             "a killed driver left processes behind": not report.left_behind,
             "groups were trained twice in one lineage": report.num_trained_twice == 0,
@@ -301,14 +354,21 @@ def _groups_of(file: Path) -> set[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=int(time.time_ns() % 10_000))
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--stall", type=float, default=STALL_S, help="seconds without a step after which the run counts as stuck")
+    parser.add_argument(
+        "--stall",
+        type=float,
+        default=STALL_S,
+        help="seconds without a step after which the run counts as stuck",
+    )
     parser.add_argument("overrides", nargs="*", help="of the config")
     args = parser.parse_args()
     print(f"chaos: seed {args.seed}", file=sys.stderr, flush=True)

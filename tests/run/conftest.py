@@ -1,4 +1,6 @@
-"""A whole run on this machine: a random tiny model, rows of all three agents, the real Ray, server and learner."""
+"""A whole run on this machine: a random tiny model, rows of all three agents, the real Ray, server and
+learner.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class Command:
         return self.log.read_text()
 
     def wait(self, timeout_s: float = 180) -> int:
-        """Return the exit status; a command that takes longer is ended with all it started, and the test fails."""
+        """Return the exit status; a command that takes longer is ended with all it started, and the test
+        fails.
+        """
         try:
             return self.process.wait(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -111,7 +115,9 @@ class Command:
         return found
 
     def left_behind(self, grace_s: float = 20) -> list[list[str]]:
-        """Return the command lines of what still runs after a grace time: Ray's workers need a moment to notice the end."""
+        """Return the command lines of what still runs after a grace time: Ray's workers need a moment to
+        notice the end.
+        """
         deadline = time.monotonic() + grace_s
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -156,18 +162,27 @@ class World:
         return self.commands[-1]
 
     def write_rows(self, folder: Path, agents: Mapping[int, str], *, default: str | None = None) -> Path:
-        """Write the first training rows, some of them for other agents; `default`: of all others, None: each keeps its own."""
+        """Write the first training rows, some of them for other agents; `default`: of all others, None: each
+        keeps its own.
+        """
         rows = pq.read_table(self.folder / "data/train.parquet").slice(0, 40)
         names = [agents.get(row, default or name) for row, name in enumerate(rows["agent_name"].to_pylist())]
         path = folder / "train.parquet"
-        pq.write_table(rows.set_column(rows.schema.get_field_index("agent_name"), "agent_name", pa.array(names, pa.string())), path)
+        pq.write_table(
+            rows.set_column(
+                rows.schema.get_field_index("agent_name"), "agent_name", pa.array(names, pa.string())
+            ),
+            path,
+        )
         return path
 
     def records(self, run_dir: Path) -> Records:
         path = run_dir / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         records = [json.loads(line) for line in lines if line.endswith("\n")]
-        return Records([r for r in records if r["kind"] == "train"], [r for r in records if r["kind"] == "validation"])
+        return Records(
+            [r for r in records if r["kind"] == "train"], [r for r in records if r["kind"] == "validation"]
+        )
 
     def num_steps(self, run_dir: Path) -> int:
         return len(self.records(run_dir).train)
@@ -213,9 +228,19 @@ def write_tiny_model(folder: Path) -> None:
     """Write a random Qwen2 of 2 x 32 with the byte-level tokenizer."""
     write_tiny_tokenizer(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = Qwen2Config(
-        vocab_size=Chat.load(str(folder)).vocab_size, max_position_embeddings=1024, initializer_range=0.1, tie_word_embeddings=True, **sizes
+        vocab_size=Chat.load(str(folder)).vocab_size,
+        max_position_embeddings=1024,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+        **sizes,
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 

@@ -42,25 +42,48 @@ def test_mistakes_in_the_config(world):
     no_model = refuse(world, "train", str(world.config), "model.path=/nowhere", code=2)
     assert "/nowhere" in no_model
     source = refuse(world, "train", str(world.config), "data.curriculum.source_weights={aime: 1}", code=2)
-    assert "source_weights names aime, but no training row that is kept has this source; the data has " in source
+    assert (
+        "source_weights names aime, but no training row that is kept has this source; the data has " in source
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
         ("agent", {"agent_name": "tool_agnt"}, ("tool_agnt", "tool_agent")),
-        pytest.param("truth", {"reward_model": {"style": "rule", "ground_truth": None}}, ("ground", "truth.jsonl"), marks=pytest.mark.slow),
-        pytest.param("source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k"), marks=pytest.mark.slow),
+        pytest.param(
+            "truth",
+            {"reward_model": {"style": "rule", "ground_truth": None}},
+            ("ground", "truth.jsonl"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_mistakes_in_the_data(world, name, changes, words):
     path = write_row(world, f"{name}.jsonl", **changes)
-    line = refuse(world, "train", str(world.config), f"data.train_files=[{path}]", f"trainer.run_dir={world.folder}/bad_{name}", code=2)
+    line = refuse(
+        world,
+        "train",
+        str(world.config),
+        f"data.train_files=[{path}]",
+        f"trainer.run_dir={world.folder}/bad_{name}",
+        code=2,
+    )
     assert all(word in line for word in words), line
 
 
 def test_an_unknown_tool(world):
-    line = refuse(world, "train", str(world.config), "agent.tools=[calculater]", f"trainer.run_dir={world.folder}/bad_tool", code=2)
+    line = refuse(
+        world,
+        "train",
+        str(world.config),
+        "agent.tools=[calculater]",
+        f"trainer.run_dir={world.folder}/bad_tool",
+        code=2,
+    )
     assert "calculater" in line
     assert "calculator" in line
 
@@ -89,7 +112,9 @@ def test_a_port_in_use(world):
 
 
 def test_a_run_in_which_nothing_finishes_says_so(world):
-    """Every attempt runs out of time and its group is dropped: the run ends by buffer.stall_timeout_s, with the counts."""
+    """Every attempt runs out of time and its group is dropped: the run ends by buffer.stall_timeout_s, with
+    the counts.
+    """
     line = refuse(
         world,
         "train",
@@ -112,7 +137,7 @@ def read(row):
     if Path({flag!r}).exists():
         raise KeyError("question")
     return Task("", row["data_source"], (Message("user", row["prompt"][0]["content"]),), "tool_agent", ground_truth="1")
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -121,7 +146,13 @@ def test_a_row_that_cannot_be_read_any_more_ends_the_run_by_its_name_and_the_run
     flag, run_dir = world.folder / "late", world.folder / "late_row"
     reader = world.folder / "late_reader.py"
     reader.write_text(READER.format(flag=str(flag)))
-    arguments = ["train", str(world.config), f"data.reader='{reader}:read'", "trainer.steps=6", "trainer.save_freq=1"]
+    arguments = [
+        "train",
+        str(world.config),
+        f"data.reader='{reader}:read'",
+        "trainer.steps=6",
+        "trainer.save_freq=1",
+    ]
     arguments += [f"trainer.run_dir={run_dir}", "buffer.max_staleness=0"]
     command = world.start(*arguments)
     command.wait_until(lambda: world.num_steps(run_dir) >= 2)

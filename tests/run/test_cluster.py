@@ -1,4 +1,6 @@
-"""A training on a Ray of two nodes: everything stands where the pools say, and a node that is lost ends nothing that stands elsewhere."""
+"""A training on a Ray of two nodes: everything stands where the pools say, and a node that is lost ends
+nothing that stands elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 
 class Nodes:
-    """Two nodes of Ray on this machine, `first` with the driver; each has its own address, and its own name as a resource."""
+    """Two nodes of Ray on this machine, `first` with the driver; each has its own address, and its own name
+    as a resource.
+    """
 
     def __init__(self) -> None:
         first = {"num_cpus": 1, "resources": {"first": 1}, "include_dashboard": False}
@@ -71,13 +75,22 @@ def nodes(monkeypatch):
 def start(world, nodes: Nodes, name: str, *more: str):
     """Start a training on the nodes; return the command and the folder of the run."""
     run_dir = world.folder / name
-    common = [f"trainer.run_dir={run_dir}", f"cluster.address={nodes.cluster.address}", "buffer.max_staleness=1", "rollout.num_actors=2"]
+    common = [
+        f"trainer.run_dir={run_dir}",
+        f"cluster.address={nodes.cluster.address}",
+        "buffer.max_staleness=1",
+        "rollout.num_actors=2",
+    ]
     common += ["cluster.num_nodes=2", "trainer.steps=100_000", f"rollout.server_start_timeout_s={PATIENCE_S}"]
-    return world.start("train", str(world.config), *common, "rollout.api_key_env=AGENTRL_TEST_KEY", *more), run_dir
+    return world.start(
+        "train", str(world.config), *common, "rollout.api_key_env=AGENTRL_TEST_KEY", *more
+    ), run_dir
 
 
 def test_roles_of_a_run_stand_where_their_pools_are_and_the_users_files_reach_them(world, nodes, monkeypatch):
-    """Paths are relative to the driver's folder, where the nodes were not started; the file of the reward is gone before they need it."""
+    """Paths are relative to the driver's folder, where the nodes were not started; the file of the reward is
+    gone before they need it.
+    """
     monkeypatch.chdir(world.folder)
     own = Path("own_reward.py")
     own.write_text(OWN_REWARD)
@@ -135,7 +148,9 @@ def test_a_run_goes_on_without_a_node_and_takes_it_back(world, nodes):
     assert audit.wait(PATIENCE_S) == 0, audit.output()
 
 
-def test_a_run_that_lost_a_node_with_a_learner_rank_goes_on_from_its_checkpoint_when_the_node_is_back(world, nodes):
+def test_a_run_that_lost_a_node_with_a_learner_rank_goes_on_from_its_checkpoint_when_the_node_is_back(
+    world, nodes
+):
     """The rank that is left is ended, and both start again: the lost one waits for its seat."""
     run, run_dir = start(
         world,

@@ -1,4 +1,6 @@
-"""A whole run that replaces groups without variance and plays a greedy attempt beside each group; what it stored is replayed."""
+"""A whole run that replaces groups without variance and plays a greedy attempt beside each group; what it
+stored is replayed.
+"""
 
 import math
 from pathlib import Path
@@ -23,13 +25,23 @@ RECIPES = sorted(file.stem for file in (CONFIGS / "recipes").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def run(world, tmp_path_factory: pytest.TempPathFactory):
-    """DAPO with the greedy attempt as the baseline, and a reward that random answers differ in: their length is even or odd."""
+    """DAPO with the greedy attempt as the baseline, and a reward that random answers differ in: their length
+    is even or odd.
+    """
     folder = tmp_path_factory.mktemp("dapo")
     (folder / "parity.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return float(len(solution_str) % 2)\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return "
+        "float(len(solution_str) % 2)\n"
     )
-    overrides = ["algorithm=dapo", "algorithm.advantage=remax", f"trainer.run_dir={folder}/run", "trainer.steps=2"]
-    overrides += ["rollout.group_size=4"]  # of two attempts that differ from the greedy one, both may have earned the same
+    overrides = [
+        "algorithm=dapo",
+        "algorithm.advantage=remax",
+        f"trainer.run_dir={folder}/run",
+        "trainer.steps=2",
+    ]
+    overrides += [
+        "rollout.group_size=4"
+    ]  # of two attempts that differ from the greedy one, both may have earned the same
     overrides += ["data.curriculum.by_pass_rate=true"]
     overrides += [f"reward.custom_function.path={folder}/parity.py", "reward.terms.length_penalty.weight=0"]
     config = agentrl.load_config(str(world.config), overrides)
@@ -54,7 +66,11 @@ def test_each_group_has_its_greedy_attempt_and_metrics_are_of_the_others(run, wo
     for step, record in enumerate(world.records(result.run_dir).train, 1):
         groups = stored_groups(result, step)
         sampled = [t.reward for group in groups for t in group.trajectories]
-        assert len(sampled) == record["rollout/trajectories"] == config.buffer.groups_per_step * config.rollout.group_size
+        assert (
+            len(sampled)
+            == record["rollout/trajectories"]
+            == config.buffer.groups_per_step * config.rollout.group_size
+        )
         assert record["rollout/reward_mean"] == pytest.approx(np.mean(sampled))
         assert all(group.greedy is not None and group.greedy.is_greedy for group in groups)
         assert record["rollout/greedy_reward_mean"] == np.mean([group.greedy.reward for group in groups])
@@ -92,10 +108,14 @@ def test_the_same_attempts_teach_an_estimator_that_reads_anchors(run, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_learns_from_them(run, world, tmp_path, algorithm):
-    """Real attempts of several turns, through credit, correction and updates; whole runs of some are in test_recipes_learn.py."""
+    """Real attempts of several turns, through credit, correction and updates; whole runs of some are in
+    test_recipes_learn.py.
+    """
     config, result = run
     overrides = [f"algorithm={algorithm}", f"rollout.group_size={config.rollout.group_size}"]
-    replayed = replay(result.run_dir, load_replay_config(result.run_dir, overrides, file=world.config, out=tmp_path))
+    replayed = replay(
+        result.run_dir, load_replay_config(result.run_dir, overrides, file=world.config, out=tmp_path)
+    )
     for record in read_metrics(tmp_path / "metrics.jsonl"):
         assert_learned(record)
     assert replayed.step == 2
@@ -104,11 +124,20 @@ def test_every_algorithm_learns_from_them(run, world, tmp_path, algorithm):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_learns_a_step_from_them(run, world, tmp_path, recipe):
-    """The learner of each, as configured, with a small model in the large one's place; whole runs are in test_recipe_runs.py."""
+    """The learner of each, as configured, with a small model in the large one's place; whole runs are in
+    test_recipe_runs.py.
+    """
     config, result = run
-    overrides = ["size=tiny", f"model.path={world.folder}/model", f"rollout.group_size={config.rollout.group_size}", "trainer.save_freq=-1"]
+    overrides = [
+        "size=tiny",
+        f"model.path={world.folder}/model",
+        f"rollout.group_size={config.rollout.group_size}",
+        "trainer.save_freq=-1",
+    ]
     overrides += ["trainer.keep_best=0", "buffer.groups_per_step=4"]
-    own = load_replay_config(result.run_dir, overrides, file=CONFIGS / "recipes" / f"{recipe}.yaml", out=tmp_path)
+    own = load_replay_config(
+        result.run_dir, overrides, file=CONFIGS / "recipes" / f"{recipe}.yaml", out=tmp_path
+    )
     replayed = replay(result.run_dir, own, last_step=1)
     [record] = read_metrics(tmp_path / "metrics.jsonl")
     assert_learned(record)

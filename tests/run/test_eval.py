@@ -1,4 +1,6 @@
-"""`agentrl eval` and `agentrl generate` as they are used: servers of every kind, a kill in the middle, and nothing played twice."""
+"""`agentrl eval` and `agentrl generate` as they are used: servers of every kind, a kill in the middle, and
+nothing played twice.
+"""
 
 from __future__ import annotations
 
@@ -69,9 +71,15 @@ def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None
     [producer] = json.loads(batch.schema.metadata[PRODUCERS]).values()
     assert producer["sampling"]["temperature"] == 1.0
     attempts = decode(batch)
-    assert [(attempt.group_id, attempt.member) for attempt in attempts] == [(row, member) for row in range(NUM_ROWS) for member in (0, 1)]
+    assert [(attempt.group_id, attempt.member) for attempt in attempts] == [
+        (row, member) for row in range(NUM_ROWS) for member in (0, 1)
+    ]
     assert len({attempt.task_id for attempt in attempts}) == NUM_ROWS
-    assert {attempt.agent_name for attempt in attempts} == {"single_turn_agent", "tool_agent", "interaction_agent"}
+    assert {attempt.agent_name for attempt in attempts} == {
+        "single_turn_agent",
+        "tool_agent",
+        "interaction_agent",
+    }
     assert all(attempt.num_action_tokens and "accuracy" in attempt.metrics for attempt in attempts)
     results = results_of(out)
     assert results["run"]["sampling"]["temperature"] == 1.0
@@ -80,21 +88,50 @@ def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None
     assert "18 of them already finished" in run("eval", world.config, "--model", server, *options)
     assert len(stored_keys(out / "attempts.sqlite")) == 2 * NUM_ROWS, "a second time nothing is played"
     run("eval", world.config, "--model", server, *options[:2], "--n", 3, *options[4:])
-    assert len(stored_keys(out / "attempts.sqlite")) == 3 * NUM_ROWS, "and a third attempt adds one per problem"
+    assert len(stored_keys(out / "attempts.sqlite")) == 3 * NUM_ROWS, (
+        "and a third attempt adds one per problem"
+    )
 
 
 def test_another_prompt_is_another_attempt(world, server, tmp_path) -> None:
-    base = ("eval", world.config, "--model", server, "--on", world.folder / "data/val.parquet", "--rows", 2, "--out", tmp_path)
+    base = (
+        "eval",
+        world.config,
+        "--model",
+        server,
+        "--on",
+        world.folder / "data/val.parquet",
+        "--rows",
+        2,
+        "--out",
+        tmp_path,
+    )
     run(*base)
     run(*base, "--template", "question@1")
     assert len(stored_keys(tmp_path / "attempts.sqlite")) == 4
-    assert results_of(tmp_path)["run"]["data_sets"] == [{"name": "val", "num_problems": 2, "template": "question@1"}]
+    assert results_of(tmp_path)["run"]["data_sets"] == [
+        {"name": "val", "num_problems": 2, "template": "question@1"}
+    ]
 
 
 def check_that_a_killed_one_goes_on(world, out, *options) -> None:
-    """Kill -9 an evaluation of 12 attempts per row in its middle, run it again, and look at what was kept and played."""
+    """Kill -9 an evaluation of 12 attempts per row in its middle, run it again, and look at what was kept and
+    played.
+    """
     n = 12
-    arguments = ("eval", world.config, "--on", world.folder / "data/val.parquet", "--n", n, "--out", out, "--temperature", 1.0, *options)
+    arguments = (
+        "eval",
+        world.config,
+        "--on",
+        world.folder / "data/val.parquet",
+        "--n",
+        n,
+        "--out",
+        out,
+        "--temperature",
+        1.0,
+        *options,
+    )
     arguments = tuple(map(str, (*arguments, "rollout.max_concurrent_trajectories=8")))
     first = world.start(*arguments)
     first.wait_until(lambda: len(stored_keys(out / "attempts.sqlite")) >= 10)
@@ -117,8 +154,10 @@ def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) 
 
 def test_a_folder_is_served_for_the_evaluation(world, tmp_path) -> None:
     said = run(
-        "eval", "--model", world.folder / "model", "--on", world.folder / "data/val.parquet", "--rows", 3, "--out", tmp_path,
-        "--max-tokens", 32, "--max-turn-tokens", 8, "--agent", "tool_agent", "--tools", "calculator", "rollout.embedded.num_blocks=64",
+        "eval", "--model", world.folder / "model", "--on", world.folder / "data/val.parquet", "--rows", 3,
+        "--out", tmp_path,
+        "--max-tokens", 32, "--max-turn-tokens", 8, "--agent", "tool_agent", "--tools", "calculator",
+        "rollout.embedded.num_blocks=64",
     )  # fmt: skip
     assert "starting 1 embedded server" in said
     attempts = decode(read_parquet(tmp_path / "attempts.parquet"))
@@ -134,7 +173,18 @@ def test_a_reward_of_batches_sees_the_whole_evaluation(world, server, tmp_path) 
         "    return [order.index(i) / len(order) for i in range(len(order))]\n"
     )
     custom = (f"reward.custom_function.path={tmp_path / 'ranks.py'}", "reward.custom_function.scope=batch")
-    options = ("--model", server, "--on", world.folder / "data/val.parquet", "--n", 2, "--temperature", 1.0, "--out", tmp_path / "out")
+    options = (
+        "--model",
+        server,
+        "--on",
+        world.folder / "data/val.parquet",
+        "--n",
+        2,
+        "--temperature",
+        1.0,
+        "--out",
+        tmp_path / "out",
+    )
     run("eval", world.config, *custom, *options)
     attempts = decode(read_parquet(tmp_path / "out/attempts.parquet"))
     assert sorted(attempt.reward for attempt in attempts) == pytest.approx([rank / 18 for rank in range(18)])
@@ -143,7 +193,20 @@ def test_a_reward_of_batches_sees_the_whole_evaluation(world, server, tmp_path) 
 
 def test_rows_and_their_responses(world, server, tmp_path) -> None:
     source, out = world.folder / "data/val.parquet", tmp_path / "responses.parquet"
-    options = ("generate", world.config, "--model", server, "--in", source, "--out", out, "--n", 3, "--temperature", 1.0)
+    options = (
+        "generate",
+        world.config,
+        "--model",
+        server,
+        "--in",
+        source,
+        "--out",
+        out,
+        "--n",
+        3,
+        "--temperature",
+        1.0,
+    )
     run(*options)
     rows, written = pq.read_table(source), pq.read_table(out)
     assert written.drop_columns(["responses"]).equals(rows)
@@ -155,7 +218,9 @@ def test_rows_and_their_responses(world, server, tmp_path) -> None:
     assert pq.read_table(out)["responses"].to_pylist() == responses, "what is kept is not generated again"
     result = CliRunner().invoke(app, ["score", str(out), "--out", str(tmp_path / "scored.parquet")])
     assert result.exit_code == 0, result.output
-    assert [len(row) for row in pq.read_table(tmp_path / "scored.parquet")["scores"].to_pylist()] == [3] * NUM_ROWS
+    assert [len(row) for row in pq.read_table(tmp_path / "scored.parquet")["scores"].to_pylist()] == [
+        3
+    ] * NUM_ROWS
 
 
 SLEEPER = """
@@ -193,8 +258,10 @@ def test_an_evaluation_that_stands_still_says_what_it_waits_for(world, server, t
     report = out / "watchdog/001.txt"
     (tmp_path / "sleepy.py").write_text(SLEEPER.format(report=report))
     said = run(
-        "eval", "--model", server, "--on", world.folder / "data/val.parquet", "--rows", 2, "--out", out, "--agent", "sleepy_agent",
-        f"agent.plugins=[{tmp_path}/sleepy.py]", "--tools", "sleeper", "agent.tool_timeout_s=400", "eval.watchdog_s=0.5",
+        "eval", "--model", server, "--on", world.folder / "data/val.parquet", "--rows", 2, "--out", out,
+        "--agent", "sleepy_agent",
+        f"agent.plugins=[{tmp_path}/sleepy.py]", "--tools", "sleeper", "agent.tool_timeout_s=400",
+        "eval.watchdog_s=0.5",
     )  # fmt: skip
     assert "(eval.watchdog_s=0.5): no try of an attempt that ended" in said
     assert f"full report: {report}" in said
@@ -220,12 +287,14 @@ def test_what_is_wrong_is_said_before_anything_is_played(world, server, tmp_path
     assert not stored_keys(tmp_path / "attempts.sqlite")
 
 
-# ------------------------------------------------------------------------------------------- an OpenAI-compatible URL
+# ----------------------------------------------------------------------------------- an OpenAI-compatible URL
 
 
 @dataclass
 class OpenAIServer:
-    """Calls the calculator with what the question asks for, and then says a number; its first requests are too many."""
+    """Calls the calculator with what the question asks for, and then says a number; its first requests are
+    too many.
+    """
 
     port: int = 0
     num_overloads: int = 3
@@ -282,8 +351,29 @@ def openai(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenAIServer]:
 
 def test_messages_in_place_of_tokens(world, openai, tmp_path) -> None:
     url = f"http://127.0.0.1:{openai.port}/v1"
-    options = ("--on", world.folder / "data/val.parquet", "--out", tmp_path, "--n", 2, "--temperature", 0.7, "--top-k", 20)
-    run("eval", world.config, "--model", url, *options, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY", "eval.stop=[END]")
+    options = (
+        "--on",
+        world.folder / "data/val.parquet",
+        "--out",
+        tmp_path,
+        "--n",
+        2,
+        "--temperature",
+        0.7,
+        "--top-k",
+        20,
+    )
+    run(
+        "eval",
+        world.config,
+        "--model",
+        url,
+        *options,
+        "--agent",
+        "tool_agent",
+        "rollout.api_key_env=STAND_IN_KEY",
+        "eval.stop=[END]",
+    )
     attempts = decode(read_parquet(tmp_path / "attempts.parquet"))
     assert not {attempt.failure for attempt in attempts} - {None}
     played = [attempt for attempt in attempts if attempt.metrics["num_tool_calls"]]
@@ -303,20 +393,41 @@ def test_messages_in_place_of_tokens(world, openai, tmp_path) -> None:
     assert (body["temperature"], body["top_k"], body["stop"], body["model"]) == (0.7, 20, ["END"], "stand-in")
     assert body["max_tokens"] == 16, "agent.max_turn_tokens"
     assert openai.statuses[429] == 3, "asked again until there was room"
-    assert "s3cret" not in "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert "s3cret" not in "".join(
+        path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
+    )
 
 
 def test_kill_9_at_an_openai_compatible_url(world, openai, tmp_path) -> None:
     openai.seconds_per_answer = 0.05
     url = f"http://127.0.0.1:{openai.port}/v1"
-    check_that_a_killed_one_goes_on(world, tmp_path / "out", "--model", url, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY")
+    check_that_a_killed_one_goes_on(
+        world, tmp_path / "out", "--model", url, "--agent", "tool_agent", "rollout.api_key_env=STAND_IN_KEY"
+    )
 
 
 def test_an_openai_compatible_url_that_does_not_answer_is_named(world, openai, tmp_path) -> None:
     openai.num_overloads, openai.answers_after = 0, tmp_path / "watchdog/001.txt"
     url = f"http://127.0.0.1:{openai.port}/v1"
-    options = ("--on", world.folder / "data/val.parquet", "--rows", 2, "--out", tmp_path, "--agent", "single_turn_agent")
-    run("eval", world.config, "--model", url, *options, "rollout.api_key_env=STAND_IN_KEY", "eval.watchdog_s=0.5")
+    options = (
+        "--on",
+        world.folder / "data/val.parquet",
+        "--rows",
+        2,
+        "--out",
+        tmp_path,
+        "--agent",
+        "single_turn_agent",
+    )
+    run(
+        "eval",
+        world.config,
+        "--model",
+        url,
+        *options,
+        "rollout.api_key_env=STAND_IN_KEY",
+        "eval.watchdog_s=0.5",
+    )
     text = openai.answers_after.read_text()
     assert f"{url} ready, 0 restarts: 2 turns requested\n" in text
     assert f"generate at {url}, " in text

@@ -1,4 +1,6 @@
-"""Whole runs whose plugins fail: said, counted, kept with the user's line, and ended if nothing can come of them."""
+"""Whole runs whose plugins fail: said, counted, kept with the user's line, and ended if nothing can come of
+them.
+"""
 
 import json
 from pathlib import Path
@@ -33,20 +35,30 @@ def test_a_reward_with_an_honest_bug_is_seen_everywhere(world, tmp_path):
     reward, run = tmp_path / "mine.py", tmp_path / "run"
     reward.write_text(REWARD)
     overrides = [f"trainer.run_dir={run}", "trainer.steps=4", f"reward.custom_function.path={reward}"]
-    command = world.start("train", str(world.config), *overrides, f"data.val_files=[{world.folder}/data/val.parquet]")
+    command = world.start(
+        "train", str(world.config), *overrides, f"data.val_files=[{world.folder}/data/val.parquet]"
+    )
     assert command.wait() == 0, command.output()
     said, rows = command.output(), rows_of(run)
     assert f"reward 'custom' raised KeyError: 2 at {reward}:4\n" in said
     assert "attempts could not be scored" in said
     assert " failed  " in said
     assert "alarm failed_share at step " in said
-    assert {(row["place"], row["error"], row["plugin"]) for row in rows} == {(f"{reward}:4", "KeyError", "custom")}
+    assert {(row["place"], row["error"], row["plugin"]) for row in rows} == {
+        (f"{reward}:4", "KeyError", "custom")
+    }
     assert {row["became"] for row in rows} == {"dropped", "not_scored"}
     records = world.records(run).train
     result = json.loads((run / "result.json").read_text())
     dropped = {row["group_id"] for row in rows if row["became"] == "dropped"}
-    assert len(dropped) >= result["counts"]["dropped"]["reward_error"]  # the last ones were dropped while the run ended
-    assert 0 < sum(record["attempts/reward_error"] for record in records if "attempts/reward_error" in record) <= len(rows)
+    assert (
+        len(dropped) >= result["counts"]["dropped"]["reward_error"]
+    )  # the last ones were dropped while the run ended
+    assert (
+        0
+        < sum(record["attempts/reward_error"] for record in records if "attempts/reward_error" in record)
+        <= len(rows)
+    )
     summary = (run / "summary.md").read_text()
     assert "reward 'custom' raised KeyError: 2 (mine.py:4)" in summary
     assert "BufferCounts" not in summary + said
@@ -57,12 +69,18 @@ def test_an_agent_that_always_fails_ends_the_run_with_its_text_within_seconds(wo
     agent, run = tmp_path / "broken.py", tmp_path / "run"
     agent.write_text(AGENT)
     rows = world.write_rows(tmp_path, {}, default="broken")
-    overrides = [f"agent.plugins=[{agent}]", f"data.train_files=[{rows}]", f"trainer.run_dir={run}", "buffer.stall_timeout_s=30"]
+    overrides = [
+        f"agent.plugins=[{agent}]",
+        f"data.train_files=[{rows}]",
+        f"trainer.run_dir={run}",
+        "buffer.stall_timeout_s=30",
+    ]
     command = world.start("train", str(world.config), *overrides, "trainer.steps=2", "--debug")
     assert command.wait() == 1, command.output()
     said = command.output()
     assert (
-        "(rollout.max_failed_share=0.9), most of them with: agent 'broken' raised PluginError: no key for the service (broken.py:9)" in said
+        "(rollout.max_failed_share=0.9), most of them with: agent 'broken' raised PluginError: no key for "
+        "the service (broken.py:9)" in said
     )
     assert f'File "{agent}", line 9, in run' in said
     assert "stall_timeout_s" not in said

@@ -1,4 +1,6 @@
-"""A run behind SGLang's own router: agents generate through it, and it has exactly the servers with the current weights behind it."""
+"""A run behind SGLang's own router: agents generate through it, and it has exactly the servers with the
+current weights behind it.
+"""
 
 import json
 import subprocess
@@ -40,7 +42,10 @@ class RouterProcess:
         ]
         with log.open("w") as file:
             self.process = subprocess.Popen(
-                [*command, "--prometheus-port", metrics_port], stdout=file, stderr=file, stdin=subprocess.DEVNULL
+                [*command, "--prometheus-port", metrics_port],
+                stdout=file,
+                stderr=file,
+                stdin=subprocess.DEVNULL,
             )
         deadline = time.monotonic() + 60
         while not self.answers():
@@ -59,7 +64,11 @@ class RouterProcess:
 
     def num_generations(self):
         lines = fetch(f"{self._metrics}/metrics").splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("smg_http_requests_total") and "/generate" in line)
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("smg_http_requests_total") and "/generate" in line
+        )
 
 
 @pytest.fixture
@@ -71,7 +80,9 @@ def front(tmp_path):
 
 
 def start(world, folder, front, *overrides):
-    return world.start("train", str(world.config), f"trainer.run_dir={folder}", f"rollout.front_url={front.url}", *overrides)
+    return world.start(
+        "train", str(world.config), f"trainer.run_dir={folder}", f"rollout.front_url={front.url}", *overrides
+    )
 
 
 @pytest.mark.timeout(900)

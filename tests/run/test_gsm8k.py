@@ -14,7 +14,10 @@ def gsm8k_folder() -> Path:
     shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).parents[3] / "shared"))
     folder = shared / "data/gsm8k"
     if not folder.is_dir():
-        message = f"needs GSM8K's original JSON lines in {folder}; set AGENTRL_SHARED to the folder that holds data/gsm8k"
+        message = (
+            f"needs GSM8K's original JSON lines in {folder}; set AGENTRL_SHARED to the folder that holds "
+            "data/gsm8k"
+        )
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)

@@ -1,4 +1,6 @@
-"""An MCP server serves a training run: over stdio, started by the rollout actors, and over HTTP, running beside it."""
+"""An MCP server serves a training run: over stdio, started by the rollout actors, and over HTTP, running
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from agentrl.data.trajectories import decode, read_parquet
 
 SERVER = str(Path(__file__).parents[1] / "mcp_server.py")
 QUESTION = {"role": "user", "content": "6*7=?"}
-CALL = {"id": "call00000", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": "6*7"})}}
+CALL = {
+    "id": "call00000",
+    "type": "function",
+    "function": {"name": "calculator", "arguments": json.dumps({"expression": "6*7"})},
+}
 CONVERSATION = [
     QUESTION,
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -44,7 +50,7 @@ from_scratch:
 learner:
   microbatch_tokens: 4096
   optimizer: {lr: 5.0e-3, weight_decay: 0.0}
-"""
+"""  # noqa: E501
 TRAIN = """
   max_turns: 2
   max_response_tokens: 160
@@ -64,11 +70,15 @@ def policy(world) -> Path:
     """A policy that calls the calculator, and knows nothing else."""
     folder = world.folder / "mcp"
     folder.mkdir()
-    (folder / "sft.jsonl").write_text(f"{json.dumps({'messages': CONVERSATION, 'tools': ['calculator']})}\n" * 8)
+    (folder / "sft.jsonl").write_text(
+        f"{json.dumps({'messages': CONVERSATION, 'tools': ['calculator']})}\n" * 8
+    )
     (folder / "train.jsonl").write_text(f"{json.dumps(TASK)}\n" * 8)
     config = folder / "sft.yaml"
     config.write_text(CONFIG.format(folder=folder, data="sft", address=stdio(folder / "none")) + SFT)
-    command = world.start("sft", str(config), "trainer.steps=60", "trainer.batch_size=8", f"trainer.output={folder}/policy")
+    command = world.start(
+        "sft", str(config), "trainer.steps=60", "trainer.batch_size=8", f"trainer.output={folder}/policy"
+    )
     assert command.wait() == 0, command.output()
     assert command.left_behind() == []
     return folder / "policy"
@@ -80,13 +90,17 @@ def train(world, policy: Path, name: str, address: str) -> list:
     config = folder / f"{name}.yaml"
     config.write_text(CONFIG.format(folder=folder, data="train", address=address) + TRAIN)
     run_dir = folder / name
-    command = world.start("train", str(config), f"model.path={policy}", "trainer.steps=2", f"trainer.run_dir={run_dir}")
+    command = world.start(
+        "train", str(config), f"model.path={policy}", "trainer.steps=2", f"trainer.run_dir={run_dir}"
+    )
     assert command.wait() == 0, command.output()
     assert "Traceback" not in command.output()
     assert command.left_behind() == []
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["step"], result["balanced"]) == (2, True)
-    return [t for path in sorted((run_dir / "trajectories").glob("*.parquet")) for t in decode(read_parquet(path))]
+    return [
+        t for path in sorted((run_dir / "trajectories").glob("*.parquet")) for t in decode(read_parquet(path))
+    ]
 
 
 def check(trajectories: list, calls: Path) -> None:
@@ -110,7 +124,11 @@ def test_over_stdio(world, policy, tmp_path):
 def test_over_http(world, policy, tmp_path):
     calls = tmp_path / "calls"
     server = subprocess.Popen(
-        [sys.executable, SERVER, "http", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={"MCP_CALLS": str(calls)}
+        [sys.executable, SERVER, "http", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={"MCP_CALLS": str(calls)},
     )
     try:
         port = server.stdout.readline().strip()

@@ -1,4 +1,6 @@
-"""A program written for OpenAI's client, unchanged, is trained through the gateway on the quickstart's task."""
+"""A program written for OpenAI's client, unchanged, is trained through the gateway on the quickstart's
+task.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ async def solve(task, *, base_url, api_key, model):
 if __name__ == "__main__":
     task = json.load(sys.stdin)
     answer = openai.OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=task["messages"])
-'''
+'''  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +75,21 @@ def program(world, tmp_path_factory):
     (folder / "my_agent.py").write_text(PROGRAM.replace("{schema}", repr(Calculator().schema())))
     rows = pq.read_table(world.folder / "data/train.parquet")
     column = rows.schema.get_field_index("agent_name")
-    pq.write_table(rows.set_column(column, "agent_name", [["openai_agent"] * len(rows)]), folder / "train.parquet")
+    pq.write_table(
+        rows.set_column(column, "agent_name", [["openai_agent"] * len(rows)]), folder / "train.parquet"
+    )
     return folder
 
 
 def train(world, program, name: str, *overrides: str):
     config = agentrl.load_config(
         str(world.config),
-        [f"trainer.run_dir={world.folder / name}", f"data.train_files=[{program}/train.parquet]", "agent.tools=[]", *overrides],
+        [
+            f"trainer.run_dir={world.folder / name}",
+            f"data.train_files=[{program}/train.parquet]",
+            "agent.tools=[]",
+            *overrides,
+        ],
     )
     return agentrl.train(config)
 
@@ -113,13 +122,16 @@ def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, progr
     (key,) = keys
     assert len(key) > 32
     files = [path for path in (world.folder / "openai").rglob("*") if path.is_file()]
-    assert not [path for path in files if key.encode() in path.read_bytes()], "the key of the servers stands in a file of the run"
+    assert not [path for path in files if key.encode() in path.read_bytes()], (
+        "the key of the servers stands in a file of the run"
+    )
     assert result.counts.consumed == 20
 
     records = world.records(world.folder / "openai").train
     assert [r["step"] for r in records] == [1, 2, 3, 4, 5]
     assert all(0 <= r["rollout/lag/max"] <= 1 for r in records)
-    # On the first step no update came between sampling and learning: server and learner agree on every recorded token.
+    # On the first step no update came between sampling and learning: server and learner agree on every
+    # recorded token.
     assert records[0]["rollout/lag/max"] == 0
     assert records[0]["learner/mismatch_max"] < 1e-4
 
@@ -128,7 +140,9 @@ def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, progr
     for trajectory in trajectories:
         check_record(trajectory, max_version=5)
     assert max(t.metrics["num_turns"] for t in trajectories) >= 2
-    assert {t.segment_starts for t in trajectories} == {(0,)}, "what the program sent back must continue its row"
+    assert {t.segment_starts for t in trajectories} == {(0,)}, (
+        "what the program sent back must continue its row"
+    )
 
 
 def check_record(trajectory, *, max_version: int) -> None:
@@ -169,11 +183,16 @@ def test_a_command_is_trained(world, program):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_policy_that_calls_tools_is_trained_through_its_program(world, program):
-    """With the quickstart's warm start the policy does call the program's calculator: the answers are context of the same row."""
+    """With the quickstart's warm start the policy does call the program's calculator: the answers are context
+    of the same row.
+    """
     folder = world.folder / "openai_warm"
     write_arithmetic(folder / "data", seed=0, num_train=240, num_val=0, num_sft=3000)
     sft = world.start(
-        "sft", "configs/quickstart_sft.yaml", f"data.train_files=[{folder}/data/sft.parquet]", f"trainer.output={folder}/warm_start"
+        "sft",
+        "configs/quickstart_sft.yaml",
+        f"data.train_files=[{folder}/data/sft.parquet]",
+        f"trainer.output={folder}/warm_start",
     )
     assert sft.wait(800) == 0, sft.output()
     train(
@@ -194,4 +213,6 @@ def test_a_policy_that_calls_tools_is_trained_through_its_program(world, program
     assert used, "the policy called no tool"
     assert all(t.segment_starts == (0,) for t in used)
     assert all(t.metrics["num_tool_calls"] >= 1 for t in used)
-    assert any(t.reward == 1 for t in used if t.outcome is Outcome.COMPLETED), "an answer of the program's calculator counted"
+    assert any(t.reward == 1 for t in used if t.outcome is Outcome.COMPLETED), (
+        "an answer of the program's calculator counted"
+    )

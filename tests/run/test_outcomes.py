@@ -1,4 +1,6 @@
-"""A whole run in which rewards fail and attempts are masked: groups shrink, the rest is learned from, and a replay does the same."""
+"""A whole run in which rewards fail and attempts are masked: groups shrink, the rest is learned from, and a
+replay does the same.
+"""
 
 from pathlib import Path
 
@@ -27,7 +29,11 @@ def run(request, world, tmp_path_factory: pytest.TempPathFactory):
     )
     table = f"{{reward_error: {request.param}, truncated: mask}}"
     overrides = [f"rollout.on_outcome={table}", "rollout.group_size=4", f"rollout.min_group_size={LEAST}"]
-    overrides += [f"reward.custom_function.path={folder}/fragile.py", f"trainer.run_dir={folder}/run", f"trainer.steps={STEPS}"]
+    overrides += [
+        f"reward.custom_function.path={folder}/fragile.py",
+        f"trainer.run_dir={folder}/run",
+        f"trainer.steps={STEPS}",
+    ]
     return request.param, agentrl.train(agentrl.load_config(str(world.config), overrides))
 
 

@@ -22,7 +22,12 @@ def test_ppo_with_a_critic_on_two_ranks_goes_on_from_its_checkpoint(world):
             "critic.optimizer.lr=1e-3",
             "critic.warmup_steps=1",
             "algorithm.bootstrap_truncated=true",
-            *("algorithm.kl.coefficient=0.01", "algorithm.kl.place=reward", "algorithm.kl.estimator=k1", "algorithm.kl.target=0.1"),
+            *(
+                "algorithm.kl.coefficient=0.01",
+                "algorithm.kl.place=reward",
+                "algorithm.kl.estimator=k1",
+                "algorithm.kl.target=0.1",
+            ),
         ]
         return agentrl.train(agentrl.load_config(str(world.config), overrides))
 
@@ -33,7 +38,11 @@ def test_ppo_with_a_critic_on_two_ranks_goes_on_from_its_checkpoint(world):
     assert result.counts.is_balanced
     records = world.records(run_dir).train
     assert [r["step"] for r in records] == [1, 2, 3], "the second call went on"
-    assert ["learner/loss" in r for r in records] == [False, True, True], "the critic learns alone in the first step"
-    assert all(math.isfinite(r["learner/critic/loss"]) and r["learner/critic/num_tokens"] > 0 for r in records)
+    assert ["learner/loss" in r for r in records] == [False, True, True], (
+        "the critic learns alone in the first step"
+    )
+    assert all(
+        math.isfinite(r["learner/critic/loss"]) and r["learner/critic/num_tokens"] > 0 for r in records
+    )
     assert records[0]["learner/reward_kl"] == 0.0, "the policy is still its own reference"
     assert records[1]["learner/reward_kl_coefficient"] < records[0]["learner/reward_kl_coefficient"] == 0.01

@@ -1,4 +1,6 @@
-"""The quickstart on two real SGLang servers on a CPU learns as it does on the embedded one: `make test-sglang`."""
+"""The quickstart on two real SGLang servers on a CPU learns as it does on the embedded one: `make
+test-sglang`.
+"""
 
 import json
 
@@ -38,5 +40,6 @@ def test_it_learns_to_use_the_calculator(world, quickstart, transport):
     assert final["val/tool_use/needs_tool"] > 0.9
     train = world.records(run_dir).train
     assert 0 < max(r["rollout/lag/max"] for r in train) <= 2
-    # Server and learner agree on tokens of the newest weights; what is older than they are differs by what was learned since.
+    # Server and learner agree on tokens of the newest weights; what is older than they are differs by what
+    # was learned since.
     assert max(r["learner/mismatch_mean"] for r in train) < 0.2

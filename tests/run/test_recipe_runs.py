@@ -1,4 +1,5 @@
-"""Each packaged recipe makes one step on a random tiny model of Qwen 2.5's architecture, with Qwen 2.5's chat template.
+"""Each packaged recipe makes one step on a random tiny model of Qwen 2.5's architecture, with Qwen 2.5's chat
+template.
 
 Only the model, the data, sizes, lengths and counts differ from what its script runs.
 """
@@ -27,8 +28,18 @@ ALWAYS = {"gsm8k_tools"}
 """With several turns. The others are slow tests."""
 AGENTS = {"gsm8k_tools": "tool_agent", "gsm8k_feedback": "interaction_agent"}
 LENGTHS = (
-    *("data.max_prompt_tokens=2048", "agent.max_response_tokens=192", "learner.microbatch_tokens=2304", "rollout.num_actors=1"),
-    *("rollout.max_concurrent_trajectories=64", "buffer.groups_per_step=4", "rollout.group_size=4", "trainer.steps=1"),
+    *(
+        "data.max_prompt_tokens=2048",
+        "agent.max_response_tokens=192",
+        "learner.microbatch_tokens=2304",
+        "rollout.num_actors=1",
+    ),
+    *(
+        "rollout.max_concurrent_trajectories=64",
+        "buffer.groups_per_step=4",
+        "rollout.group_size=4",
+        "trainer.steps=1",
+    ),
 )
 TURN_TOKENS = {"gsm8k_tools": 24, "gsm8k_feedback": 24}
 """So that several turns fit into a response; of the recipes that bound turns."""
@@ -49,17 +60,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trl = importlib.util.find_spec("trl")
     assert trl is not None, "trl is not installed: make setup"
     [package] = trl.submodule_search_locations
-    (folder / "chat_template.jinja").write_text((Path(package) / "chat_templates" / "qwen2_5.jinja").read_text())
+    (folder / "chat_template.jinja").write_text(
+        (Path(package) / "chat_templates" / "qwen2_5.jinja").read_text()
+    )
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     vocabulary = Chat.load(str(folder)).vocab_size
-    config = Qwen2Config(vocab_size=vocabulary, max_position_embeddings=4096, initializer_range=0.1, tie_word_embeddings=True, **sizes)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        max_position_embeddings=4096,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+        **sizes,
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 
 def write_data(recipe: str, folder: Path) -> tuple[Path, Path]:
-    """Write problems as GSM8K and AIME have them, and return the files that the recipe trains and validates on."""
+    """Write problems as GSM8K and AIME have them, and return the files that the recipe trains and validates
+    on.
+    """
     source = folder / "source"
     source.mkdir(parents=True)
     sums = [(a, a + 3) for a in range(2, 14)]
@@ -69,14 +96,20 @@ def write_data(recipe: str, folder: Path) -> tuple[Path, Path]:
             (source / f"{name}.jsonl").write_bytes(b"\n".join(map(orjson.dumps, part)))
         write_aime(folder, source)
     else:
-        rows = [{"question": f"Tom has {a} pens and gets {b}. How many?", "answer": f"{a} + {b}\n#### {a + b}"} for a, b in sums]
+        rows = [
+            {"question": f"Tom has {a} pens and gets {b}. How many?", "answer": f"{a} + {b}\n#### {a + b}"}
+            for a, b in sums
+        ]
         for name, part in (("train", rows), ("test", rows[:2])):
             (source / f"{name}.jsonl").write_bytes(b"\n".join(map(orjson.dumps, part)))
         write_gsm8k(folder, source, agent=AGENTS.get(recipe, "single_turn_agent"))
     return folder / "train.parquet", folder / "test.parquet"
 
 
-@pytest.mark.parametrize("recipe", [recipe if recipe in ALWAYS else pytest.param(recipe, marks=pytest.mark.slow) for recipe in RECIPES])
+@pytest.mark.parametrize(
+    "recipe",
+    [recipe if recipe in ALWAYS else pytest.param(recipe, marks=pytest.mark.slow) for recipe in RECIPES],
+)
 def test_one_step(world, model, recipe, tmp_path):
     train, val = write_data(recipe, tmp_path / "data")
     run_dir = tmp_path / "run"

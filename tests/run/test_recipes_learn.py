@@ -1,4 +1,6 @@
-"""Every recipe learns the quickstart task, for two seeds of two: `make test-slow`. test_dynamic_sampling.py has two steps of each."""
+"""Every recipe learns the quickstart task, for two seeds of two: `make test-slow`. test_dynamic_sampling.py
+has two steps of each.
+"""
 
 import json
 
@@ -9,7 +11,9 @@ RECIPES = {
     "grpo": [],
     "rloo": [],
     "reinforce_plus_plus": [],
-    "dapo": ["buffer.max_constant_batches=100"],  # towards the end nearly all groups are solved by every attempt
+    "dapo": [
+        "buffer.max_constant_batches=100"
+    ],  # towards the end nearly all groups are solved by every attempt
     "gspo": [],
     "cispo": [],
 }

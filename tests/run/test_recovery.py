@@ -1,4 +1,6 @@
-"""Whole runs that lose a learner rank, their disk, or their driver: what is lost comes back, and nothing is left running."""
+"""Whole runs that lose a learner rank, their disk, or their driver: what is lost comes back, and nothing is
+left running.
+"""
 
 import json
 import os
@@ -57,23 +59,33 @@ def kill_rank_in(run, call: str) -> int:
 
 
 def newest_step(run_dir: Path) -> int:
-    """The step of the newest checkpoint, every file of it verified, as the next start would find it; 0 without one."""
+    """The step of the newest checkpoint, every file of it verified, as the next start would find it; 0
+    without one.
+    """
     tidy(run_dir / "checkpoints")
     checkpoint = find_checkpoint(run_dir / "checkpoints", TrainerConfig())
     return 0 if checkpoint is None else checkpoint.step
 
 
 def is_reproduced(run_dir: Path) -> bool:
-    """Whether the stored trajectories alone lead to the same weights, bit for bit: each step was made once, from the step before."""
+    """Whether the stored trajectories alone lead to the same weights, bit for bit: each step was made once,
+    from the step before.
+    """
     replayed = replay(run_dir, load_replay_config(run_dir))
-    return (replayed.model_path / "model.safetensors").read_bytes() == (run_dir / "policy/model.safetensors").read_bytes()
+    return (replayed.model_path / "model.safetensors").read_bytes() == (
+        run_dir / "policy/model.safetensors"
+    ).read_bytes()
 
 
 def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
-    """In a collective before the first checkpoint, during a publish by the process group, and while a checkpoint is written."""
+    """In a collective before the first checkpoint, during a publish by the process group, and while a
+    checkpoint is written.
+    """
     run_dir = world.folder / "lost_ranks"
     more = ("learner.world_size=2", "trainer.steps=30", "trainer.save_freq=3", "buffer.max_staleness=2")
-    run = world.start("train", *arguments(world, "lost_ranks", *more, "rollout.weights.transport=distributed"))
+    run = world.start(
+        "train", *arguments(world, "lost_ranks", *more, "rollout.weights.transport=distributed")
+    )
     run.wait_until(lambda: world.num_steps(run_dir) >= 1, LIMIT_S)
     for num_lost, call in enumerate(("Learner.update", "Learner.send_bucket", "Learner.start_save"), start=1):
         run.wait_until(lambda number=num_lost: number == 1 or newest_step_seen(run_dir) >= 3, LIMIT_S)
@@ -92,7 +104,9 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
     assert versions == list(range(len(versions)))
     result = json.loads((run_dir / "result.json").read_text())
     assert result["balanced"]
-    assert result["counts"]["consumed"] == 30 * 4, "what lost steps had learned from is not counted as learned from"
+    assert result["counts"]["consumed"] == 30 * 4, (
+        "what lost steps had learned from is not counted as learned from"
+    )
     assert newest_step(run_dir) == 30
     assert is_reproduced(run_dir)
 
@@ -114,7 +128,9 @@ def test_ranks_that_are_killed_while_they_start_are_started_again(world):
     """Of a new run, and of one that is resumed."""
     run_dir = world.folder / "lost_starting"
     for steps, begun in ((2, []), (4, ["resumed from step_000002"])):
-        more = arguments(world, "lost_starting", "learner.world_size=2", f"trainer.steps={steps}", "trainer.save_freq=1")
+        more = arguments(
+            world, "lost_starting", "learner.world_size=2", f"trainer.steps={steps}", "trainer.save_freq=1"
+        )
         run = world.start("train", *more)
         kill_rank_in(run, "WorkerHost.start")
         assert run.wait(LIMIT_S) == 0, run.output()
@@ -128,7 +144,9 @@ def test_ranks_that_are_killed_while_they_start_are_started_again(world):
 @pytest.mark.parametrize("call", ["Critic.update", "Critic.start_save"])
 def test_a_lost_rank_of_the_critic_brings_back_all_roles(world, call):
     run_dir = world.folder / call
-    run = world.start("train", *arguments(world, call, "algorithm=ppo", "trainer.steps=8", "trainer.save_freq=2"))
+    run = world.start(
+        "train", *arguments(world, call, "algorithm=ppo", "trainer.steps=8", "trainer.save_freq=2")
+    )
     run.wait_until(lambda: newest_step_seen(run_dir) >= 2, LIMIT_S)
     kill_rank_in(run, call)
     assert run.wait(LIMIT_S) == 0, run.output()
@@ -155,14 +173,24 @@ def test_a_run_that_loses_too_many_ranks_ends_with_the_cause_and_resumes(world):
 
 def newest_step_seen(run_dir: Path) -> int:
     """The same of a run that goes on, whose folder must not be tidied."""
-    steps = [int(path.parent.name.removeprefix("step_")) for path in (run_dir / "checkpoints").glob("step_*/manifest.json")]
+    steps = [
+        int(path.parent.name.removeprefix("step_"))
+        for path in (run_dir / "checkpoints").glob("step_*/manifest.json")
+    ]
     return max(steps, default=0)
 
 
 def test_a_full_disk_is_said_and_waited_for(world):
-    """The kernel refuses driver and rank to write any file for some steps: the run goes on, and makes up for it when it may write again."""
+    """The kernel refuses driver and rank to write any file for some steps: the run goes on, and makes up for
+    it when it may write again.
+    """
     run_dir = world.folder / "full_disk"
-    more = ("trainer.steps=400", "trainer.save_freq=1", "buffer.max_staleness=2", "rollout.weights.transport=distributed")
+    more = (
+        "trainer.steps=400",
+        "trainer.save_freq=1",
+        "buffer.max_staleness=2",
+        "rollout.weights.transport=distributed",
+    )
     run = world.start("train", *arguments(world, "full_disk", *more))
     run.wait_until(lambda: newest_step_seen(run_dir) >= 2, LIMIT_S)
     pids = [run.process.pid, *ranks(run)]
@@ -176,7 +204,9 @@ def test_a_full_disk_is_said_and_waited_for(world):
     for pid in pids:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     seen = newest_step_seen(run_dir)
-    run.wait_until(lambda: newest_step_seen(run_dir) > seen and world.num_steps(run_dir) > num_before, LIMIT_S)
+    run.wait_until(
+        lambda: newest_step_seen(run_dir) > seen and world.num_steps(run_dir) > num_before, LIMIT_S
+    )
     run.interrupt()
     assert run.wait(LIMIT_S) == 130, run.output()
     records = world.records(run_dir).train
@@ -191,10 +221,14 @@ def num_versions(run) -> int:
 
 @pytest.mark.parametrize("weights", ["disk", "distributed"])
 def test_however_and_wherever_a_run_is_stopped_nothing_is_left_and_the_same_command_goes_on(world, weights):
-    """While it starts, validates, publishes, saves and learns; by Ctrl-C, SIGTERM, kill -9 of the driver, and by a second Ctrl-C."""
+    """While it starts, validates, publishes, saves and learns; by Ctrl-C, SIGTERM, kill -9 of the driver, and
+    by a second Ctrl-C.
+    """
     run_dir = world.folder / f"stopped_{weights}"
     more = ["trainer.save_freq=1", "trainer.test_freq=2", f"data.val_files=[{world.folder}/data/val.parquet]"]
-    command = arguments(world, run_dir.name, *more, "learner.world_size=2", f"rollout.weights.transport={weights}")
+    command = arguments(
+        world, run_dir.name, *more, "learner.world_size=2", f"rollout.weights.transport={weights}"
+    )
     publish = {"disk": "Learner.export", "distributed": "Learner.send_bucket"}[weights]
     moments = {
         "WorkerHost": "Ctrl-C",
@@ -205,7 +239,9 @@ def test_however_and_wherever_a_run_is_stopped_nothing_is_left_and_the_same_comm
     }
     for call, how in moments.items():
         run = world.start("train", *command, "trainer.steps=1000")
-        if how == "twice":  # the first that gets so far: those before were stopped before or in their first checkpoint
+        if (
+            how == "twice"
+        ):  # the first that gets so far: those before were stopped before or in their first checkpoint
             run.wait_until(lambda: newest_step_seen(run_dir) >= 1, LIMIT_S)
         wait_for_call(run, call)
         started = time.monotonic()

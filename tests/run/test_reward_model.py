@@ -1,4 +1,6 @@
-"""A reward model from pairs to a run of PPO: trained, exported, the same scores elsewhere, one term of the reward, start of the critic."""
+"""A reward model from pairs to a run of PPO: trained, exported, the same scores elsewhere, one term of the
+reward, start of the critic.
+"""
 
 import json
 from dataclasses import dataclass
@@ -18,7 +20,10 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.offline.supervised import train_reward_model
 from agentrl.types import Task
 
-SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
+SIZES = (
+    "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
+    "num_key_value_heads: 2}"
+)
 
 
 pytestmark = pytest.mark.usefixtures("one_ray")
@@ -26,7 +31,9 @@ pytestmark = pytest.mark.usefixtures("one_ray")
 
 @dataclass(frozen=True)
 class Judge:
-    """A trained reward model, in transformers' hands, and what its training measured on the held-out pairs."""
+    """A trained reward model, in transformers' hands, and what its training measured on the held-out
+    pairs.
+    """
 
     folder: Path
     held_out: list[dict]
@@ -69,7 +76,9 @@ trainer: {{total_epochs: 6, batch_size: 32, test_freq: 12, output: {world.folder
     )
     folder = train_reward_model(load_rm_config(str(config)))
     records = map(json.loads, (world.folder / "judge_run/metrics.jsonl").read_text().splitlines())
-    return Judge(folder, held_out, {record["step"]: record for record in records if record["kind"] == "validation"})
+    return Judge(
+        folder, held_out, {record["step"]: record for record in records if record["kind"] == "validation"}
+    )
 
 
 def test_a_reward_model_learns_and_scores_elsewhere_as_here(judge):
@@ -79,8 +88,13 @@ def test_a_reward_model_learns_and_scores_elsewhere_as_here(judge):
     tokenizer = AutoTokenizer.from_pretrained(judge.folder)
 
     def texts(key):
-        talks = [[{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[key]}] for row in judge.held_out]
-        return [tokenizer.apply_chat_template(talk, tokenize=False).rstrip("\n") for talk in talks]  # up to the end of the turn
+        talks = [
+            [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[key]}]
+            for row in judge.held_out
+        ]
+        return [
+            tokenizer.apply_chat_template(talk, tokenize=False).rstrip("\n") for talk in talks
+        ]  # up to the end of the turn
 
     margins = judge.scores(texts("chosen")) - judge.scores(texts("rejected"))
     assert np.mean(margins > 0) == best["val/accuracy"]
@@ -110,7 +124,9 @@ def test_ppo_learns_from_it_beside_a_rule_and_its_critic_begins_as_it(world, jud
     trained = [decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet")) for step in (1, 2)]
     for trajectories in (*trained, validated):
         scores = [t.metrics["reward/helpful"] for t in trajectories]
-        np.testing.assert_allclose(scores, expected(config, judge, trajectories), rtol=1e-6)  # float32, in other batches
+        np.testing.assert_allclose(
+            scores, expected(config, judge, trajectories), rtol=1e-6
+        )  # float32, in other batches
         for t in trajectories:
             [event] = [event for event in t.rewards if event.name == "helpful"]
             assert event.value == pytest.approx(0.5 * t.metrics["reward/helpful"])
@@ -118,12 +134,16 @@ def test_ppo_learns_from_it_beside_a_rule_and_its_critic_begins_as_it(world, jud
             assert t.reward == pytest.approx(t.metrics["reward/arithmetic"] + event.value)
 
     records = world.records(run_dir)
-    assert records.train[0]["learner/critic/value_mean"] != 0.0, "the judge's head: another one would begin at 0"
+    assert records.train[0]["learner/critic/value_mean"] != 0.0, (
+        "the judge's head: another one would begin at 0"
+    )
     for step, trajectories in enumerate(trained, start=1):
         mean = np.mean([t.metrics["reward/helpful"] for t in trajectories])
         assert records.train[step - 1]["rollout/reward/helpful"] == pytest.approx(mean)
         assert records.train[step - 1]["rollout/reward/helpful/truncated"] == 0.0
-    assert records.validation[0]["val/reward/helpful"] == pytest.approx(np.mean([t.metrics["reward/helpful"] for t in validated]))
+    assert records.validation[0]["val/reward/helpful"] == pytest.approx(
+        np.mean([t.metrics["reward/helpful"] for t in validated])
+    )
 
 
 def expected(config, judge, trajectories):

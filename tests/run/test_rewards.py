@@ -55,7 +55,8 @@ def test_rewards_of_every_scope_reach_the_learner(world, capsys):
             "trainer.steps=2",
             f"data.val_files=[{world.folder}/data/val.parquet]",
             f"agent.plugins=[{world.folder}/scopes.py]",
-            f"reward.custom_function={{path: {world.folder}/batch.py, scope: batch, kwargs: {{folder: {calls}}}}}",
+            f"reward.custom_function={{path: {world.folder}/batch.py, scope: batch, kwargs: {{folder: "
+            f"{calls}}}}}",
             "reward.terms={steps: {weight: 2.0}, longest: {weight: 0.5, timeout_s: 100}, length_penalty: {}}",
             "reward.num_examine=1",
         ],
@@ -65,7 +66,9 @@ def test_rewards_of_every_scope_reach_the_learner(world, capsys):
     assert result.step == 2
     assert result.counts.is_balanced
     assert (result.counts.consumed, dict(result.counts.dropped)) == (8, {"reward_error": 4})
-    assert sorted(path.name for path in calls.iterdir()) == ["0_9", "1_8", "2_8", "3_8"], "validation, the one that failed, two steps"
+    assert sorted(path.name for path in calls.iterdir()) == ["0_9", "1_8", "2_8", "3_8"], (
+        "validation, the one that failed, two steps"
+    )
 
     for step in (1, 2):
         trajectories = decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet"))
@@ -79,14 +82,24 @@ def test_rewards_of_every_scope_reach_the_learner(world, capsys):
             assert sums["steps"] == 2 * 0.25 * t.metrics["num_turns"]
             assert t.extra_info["reward_details"]["custom"].keys() == {"truth"}
         best = [
-            max(sum(e.value for e in t.rewards if e.name == "longest") for t in trajectories if t.group_id == g)
+            max(
+                sum(e.value for e in t.rewards if e.name == "longest")
+                for t in trajectories
+                if t.group_id == g
+            )
             for g in {t.group_id for t in trajectories}
         ]
         assert best == [0.5] * 4
 
     (record, _) = world.records(run_dir).train
-    assert record["rollout/reward/custom"] == record["rollout/source/arithmetic/reward/custom"] == sum(range(8)) / 64
+    assert (
+        record["rollout/reward/custom"]
+        == record["rollout/source/arithmetic/reward/custom"]
+        == sum(range(8)) / 64
+    )
     said = capsys.readouterr().out
-    assert "could not be scored and will be replaced: reward 'custom' raised OSError: the grader is away" in said
+    assert (
+        "could not be scored and will be replaced: reward 'custom' raised OSError: the grader is away" in said
+    )
     assert said.count("[ground truth]") == 1
     assert "[reward] custom: 0 on token" in said

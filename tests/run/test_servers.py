@@ -1,4 +1,6 @@
-"""Servers of a run that goes on: started and attached ones side by side, one that joins, one that leaves, one that hangs."""
+"""Servers of a run that goes on: started and attached ones side by side, one that joins, one that leaves, one
+that hangs.
+"""
 
 import json
 import os
@@ -24,7 +26,10 @@ from agentrl.serving.supervisor import Supervisor
 def elsewhere(world, tmp_path):
     """A server that is not the run's own."""
     supervisor = Supervisor(
-        EmbeddedServer(EmbeddedServerConfig(), "float32"), log_file=tmp_path / "s.log", start_timeout_s=180, max_restarts=0
+        EmbeddedServer(EmbeddedServerConfig(), "float32"),
+        log_file=tmp_path / "s.log",
+        start_timeout_s=180,
+        max_restarts=0,
     )
     yield supervisor.start(str(world.folder / "model"), "default")
     supervisor.stop()
@@ -37,7 +42,9 @@ def agentrl(*arguments):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
-    """Colocated: the same path of pause, release, learn, resume, publish runs in every step, whoever is there."""
+    """Colocated: the same path of pause, release, learn, resume, publish runs in every step, whoever is
+    there.
+    """
     folder = world.folder / "elastic"
     run = world.start(
         "train",
@@ -64,10 +71,15 @@ def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
     assert "embedded (started)" in table
     (started,) = [server.url for server in servers().values() if server.origin == "started"]
     body = {"model_path": "/nowhere"}
-    answers = {url: httpx.post(f"{url}/update_weights_from_disk", json=body, timeout=60).status_code for url in (started, elsewhere)}
+    answers = {
+        url: httpx.post(f"{url}/update_weights_from_disk", json=body, timeout=60).status_code
+        for url in (started, elsewhere)
+    }
     assert answers == {started: 401, elsewhere: 400}, "the run's own asks for a key that nobody else has"
 
-    assert "joins: when it generates, it receives the weights, is checked and then serves" in agentrl("add", folder, "--start")
+    assert "joins: when it generates, it receives the weights, is checked and then serves" in agentrl(
+        "add", folder, "--start"
+    )
     with pytest.raises(ConfigError, match="already serves this run"):
         ask(folder, ControlRequest(verb="attach", server=elsewhere), timeout_s=120)
     with pytest.raises(ConfigError, match="is on another machine"):

@@ -1,4 +1,6 @@
-"""Supervised runs: the same for the same seed, stopped and resumed as uninterrupted, and models that the rest can use."""
+"""Supervised runs: the same for the same seed, stopped and resumed as uninterrupted, and models that the rest
+can use.
+"""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +14,10 @@ from agentrl.config.compose import load_sft_config
 from agentrl.errors import ConfigError
 from agentrl.offline.supervised import supervise
 
-SIZES = "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
+SIZES = (
+    "{hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2, "
+    "num_key_value_heads: 2}"
+)
 
 
 pytestmark = pytest.mark.usefixtures("one_ray")
@@ -50,8 +55,14 @@ def is_same(weights, others):
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
-    """The whole run and the two halves have the same seed: their first updates are those of the same run made twice."""
-    options = ["learner.optimizer.schedule=constant", "trainer.save_freq=2", f"data.val_files=[{world.folder}/data/sft.parquet]"]
+    """The whole run and the two halves have the same seed: their first updates are those of the same run made
+    twice.
+    """
+    options = [
+        "learner.optimizer.schedule=constant",
+        "trainer.save_freq=2",
+        f"data.val_files=[{world.folder}/data/sft.parquet]",
+    ]
     options += ["trainer.test_freq=3"]
     whole = supervised(world, "whole", *options)
     supervised(world, "halves", *options, "trainer.steps=4")
@@ -61,19 +72,29 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
     for kind, name in (("train", "sft/loss"), ("train", "sft/lr"), ("validation", "val/loss")):
         assert halves.metrics(kind, name) | {4: None} == whole.metrics(kind, name) | {4: None}
     assert list(whole.metrics("validation", "val/loss")) == [3, 6]
-    assert whole.metrics("validation", "val/perplexity")[6] == pytest.approx(np.exp(whole.metrics("validation", "val/loss")[6]))
+    assert whole.metrics("validation", "val/perplexity")[6] == pytest.approx(
+        np.exp(whole.metrics("validation", "val/loss")[6])
+    )
     kept = sorted(folder.name for folder in (world.folder / "whole_run/checkpoints").iterdir())
     assert kept == ["step_000002", "step_000004", "step_000006"]
     with pytest.raises(ConfigError, match=r"was written with other training rows, batch size or seed"):
         supervised(world, "whole", *options, "trainer.seed=1")
     supervised(world, "whole", *options, "trainer.seed=1", "trainer.resume_mode=disable", "trainer.steps=1")
-    assert {path.parent.name for path in (world.folder / "whole_run/checkpoints").rglob("step_*")} == {"checkpoints", "before_000"}
+    assert {path.parent.name for path in (world.folder / "whole_run/checkpoints").rglob("step_*")} == {
+        "checkpoints",
+        "before_000",
+    }
 
 
 @pytest.mark.slow
 def test_the_best_policy_is_that_of_the_lowest_validation_loss(world):
     """The learning rate is so large that the loss rises in the end."""
-    options = [f"data.val_files=[{world.folder}/data/sft.parquet]", "trainer.test_freq=1", "learner.optimizer.lr=0.3", "trainer.steps=4"]
+    options = [
+        f"data.val_files=[{world.folder}/data/sft.parquet]",
+        "trainer.test_freq=1",
+        "learner.optimizer.lr=0.3",
+        "trainer.steps=4",
+    ]
     options += ["learner.optimizer.warmup_updates=3", "learner.optimizer.schedule=constant"]
     best = supervised(world, "best", *options, "trainer.export=best")
     losses = best.metrics("validation", "val/loss")

@@ -1,4 +1,6 @@
-"""Ray of this machine: it joins nobody unasked, and the user's files reach its workers though the driver's folder is gone."""
+"""Ray of this machine: it joins nobody unasked, and the user's files reach its workers though the driver's
+folder is gone.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ def test_a_started_ray_has_what_is_granted_and_workers_the_files_that_only_the_d
     template.write_text("of the driver")
 
     def read_in_worker() -> tuple[str, str]:
-        rendered = load_template(Path("anywhere"), template_file="own.jinja").render([], add_generation_prompt=False)
+        rendered = load_template(Path("anywhere"), template_file="own.jinja").render(
+            [], add_generation_prompt=False
+        )
         return load_plugins(["my_reward.py"]).rewards.get("seven").__name__, rendered
 
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # as a shell beside a cluster has it; nothing answers there
+    monkeypatch.setenv(
+        "RAY_ADDRESS", "127.0.0.1:1"
+    )  # as a shell beside a cluster has it; nothing answers there
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     config = ClusterConfig(object_store_bytes=MIN_OBJECT_STORE_BYTES)
     with ray_session(config, ["my_reward.py", "own.jinja"]) as line:
@@ -53,12 +59,22 @@ def test_a_started_ray_has_what_is_granted_and_workers_the_files_that_only_the_d
 
 
 CONVERSATION = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
-SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 
-def test_a_rank_of_supervised_training_imports_the_shipped_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_supervised_training_imports_the_shipped_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("own_model.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'imported')!r}).write_text(__file__)\n")
+    Path("own_model.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'imported')!r}).write_text(__file__)\n"
+    )
     Path("sft.jsonl").write_text(json.dumps(CONVERSATION))
     config = SFTConfig.model_validate(
         {

@@ -1,4 +1,6 @@
-"""A whole run in which one rollout actor hangs in a tool for ever: the other one plays its group, too, and the first gives it up."""
+"""A whole run in which one rollout actor hangs in a tool for ever: the other one plays its group, too, and
+the first gives it up.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class PatientAgent(HungAgent):
 
 @pytest.mark.slow
 def test_a_straggler_is_played_twice_and_given_up(world):
-    """On policy: the first batch needs the group that hangs, and the second one attempts that end only when that is given up."""
+    """On policy: the first batch needs the group that hangs, and the second one attempts that end only when
+    that is given up.
+    """
     folder = world.folder / "stragglers"
     folder.mkdir()
     (folder / "hung.py").write_text(PLUGIN.format(folder=folder))

@@ -1,4 +1,6 @@
-"""Whole runs: strictly on-policy by the process-group transport, asynchronous with stop and resume, killed parts."""
+"""Whole runs: strictly on-policy by the process-group transport, asynchronous with stop and resume, killed
+parts.
+"""
 
 import json
 from collections import Counter
@@ -11,16 +13,28 @@ from agentrl.types import SCORED_OUTCOMES
 
 
 def overrides(world, name: str, **values) -> list[str]:
-    return [f"trainer.run_dir={world.folder / name}", *(f"{key.replace('__', '.')}={value}" for key, value in values.items())]
+    return [
+        f"trainer.run_dir={world.folder / name}",
+        *(f"{key.replace('__', '.')}={value}" for key, value in values.items()),
+    ]
 
 
 def test_on_policy_run_with_two_ranks_and_the_process_group(world):
-    """max_staleness=0: no token is ever old, and server and learner agree on every token before the first update."""
+    """max_staleness=0: no token is ever old, and server and learner agree on every token before the first
+    update.
+    """
     run_dir = world.folder / "on_policy"
     config = agentrl.load_config(
         str(world.config),
         [
-            *overrides(world, "on_policy", buffer__max_staleness=0, learner__world_size=2, trainer__steps=3, trainer__test_freq=3),
+            *overrides(
+                world,
+                "on_policy",
+                buffer__max_staleness=0,
+                learner__world_size=2,
+                trainer__steps=3,
+                trainer__test_freq=3,
+            ),
             f"data.val_files=[{world.folder}/data/val.parquet]",
             "rollout.weights.transport=distributed",
             "rollout.weights.bucket_bytes=20000",
@@ -45,16 +59,25 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     records = world.records(run_dir)
     assert [r["step"] for r in records.train] == [1, 2, 3]
     assert all(r["rollout/lag/max"] == 0 for r in records.train)
-    # Every step makes one update with prox := policy, so this holds for each; behavior comes from the server, over all turns.
+    # Every step makes one update with prox := policy, so this holds for each; behavior comes from the server,
+    # over all turns.
     assert all(r["learner/mismatch_max"] < 1e-4 for r in records.train)
     assert all(r["learner/ppo_kl"] == 0 and r["learner/ratio_max"] == 1 for r in records.train)
     assert all(r["publish/bytes"] > 0 and r["publish/gather_s"] > 0 for r in records.train)
 
-    assert {path.name for path in (run_dir / "traces").glob("*/*")} == {"rank0.json.gz", "rank1.json.gz", "ray.json"}
+    assert {path.name for path in (run_dir / "traces").glob("*/*")} == {
+        "rank0.json.gz",
+        "rank1.json.gz",
+        "ray.json",
+    }
     # What Ray knew: calls of the first publish are there, those of the last second may be missing.
     assert "Learner.tensor_specs" in (run_dir / "traces" / "step_000002" / "ray.json").read_text()
 
-    trajectories = [t for step in (1, 2, 3) for t in decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet"))]
+    trajectories = [
+        t
+        for step in (1, 2, 3)
+        for t in decode(read_parquet(run_dir / f"trajectories/step_{step:06d}.parquet"))
+    ]
     assert len(trajectories) == 24
     assert {t.agent_name for t in trajectories} == {"single_turn_agent", "tool_agent", "interaction_agent"}
     assert max(t.metrics["num_turns"] for t in trajectories) == 2, "a multi-turn row must be among them"
@@ -62,7 +85,15 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     for t in trajectories:
         assert all(t.action_mask[event.position] for event in t.rewards)
 
-    for name in ("config.yaml", "report.png", "summary.md", "result.json", "policy/model.safetensors", "tensorboard", "wandb"):
+    for name in (
+        "config.yaml",
+        "report.png",
+        "summary.md",
+        "result.json",
+        "policy/model.safetensors",
+        "tensorboard",
+        "wandb",
+    ):
         assert (run_dir / name).exists(), name
 
     summary = (run_dir / "summary.md").read_text()
@@ -80,7 +111,9 @@ def test_stop_and_resume(world):
     run_dir = world.folder / "stopped"
     arguments = [
         str(world.config),
-        *overrides(world, "stopped", buffer__max_staleness=2, trainer__steps=STOPPED_STEPS, trainer__save_freq=1),
+        *overrides(
+            world, "stopped", buffer__max_staleness=2, trainer__steps=STOPPED_STEPS, trainer__save_freq=1
+        ),
     ]
     arguments.append("data.curriculum.by_pass_rate=true")  # what it draws is a part of the checkpoint
     first = world.start("train", *arguments)
@@ -100,27 +133,37 @@ def test_stop_and_resume(world):
     assert [r["step"] for r in records] == list(range(1, STOPPED_STEPS + 1)), "each step once"
     assert all(r["rollout/lag/max"] <= 2 for r in records)
     assert all(r["rollout/truncated"] <= 1 for r in records)
-    assert [r["curriculum/visited"] for r in records] == sorted(r["curriculum/visited"] for r in records), "none is forgotten"
+    assert [r["curriculum/visited"] for r in records] == sorted(r["curriculum/visited"] for r in records), (
+        "none is forgotten"
+    )
     versions = [json.loads(line)["version"] for line in (run_dir / "versions.jsonl").read_text().splitlines()]
     assert versions == sorted(set(versions)), "a version was used twice"
     result = json.loads((run_dir / "result.json").read_text())
     assert result["balanced"]
 
-    # The learner is a function of what it was given: a replay of the stored trajectories ends at the same weights, bit for bit.
+    # The learner is a function of what it was given: a replay of the stored trajectories ends at the same
+    # weights, bit for bit.
     replayed = replay(run_dir, load_replay_config(run_dir))
     assert replayed.step == STOPPED_STEPS
-    assert (replayed.model_path / "model.safetensors").read_bytes() == (run_dir / "policy/model.safetensors").read_bytes()
+    assert (replayed.model_path / "model.safetensors").read_bytes() == (
+        run_dir / "policy/model.safetensors"
+    ).read_bytes()
     assert result["counts"]["consumed"] == STOPPED_STEPS * 4
     assert len(list((run_dir / "checkpoints").glob("step_*"))) == 3  # keep_last
 
 
 def test_killed_rollout_actor_and_server(world):
-    """kill -9 of a rollout actor and of one of two servers: the run replaces both and every group is accounted for.
+    """kill -9 of a rollout actor and of one of two servers: the run replaces both and every group is
+    accounted for.
 
-    The weights go by the process group, which must be formed anew for the server that comes back, and then for both.
+    The weights go by the process group, which must be formed anew for the server that comes back, and then
+    for both.
     """
     run_dir = world.folder / "killed"
-    arguments = [str(world.config), *overrides(world, "killed", buffer__max_staleness=1, trainer__steps=100_000, rollout__num_servers=2)]
+    arguments = [
+        str(world.config),
+        *overrides(world, "killed", buffer__max_staleness=1, trainer__steps=100_000, rollout__num_servers=2),
+    ]
     arguments.append("rollout.weights.transport=distributed")
     run = world.start("train", *arguments)
     run.wait_until(lambda: world.num_steps(run_dir) >= 2)

@@ -31,7 +31,9 @@ class SleepyAgent(AgentLoop):
 
 @pytest.mark.slow
 def test_a_run_says_what_it_waits_for_and_goes_on(world):
-    """Of the first batch one group hangs in a tool until its deadline; on policy, the others have nothing to do meanwhile."""
+    """Of the first batch one group hangs in a tool until its deadline; on policy, the others have nothing to
+    do meanwhile.
+    """
     folder = world.folder / "sleepy"
     folder.mkdir()
     (folder / "sleepy.py").write_text(PLUGIN)
@@ -53,10 +55,16 @@ def test_a_run_says_what_it_waits_for_and_goes_on(world):
     )
     assert run.wait(400) == 0, run.output()
     reports = [file.read_text() for file in sorted((folder / "run/watchdog").glob("*.txt"))]
-    named = [report for report in reports if "group 0 member 1 (sleepy_agent)" in report and "tool sleeper" in report]
+    named = [
+        report
+        for report in reports
+        if "group 0 member 1 (sleepy_agent)" in report and "tool sleeper" in report
+    ]
     assert named, run.output()
     assert "controller: in phase 'take'" in named[0]
     assert "server_0 http://" in named[0]
     assert " running, " in named[0]
     assert "no progress for" in run.output()
-    assert [line.split()[-3] for line in (folder / "run/readiness.txt").read_text().splitlines()] == ["1/1"] * 4
+    assert [line.split()[-3] for line in (folder / "run/readiness.txt").read_text().splitlines()] == [
+        "1/1"
+    ] * 4

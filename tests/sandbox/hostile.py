@@ -1,4 +1,5 @@
-"""Programs that try to get out, to stay, or to take the machine with them. Each says ESCAPED when it succeeds at something.
+"""Programs that try to get out, to stay, or to take the machine with them. Each says ESCAPED when it succeeds
+at something.
 
 Read as text by the tests, never imported: `programs()` gives name -> source.
 """
@@ -36,7 +37,7 @@ def read(path):
 """
 
 PROGRAMS = {
-    # ------------------------------------------------------------------------------------- taking the machine with them
+    # --------------------------------------------------------------------------- taking the machine with them
     "fork_bomb": """
 while True:
     try:
@@ -199,7 +200,7 @@ for make in (lambda: os.mkfifo("fifo"), lambda: os.mkdir("closed", 0), *links):
         pass
 os.chmod(".", 0)
 """,
-    # ------------------------------------------------------------------------------------------------ reading the host
+    # --------------------------------------------------------------------------------------- reading the host
     "read_shadow": 'attempt("shadow", read, "/etc/shadow")',
     "read_passwd": """
 try:
@@ -226,7 +227,7 @@ for path in ("/proc/self/environ", "/proc/1/environ", f"/proc/{os.getppid()}/env
         pass
 if bait["secret"] in text:
     escaped("the secret")
-""",
+""",  # noqa: E501
     "read_processes_of_the_host": """
 for pid in (bait["pid"], bait["canary"]):
     for name in ("cmdline", "maps", "mem", "root", "cwd", "fd"):
@@ -236,7 +237,7 @@ for pid in (bait["pid"], bait["canary"]):
 for path in ("../" * 40 + bait["file"].lstrip("/"), "/proc/self/root" + bait["file"], "/proc/1/root" + bait["file"],
              "/proc/self/cwd/" + "../" * 40 + bait["file"].lstrip("/"), "/dev/fd/../../../.." + bait["file"]):
     attempt(path, read, path)
-""",
+""",  # noqa: E501
     "read_inherited_descriptors": """
 for number in range(3, 4096):
     try:
@@ -248,17 +249,17 @@ for number in range(3, 4096):
     "open_by_handle": """
 attempt_call("open_by_handle_at", 304, -100, ctypes.create_string_buffer(128), 0)
 attempt_call("name_to_handle_at", 303, -100, b"/", ctypes.create_string_buffer(128), ctypes.create_string_buffer(8), 0)
-""",
+""",  # noqa: E501
     "read_kernel_and_devices": """
 for path in ("/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/kvm", "/proc/kcore", "/proc/kallsyms", "/sys/kernel/security"):
     attempt(path, open, path, "rb")
-""",
-    # ------------------------------------------------------------------------------------------------ writing outside
+""",  # noqa: E501
+    # ---------------------------------------------------------------------------------------- writing outside
     "write_everywhere": """
 for folder in ("/", "/etc", "/usr/lib", "/bin", "/root", "/home", "/run", "/var", "/sandbox", os.path.dirname(os.__file__), bait["home"],
                bait["project"], bait["project"] + "/agentrl", *sys.path[1:]):
     attempt(folder, write, folder + "/" + bait["nonce"])
-""",
+""",  # noqa: E501
     "write_shared_folders": """
 for folder in (bait["folder"], "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue"):
     try:
@@ -275,7 +276,7 @@ for call in (lambda: os.chmod(bait["file"], 0o777), lambda: os.utime(bait["file"
         call()
     except OSError:
         pass
-""",
+""",  # noqa: E501
     "write_own_code": """
 attempt("main.py", write, __file__)
 attempt("runner.py", write, __file__.replace("main", "runner"))
@@ -298,13 +299,13 @@ attempt("a rename over the bait", os.rename, __file__, bait["file"])
 for path in ("/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger", "/proc/self/oom_score_adj",
              "/sys/fs/cgroup/cgroup.procs", "/sys/kernel/uevent_helper", f"/proc/{os.getppid()}/oom_score_adj"):
     attempt(path, open, path, "w")
-""",
+""",  # noqa: E501
     "make_devices": """
 import stat
 attempt("a block device", os.mknod, "disk", 0o600 | stat.S_IFBLK, os.makedev(254, 0))
 attempt("a character device", os.mknod, "mem", 0o600 | stat.S_IFCHR, os.makedev(1, 1))
 """,
-    # ---------------------------------------------------------------------------------------------------- the network
+    # -------------------------------------------------------------------------------------------- the network
     "tcp_to_the_host": """
 for host in ("127.0.0.1", "localhost", "0.0.0.0"):
     attempt(host, lambda: socket.create_connection((host, bait["tcp"]), timeout=1))
@@ -327,13 +328,13 @@ for family, kind, protocol in ((socket.AF_PACKET, socket.SOCK_RAW, 3), (socket.A
                                (socket.AF_INET, socket.SOCK_RAW, 1), (socket.AF_INET6, socket.SOCK_STREAM, 0), (40, socket.SOCK_STREAM, 0)):
     attempt(f"family {family}", lambda: socket.socket(family, kind, protocol).close())
 attempt("a name", socket.gethostbyname, "example.org")
-""",
+""",  # noqa: E501
     "descriptors_by_message": """
 left, right = socket.socketpair()
 attempt("connect", left.connect, "\\0" + bait["abstract"])
 attempt("bind", lambda: socket.socketpair()[0].bind("\\0" + bait["nonce"]))
 """,
-    # -------------------------------------------------------------------------------------------------- other processes
+    # ---------------------------------------------------------------------------------------- other processes
     "kill_the_host": """
 for pid in (bait["pid"], bait["canary"]):
     if pid > 8:  # smaller numbers are the program's own
@@ -406,13 +407,13 @@ for _ in range(4):
 time.sleep(0.2)
 print("left them")
 """,
-    # ------------------------------------------------------------------------------------------------------- privileges
+    # --------------------------------------------------------------------------------------------- privileges
     "become_root": """
 for call in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setresuid(0, 0, 0), lambda: os.setgroups([0]), lambda: os.seteuid(0)):
     attempt("root", call)
 if os.getuid() == 0 or os.geteuid() == 0:
     escaped("is root")
-""",
+""",  # noqa: E501
     "setuid_programs": """
 for path in ("/bin/su", "/usr/bin/su", "/usr/bin/sudo", "/usr/bin/passwd", "/usr/bin/mount", "/bin/sh", "/usr/bin/python3"):
     child = os.fork()
@@ -423,7 +424,7 @@ for path in ("/bin/su", "/usr/bin/su", "/usr/bin/sudo", "/usr/bin/passwd", "/usr
             os._exit(77)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
         print("ran", path)
-""",
+""",  # noqa: E501
     "mounts": """
 expect_failure("mount", libc.mount(b"none", b"/tmp", b"tmpfs", 0, None))
 expect_failure("bind", libc.mount(b"/", b"/tmp", None, 4096, None))
@@ -455,7 +456,7 @@ for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, res
     attempt(f"no limit {kind}", resource.setrlimit, kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     attempt(f"limit {kind} of the parent", resource.prlimit, bait["canary"], kind, (1, 1))
 attempt("priority", os.setpriority, os.PRIO_PROCESS, 0, -10)
-""",
+""",  # noqa: E501
     "kernel_interfaces": """
 attempt_call("keyctl", 250, 0, -3, 1)
 attempt_call("add_key", 248, b"user", b"x", b"y", 1, -3)
@@ -498,8 +499,8 @@ if child == 0:
     environment = {"LD_PRELOAD": "./evil.so", "PYTHONPATH": ".", "PYTHONSTARTUP": "x"}
     os.execve(sys.executable, [sys.executable, "-c", "import os; print(os.getuid()); open('/etc/x', 'w')"], environment)
 os.waitpid(child, 0)
-""",
-    # -------------------------------------------------------------------------------------------------------- the report
+""",  # noqa: E501
+    # --------------------------------------------------------------------------------------------- the report
     "closes_its_output": """
 for number in (0, 1, 2):
     os.close(number)
@@ -516,7 +517,7 @@ for number in (0, 1, 2, 3, 4, 5, 6):
     except OSError:
         pass
 os._exit(9)
-""",
+""",  # noqa: E501
     "crashes": "ctypes.string_at(0)",
     "ends_by_a_signal": "os.kill(os.getpid(), signal.SIGKILL)",
     "exits_with_nonsense": "raise SystemExit(-(10**30))",

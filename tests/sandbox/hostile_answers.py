@@ -1,4 +1,5 @@
-"""Programs that do not solve their task: they would rather be believed, not be compared, or break whoever judges them.
+"""Programs that do not solve their task: they would rather be believed, not be compared, or break whoever
+judges them.
 
 Each defines `f`, of which a test expects f(3), f(10) and f(21); none computes it. Sources, by name.
 """
@@ -154,11 +155,11 @@ def f(x):
             if type(value) is int and 20000 < value < 10**8: found.append(value)
         frame = frame.f_back
     return found[-1]
-""",
+""",  # noqa: E501
     "garbage": """import gc
 def f(x):
     found = [v for o in gc.get_objects() if type(o) in (list, tuple) for v in o if type(v) is int and v % 7919 == 13 and v > 7919]
-    return found[0] if found else 0""",
+    return found[0] if found else 0""",  # noqa: E501
     "files": r"""import os, re
 def f(x):
     found = []
@@ -245,7 +246,7 @@ math.isclose = lambda *a, **k: True
 sys.modules['math'] = type('M', (), {'isclose': staticmethod(lambda *a, **k: True), 'fabs': staticmethod(lambda x: 0)})
 def isclose(*a, **k): return True
 def approx(*a): return 0
-def f(x): return 0""",
+def f(x): return 0""",  # noqa: E501
     "verdicts_to_all": EVERY_DESCRIPTOR
     + r"""def f(x):
     tell(b'passed\npassed\npassed\n' * 20)
@@ -272,7 +273,7 @@ def f(x): return 0""",
     "exceptions_to_all": EVERY_DESCRIPTOR
     + r"""def f(x):
     tell(b'{"value": {"object": ["exception", 0, "AssertionError", true, ["AssertionError", "Exception"]]}}\n' * 20)
-    return 0""",
+    return 0""",  # noqa: E501
     "changes_to_all": EVERY_DESCRIPTOR
     + r"""def f(x):
     tell(b'{"value": 0, "changed": [[4711], {"dict": []}]}\n' * 20)
@@ -281,7 +282,7 @@ def f(x): return 0""",
 plain = sys.modules.get('agentrl_inside.plain_data')
 def f(x): return 0
 if plain:
-    sys.modules['agentrl_inside.program'].encode = lambda value, other: {'numpy.bool_': [True], 'eval': 'True'}""",
+    sys.modules['agentrl_inside.program'].encode = lambda value, other: {'numpy.bool_': [True], 'eval': 'True'}""",  # noqa: E501
     "forged_decimal": """import sys
 def f(x): return 0
 if 'agentrl_inside.program' in sys.modules:
@@ -289,7 +290,7 @@ if 'agentrl_inside.program' in sys.modules:
     "forged_array": """import sys
 def f(x): return 0
 if 'agentrl_inside.program' in sys.modules:
-    sys.modules['agentrl_inside.program'].encode = lambda value, other: {'ndarray': ['<U999999999', [1], ['a']]}""",
+    sys.modules['agentrl_inside.program'].encode = lambda value, other: {'ndarray': ['<U999999999', [1], ['a']]}""",  # noqa: E501
     "forged_fraction": """import sys
 def f(x): return 0
 if 'agentrl_inside.program' in sys.modules:

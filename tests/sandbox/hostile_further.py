@@ -1,5 +1,5 @@
-"""Further programs that do not solve their task: what they return lies about itself, what they share with others, what they leave
-behind, what they say on the wire."""
+"""Further programs that do not solve their task: what they return lies about itself, what they share with
+others, what they leave behind, what they say on the wire."""
 
 WIRE = """
 import os, json
@@ -10,7 +10,7 @@ def tell(*answers):
             os.write(number, b"".join(a if isinstance(a, bytes) else json.dumps(a).encode() + b"\\n" for a in answers))
         except OSError:
             pass
-"""
+"""  # noqa: E501
 
 LYING = {
     "property_class": """class A:
@@ -41,7 +41,7 @@ def f(x): return Echo()""",
     def __getnewargs__(self): return (4711,)
 def f(x): return A(1)""",
     "named_like_builtin": """A = type('int', (), {'__module__': 'builtins', '__eq__': lambda s, o: True, '__sub__': lambda s, o: 0})
-def f(x): return A()""",
+def f(x): return A()""",  # noqa: E501
     "named_like_decimal": """class Decimal:
     __module__ = 'decimal'
     __qualname__ = 'Decimal'
@@ -179,7 +179,7 @@ def f(x):
             for mode in (os.O_WRONLY, os.O_RDWR):
                 try: os.write(os.open(f'/proc/{pid}/fd/{name}', mode | os.O_NONBLOCK), b'passed\\npassed\\npassed\\n')
                 except OSError: pass
-    return 0""",
+    return 0""",  # noqa: E501
     "shared_files": """import os, glob
 def f(x):
     for folder in ('/tmp', '/dev/shm', '/var/tmp', '/run', '.'):
@@ -218,7 +218,7 @@ for name in ('sitecustomize', 'usercustomize', 'json', 'math', 'unittest', 'agen
         os.makedirs(os.path.dirname(name) or '.', exist_ok=True)
         open(name + '.py', 'w').write('import os; os.write(1, b"passed"); os._exit(0)')
     except OSError: pass
-def f(x): return 0""",
+def f(x): return 0""",  # noqa: E501
 }
 
 LEAVING = {
@@ -327,7 +327,7 @@ def f(x):
     + """
 def f(x):
     tell({'value': {'frozenset': [{'complex': [k, 0.5]} for k in range(9000)] + [k * (2**61-1) for k in range(4000)]}})
-    return 0""",
+    return 0""",  # noqa: E501
     "fraction_of_giants": WIRE
     + """
 def f(x):
@@ -457,5 +457,13 @@ f = Solution().f""",
 """For tests that make a `Solution` and call its method."""
 
 FURTHER = {**LYING, **SHARED, **LEAVING, **WIRED, **OF_A_CLASS}
-SLOW = ("late_forks", "write_lies", "write_never", "stops_itself", "thread_outlives", "awaitable", "generator_talks")
+SLOW = (
+    "late_forks",
+    "write_lies",
+    "write_never",
+    "stops_itself",
+    "thread_outlives",
+    "awaitable",
+    "generator_talks",
+)
 """Those that use up their limits."""

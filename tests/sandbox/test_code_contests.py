@@ -1,4 +1,6 @@
-"""Right programs as people write them for contests: with the usual names and no imports, in every way of reading and printing."""
+"""Right programs as people write them for contests: with the usual names and no imports, in every way of
+reading and printing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ PROGRAMS: dict[str, tuple[str, dict]] = {
         i = bisect_left(nums, 2)
         @cache
         def g(n): return n if n < 2 else g(n-1) + g(n-2)
-        return sum(accumulate(nums)) + gcd(4, 6) + g(10) + math.floor(inf > 1) + len(ascii_lowercase) + reduce(lambda a, b: a + b, nums)""",
+        return sum(accumulate(nums)) + gcd(4, 6) + g(10) + math.floor(inf > 1) + len(ascii_lowercase) + reduce(lambda a, b: a + b, nums)""",  # noqa: E501
         {"fn_name": "f", "inputs": ["[1,2,3]"], "outputs": ["100"]},
     ),
     "lcb_state": (

@@ -1,4 +1,6 @@
-"""Programs that want the reward without the solution, in every form of test case: none gains, and none makes the reward fail."""
+"""Programs that want the reward without the solution, in every form of test case: none gains, and none makes
+the reward fail.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ SOLUTION = "def f(x): return x * x * 7919 + 13"
 FORMS = {
     "stdin": {"inputs": list(map(str, WANTED)), "outputs": list(map(str, WANTED.values()))},
     "function": {"fn_name": "f", "inputs": [[x] for x in WANTED], "outputs": list(WANTED.values())},
-    "function_of_lines": {"fn_name": "f", "inputs": list(map(str, WANTED)), "outputs": list(map(str, WANTED.values()))},
+    "function_of_lines": {
+        "fn_name": "f",
+        "inputs": list(map(str, WANTED)),
+        "outputs": list(map(str, WANTED.values())),
+    },
     "asserts": {"assert_case": [f"assert f({x}) == {wanted}" for x, wanted in WANTED.items()]},
     "statements": {
         "assert_case": [
@@ -95,7 +101,15 @@ SAMPLE = {
     "stdin": ("except_hook", "exit_later"),
     "function": ("eq", "own_file", "deep_list", "deep_line", "collisions", "fraction_of_text"),
     "asserts": ("mock_any", "constants"),
-    "statements": ("eq", "universal", "raises_stop", "trace", "verdicts_to_all", "forged_reference", "exception_as_class"),
+    "statements": (
+        "eq",
+        "universal",
+        "raises_stop",
+        "trace",
+        "verdicts_to_all",
+        "forged_reference",
+        "exception_as_class",
+    ),
     "check": ("class_named_f", "except_hook", "patched_modules"),
     "methods": ("returns_itself", "returns_another"),
 }
@@ -148,7 +162,9 @@ def test_no_hostile_program_gains_or_breaks_the_reward(form: str) -> None:
     assert len(programs) >= 60
     for name, source in programs.items():
         slow = name in SLOW
-        reward = Code({"cpu_s": 1.0, "wall_s": 2.0, "total_s": 2.0} if slow else {"wall_s": 60.0, "total_s": 200.0})
+        reward = Code(
+            {"cpu_s": 1.0, "wall_s": 2.0, "total_s": 2.0} if slow else {"wall_s": 60.0, "total_s": 200.0}
+        )
         began = time.process_time()
         result = trio.run(reward.score, attempt(source, form))
         used_s = time.process_time() - began

@@ -1,4 +1,6 @@
-"""The reward `code`: right and wrong programs, in each form of test case, and programs that would rather not be tested."""
+"""The reward `code`: right and wrong programs, in each form of test case, and programs that would rather not
+be tested.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ DOUBLE = {"fn_name": "double", "inputs": [[1], [2], [[1, 2]]], "outputs": [2, 4,
 
 
 def task(ground_truth) -> Task:
-    return Task("t:0", "code", (Message("user", "Write it."),), "single_turn_agent", ground_truth=ground_truth)
+    return Task(
+        "t:0", "code", (Message("user", "Write it."),), "single_turn_agent", ground_truth=ground_truth
+    )
 
 
 def attempt(answer: str, ground_truth) -> Attempted:
@@ -48,9 +52,15 @@ ADD = "a, b = map(int, input().split())\nprint(a + b)"
         (ADD, {"inputs": [["1 2"]], "outputs": [["3"]]}),
         ("def double(x):\n    return x * 2", DOUBLE),
         ("class Solution:\n    def double(self, x):\n        return x * 2", DOUBLE),
-        ("def double(x):\n    print('noise')\n    return x * 2", {**DOUBLE, "outputs": [[2], [4], [[1, 2, 1, 2]]]}),
+        (
+            "def double(x):\n    print('noise')\n    return x * 2",
+            {**DOUBLE, "outputs": [[2], [4], [[1, 2, 1, 2]]]},
+        ),
         ("def f(x): return x", {"assert_case": ["assert f(1) == 1", "assert f('a') == 'a'"]}),
-        ("def f(x): return x", {"test": "def check(candidate):\n    assert candidate(1) == 1", "entry_point": "f"}),
+        (
+            "def f(x): return x",
+            {"test": "def check(candidate):\n    assert candidate(1) == 1", "entry_point": "f"},
+        ),
         ("def double(x): return (x * 2,)", {"fn_name": "double", "inputs": [[1]], "outputs": [[2]]}),
     ],
 )
@@ -127,7 +137,7 @@ def f(n):
     seen += [repr(thing)[:10**4] for thing in gc.get_objects() if isinstance(thing, (str, dict, list))]
     return 987654321 if any('9876' + '54321' in text.replace(code, '') for text in seen) else 0
 code = '987654321 if any'
-"""
+"""  # noqa: E501
     assert score(code, {"fn_name": "f", "inputs": [[1]], "outputs": [987654321]}).value == 0.0
 
 
@@ -221,7 +231,11 @@ def test_outputs_are_compared_word_by_word(printed: str, expected: str, is_equal
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=6,
+    )
 )
 def test_a_value_equals_itself_and_nothing_it_is_not(value) -> None:
     assert equal_values(value, value)
@@ -264,7 +278,9 @@ PLAIN = st.recursive(
     | st.text(max_size=3)
     | st.binary(max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=3)
     ),
     max_leaves=8,
 )
@@ -284,7 +300,10 @@ def test_plain_data_arrives_with_its_types(value) -> None:
     st.binary(max_size=60)
     | st.recursive(
         st.none() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(plain_data._READERS)), inner, max_size=1),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(sorted(plain_data._READERS)), inner, max_size=1)
+        ),
         max_leaves=8,
     ).map(plain_data.dump)
 )
@@ -293,7 +312,14 @@ def test_whatever_a_program_says_is_data_or_unreadable(line: bytes) -> None:
         value = plain_data.decode(plain_data.load(line))
     except plain_data.UNREADABLE:
         return
-    assert type(value).__module__ in {"builtins", "collections", "datetime", "decimal", "fractions", "numpy"}, value
+    assert type(value).__module__ in {
+        "builtins",
+        "collections",
+        "datetime",
+        "decimal",
+        "fractions",
+        "numpy",
+    }, value
 
 
 @pytest.mark.parametrize(
@@ -315,7 +341,12 @@ def test_what_takes_long_to_read_is_unreadable(tree) -> None:
     assert cpu_s(read, below=0.5) < 0.5
 
 
-@given(st.sets(st.integers(-(2**70), 2**70) | st.text() | st.none() | st.tuples(st.floats(allow_nan=False)), max_size=200))
+@given(
+    st.sets(
+        st.integers(-(2**70), 2**70) | st.text() | st.none() | st.tuples(st.floats(allow_nan=False)),
+        max_size=200,
+    )
+)
 def test_usual_sets_arrive(value) -> None:
     assert plain_data.decode(plain_data.load(plain_data.dump(plain_data.encode(value, no_object)))) == value
 
@@ -323,7 +354,9 @@ def test_usual_sets_arrive(value) -> None:
 def test_pieces_that_run_nothing_belong_to_the_next_one() -> None:
     setup, uses, test = "import math\nx = 3", "assert f(x) == 3", "def test_g():\n    assert g(x)"
     assert join_setups((setup, uses, "y = 4", setup, test)) == (f"{setup}\n{uses}", f"y = 4\n{setup}\n{test}")
-    suite = read_suite(("expected, total = 3, 4", uses, "assert f(2) == expected", "assert sum([x]) == total")[1:])
+    suite = read_suite(
+        ("expected, total = 3, 4", uses, "assert f(2) == expected", "assert sum([x]) == total")[1:]
+    )
     assert set(suite.names) == {"f", "x", "expected", "total"}
     suite = read_suite(join_setups(("x, expected = 3, 3", uses, "assert f(2) == expected")))
     assert set(suite.names) == {"f"}

@@ -1,4 +1,6 @@
-"""Right programs against tests of every kind that people write: each earns 1, though its objects never meet the test."""
+"""Right programs against tests of every kind that people write: each earns 1, though its objects never meet
+the test.
+"""
 
 from __future__ import annotations
 
@@ -243,12 +245,12 @@ assert a=={1:2} and b=={1:2} and list(c)==[1] and d==(1,2)""",
         """from decimal import Decimal
 from fractions import Fraction
 import datetime
-def f(): return Decimal('1.1'),Fraction(1,3),datetime.date(2020,1,2),datetime.datetime(2020,1,2,3),datetime.timedelta(days=2)""",
+def f(): return Decimal('1.1'),Fraction(1,3),datetime.date(2020,1,2),datetime.datetime(2020,1,2,3),datetime.timedelta(days=2)""",  # noqa: E501
         asserts(
             """from decimal import Decimal
 from fractions import Fraction
 import datetime
-assert f()==(Decimal('1.1'),Fraction(1,3),datetime.date(2020,1,2),datetime.datetime(2020,1,2,3),datetime.timedelta(2))""",
+assert f()==(Decimal('1.1'),Fraction(1,3),datetime.date(2020,1,2),datetime.datetime(2020,1,2,3),datetime.timedelta(2))""",  # noqa: E501
         ),
     ),
     "numpy": (
@@ -828,8 +830,30 @@ def h(d): return d.items()""",
     ),
 }
 SAMPLE = (
-    *("raises_try", "custom_exc", "vector", "inplace_nested", "generator", "callback", "set_tuple", "sum_name", "helper", "listnode"),
-    *("enum", "unittest", "pytest_fns", "fn_lcb", "shared_state", "captured_output", "fluent", "ops", "nested_class", "test_class"),
+    *(
+        "raises_try",
+        "custom_exc",
+        "vector",
+        "inplace_nested",
+        "generator",
+        "callback",
+        "set_tuple",
+        "sum_name",
+        "helper",
+        "listnode",
+    ),
+    *(
+        "enum",
+        "unittest",
+        "pytest_fns",
+        "fn_lcb",
+        "shared_state",
+        "captured_output",
+        "fluent",
+        "ops",
+        "nested_class",
+        "test_class",
+    ),
 )
 
 
@@ -874,8 +898,14 @@ def test_f(x):
             "function test_f of a test needs pytest",
         ),
         (asserts("assert f(:"), "a test is not valid Python"),
-        ({"inputs": ["1"], "outputs": ["1"], "tolerance": "x"}, "`tolerance` must be a number from 0 up to 1"),
-        ({"fn_name": "f", "inputs": ["x"], "outputs": ["1"]}, "a text among `inputs` must have JSON on each line"),
+        (
+            {"inputs": ["1"], "outputs": ["1"], "tolerance": "x"},
+            "`tolerance` must be a number from 0 up to 1",
+        ),
+        (
+            {"fn_name": "f", "inputs": ["x"], "outputs": ["1"]},
+            "a text among `inputs` must have JSON on each line",
+        ),
     ],
 )
 def test_a_test_that_would_pay_everybody_or_nobody_is_refused(truth: dict, message: str) -> None:
@@ -888,5 +918,7 @@ def test_a_test_that_cannot_be_run_is_an_error_and_no_wrong_answer() -> None:
     class Local: pass
     return Local()
 assert f(make()) == 1""")
-    with pytest.raises(RewardError, match="passes an object of Local to the program, which takes plain data alone"):
+    with pytest.raises(
+        RewardError, match="passes an object of Local to the program, which takes plain data alone"
+    ):
         trio.run(Code({}).score, attempt("def f(x): return 1", truth))

@@ -1,8 +1,9 @@
-"""Hostile programs against the sandbox, with the host as root and as a plain user, with namespaces and without: all contained.
+"""Hostile programs against the sandbox, with the host as root and as a plain user, with namespaces and
+without: all contained.
 
-Each world is a process of its own that plays all programs; the tests look at what it reports and at the host. Where the tests
-themselves do not run as root, nobody can become root: then the worlds of root are played by the same user instead, which the
-report names.
+Each world is a process of its own that plays all programs; the tests look at what it reports and at the host.
+Where the tests themselves do not run as root, nobody can become root: then the worlds of root are played by
+the same user instead, which the report names.
 """
 
 from __future__ import annotations
@@ -44,10 +45,17 @@ LIMITS = {
 WALLS = ("filesystem", "network", "processes", "privileges", "memory", "process_count", "disk")
 PACKAGES = ("trio", "attr", "attrs", "outcome", "sortedcontainers", "idna", "sniffio")
 
-WORLDS = {  # name: (as root, what a container runtime took from the host, which walls may be missing, what the report says)
+# name: (as root, what a container runtime took from the host, which walls may be missing, what the report
+# says)
+WORLDS = {
     "root": (True, [], [], "namespaces, as root"),
     "user": (False, [], [], "user namespace"),
-    "container_root": (True, ["CAP_SYS_ADMIN", "unshare"], ["disk"], "no namespaces: not permitted, a user id of its own"),
+    "container_root": (
+        True,
+        ["CAP_SYS_ADMIN", "unshare"],
+        ["disk"],
+        "no namespaces: not permitted, a user id of its own",
+    ),
     "user_without_namespaces": (False, ["unshare"], ["disk"], "no namespaces: Operation not permitted"),
 }
 
@@ -86,8 +94,16 @@ def runtime(open_folder) -> SimpleNamespace:
     folder = open_folder / "runtime"
     folder.mkdir()
     base, version = Path(sys.base_prefix), f"python{sys.version_info.major}.{sys.version_info.minor}"
-    ignored = shutil.ignore_patterns("test", "site-packages", "dist-packages", "idlelib", "ensurepip", "__pycache__")
-    shutil.copytree(base / "lib" / version, folder / "python/lib" / version, copy_function=link_or_copy, symlinks=True, ignore=ignored)
+    ignored = shutil.ignore_patterns(
+        "test", "site-packages", "dist-packages", "idlelib", "ensurepip", "__pycache__"
+    )
+    shutil.copytree(
+        base / "lib" / version,
+        folder / "python/lib" / version,
+        copy_function=link_or_copy,
+        symlinks=True,
+        ignore=ignored,
+    )
     (folder / "python/bin").mkdir()
     python = folder / "python/bin" / version
     link_or_copy(os.path.realpath(sys._base_executable), str(python))
@@ -96,7 +112,9 @@ def runtime(open_folder) -> SimpleNamespace:
     site = folder / "python/lib" / version / "site-packages"
     for package in PACKAGES:
         shutil.copytree(Path(sysconfig.get_path("purelib")) / package, site / package)
-    shutil.copytree(ROOT / "agentrl/sandbox", site / "agentrl/sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "agentrl/sandbox", site / "agentrl/sandbox", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("__init__.py", "errors.py", "granted.py"):
         shutil.copy(ROOT / "agentrl" / name, site / "agentrl" / name)
     driver = folder / "driver.py"
@@ -105,7 +123,9 @@ def runtime(open_folder) -> SimpleNamespace:
 
 
 class Bait:
-    """What a host has that programs must not reach: files, servers, a process, a secret in its environment."""
+    """What a host has that programs must not reach: files, servers, a process, a secret in its
+    environment.
+    """
 
     def __init__(self, folder: Path, user: int) -> None:
         self.nonce = f"hostile-{secrets.token_hex(8)}"
@@ -188,20 +208,35 @@ def world(request, runtime, open_folder) -> Iterator[SimpleNamespace]:
 
 
 @contextlib.contextmanager
-def played(name: str, world: tuple, programs: dict, runtime: SimpleNamespace, open_folder: Path) -> Iterator[SimpleNamespace]:
+def played(
+    name: str, world: tuple, programs: dict, runtime: SimpleNamespace, open_folder: Path
+) -> Iterator[SimpleNamespace]:
     as_root, missing, allow, _ = world
     user = 0 if as_root or not IS_ROOT else USER
-    taken = missing if IS_ROOT else [name for name in missing if name != "CAP_SYS_ADMIN"]  # what a user does not have anyway
+    taken = (
+        missing if IS_ROOT else [name for name in missing if name != "CAP_SYS_ADMIN"]
+    )  # what a user does not have anyway
     folder = open_folder / name
     folder.mkdir()
     bait = Bait(folder, user if IS_ROOT else os.geteuid())
     try:
-        given = {"programs": programs, "bait": bait.open(user), "limits": LIMITS, "missing": taken, "allow": allow}
+        given = {
+            "programs": programs,
+            "bait": bait.open(user),
+            "limits": LIMITS,
+            "missing": taken,
+            "allow": allow,
+        }
         done = subprocess.run(
             [runtime.python, "-I", runtime.driver],
             input=json.dumps(given).encode(),
             capture_output=True,
-            env={"HOME": str(bait.home), "TMPDIR": str(bait.temporary), "API_KEY": bait.secret, "LD_LIBRARY_PATH": str(runtime.libraries)},
+            env={
+                "HOME": str(bait.home),
+                "TMPDIR": str(bait.temporary),
+                "API_KEY": bait.secret,
+                "LD_LIBRARY_PATH": str(runtime.libraries),
+            },
             cwd=bait.home,
             start_new_session=True,
             check=False,
@@ -225,7 +260,9 @@ def test_the_report_says_what_holds(world) -> None:
 
 def test_a_containers_root_may_be_allowed_user_namespaces(runtime, open_folder) -> None:
     world = (True, ["CAP_SYS_ADMIN"], [], "user namespace")
-    with played("container_with_user_namespaces", world, {"flood": PROGRAMS["many_large_files"]}, runtime, open_folder) as found:
+    with played(
+        "container_with_user_namespaces", world, {"flood": PROGRAMS["many_large_files"]}, runtime, open_folder
+    ) as found:
         assert "user namespace" in found.report
         assert "NOT PROTECTED" not in found.report
         assert found.results["flood"]["ended_by"] == "exited"
@@ -273,7 +310,10 @@ def test_a_program_cannot_forge_its_end(world) -> None:
 
 
 def test_what_is_kept_between_programs_is_bounded(world) -> None:
-    assert max(result["workspace_bytes"] for result in world.results.values()) < LIMITS["disk_mib"] * 2**20 + 2**20
+    assert (
+        max(result["workspace_bytes"] for result in world.results.values())
+        < LIMITS["disk_mib"] * 2**20 + 2**20
+    )
 
 
 def test_good_programs_run_afterwards(world) -> None:
@@ -293,7 +333,18 @@ def test_the_hosts_files_are_as_before(world) -> None:
     assert os.listdir(bait.folder) == ["file"]
     assert os.listdir(bait.home) == []
     assert world.temporary == []
-    for folder in ("/", "/etc", "/tmp", "/var/tmp", "/dev/shm", "/run", "/usr/lib", str(ROOT), str(ROOT / "agentrl"), sys.base_prefix):
+    for folder in (
+        "/",
+        "/etc",
+        "/tmp",
+        "/var/tmp",
+        "/dev/shm",
+        "/run",
+        "/usr/lib",
+        str(ROOT),
+        str(ROOT / "agentrl"),
+        sys.base_prefix,
+    ):
         assert not os.path.exists(os.path.join(folder, bait.nonce)), folder
 
 

@@ -1,4 +1,6 @@
-"""The tool `python`: what the model reads, what stays between its calls, and a trajectory that goes on after a hostile one."""
+"""The tool `python`: what the model reads, what stays between its calls, and a trajectory that goes on after
+a hostile one.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,11 @@ def test_the_model_reads_what_was_printed(code: str, text: str) -> None:
         ("def f(:", {}, ["SyntaxError"]),
         ("import sys; sys.exit(3)", {}, ["[exit code 3]"]),
         ("while True: pass", {"cpu_s": 1.0}, ["s of processor time: it computed for too long]"]),
-        ("import time; print('first'); time.sleep(99)", {"wall_s": 1.0}, ["first\n[ended after 1.0 s: it took too long]"]),
+        (
+            "import time; print('first'); time.sleep(99)",
+            {"wall_s": 1.0},
+            ["first\n[ended after 1.0 s: it took too long]"],
+        ),
         ("bytearray(10**11)", {}, ["MemoryError"]),
         ("import os; os.kill(os.getpid(), 11)", {}, ["[ended by signal 11 (SIGSEGV)]"]),
         ("print('x' * 10**5)", {"output_kib": 1}, ["x\n[the output was cut]\n[ended: it printed too much]"]),
@@ -129,7 +135,12 @@ def test_a_trajectory_goes_on_after_a_hostile_call(rollout) -> None:
         return "#### 42" if "42" in text.rpartition("assistant")[0] else "no"
 
     config = {"python": {"cpu_s": 1.0, "wall_s": 2.0, "max_processes": 16}}
-    agent = {"tools": ("python",), "tool_config": config, "max_tool_output_tokens": 200, "max_response_tokens": 2000}
+    agent = {
+        "tools": ("python",),
+        "tool_config": config,
+        "max_tool_output_tokens": 200,
+        "max_response_tokens": 2000,
+    }
     world = module.World(chat, script, agent=agent, prompt=module.PromptLimits(1024, "filter"))
     world.router = Router(lambda url: world.client, vocab_size=chat.vocab_size, context_tokens=4096)
     (trajectory,) = world.play(module.make_task(), real_time=True)

@@ -97,7 +97,11 @@ def test_installed_packages_are_there_unless_told_otherwise() -> None:
 def test_files_are_given_and_stay_in_a_workspace(tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     workspace.touch()
-    first = run("import os; os.mkdir('d'); open('d/y', 'w').write(open('in/x').read() * 2)", files={"in/x": b"ab"}, workspace=workspace)
+    first = run(
+        "import os; os.mkdir('d'); open('d/y', 'w').write(open('in/x').read() * 2)",
+        files={"in/x": b"ab"},
+        workspace=workspace,
+    )
     assert first.is_ok, first.stderr
     assert run("print(open('d/y').read(), open('in/x').read())", workspace=workspace).stdout == "abab ab\n"
     assert run("import os; print(os.listdir('.'))").stdout == "[]\n"
@@ -115,7 +119,11 @@ def test_files_are_given_only_below_the_working_folder(path: str) -> None:
         ({"wall_s": 1.0}, "import time; time.sleep(60)", "wall"),
         ({"cpu_s": 1.0}, "while True: pass", "cpu"),
         ({"output_kib": 4}, "print('x' * 5000); import time; time.sleep(60)", "output"),
-        ({"memory_mib": 200}, "import os, time\nfor _ in range(3):\n    os.fork()\nx = b'x' * (60 << 20)\ntime.sleep(60)", "memory"),
+        (
+            {"memory_mib": 200},
+            "import os, time\nfor _ in range(3):\n    os.fork()\nx = b'x' * (60 << 20)\ntime.sleep(60)",
+            "memory",
+        ),
     ],
 )
 def test_limits_end_a_program_and_say_so(limits: dict, source: str, ended_by: str) -> None:
@@ -201,7 +209,10 @@ def test_the_judge_sees_the_end_of_a_program_that_left_others_behind() -> None:
 
 def test_neither_of_two_programs_has_more_than_its_ends_of_the_pipes() -> None:
     source = "import os\nprint(sorted(n for n in range(256) if _is_open(n)))"
-    source = f"import os\ndef _is_open(n):\n    try: return bool(os.fstat(n))\n    except OSError: return False\n{source}"
+    source = (
+        "import os\ndef _is_open(n):\n    try: return bool(os.fstat(n))\n    except OSError: return "
+        f"False\n{source}"
+    )
     results = trio.run(SANDBOX.run_pair, Program(source), Program(f"import os\nos.read(3, 1)\n{source}"))
     assert [result.stdout for result in results] == ["[0, 1, 2, 3, 4]\n"] * 2
     assert run(source).stdout == "[0, 1, 2]\n"
@@ -210,14 +221,20 @@ def test_neither_of_two_programs_has_more_than_its_ends_of_the_pipes() -> None:
 def test_a_pair_is_cancelled_as_a_whole() -> None:
     async def run_for_a_moment() -> bool:
         with trio.move_on_after(0.5) as scope:
-            await SANDBOX.run_pair(Program("import time\ntime.sleep(1000)"), Program("import time\ntime.sleep(1000)"))
+            await SANDBOX.run_pair(
+                Program("import time\ntime.sleep(1000)"), Program("import time\ntime.sleep(1000)")
+            )
         return scope.cancelled_caught
 
     assert trio.run(run_for_a_moment)
 
 
-@pytest.mark.parametrize(("report", "status", "error"), [(b"started\n", signal.SIGKILL, ""), (b"", -1, "ended without a report")])
-def test_who_ends_the_process_that_waits_for_it_has_failed_itself(report: bytes, status: int, error: str) -> None:
+@pytest.mark.parametrize(
+    ("report", "status", "error"), [(b"started\n", signal.SIGKILL, ""), (b"", -1, "ended without a report")]
+)
+def test_who_ends_the_process_that_waits_for_it_has_failed_itself(
+    report: bytes, status: int, error: str
+) -> None:
     request = ExecutionRequest({**SANDBOX._request(Program(""), Limits()), "channel": []})
     watch = ProcessWatch(request, 0, outputs=(1, 2), status=3, host=0, num_oom_kills=lambda: 0)
     watch.report = report
@@ -257,7 +274,7 @@ def _is_running(pid: str) -> bool:
         return False
 
 
-# --------------------------------------------------------------------------------------------------------------- walls
+# ------------------------------------------------------------------------------------------------------ walls
 
 
 def test_all_walls_stand_here_and_the_report_says_so(caplog) -> None:
@@ -272,7 +289,9 @@ def test_all_walls_stand_here_and_the_report_says_so(caplog) -> None:
 
 def test_a_missing_wall_is_found_and_refused_until_allowed() -> None:
     sandbox = Sandbox(SandboxOptions(), avoid=("seccomp",))
-    with pytest.raises(ConfigError, match=r"privileges \(system calls are not filtered.*allow_unprotected: \[privileges\]"):
+    with pytest.raises(
+        ConfigError, match=r"privileges \(system calls are not filtered.*allow_unprotected: \[privileges\]"
+    ):
         run("1", sandbox)
     allowed = Sandbox(SandboxOptions(allow_unprotected=("privileges",)), avoid=("seccomp",))
     assert run("print(1)", allowed).stdout == "1\n"
@@ -281,7 +300,9 @@ def test_a_missing_wall_is_found_and_refused_until_allowed() -> None:
 
 def test_refusal_names_every_gap() -> None:
     protections = Protections(("memory",), {"network": "a server was reached", "disk": "not limited"}, ())
-    with pytest.raises(ConfigError, match=r"network \(a server was reached\); disk \(not limited\)") as refused:
+    with pytest.raises(
+        ConfigError, match=r"network \(a server was reached\); disk \(not limited\)"
+    ) as refused:
         refuse(protections, ())
     assert "allow_unprotected: [network, disk]" in str(refused.value)
     with pytest.raises(ConfigError, match=r"is not protected from the model's programs: disk"):
@@ -334,7 +355,7 @@ def test_the_filter_refuses_what_it_lists_and_nothing_else(arch: str) -> None:
     assert evaluate(program, ioctl, 1, 0x5401, arch=AUDIT_ARCH[arch]) == ALLOW
 
 
-# --------------------------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------------------ files
 
 
 def names() -> st.SearchStrategy[str]:
@@ -344,7 +365,9 @@ def names() -> st.SearchStrategy[str]:
 def trees() -> st.SearchStrategy[dict]:
     leaves = st.binary(max_size=20) | st.sampled_from(["/etc/passwd", "..", "x"])
     return st.dictionaries(
-        names(), st.recursive(leaves, lambda inner: st.dictionaries(names(), inner, max_size=3), max_leaves=6), max_size=4
+        names(),
+        st.recursive(leaves, lambda inner: st.dictionaries(names(), inner, max_size=3), max_leaves=6),
+        max_size=4,
     )
 
 
@@ -361,7 +384,11 @@ def write_tree(folder: Path, tree: dict) -> None:
 
 def read_tree(folder: Path) -> dict:
     return {
-        path.name: os.readlink(path) if path.is_symlink() else read_tree(path) if path.is_dir() else path.read_bytes()
+        path.name: os.readlink(path)
+        if path.is_symlink()
+        else read_tree(path)
+        if path.is_dir()
+        else path.read_bytes()
         for path in folder.iterdir()
     }
 
@@ -408,11 +435,13 @@ class _opened:
         os.close(self._descriptor)
 
 
-# ------------------------------------------------------------------------------------------------------------- options
+# ---------------------------------------------------------------------------------------------------- options
 
 
 def test_options_are_read_from_a_plugins_config() -> None:
-    options = read_options({"cpu_s": 2, "allow_unprotected": ["disk"], "packages": False, "mine": 1}, key="k", others=("mine",))
+    options = read_options(
+        {"cpu_s": 2, "allow_unprotected": ["disk"], "packages": False, "mine": 1}, key="k", others=("mine",)
+    )
     assert options == SandboxOptions(Limits(cpu_s=2), ("disk",), packages=False)
     assert open_sandbox(options) is open_sandbox(options)
 

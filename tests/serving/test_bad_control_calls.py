@@ -1,4 +1,6 @@
-"""Servers whose answers to everything but generations are broken, on real sockets: nothing hangs, and nobody else is held up by them."""
+"""Servers whose answers to everything but generations are broken, on real sockets: nothing hangs, and nobody
+else is held up by them.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,36 @@ from parts.raw_http import read_request, reply
 
 DEADLINE_S = 3.0
 SILENT = ("hangs", "drips")
-FAULTS = ["500", "503", "404", "garbage", "no_json", "half_a_body", "drops", "hangs", "drips", "empty", "null", "a_list", "wrong_shape"]
+FAULTS = [
+    "500",
+    "503",
+    "404",
+    "garbage",
+    "no_json",
+    "half_a_body",
+    "drops",
+    "hangs",
+    "drips",
+    "empty",
+    "null",
+    "a_list",
+    "wrong_shape",
+]
 QUESTIONS = ["pulse", "loads", "server_info", "model_info", "is_paused", "adapter_support", "checksums"]
-WRONG_SHAPE = {"model_path": 3, "weight_version": "9" * 5000, "loads": [[]], "enable_lora": True, "dp_size": "many", "ranks": [{}]}
+WRONG_SHAPE = {
+    "model_path": 3,
+    "weight_version": "9" * 5000,
+    "loads": [[]],
+    "enable_lora": True,
+    "dp_size": "many",
+    "ranks": [{}],
+}
 
 
 class Faulty:
-    """Answers all requests well, in one way or another wrongly, or never; `called` are the paths it was asked."""
+    """Answers all requests well, in one way or another wrongly, or never; `called` are the paths it was
+    asked.
+    """
 
     def __init__(self) -> None:
         self.fault: str | None = None
@@ -74,9 +99,18 @@ class Faulty:
     def answer(self, path: str, body: dict) -> bytes:
         if path == "/update_weights_from_disk":
             self.version = body["weight_version"]
-        load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 7, "max_total_num_tokens": 99}
+        load = {
+            "num_running_reqs": 0,
+            "num_waiting_reqs": 0,
+            "num_used_tokens": 7,
+            "max_total_num_tokens": 99,
+        }
         spans = [{"version": self.version, "start": 0, "end": 1}]
-        meta = {"finish_reason": {"type": "length"}, "output_token_logprobs": [[-0.5, 1, None]], "weight_versions": spans}
+        meta = {
+            "finish_reason": {"type": "length"},
+            "output_token_logprobs": [[-0.5, 1, None]],
+            "weight_versions": spans,
+        }
         answers = {
             "/generate": {"output_ids": [1], "meta_info": meta},
             "/model_info": {"model_path": "m", "weight_version": self.version},
@@ -87,7 +121,9 @@ class Faulty:
 
 @contextmanager
 def serving(*servers: Faulty):
-    """Yield the URLs of servers that live in a thread of their own: the watchdog runs a loop of its own for each look."""
+    """Yield the URLs of servers that live in a thread of their own: the watchdog runs a loop of its own for
+    each look.
+    """
     urls: list[str] = []
     is_up, run = threading.Event(), SimpleNamespace()
 
@@ -122,7 +158,11 @@ def test_a_question_is_answered_refused_or_cut_by_its_deadline(fault):
                 answer = await getattr(client, name)()
             except ServerError:
                 return
-            assert (name, answer) in [("server_info", WRONG_SHAPE), ("is_paused", fault == "503"), ("is_paused", False)]
+            assert (name, answer) in [
+                ("server_info", WRONG_SHAPE),
+                ("is_paused", fault == "503"),
+                ("is_paused", False),
+            ]
         assert deadline.cancelled_caught == (fault in SILENT)
 
     async def main() -> None:

@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 
 from agentrl.errors import InfrastructureError, RequestRefused, ServerError
 from agentrl.serving.launch import as_options
-from agentrl.sglang.process_group import broadcast, flatten, join_weights_group, leave_weights_group, unflatten
-from agentrl.sglang.protocol import error_message, parse_generation, parse_load, parse_model_info, parse_versions
+from agentrl.sglang.process_group import (
+    broadcast,
+    flatten,
+    join_weights_group,
+    leave_weights_group,
+    unflatten,
+)
+from agentrl.sglang.protocol import (
+    error_message,
+    parse_generation,
+    parse_load,
+    parse_model_info,
+    parse_versions,
+)
 from parts.learner import reserved_port
 
 REPLY = {
@@ -37,7 +49,10 @@ def test_a_reply_becomes_aligned_arrays():
 
 
 def test_an_abort_in_the_queue_has_no_tokens():
-    reply = {"output_ids": [], "meta_info": {"id": "r", "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}}
+    reply = {
+        "output_ids": [],
+        "meta_info": {"id": "r", "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}},
+    }
     assert len(parse_generation(reply, server="s").token_ids) == 0
 
 
@@ -118,14 +133,27 @@ def test_options_are_written_as_command_lines_read_them():
         "cuda_graph_bs": [1, 8],
         "seed": None,
     }
-    assert as_options(values) == ["--dtype", "bfloat16", "--enable-metrics", "--tp-size", "2", "--cuda-graph-bs", "1", "8"]
+    assert as_options(values) == [
+        "--dtype",
+        "bfloat16",
+        "--enable-metrics",
+        "--tp-size",
+        "2",
+        "--cuda-graph-bs",
+        "1",
+        "8",
+    ]
 
 
-# ------------------------------------------------------------------------------------------------- process group
+# ---------------------------------------------------------------------------------------------- process group
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "int64"]), st.lists(st.integers(1, 3), max_size=3)), min_size=1, max_size=5)
+    st.lists(
+        st.tuples(st.sampled_from(["float32", "bfloat16", "int64"]), st.lists(st.integers(1, 3), max_size=3)),
+        min_size=1,
+        max_size=5,
+    )
 )
 def test_a_bucket_returns_what_went_in(specs):
     tensors = [torch.randn(shape).to(getattr(torch, dtype)) for dtype, shape in specs]
@@ -140,13 +168,17 @@ def test_a_bucket_returns_what_went_in(specs):
 def test_a_group_whose_first_rank_never_comes_is_an_error():
     port = reserved_port()
     with pytest.raises(InfrastructureError, match="could not join"):
-        join_weights_group(address="127.0.0.1", port=port, rank=1, world_size=2, name="g", backend="gloo", timeout_s=0.5)
+        join_weights_group(
+            address="127.0.0.1", port=port, rank=1, world_size=2, name="g", backend="gloo", timeout_s=0.5
+        )
 
 
 def test_a_group_of_one_broadcasts_and_can_be_made_again():
     for _ in range(2):
         port = reserved_port()
-        group = join_weights_group(address="127.0.0.1", port=port, rank=0, world_size=1, name="alone", backend="gloo", timeout_s=30)
+        group = join_weights_group(
+            address="127.0.0.1", port=port, rank=0, world_size=1, name="alone", backend="gloo", timeout_s=30
+        )
         tensor = torch.arange(3.0)
         broadcast(tensor, group)
         assert tensor.tolist() == [0.0, 1.0, 2.0]

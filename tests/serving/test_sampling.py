@@ -27,7 +27,11 @@ def allowed(probs, row):
     """The tokens that top_k, top_p and min_p leave, one at a time from the most likely."""
     kept, mass = set(), 0.0
     for rank, token in enumerate(np.argsort(-probs, kind="stable")):
-        if rank > 0 and ((row.top_k > 0 and rank >= row.top_k) or mass >= row.top_p or probs[token] < row.min_p * probs.max()):
+        if rank > 0 and (
+            (row.top_k > 0 and rank >= row.top_k)
+            or mass >= row.top_p
+            or probs[token] < row.min_p * probs.max()
+        ):
             break
         kept.add(int(token))
         mass += probs[token]
@@ -74,14 +78,18 @@ def test_frequencies_follow_the_distribution():
     st.integers(0, 2**31),
 )
 def test_packed_attention_equals_attention_of_each_segment_alone(segments, heads, seed):
-    """A segment has n new queries after m old keys; the reference is the definition, in float64, query by query."""
+    """A segment has n new queries after m old keys; the reference is the definition, in float64, query by
+    query.
+    """
     torch.manual_seed(seed)
     num_heads, groups, size = *heads, 8
     query_lengths = [n for n, _ in segments]
     key_lengths = [n + m for n, m in segments]
     query = torch.randn(num_heads, sum(query_lengths), size)
     key, value = torch.randn(2, groups, sum(key_lengths), size)
-    got = segment_attention(query, key, value, query_lengths=query_lengths, key_lengths=key_lengths, scale=0.3)
+    got = segment_attention(
+        query, key, value, query_lengths=query_lengths, key_lengths=key_lengths, scale=0.3
+    )
     q_start = k_start = 0
     for n, m in segments:
         for i in range(n):

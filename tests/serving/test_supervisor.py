@@ -41,8 +41,10 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=None, eos_token_id=1,
+        pad_token_id=0,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return str(folder)
@@ -71,7 +73,9 @@ async def tell(url, verb):
 
 
 async def ask_until_it_fails(url, harm):
-    """Sample over and over, and do `harm` to the server meanwhile; a request fails then, instead of waiting for ever."""
+    """Sample over and over, and do `harm` to the server meanwhile; a request fails then, instead of waiting
+    for ever.
+    """
 
     async def ask():
         with trio.fail_after(60), contextlib.suppress(ServerError):
@@ -112,7 +116,13 @@ def is_gone(pid):
 
 
 def attached(url, *, start_timeout_s=60.0, hang_timeout_s=60.0, max_restarts=3):
-    server = AttachedServer(url, start_timeout_s=start_timeout_s, hang_timeout_s=hang_timeout_s, max_restarts=max_restarts, api_key=None)
+    server = AttachedServer(
+        url,
+        start_timeout_s=start_timeout_s,
+        hang_timeout_s=hang_timeout_s,
+        max_restarts=max_restarts,
+        api_key=None,
+    )
     server.start()
     return server
 
@@ -134,7 +144,13 @@ class Script:
 
 def supervisor(made, tmp_path, *, max_restarts=3, timeout_s=60.0, hang_timeout_s=None):
     log_file = tmp_path / "servers" / "s.log"
-    return Supervisor(made, log_file=log_file, start_timeout_s=timeout_s, max_restarts=max_restarts, hang_timeout_s=hang_timeout_s)
+    return Supervisor(
+        made,
+        log_file=log_file,
+        start_timeout_s=timeout_s,
+        max_restarts=max_restarts,
+        hang_timeout_s=hang_timeout_s,
+    )
 
 
 async def sample(url, num_tokens=2):
@@ -202,14 +218,27 @@ def test_a_paused_server_is_no_hanging_one(running):
 def test_a_load_that_never_changes_is_a_hanging_server(tmp_path):
     """What SGLang shows when its scheduler hangs: HTTP answers, with the last snapshot."""
     answers = {
-        "/v1/loads": {"loads": [{"num_running_reqs": 2, "num_waiting_reqs": 0, "num_used_tokens": 7, "max_total_num_tokens": 99}]},
+        "/v1/loads": {
+            "loads": [
+                {
+                    "num_running_reqs": 2,
+                    "num_waiting_reqs": 0,
+                    "num_used_tokens": 7,
+                    "max_total_num_tokens": 99,
+                }
+            ]
+        },
         "/server_info": {},
         "/ready": {},
     }
     with answering(answers) as url:
         dog = ServerWatchdog(timeout_s=20.0, api_key=None, clock=iter((0, 0, 19, 20, 40, 41)).__next__)
         dog.begin(url)
-        assert [dog.probe() is None for _ in range(3)] == [True, True, False]  # the first look has nothing to compare with
+        assert [dog.probe() is None for _ in range(3)] == [
+            True,
+            True,
+            False,
+        ]  # the first look has nothing to compare with
         answers["/v1/loads"]["loads"][0]["num_used_tokens"] = 8
         assert dog.probe() is None
 
@@ -251,7 +280,11 @@ def test_a_server_that_ends_while_starting_shows_the_end_of_its_log(tmp_path):
 def test_a_refused_argument_is_one_line(tmp_path):
     usage = "usage: launch_server.py [--model-path PATH]\n" * 30
     watched = supervisor(
-        Script(f"print({usage!r} + 'launch_server.py: error: unrecognized arguments: --tensors 2'); raise SystemExit(2)"), tmp_path
+        Script(
+            f"print({usage!r} + 'launch_server.py: error: unrecognized arguments: --tensors 2'); raise "
+            "SystemExit(2)"
+        ),
+        tmp_path,
     )
     with pytest.raises(ServerError) as refused:
         watched.start("m", "0")
@@ -261,7 +294,10 @@ def test_a_refused_argument_is_one_line(tmp_path):
 
 def test_a_server_that_never_generates_is_ended_with_all_its_children(tmp_path):
     code = "import subprocess, sys, time, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
-    code += "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, flush=True); time.sleep(600)"
+    code += (
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, "
+        "flush=True); time.sleep(600)"
+    )
     watched = supervisor(Script(code), tmp_path, timeout_s=2)
     with pytest.raises(ServerError, match="server_start_timeout_s=2"):
         watched.start("m", "0")
@@ -291,7 +327,7 @@ s = Supervisor(EmbeddedServer(EmbeddedServerConfig(num_blocks=8, page_size=16), 
 s.start({model!r}, "0")
 print(s.status().pid, flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501
     process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
     try:
         pid = int(process.stdout.readline())
@@ -309,7 +345,7 @@ import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", {command!r}],
                  start_new_session=True)
 time.sleep(600)
-"""
+"""  # noqa: E501
     process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
     try:
         pid = int(process.stdout.readline())
@@ -320,9 +356,21 @@ time.sleep(600)
     wait_for(lambda: is_gone(pid))
 
 
-@pytest.mark.parametrize(("code", "status"), [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137)])
+@pytest.mark.parametrize(
+    ("code", "status"), [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
 def test_the_guard_reports_how_its_command_ended(code, status):
-    guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--", sys.executable, "-c", code]
+    guard = [
+        sys.executable,
+        "-m",
+        "agentrl.guard",
+        "--parent-pid",
+        str(os.getpid()),
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
     assert subprocess.run(guard, check=False).returncode == status
 
 
@@ -336,16 +384,31 @@ print([n for n in os.environ if "ame" in os.environ[n]], repr(sys.stdin.read()),
 print(open(file).read(), file=sys.stderr)
 """
     guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid()), "--api-key-stdin", "--"]
-    shown = subprocess.run([*guard, sys.executable, "-c", code], check=True, capture_output=True, text=True, input="ses: #ame\n").stdout
+    shown = subprocess.run(
+        [*guard, sys.executable, "-c", code], check=True, capture_output=True, text=True, input="ses: #ame\n"
+    ).stdout
     option, file, mode, length, with_key, more, content = shown.split(maxsplit=6)
-    assert (option, mode, length, with_key, more) == ("--config", "0o0", str(len('api-key: "ses: #ame"\n')), "[]", "''")
+    assert (option, mode, length, with_key, more) == (
+        "--config",
+        "0o0",
+        str(len('api-key: "ses: #ame"\n')),
+        "[]",
+        "''",
+    )
     assert yaml.safe_load(content) == {"api-key": "(the API key)"}, "a server that logs its arguments"
     assert not Path(file).exists()
 
-    refused = subprocess.run([*guard, "server", "--config", "own.yaml"], check=False, capture_output=True, text=True, input="sesame\n")
+    refused = subprocess.run(
+        [*guard, "server", "--config", "own.yaml"],
+        check=False,
+        capture_output=True,
+        text=True,
+        input="sesame\n",
+    )
     assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
         2,
-        "error: a server takes one --config, and that with its API key is written here; put what yours holds into rollout.sglang.args",
+        "error: a server takes one --config, and that with its API key is written here; put what yours holds "
+        "into rollout.sglang.args",
     )
 
 
@@ -415,7 +478,11 @@ def test_a_supervised_server_asks_for_its_key_and_shows_it_to_nobody(model, tmp_
         pid = watched.status().pid
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         shown = [text for process in processes for text in (*process.cmdline(), *process.environ().values())]
-        statuses = trio.run(statuses_of, url, None), trio.run(statuses_of, url, "guess"), trio.run(statuses_of, url, KEY)
+        statuses = (
+            trio.run(statuses_of, url, None),
+            trio.run(statuses_of, url, "guess"),
+            trio.run(statuses_of, url, KEY),
+        )
     finally:
         watched.stop()
     watched.stop()
@@ -477,7 +544,7 @@ def generates_or_refuses(url):
     return trio.run(ask)
 
 
-# ------------------------------------------------------------------------------------------------- refused starts
+# --------------------------------------------------------------------------------------------- refused starts
 
 
 def test_a_taken_port_is_a_clear_error(model):
@@ -505,27 +572,43 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 def test_a_broken_model_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no_such_architecture"}')
     process = subprocess.run(
-        [sys.executable, "-m", "agentrl.serving.embedded", str(tmp_path), "--port", "0"], check=False, capture_output=True, text=True
+        [sys.executable, "-m", "agentrl.serving.embedded", str(tmp_path), "--port", "0"],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert process.returncode == 2
     assert process.stderr.startswith("error: the model in ")
     assert "Traceback" not in process.stderr
 
 
-# ---------------------------------------------------------------------------------------------------- command lines
+# ---------------------------------------------------------------------------------------------- command lines
 
 
 def test_the_launcher_follows_the_backend():
     assert isinstance(launcher(RolloutConfig(), ModelConfig(), api_key=None), EmbeddedServer)
     made = launcher(
-        RolloutConfig(backend="sglang", sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2}, env={"A": "1"})),
+        RolloutConfig(
+            backend="sglang",
+            sglang=SGLangServerConfig(python="/opt/sg/bin/python", args={"tp_size": 2}, env={"A": "1"}),
+        ),
         ModelConfig(dtype="bfloat16"),
         api_key=None,
     )
     assert isinstance(made, SGLangServer)
     command = made.command("m", weight_version="3", host="127.0.0.1", port=5)
     assert command[command.index("--") + 1 :] == [
-        *("/opt/sg/bin/python", "-m", "sglang.launch_server", "--model-path", "m", "--host", "127.0.0.1", "--port", "5"),
+        *(
+            "/opt/sg/bin/python",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            "m",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "5",
+        ),
         *("--dtype", "bfloat16", "--weight-version", "3", "--tp-size", "2"),
     ]
     assert Path(command[0]).name.startswith("python")

@@ -1,4 +1,6 @@
-"""Transport `disk` with deltas: a server that has the weights before reads what changed, any other one is given all of them."""
+"""Transport `disk` with deltas: a server that has the weights before reads what changed, any other one is
+given all of them.
+"""
 
 from types import SimpleNamespace
 
@@ -29,7 +31,9 @@ def learner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
     write_tiny_model(folder, VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-6))
-    spec = LearnerSpec(ModelConfig(path=str(folder), dtype="bfloat16"), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20)
+    spec = LearnerSpec(
+        ModelConfig(path=str(folder), dtype="bfloat16"), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20
+    )
     with lone_learner(spec) as one:
         yield SimpleNamespace(one=one, path=str(folder), workers=LocalWorker(one))
 
@@ -37,7 +41,9 @@ def learner(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(learner, tmp_path_factory):
     launcher = EmbeddedServer(EmbeddedServerConfig(num_blocks=32), "bfloat16")
-    supervisor = Supervisor(launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=240, max_restarts=0)
+    supervisor = Supervisor(
+        launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=240, max_restarts=0
+    )
     yield supervisor.start(learner.path, "default")
     supervisor.stop()
 
@@ -67,7 +73,9 @@ def test_only_what_changed_is_sent_to_whom_has_the_rest(learner, url, tmp_path):
         for version in (2, 3):
             update_once(learner.one, VOCABULARY)
             reports.append(await publish(version, [client]))
-        await client.update_weights_from_disk(learner.path, version=3, flush_cache=True)  # it has other weights than we think
+        await client.update_weights_from_disk(
+            learner.path, version=3, flush_cache=True
+        )  # it has other weights than we think
         update_once(learner.one, VOCABULARY)
         reports.append(await publish(4, [client]))
         update_once(learner.one, VOCABULARY)
@@ -93,7 +101,9 @@ def test_changes_that_do_not_fit_or_were_damaged_change_nothing(learner, url, tm
     async def refuse(client, message):
         before = await client.checksums()
         with pytest.raises(RequestRefused, match=message):
-            await client.update_weights_from_disk(str(changes), version=9, flush_cache=True, load_format=CHANGES_FORMAT)
+            await client.update_weights_from_disk(
+                str(changes), version=9, flush_cache=True, load_format=CHANGES_FORMAT
+            )
         assert await client.checksums() == before
         assert (await client.model_info()).version == 0
 
@@ -111,7 +121,9 @@ def test_changes_that_do_not_fit_or_were_damaged_change_nothing(learner, url, tm
 
 
 def test_a_group_and_a_folder_after_changes_leave_the_same_weights(learner, url, tmp_path):
-    """An update by another transport ends the chain: changes that follow are refused, and all weights are sent."""
+    """An update by another transport ends the chain: changes that follow are refused, and all weights are
+    sent.
+    """
 
     async def script(client):
         by_changes = publisher(learner, tmp_path / "changes", delta=True)

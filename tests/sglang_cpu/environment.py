@@ -1,7 +1,8 @@
-"""The Python environment with a real SGLang for a CPU: built once, kept in the user's cache folder, one per recipe.
+"""The Python environment with a real SGLang for a CPU: built once, kept in the user's cache folder, one per
+recipe.
 
-`python tests/sglang_cpu/environment.py` builds it where it is missing and prints the path of its Python. Python 3.11 or newer, Linux
-on x86-64 with glibc 2.34 or newer, 1.5 GB.
+`python tests/sglang_cpu/environment.py` builds it where it is missing and prints the path of its Python.
+Python 3.11 or newer, Linux on x86-64 with glibc 2.34 or newer, 1.5 GB.
 """
 
 import fcntl
@@ -49,12 +50,16 @@ def built_python():
     """
     folder = environment_folder()
     if not is_built(folder):
-        raise BuildError(f"no SGLang environment in {folder}: run `make test-sglang`, or `python tests/sglang_cpu/environment.py` alone")
+        raise BuildError(
+            f"no SGLang environment in {folder}: run `make test-sglang`, or `python "
+            "tests/sglang_cpu/environment.py` alone"
+        )
     return python_of(folder)
 
 
 def build(folder):
-    """Make the environment from nothing. What an interrupted build left is removed first, and `.done` is written last.
+    """Make the environment from nothing. What an interrupted build left is removed first, and `.done` is
+    written last.
 
     Raises:
         BuildError: a step failed.
@@ -64,7 +69,8 @@ def build(folder):
     log = folder.with_suffix(".log")
     log.write_text("")
     run([sys.executable, "-m", "venv", folder], "make an environment", log)
-    # SGLang's own requirements would bring torch for CUDA and some twenty packages of kernels: the list here is complete without them.
+    # SGLang's own requirements would bring torch for CUDA and some twenty packages of kernels: the list here
+    # is complete without them.
     run([python_of(folder), "-m", "pip", "install", "--no-deps", "-r", RECIPE], "install its packages", log)
     packages = next((folder / "lib").glob("python*")) / "site-packages"
     shutil.copy(STAND_INS, packages / "sglang_stand_ins.py")
@@ -75,7 +81,9 @@ def build(folder):
 
 def run(command, purpose, log):
     with log.open("a") as output:
-        if subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output).returncode:
+        if subprocess.run(
+            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        ).returncode:
             last = (log.read_text().strip() or "no output").splitlines()[-1]
             raise BuildError(f"the SGLang environment could not {purpose}: {last} (all of it: {log})")
 
@@ -86,7 +94,10 @@ def main():
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second one waits for the first, and finds it built
         if not is_built(folder):
-            print(f"building an environment with SGLang for CPUs in {folder} (1.5 GB, some minutes)", file=sys.stderr)
+            print(
+                f"building an environment with SGLang for CPUs in {folder} (1.5 GB, some minutes)",
+                file=sys.stderr,
+            )
             try:
                 build(folder)
             except BuildError as error:

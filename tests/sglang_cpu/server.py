@@ -1,4 +1,6 @@
-"""The launcher of a real SGLang on a CPU: the environment of this folder, and the arguments of the packaged `server=sglang_cpu`."""
+"""The launcher of a real SGLang on a CPU: the environment of this folder, and the arguments of the packaged
+`server=sglang_cpu`.
+"""
 
 from agentrl.config.compose import load_config
 from agentrl.serving.launch import SGLangServer
@@ -10,8 +12,13 @@ def sglang_on_cpu(*, lora=None, key=None, **arguments):
 
     lora: of adapters to load; key: what requests must carry.
     """
-    config = load_config("quickstart", ["server=sglang_cpu", f"rollout.sglang.python={built_python()}"]).rollout.sglang
+    config = load_config(
+        "quickstart", ["server=sglang_cpu", f"rollout.sglang.python={built_python()}"]
+    ).rollout.sglang
     environment = {**config.env, "HF_HUB_OFFLINE": "1"}
     return SGLangServer(
-        config.model_copy(update={"args": {**config.args, **arguments}, "env": environment}), "float32", api_key=key, lora=lora
+        config.model_copy(update={"args": {**config.args, **arguments}, "env": environment}),
+        "float32",
+        api_key=key,
+        lora=lora,
     )

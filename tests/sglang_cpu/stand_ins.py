@@ -1,8 +1,10 @@
-"""What a real SGLang on a CPU lacks: packages that it imports at its start and that a text model never calls, and memory to pin.
+"""What a real SGLang on a CPU lacks: packages that it imports at its start and that a text model never calls,
+and memory to pin.
 
-A `.pth` file of the environment imports this module into each of its Python processes. An import that nothing else can answer is
-answered by an empty module, each attribute of which is a class that does nothing: it serves as decorator, base, callable, subscript
-and annotation. Who asks whether such a package is installed is told the truth, no.
+A `.pth` file of the environment imports this module into each of its Python processes. An import that nothing
+else can answer is answered by an empty module, each attribute of which is a class that does nothing: it
+serves as decorator, base, callable, subscript and annotation. Who asks whether such a package is installed is
+told the truth, no.
 """
 
 import functools
@@ -12,7 +14,18 @@ from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 
 PACKAGES = frozenset(
-    {"IPython", "jsonschema", "mistral_common", "pynvml", "sgl_kernel", "soundfile", "tiktoken", "torchvision", "triton", "zstandard"}
+    {
+        "IPython",
+        "jsonschema",
+        "mistral_common",
+        "pynvml",
+        "sgl_kernel",
+        "soundfile",
+        "tiktoken",
+        "torchvision",
+        "triton",
+        "zstandard",
+    }
 )
 
 VERSION = "3.5.0"  # SGLang compares triton's
@@ -22,7 +35,8 @@ class Nothing(type):
     """The type of the classes that do nothing, and of whatever one gets from them."""
 
     def __getattr__(cls, name):
-        # No private protocol is claimed; and `triton.runtime.driver.active` has to fail, which says that there is no device.
+        # No private protocol is claimed; and `triton.runtime.driver.active` has to fail, which says that
+        # there is no device.
         if name == "active" or name.startswith("__"):
             raise AttributeError(name)
         return nothing(name)
@@ -73,7 +87,9 @@ class StandIns:
         return ModuleSpec(name, self, is_package=True)
 
     def _let_torch_look(self):
-        """torch remembers that there is no triton; if it met the stand-in it would compile kernels with it."""
+        """torch remembers that there is no triton; if it met the stand-in it would compile kernels with
+        it.
+        """
         self._torch_has_looked = self._is_torch_looking = True
         try:
             from torch.utils._triton import has_triton_package
@@ -91,7 +107,10 @@ class StandIns:
 
 
 class LoraComes:
-    """The first of the import system's finders. It finds nothing: it sees SGLang's LoRA come, which pins memory wherever it runs."""
+    """The first of the import system's finders.
+
+    It finds nothing: it sees SGLang's LoRA come, which pins memory wherever it runs.
+    """
 
     def find_spec(self, name, path=None, target=None):
         if name == "sglang.srt.lora":
@@ -121,7 +140,9 @@ def is_stand_in(name):
 
 
 def install():
-    """Answer imports that fail otherwise, and let `importlib.util.find_spec` go on saying what is installed."""
+    """Answer imports that fail otherwise, and let `importlib.util.find_spec` go on saying what is
+    installed.
+    """
     stand_ins, ask = StandIns(), importlib.util.find_spec
 
     @functools.wraps(ask)

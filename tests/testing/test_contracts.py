@@ -16,9 +16,15 @@ import pytest
 
 from agentrl.plugins import RewardResult, load_plugins
 from agentrl.testing import Says, call
-from agentrl.testing.contracts import AgentContract, InteractionContract, RewardContract, RewardExample, ToolContract
+from agentrl.testing.contracts import (
+    AgentContract,
+    InteractionContract,
+    RewardContract,
+    RewardExample,
+    ToolContract,
+)
 
-# ---------------------------------------------------------------------------------------------------------------- tools
+# ------------------------------------------------------------------------------------------------------ tools
 
 
 class TestCalculator(ToolContract):
@@ -48,12 +54,16 @@ class TestSearch(ToolContract):
 
     @pytest.fixture(autouse=True)
     def corpus(self, tmp_path: Path) -> None:
-        documents = {"id": ["1", "2"], "title": ["Cats", "Dogs"], "text": ["Cats purr.", "Dogs bark at cats."]}
+        documents = {
+            "id": ["1", "2"],
+            "title": ["Cats", "Dogs"],
+            "text": ["Cats purr.", "Dogs bark at cats."],
+        }
         pq.write_table(pa.table(documents), tmp_path / "documents.parquet")
         self.config = {"corpus": str(tmp_path / "documents.parquet")}
 
 
-# --------------------------------------------------------------------------------------------------------- interactions
+# ----------------------------------------------------------------------------------------------- interactions
 
 
 class TestGsm8kInteraction(InteractionContract):
@@ -66,7 +76,10 @@ class TestGsm8kInteraction(InteractionContract):
 class TestScripted(InteractionContract):
     interaction = "scripted"
     says = ("hello", "the answer is 42")
-    interaction_kwargs = {"replies": ["and?", "go on"], "rules": [{"pattern": "42", "done": True, "score": 1.0}]}
+    interaction_kwargs = {
+        "replies": ["and?", "go on"],
+        "rules": [{"pattern": "42", "done": True, "score": 1.0}],
+    }
     bad_kwargs = (
         {},
         {"replies": "text"},
@@ -85,7 +98,9 @@ def json_server(answer) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            reply = json.dumps(answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))).encode()
+            reply = json.dumps(
+                answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            ).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
@@ -106,7 +121,10 @@ def json_server(answer) -> Iterator[str]:
 
 
 def completion(text: str) -> dict:
-    return {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": {"completion_tokens": 3}}
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text}}],
+        "usage": {"completion_tokens": 3},
+    }
 
 
 class TestSimulatedUser(InteractionContract):
@@ -117,12 +135,16 @@ class TestSimulatedUser(InteractionContract):
 
     @pytest.fixture(autouse=True)
     def server(self) -> Iterator[None]:
-        with json_server(lambda body: completion("[DONE]" if "Here" in body["messages"][-1]["content"] else "Large, please.")) as url:
+        with json_server(
+            lambda body: completion(
+                "[DONE]" if "Here" in body["messages"][-1]["content"] else "Large, please."
+            )
+        ) as url:
             self.config = {"url": url, "success_phrase": "[DONE]"}
             yield
 
 
-# --------------------------------------------------------------------------------------------------------------- agents
+# ----------------------------------------------------------------------------------------------------- agents
 
 
 class TestSingleTurnAgent(AgentContract):
@@ -183,7 +205,7 @@ class TestOpenAIAgent(AgentContract):
         self.config = {"target": f"{tmp_path}/program.py:ask"}
 
 
-# -------------------------------------------------------------------------------------------------------------- rewards
+# ---------------------------------------------------------------------------------------------------- rewards
 
 
 class TestArithmetic(RewardContract):
@@ -195,7 +217,11 @@ class TestArithmetic(RewardContract):
 class TestGsm8kReward(RewardContract):
     reward = "gsm8k"
     config = {"format_score": 0.1}
-    examples = (RewardExample("so #### 42", 1.0, "42"), RewardExample("#### 41", 0.1, "42"), RewardExample("no idea", 0.0, "42"))
+    examples = (
+        RewardExample("so #### 42", 1.0, "42"),
+        RewardExample("#### 41", 0.1, "42"),
+        RewardExample("no idea", 0.0, "42"),
+    )
     bad_rows = ({}, {"ground_truth": "x"})
 
 
@@ -214,7 +240,11 @@ class TestAime(RewardContract):
 class TestLengthPenalty(RewardContract):
     reward = "length_penalty"
     config = {"max_tokens": 1000, "buffer_tokens": 500}
-    examples = (RewardExample("x" * 500, 0.0), RewardExample("x" * 750, -0.5), RewardExample("x" * 2000, -1.0))
+    examples = (
+        RewardExample("x" * 500, 0.0),
+        RewardExample("x" * 750, -0.5),
+        RewardExample("x" * 2000, -1.0),
+    )
 
 
 class TestFormat(RewardContract):
@@ -232,7 +262,9 @@ class TestFormatByPattern(RewardContract):
 class TestCode(RewardContract):
     reward = "code"
     examples = (
-        RewardExample("```python\nprint(int(input()) * 2)\n```", 1.0, {"inputs": ["1", "21"], "outputs": ["2", "42"]}),
+        RewardExample(
+            "```python\nprint(int(input()) * 2)\n```", 1.0, {"inputs": ["1", "21"], "outputs": ["2", "42"]}
+        ),
         RewardExample("```python\nprint(2)\n```", 0.5, {"inputs": ["1", "21"], "outputs": ["2", "42"]}),
         RewardExample("no code", 0.0, {"inputs": ["1"], "outputs": ["2"]}),
     )
@@ -256,8 +288,15 @@ class TestLLMJudge(RewardContract):
 
     @pytest.fixture(autouse=True)
     def server(self) -> Iterator[None]:
-        with json_server(lambda body: completion(f"Score: {10 if 'good' in body['messages'][-1]['content'] else 0}")) as url:
-            self.config = {"url": f"{url}/v1", "model": "judge", "max_retries": 0, "prompt": "Is this fine? $answer"}
+        with json_server(
+            lambda body: completion(f"Score: {10 if 'good' in body['messages'][-1]['content'] else 0}")
+        ) as url:
+            self.config = {
+                "url": f"{url}/v1",
+                "model": "judge",
+                "max_retries": 0,
+                "prompt": "Is this fine? $answer",
+            }
             yield
 
 
@@ -269,11 +308,15 @@ class TestRewardModel(RewardContract):
 
     def _new(self):
         reward = super()._new()
-        reward.connect(lambda attempts: [RewardResult(float(len(one.answer))) if one.answer else None for one in attempts])
+        reward.connect(
+            lambda attempts: [
+                RewardResult(float(len(one.answer))) if one.answer else None for one in attempts
+            ]
+        )
         return reward
 
 
-# ---------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------------ all of them
 
 CONTRACTS = (
     ("tools", ToolContract, "tool"),

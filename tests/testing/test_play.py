@@ -59,10 +59,17 @@ def a_row_of(agent: str) -> int:
 def test_a_person_plays_the_model() -> None:
     said: list[str] = []
     row = a_row_of("tool_agent")
-    played = play(typed='Let me compute.\n/call calculator {"expression": "6*7"}\n\n#### 42\n\n', said=said, row=row)
+    played = play(
+        typed='Let me compute.\n/call calculator {"expression": "6*7"}\n\n#### 42\n\n', said=said, row=row
+    )
     trajectory = played.trajectory
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
-    assert [message.role for message in trajectory.messages[-4:]] == ["user", "assistant", "tool", "assistant"]
+    assert [message.role for message in trajectory.messages[-4:]] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert trajectory.messages[-2].content == "42"
     assert played.task.messages[-1].content in said[1], "the person reads the prompt"
     assert "<tool_response>42" in said[2], "and the tool's answer"
@@ -70,7 +77,9 @@ def test_a_person_plays_the_model() -> None:
 
 def test_a_person_who_mistypes_is_asked_again() -> None:
     said: list[str] = []
-    trajectory = play(typed="/call calculator {\n\n#### 1\n\n", said=said, row=a_row_of("tool_agent")).trajectory
+    trajectory = play(
+        typed="/call calculator {\n\n#### 1\n\n", said=said, row=a_row_of("tool_agent")
+    ).trajectory
     assert "not valid JSON" in said[2]
     assert trajectory.outcome is Outcome.COMPLETED
 
@@ -82,14 +91,17 @@ def test_a_person_who_gives_up_ends_the_trajectory() -> None:
 
 
 def test_what_was_typed() -> None:
-    assert read_typed(["a", "/call f", '/call g {"x": 1}', "b"]) == Says("a\nb", (Call("f", {}), Call("g", {"x": 1})))
+    assert read_typed(["a", "/call f", '/call g {"x": 1}', "b"]) == Says(
+        "a\nb", (Call("f", {}), Call("g", {"x": 1}))
+    )
     with pytest.raises(ConfigError, match="must be a JSON object"):
         read_typed(["/call f [1]"])
 
 
 def test_a_script_of_turns(project: Path) -> None:
     (project / "turns.yaml").write_text(
-        "- {text: hm, calls: [{name: calculator, arguments: {expression: 1+1}}], reasoning: easy}\n- raw: '<tool_call>{'\n- done\n"
+        "- {text: hm, calls: [{name: calculator, arguments: {expression: 1+1}}], reasoning: easy}\n- raw: "
+        "'<tool_call>{'\n- done\n"
     )
     turns = [Says("hm", (Call("calculator", {"expression": "1+1"}),), "easy"), Raw("<tool_call>{"), "done"]
     assert read_script("turns.yaml") == turns
@@ -134,20 +146,31 @@ def test_everything_is_printed() -> None:
     played = play(typed="#### [bold]42\n\n", row=a_row_of("tool_agent"))
     out = io.StringIO()
     show(played, Console(file=out, width=200, color_system=None))
-    for part in ("tool_agent", "#### [bold]42", "rewards", "arithmetic", "ground truth", "outcome: completed", "num_turns=1"):
+    for part in (
+        "tool_agent",
+        "#### [bold]42",
+        "rewards",
+        "arithmetic",
+        "ground truth",
+        "outcome: completed",
+        "num_turns=1",
+    ):
         assert part in out.getvalue()
 
 
 def test_the_command_itself(project: Path) -> None:
     (project / "answer.yaml").write_text("- '#### 1'\n- '#### 2'\n- '#### 3'\n")
-    result = CliRunner().invoke(app, ["play", "config.yaml", "agent.max_turns=2", "--row", "1", "--val", "--model", "answer.yaml"])
+    result = CliRunner().invoke(
+        app, ["play", "config.yaml", "agent.max_turns=2", "--row", "1", "--val", "--model", "answer.yaml"]
+    )
     assert result.exit_code == 0, result.output
     assert "outcome: " in result.output
 
 
 def test_what_the_model_says_commands_no_terminal(project: Path) -> None:
     (project / "turns.yaml").write_text(
-        '- calls: [{name: "calc\\e]0;owned\\a", arguments: {expression: "1\\e[31m"}}]\n- "#### \\e[2Jgone"\n' * 2
+        '- calls: [{name: "calc\\e]0;owned\\a", arguments: {expression: "1\\e[31m"}}]\n- "#### \\e[2Jgone"\n'
+        * 2
     )
     result = CliRunner().invoke(app, ["play", "config.yaml", "--row", "0", "--model", "turns.yaml"])
     assert result.exit_code in (0, 1), result.output
@@ -189,13 +212,24 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     ],
 )
 @pytest.mark.parametrize("debug", [True, False])
-def test_a_failed_attempt_ends_the_command_with_1_and_names_the_line(project: Path, overrides, outcome, line, debug, monkeypatch) -> None:
+def test_a_failed_attempt_ends_the_command_with_1_and_names_the_line(
+    project: Path, overrides, outcome, line, debug, monkeypatch
+) -> None:
     monkeypatch.delenv("AGENTRL_DEBUG", raising=False)
     (project / "broken.py").write_text(BROKEN)
     (project / "calls.yaml").write_text("- calls: [{name: sick, arguments: {}}]\n- '#### 1'\n")
-    rows = ['{"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": {"ground_truth": "2"}}']
+    rows = [
+        '{"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": '
+        '{"ground_truth": "2"}}'
+    ]
     (project / "rows.jsonl").write_text("\n".join(rows))
-    arguments = ["play", "config.yaml", "agent.plugins=[broken.py]", "data.train_files=[rows.jsonl]", *overrides]
+    arguments = [
+        "play",
+        "config.yaml",
+        "agent.plugins=[broken.py]",
+        "data.train_files=[rows.jsonl]",
+        *overrides,
+    ]
     result = CliRunner().invoke(app, [*arguments, "--model", "calls.yaml", *(["--debug"] if debug else [])])
     assert result.exit_code == 1, result.output
     said = " ".join(result.output.split())

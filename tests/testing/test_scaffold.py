@@ -29,7 +29,14 @@ def test_all_kinds_pass_their_tests(tmp_path: Path) -> None:
         assert f"pytest {tmp_path}/test_my_{kind}.py\n" in result.output
         assert "pip install pytest" in result.output
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-5000:]
     for command in (["check", "--select", "E,F,W,I,UP,B,RUF"], ["format", "--check"]):
         linted = subprocess.run(
@@ -42,7 +49,9 @@ def test_all_kinds_pass_their_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plugin_is_a_page_and_its_yaml_is_a_config(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_is_a_page_and_its_yaml_is_a_config(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     written = write_plugin(kind, "blue_bird", Path("plugins"))
     assert len(written.file.read_text().splitlines()) <= 30
@@ -81,7 +90,9 @@ def test_the_list_names_sources_and_arguments(tmp_path: Path, monkeypatch: pytes
     text = run(app, ["plugins", "config.yaml"]).output
     assert f"bird                 {tmp_path}/bird.py" in text
     assert "text: string, times?: integer" in text
-    assert [line for line in text.splitlines() if line.endswith("s") and not line.startswith(" ")] == [f"{kind}s" for kind in KINDS]
+    assert [line for line in text.splitlines() if line.endswith("s") and not line.startswith(" ")] == [
+        f"{kind}s" for kind in KINDS
+    ]
     listed = json.loads(run(app, ["plugins", "config.yaml", "--json"]).output)
     assert next(info for info in listed if info["name"] == "bird")["parameters"]["required"] == ["text"]
 

@@ -1,4 +1,6 @@
-"""agentrl.testing itself: scripted turns come out as they went in, and each contract notices who breaks it."""
+"""agentrl.testing itself: scripted turns come out as they went in, and each contract notices who breaks
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,16 @@ from agentrl.errors import DataError, PluginError
 from agentrl.plugins import AgentLoop, Interaction, InteractionReply, Reward, RewardResult, Tool, ToolResult
 from agentrl.rollout.session import TrajectoryEnd
 from agentrl.testing import Raw, Says, ScriptedModel, call, play, tiny_chat
-from agentrl.testing.contracts import AgentContract, InteractionContract, RewardContract, RewardExample, ToolContract
+from agentrl.testing.contracts import (
+    AgentContract,
+    InteractionContract,
+    RewardContract,
+    RewardExample,
+    ToolContract,
+)
 from agentrl.types import Outcome
 
-# ------------------------------------------------------------------------------------------------------ scripted turns
+# --------------------------------------------------------------------------------------------- scripted turns
 
 
 def echo(text: str, times: int = 1, more: dict[str, Any] | None = None) -> str:
@@ -24,15 +32,24 @@ def echo(text: str, times: int = 1, more: dict[str, Any] | None = None) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"text": "hi"}, {"text": 'a "b" \n </tool_call>', "times": 2}, {"text": "日本 🙂", "more": {"deep": [1, {"x": None}], "empty": {}}}],
+    [
+        {"text": "hi"},
+        {"text": 'a "b" \n </tool_call>', "times": 2},
+        {"text": "日本 🙂", "more": {"deep": [1, {"x": None}], "empty": {}}},
+    ],
 )
 def test_calls_arrive_with_the_arguments_of_the_script(arguments) -> None:
-    trajectory = play([Says("first", (call("echo", **arguments), call("echo", text="2"))), "done"], tools=[echo])
+    trajectory = play(
+        [Says("first", (call("echo", **arguments), call("echo", text="2"))), "done"], tools=[echo]
+    )
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
     said = trajectory.messages[1]
     assert said.content == "first"
     assert [dict(one.arguments or {}) for one in said.tool_calls] == [arguments, {"text": "2"}]
-    assert [message.content for message in trajectory.messages if message.role == "tool"] == [echo(**arguments), "2"]
+    assert [message.content for message in trajectory.messages if message.role == "tool"] == [
+        echo(**arguments),
+        "2",
+    ]
 
 
 def test_raw_turns_are_sampled_exactly() -> None:
@@ -65,7 +82,7 @@ def test_the_fixtures(play, agentrl_model, agentrl_chat) -> None:
     assert agentrl_chat is tiny_chat()
 
 
-# --------------------------------------------------------------------------------------------------- broken plugins
+# --------------------------------------------------------------------------------------------- broken plugins
 
 
 class Shared(Tool):
@@ -73,7 +90,11 @@ class Shared(Tool):
 
     name: ClassVar[str] = "shared"
     description: ClassVar[str] = "A tool."
-    parameters: ClassVar[dict] = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    parameters: ClassVar[dict] = {
+        "type": "object",
+        "properties": {"x": {"type": "integer"}},
+        "required": ["x"],
+    }
 
     async def call(self, arguments) -> ToolResult:
         return ToolResult(str(arguments["x"]))
@@ -211,9 +232,13 @@ INTERACTION_LAWS = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "law"), INTERACTION_LAWS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("broken", "law"), INTERACTION_LAWS, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_a_broken_interaction_fails_its_law(broken, law) -> None:
-    suite = type("Suite", (InteractionContract,), {"interaction": broken, "says": ["a"], "bad_kwargs": [{"x": 1}]})
+    suite = type(
+        "Suite", (InteractionContract,), {"interaction": broken, "says": ["a"], "bad_kwargs": [{"x": 1}]}
+    )
     with pytest.raises((AssertionError, RuntimeError)):
         getattr(suite(), law)()
 
@@ -324,6 +349,10 @@ AGENT_LAWS = [
 
 @pytest.mark.parametrize(("broken", "law"), AGENT_LAWS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_broken_agent_fails_its_law(broken, law) -> None:
-    suite = type("Suite", (AgentContract,), {"agent": broken, "turns": ["a"], "never_done": call("probe"), "tool_turn": call("probe")})
+    suite = type(
+        "Suite",
+        (AgentContract,),
+        {"agent": broken, "turns": ["a"], "never_done": call("probe"), "tool_turn": call("probe")},
+    )
     with pytest.raises(AssertionError):
         getattr(suite(), law)()

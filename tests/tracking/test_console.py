@@ -38,14 +38,19 @@ FULL = {
     "time/credit_s": 0.001,
     "time/step_s": 4.25,
 }
-VALIDATION = {"val/accuracy": 0.875, "val/accuracy/tool_agent": 0.75, "val/tool_use/needs_tool": 0.5, "val/reward_mean": 0.25}
+VALIDATION = {
+    "val/accuracy": 0.875,
+    "val/accuracy/tool_agent": 0.75,
+    "val/tool_use/needs_tool": 0.5,
+    "val/reward_mean": 0.25,
+}
 
 
 def train(step: int, wall_s: float, values: dict[str, float] = FULL) -> StepRecord:
     return StepRecord("train", step, step, wall_s, values)
 
 
-# --------------------------------------------------------------------------------------------------------- progress
+# --------------------------------------------------------------------------------------------------- progress
 
 
 @given(st.floats(0.1, 100), st.integers(2, 3 * WINDOW_STEPS), st.integers(0, 500), st.integers(0, 50))
@@ -63,10 +68,17 @@ def test_nobody_knows_the_eta_before_two_steps_or_without_an_end():
     fresh.add(train(1, 5.0))
     assert endless.eta_s() is None
     assert fresh.eta_s() is None
-    assert [duration(s) for s in (None, 0, 59.6, 3599, 3600, 36061)] == ["-", "0:00", "1:00", "59:59", "1:00:00", "10:01:01"]
+    assert [duration(s) for s in (None, 0, 59.6, 3599, 3600, 36061)] == [
+        "-",
+        "0:00",
+        "1:00",
+        "59:59",
+        "1:00:00",
+        "10:01:01",
+    ]
 
 
-# ----------------------------------------------------------------------------------------------------- plain lines
+# ------------------------------------------------------------------------------------------------ plain lines
 
 
 def test_plain_lines_say_everything_and_stand_in_columns():
@@ -76,7 +88,10 @@ def test_plain_lines_say_everything_and_stand_in_columns():
     console.log(train(1, 10.0))
     console.log(train(2, 14.0, {"rollout/reward_mean": -0.125}))
     validation, first, second = stream.getvalue().splitlines()
-    assert validation == "validation at step 0: accuracy 0.875 (tool_agent 0.750), tool use where needed 0.50, reward 0.250"
+    assert (
+        validation
+        == "validation at step 0: accuracy 0.875 (tool_agent 0.750), tool use where needed 0.50, reward 0.250"
+    )
     assert re.split(r"\s{2,}|(?<=[a-z]) +", first)[:4] == ["step", "1/100", "reward", "0.500"]
     assert "accuracy 0.250" in first
     assert "lag 0.50 max  1" in first
@@ -114,7 +129,7 @@ def test_a_quiet_console_is_quiet(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-# ------------------------------------------------------------------------------------------------------ live panel
+# ------------------------------------------------------------------------------------------------- live panel
 
 
 def drawn(state: PanelState, *, width: int, since_log_s: float = 0.0) -> str:
@@ -129,7 +144,15 @@ def test_the_panel_shows_the_numbers_that_matter():
     for record in (StepRecord("validation", 0, 0, 0.0, VALIDATION), train(1, 10.0), train(2, 14.0)):
         state.add(record)
     text = drawn(state, width=110, since_log_s=2.0)
-    for part in ("step 2/100", "updating  eta 6:30", "0.500", "3,210 tokens/s", "4.2 s per step", "max 1", "tool 0.12"):
+    for part in (
+        "step 2/100",
+        "updating  eta 6:30",
+        "0.500",
+        "3,210 tokens/s",
+        "4.2 s per step",
+        "max 1",
+        "tool 0.12",
+    ):
         assert part in text
     for part in ("take 1.00 s", "update 3.00 s", "0.875", "at step 0", "1 ready  1 needs weights", "0:16"):
         assert part in text
@@ -138,7 +161,9 @@ def test_the_panel_shows_the_numbers_that_matter():
 
 @given(st.integers(20, 200), st.booleans())
 def test_the_panel_fits_any_width(width, has_records):
-    state = PanelState("a title that is longer than a narrow window", 100 if has_records else None, servers={"a": "failed"})
+    state = PanelState(
+        "a title that is longer than a narrow window", 100 if has_records else None, servers={"a": "failed"}
+    )
     if has_records:
         state.add(train(1, 10.0))
         state.add(StepRecord("validation", 1, 1, 11.0, VALIDATION))
@@ -173,7 +198,7 @@ PROGRAM = """
     console.show_closing(closing_table([ClosingRow("trained", accuracy=0.9)]))
     console.close()
     print("the terminal is back")
-"""
+"""  # noqa: E501
 
 
 def run_on_a_terminal(*arguments: str) -> str:
@@ -200,7 +225,14 @@ def run_on_a_terminal(*arguments: str) -> str:
 def test_on_a_terminal_foreign_output_scrolls_by_above_the_panel(tmp_path):
     log = tmp_path / "console.log"
     written = run_on_a_terminal(str(log))
-    for part in ("server ready in 6.1 s", "printed by python", "printed by a child", "100% loaded", "step 2/2", "on a terminal"):
+    for part in (
+        "server ready in 6.1 s",
+        "printed by python",
+        "printed by a child",
+        "100% loaded",
+        "step 2/2",
+        "on a terminal",
+    ):
         assert part in written
     assert "10%\r" not in written
     assert re.search(r"\.\.\. \d+ more lines in console\.log", written)
@@ -219,14 +251,27 @@ def test_a_run_that_dies_gives_the_terminal_back_and_its_last_words_are_kept(tmp
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
 
 
-# --------------------------------------------------------------------------------------------------- closing table
+# ---------------------------------------------------------------------------------------------- closing table
 
 
 def test_the_closing_table_in_its_three_forms(tmp_path):
     warm = ClosingRow("warm-started", accuracy=0.5, accuracy_by_agent={"tool_agent": 0.25})
-    table = closing_table([warm, ClosingRow.from_values("trained", {**VALIDATION, "val/response_tokens/mean": 61.04})], notes=["2 steps"])
-    assert table.header() == ("policy", "accuracy", "tool_agent", "tool use where needed", "reward", "tokens per answer")
-    assert table.cells() == [("warm-started", "0.500", "0.250", "-", "-", "-"), ("trained", "0.875", "0.750", "0.50", "0.250", "61.0")]
+    table = closing_table(
+        [warm, ClosingRow.from_values("trained", {**VALIDATION, "val/response_tokens/mean": 61.04})],
+        notes=["2 steps"],
+    )
+    assert table.header() == (
+        "policy",
+        "accuracy",
+        "tool_agent",
+        "tool use where needed",
+        "reward",
+        "tokens per answer",
+    )
+    assert table.cells() == [
+        ("warm-started", "0.500", "0.250", "-", "-", "-"),
+        ("trained", "0.875", "0.750", "0.50", "0.250", "61.0"),
+    ]
     assert len({len(line) for line in table.to_text().splitlines()}) == 1
     path: Path = tmp_path / "summary.md"
     write_summary(table, path, title="quickstart")
@@ -247,7 +292,11 @@ def test_the_closing_table_in_its_three_forms(tmp_path):
 
 
 def test_final_is_the_policy_that_was_trained_last_or_says_which_step_it_is_of():
-    results = {"warm": VALIDATION, "initial": {**VALIDATION, "val/step": 0}, "final": {**VALIDATION, "val/step": 20}}
+    results = {
+        "warm": VALIDATION,
+        "initial": {**VALIDATION, "val/step": 0},
+        "final": {**VALIDATION, "val/step": 20},
+    }
     assert [row.policy for row in closing_rows(results, step=20)] == ["warm", "initial", "final"]
     assert [row.policy for row in closing_rows(results, step=25)] == ["warm", "initial", "step 20"]
 
@@ -257,9 +306,14 @@ def test_validation_rows_without_a_score_are_told_beside_the_accuracy():
     out = io.StringIO()
     PlainConsole(9, stream=out).log(StepRecord("validation", 3, 3, 1.0, values))
     assert out.getvalue().endswith("; 5 of 9 attempts could not be scored\n")
-    table = closing_table([ClosingRow("baseline", accuracy=0.5, num_attempts=9), ClosingRow.from_values("trained", values)])
+    table = closing_table(
+        [ClosingRow("baseline", accuracy=0.5, num_attempts=9), ClosingRow.from_values("trained", values)]
+    )
     assert table.header()[:3] == ("policy", "accuracy", "not scored")
-    assert [cells[:4] for cells in table.cells()] == [("baseline", "0.500", "0 of 9", "-"), ("trained", "0.875", "5 of 9", "0.750")]
+    assert [cells[:4] for cells in table.cells()] == [
+        ("baseline", "0.500", "0 of 9", "-"),
+        ("trained", "0.875", "5 of 9", "0.750"),
+    ]
     state = PanelState("run", 9)
     state.add(StepRecord("validation", 3, 3, 1.0, values))
     state.add(train(4, 2.0, {**FULL, "attempts/failed": 3.0, "rollout/dropped_groups": 1.0}))

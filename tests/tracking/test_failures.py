@@ -1,4 +1,6 @@
-"""Failed attempts: counted, told of at growing intervals, kept whatever becomes of them, and too many end a run."""
+"""Failed attempts: counted, told of at growing intervals, kept whatever becomes of them, and too many end a
+run.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,19 @@ from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import BufferCounts, Failure, Lease, Message, Outcome, PluginId, Task
 
 REWARD = PluginId("reward", "custom")
-BOOM = Failure("reward 'custom' raised KeyError: 'boom'", REWARD, "KeyError", "/home/me/mine.py:4", "Traceback\n  the frames\nKeyError")
+BOOM = Failure(
+    "reward 'custom' raised KeyError: 'boom'",
+    REWARD,
+    "KeyError",
+    "/home/me/mine.py:4",
+    "Traceback\n  the frames\nKeyError",
+)
 TASK = Task("t:0", "sums", (Message("user", "?"),), "tool_agent")
 
 
-def failed(failure: Failure = BOOM, *, outcome: Outcome = Outcome.REWARD_ERROR, became="dropped", group: int = 0) -> FailedAttempt:
+def failed(
+    failure: Failure = BOOM, *, outcome: Outcome = Outcome.REWARD_ERROR, became="dropped", group: int = 0
+) -> FailedAttempt:
     return FailedAttempt(failure, outcome, became, "t:0", "sums", "tool_agent", group, 1, 7, 1234.5)
 
 
@@ -40,14 +50,15 @@ def tally(said: list[str], **options) -> FailureTally:
     return FailureTally(said.append, where="run/failures.parquet", **options)
 
 
-# ----------------------------------------------------------------------------------------------------------- telling
+# ---------------------------------------------------------------------------------------------------- telling
 
 
 def test_the_first_of_a_kind_is_told_with_text_place_and_attempt():
     said: list[str] = []
     tally(said).add([failed(group=12)])
     assert said == [
-        "attempt failed (reward_error, dropped): reward 'custom' raised KeyError: 'boom' at /home/me/mine.py:4\n"
+        "attempt failed (reward_error, dropped): reward 'custom' raised KeyError: 'boom' at "
+        "/home/me/mine.py:4\n"
         "  first seen in group 12, member 1, task t:0; all: run/failures.parquet"
     ]
 
@@ -58,7 +69,9 @@ def test_later_ones_are_told_of_at_growing_intervals_and_with_the_true_count(bat
     told = tally(said)
     for size in batches:
         told.add([failed()] * size)
-    counts = [int(found[1]) for text in said[1:] if (found := re.match(r"(\d+) failures like this so far", text))]
+    counts = [
+        int(found[1]) for text in said[1:] if (found := re.match(r"(\d+) failures like this so far", text))
+    ]
     assert len(counts) == max(0, len(said) - 1)
     assert all(later >= 3 * earlier for earlier, later in itertools.pairwise(counts))
     if batches:
@@ -112,30 +125,60 @@ def test_the_most_common_failure_is_that_of_this_process_and_of_what_counts():
     assert told.most_common(ignored=frozenset({Outcome.MODEL_ERROR})) == str(BOOM)
 
 
-# ----------------------------------------------------------------------------------------------------------- keeping
+# ---------------------------------------------------------------------------------------------------- keeping
 
 
 def book(folder: Path, said: list[str], *, is_resumed: bool = False) -> FailureBook:
-    return FailureBook(folder, say=said.append, unwritten=UnwrittenFiles(said.append), is_resumed=is_resumed, shows_tracebacks=False)
+    return FailureBook(
+        folder,
+        say=said.append,
+        unwritten=UnwrittenFiles(said.append),
+        is_resumed=is_resumed,
+        shows_tracebacks=False,
+    )
 
 
 def test_every_failed_attempt_is_a_row_with_all_that_is_known_of_it(tmp_path):
     kept = book(tmp_path, [])
     late = Failure("agent.trajectory_timeout_s=60 passed")
-    kept.add([failed(became="retried"), failed(late, outcome=Outcome.TIMEOUT, became="masked", group=3)], step=5)
+    kept.add(
+        [failed(became="retried"), failed(late, outcome=Outcome.TIMEOUT, became="masked", group=3)], step=5
+    )
     rows = pq.read_table(tmp_path / FILE).to_pylist()
     assert [row["became"] for row in rows] == ["retried", "masked"]
     first, second = rows
-    assert (first["kind"], first["plugin"], first["error"], first["place"]) == ("reward", "custom", "KeyError", "/home/me/mine.py:4")
+    assert (first["kind"], first["plugin"], first["error"], first["place"]) == (
+        "reward",
+        "custom",
+        "KeyError",
+        "/home/me/mine.py:4",
+    )
     assert (first["text"], first["traceback"]) == (BOOM.text, BOOM.traceback)
-    assert (first["step"], first["task_id"], first["group_id"], first["member"], first["version"]) == (5, "t:0", 0, 1, 7)
+    assert (first["step"], first["task_id"], first["group_id"], first["member"], first["version"]) == (
+        5,
+        "t:0",
+        0,
+        1,
+        7,
+    )
     assert first["time"].timestamp() == 1234.5
-    assert (second["kind"], second["plugin"], second["place"], second["outcome"]) == (None, None, "", "timeout")
+    assert (second["kind"], second["plugin"], second["place"], second["outcome"]) == (
+        None,
+        None,
+        "",
+        "timeout",
+    )
 
 
 def test_fifteen_thousand_failures_are_all_kept_in_little_room(tmp_path):
     kept = book(tmp_path, said := [])
-    long = Failure("agent 'a' raised PluginError: no key", PluginId("agent", "a"), "PluginError", "a.py:3", "frame\n" * 200)
+    long = Failure(
+        "agent 'a' raised PluginError: no key",
+        PluginId("agent", "a"),
+        "PluginError",
+        "a.py:3",
+        "frame\n" * 200,
+    )
     for start in range(0, 15_000, 500):
         kept.add([failed(long, group=start + i) for i in range(500)], step=0)
     kept.write(is_last=True)
@@ -174,12 +217,16 @@ def test_secrets_in_urls_are_neither_told_nor_kept(tmp_path):
     assert "hunter2" not in "".join(said) + str(pq.read_table(tmp_path / FILE).to_pylist())
 
 
-# ---------------------------------------------------------------------------------------------------------- counting
+# --------------------------------------------------------------------------------------------------- counting
 
 
 def ended(log: AttemptLog, outcome: Outcome, number: int, failure: Failure | None = None) -> None:
     attempt = Attempt(number, 0, TASK)
-    log.ended(unplayed(attempt, outcome, failure or Failure("x")).replace(failure=failure), Lease(number, TASK, 1, 7), "dropped")
+    log.ended(
+        unplayed(attempt, outcome, failure or Failure("x")).replace(failure=failure),
+        Lease(number, TASK, 1, 7),
+        "dropped",
+    )
 
 
 def test_the_driver_gets_each_failure_once_even_if_an_answer_was_lost():
@@ -199,7 +246,12 @@ def test_a_tool_that_fails_while_attempts_go_on_is_counted_once_for_each(is_trai
     log, search = AttemptLog(), PluginId("tool", "search")
     away = Failure("away", search, "OSError", "mine.py:4")
     lease, survived = Lease(0, TASK, 1, 7), [away, away]
-    log.survived(unplayed(Attempt(0, 0, TASK), Outcome.COMPLETED, away).replace(failure=None), lease, survived, is_training=is_training)
+    log.survived(
+        unplayed(Attempt(0, 0, TASK), Outcome.COMPLETED, away).replace(failure=None),
+        lease,
+        survived,
+        is_training=is_training,
+    )
     survived = [away]
     last = unplayed(Attempt(1, 0, TASK), Outcome.TOOL_ERROR, away)
     log.survived(last, lease, survived, is_training=is_training)
@@ -211,7 +263,9 @@ def test_a_tool_that_fails_while_attempts_go_on_is_counted_once_for_each(is_trai
 
 
 def test_metrics_are_counts_and_the_shares_that_failed():
-    counts = AttemptCounts(Counter({Outcome.COMPLETED: 6, Outcome.REWARD_ERROR: 2}), Counter({REWARD: 4}), Counter({REWARD: 2}))
+    counts = AttemptCounts(
+        Counter({Outcome.COMPLETED: 6, Outcome.REWARD_ERROR: 2}), Counter({REWARD: 4}), Counter({REWARD: 2})
+    )
     assert counts.metrics() == {
         "attempts/ended": 8,
         "attempts/failed": 2,
@@ -227,7 +281,12 @@ def test_metrics_are_counts_and_the_shares_that_failed():
 
 def test_a_step_tells_its_troubles_only_if_it_had_some():
     assert troubles_text({"attempts/failed": 0.0, "rollout/retried": 0.0}) == ""
-    values = {"attempts/failed": 5.0, "rollout/retried": 1.0, "rollout/replaced": 2.0, "rollout/dropped_groups": 4.0}
+    values = {
+        "attempts/failed": 5.0,
+        "rollout/retried": 1.0,
+        "rollout/replaced": 2.0,
+        "rollout/dropped_groups": 4.0,
+    }
     assert troubles_text(values) == "5 failed  3 retried  4 groups dropped"
     out = io.StringIO()
     console = PlainConsole(9, stream=out)
@@ -241,11 +300,12 @@ def test_a_step_tells_its_troubles_only_if_it_had_some():
 def test_groups_are_counted_in_words():
     counts = BufferCounts(44, 0, 6, 4, 30, {"reward_error": 3, "stale": 1}, {"late": 2})
     assert str(counts) == (
-        "44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1), 2 single attempts discarded (late 2)"
+        "44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1), 2 single "
+        "attempts discarded (late 2)"
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ ending
+# ----------------------------------------------------------------------------------------------------- ending
 
 
 class Watch:
@@ -253,7 +313,9 @@ class Watch:
 
     def __init__(self, **rollout) -> None:
         self.now = 0.0
-        self.share = FailedShare(RolloutConfig.model_validate(rollout), stall_timeout_s=100.0, clock=lambda: self.now)
+        self.share = FailedShare(
+            RolloutConfig.model_validate(rollout), stall_timeout_s=100.0, clock=lambda: self.now
+        )
         self.outcomes: Counter[Outcome] = Counter()
 
     def pass_time(self, seconds: float, **ended: int) -> None:
@@ -272,7 +334,10 @@ class Watch:
 def test_a_run_whose_attempts_fail_ends_with_what_they_fail_with():
     watch = Watch()
     watch.pass_time(5, aborted=1000)
-    with pytest.raises(InfrastructureError, match=r"2000 of the latest 2000 attempts failed \(rollout.max_failed_share=0.9\).*mine.py:4"):
+    with pytest.raises(
+        InfrastructureError,
+        match=r"2000 of the latest 2000 attempts failed \(rollout.max_failed_share=0.9\).*mine.py:4",
+    ):
         watch.pass_time(5, aborted=1000)
 
 
@@ -303,7 +368,9 @@ def test_a_fault_that_comes_after_hours_is_seen_as_soon_as_one_at_the_start():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "rollout"), [("model_error", {}), ("tool_error", {"on_outcome": {"tool_error": "replace"}})], ids=["server", "replaced"]
+    ("outcome", "rollout"),
+    [("model_error", {}), ("tool_error", {"on_outcome": {"tool_error": "replace"}})],
+    ids=["server", "replaced"],
 )
 def test_servers_and_what_may_be_away_are_not_counted(outcome, rollout):
     watch = Watch(**rollout)
@@ -314,6 +381,8 @@ def test_servers_and_what_may_be_away_are_not_counted(outcome, rollout):
 @pytest.mark.parametrize("content", [b"", b"PAR1 but not for long", b"\x00" * 400])
 def test_a_damaged_file_is_one_line_and_is_left_as_it_is(tmp_path: Path, content: bytes):
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{FILE} is damaged \(.+\); move it away to continue without its rows"):
+    with pytest.raises(
+        CheckpointError, match=rf"{FILE} is damaged \(.+\); move it away to continue without its rows"
+    ):
         failure_lines(tmp_path / FILE)
     assert (tmp_path / FILE).read_bytes() == content

@@ -42,7 +42,7 @@ def equal(one: StepRecord, other: StepRecord) -> bool:
     return own == (other.kind, other.step, other.version, other.wall_s) and finite(one) == finite(other)
 
 
-# ----------------------------------------------------------------------------------------------------------- file
+# ------------------------------------------------------------------------------------------------------- file
 
 
 @given(RECORDS)
@@ -60,7 +60,9 @@ def test_resume_keeps_exactly_the_records_up_to_the_restored_step(records, resto
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         write(path, records)
-        torn = StepRecord("train", 0, 0, 0.0, {"rollout/a": 1.0}).to_line()[:-1][:torn_bytes]  # a crash in the middle of a write
+        torn = StepRecord("train", 0, 0, 0.0, {"rollout/a": 1.0}).to_line()[:-1][
+            :torn_bytes
+        ]  # a crash in the middle of a write
         path.write_bytes(path.read_bytes() + torn)
         resumed = MetricsFile(path, restored_step=restored_step)
         kept = [r for r in records if r.step <= restored_step]
@@ -97,7 +99,10 @@ def test_a_fresh_start_keeps_the_old_file_under_a_free_name(tmp_path):
     assert steps == {"metrics.1.jsonl": [1], "metrics.2.jsonl": [2], "metrics.jsonl": [3]}
 
 
-@pytest.mark.parametrize("line", [b"no json", b"[1]", b'{"kind":"train"}', b'{"kind":"train","step":1,"version":1,"wall_s":0,"a/b":"x"}'])
+@pytest.mark.parametrize(
+    "line",
+    [b"no json", b"[1]", b'{"kind":"train"}', b'{"kind":"train","step":1,"version":1,"wall_s":0,"a/b":"x"}'],
+)
 def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     good = StepRecord("train", 1, 1, 0.0).to_line()
@@ -118,7 +123,7 @@ def test_a_full_disk_is_an_error_that_names_file_and_cure(tmp_path):
         file.close()
 
 
-# -------------------------------------------------------------------------------------------------------- summary
+# ---------------------------------------------------------------------------------------------------- summary
 
 
 def trajectory(
@@ -132,10 +137,14 @@ def trajectory(
     messages: tuple[Message, ...] = (),
 ) -> Trajectory:
     """Two tokens of prompt, one action token per version, two tokens of context after the first."""
-    mask = np.array([False, False, *([True, False, False] if versions else []), *[True] * (len(versions) - 1)])
+    mask = np.array(
+        [False, False, *([True, False, False] if versions else []), *[True] * (len(versions) - 1)]
+    )
     all_versions = np.full(len(mask), -1, np.int32)
     all_versions[mask] = versions
-    turn_ids = np.where(mask, np.maximum(0, np.cumsum(np.diff(mask, prepend=False) & mask) - 1), -1).astype(np.int16)
+    turn_ids = np.where(mask, np.maximum(0, np.cumsum(np.diff(mask, prepend=False) & mask) - 1), -1).astype(
+        np.int16
+    )
     return Trajectory(
         group_id=0,
         member=0,
@@ -148,7 +157,9 @@ def trajectory(
         versions=all_versions,
         turn_ids=turn_ids,
         messages=messages,
-        rewards=(RewardEvent("outcome", reward, int(np.flatnonzero(mask)[-1])),) if reward and versions else (),
+        rewards=(RewardEvent("outcome", reward, int(np.flatnonzero(mask)[-1])),)
+        if reward and versions
+        else (),
         outcome=outcome,
         metrics=metrics or {},
         extra_info={"needs_tool": True} if needs_tool else {},
@@ -161,9 +172,18 @@ def test_summary_of_three_by_hand():
         [
             trajectory(reward=1.0, versions=(5, 4), needs_tool=True, messages=(call,)),
             trajectory(
-                reward=0.0, versions=(3,), needs_tool=True, outcome=Outcome.TRUNCATED, metrics={"accuracy": 0.0, "num_tool_errors": 2}
+                reward=0.0,
+                versions=(3,),
+                needs_tool=True,
+                outcome=Outcome.TRUNCATED,
+                metrics={"accuracy": 0.0, "num_tool_errors": 2},
             ),
-            trajectory(reward=0.5, versions=(5, 5, 5), agent="single_turn_agent", metrics={"accuracy": 1.0, "num_tool_calls": 3}),
+            trajectory(
+                reward=0.5,
+                versions=(5, 5, 5),
+                agent="single_turn_agent",
+                metrics={"accuracy": 1.0, "num_tool_calls": 3},
+            ),
             trajectory(outcome=Outcome.TIMEOUT, versions=()),
         ],
         lags=lambda versions: 5 - versions,
@@ -219,10 +239,16 @@ def test_failed_attempts_change_counts_and_outcomes_only(some, others):
     counting = ("trajectories", "failed", "outcome/", "truncated")
 
     def facts(values: dict[str, float]) -> dict[str, float]:
-        return {name: value for name, value in values.items() if not name.removeprefix("val/").startswith(counting)}
+        return {
+            name: value
+            for name, value in values.items()
+            if not name.removeprefix("val/").startswith(counting)
+        }
 
     both = summarise_trajectories([*scored, *failed], lags=lambda versions: 5 - versions, prefix="val/")
-    assert facts(both) == facts(summarise_trajectories(scored, lags=lambda versions: 5 - versions, prefix="val/"))
+    assert facts(both) == facts(
+        summarise_trajectories(scored, lags=lambda versions: 5 - versions, prefix="val/")
+    )
     assert both.get("val/failed", 0) == len(failed)
 
 
@@ -234,7 +260,9 @@ def test_shares_add_up_and_agents_average_to_the_whole(trajectories):
     if scored:
         lags = {name: v for name, v in values.items() if name.removeprefix("rollout/lag/").isdigit()}
         assert sum(lags.values()) == pytest.approx(1)
-        assert sum(int(name.rsplit("/", 1)[1]) * v for name, v in lags.items()) == pytest.approx(values["rollout/lag/mean"])
+        assert sum(int(name.rsplit("/", 1)[1]) * v for name, v in lags.items()) == pytest.approx(
+            values["rollout/lag/mean"]
+        )
         by_agent = sum(values[f"rollout/accuracy/{t.agent_name}"] for t in scored) / len(scored)
         assert by_agent == pytest.approx(values["rollout/accuracy"])
 
@@ -244,7 +272,9 @@ def test_reward_metrics_are_told_of_all_and_of_each_data_source():
     values = summarise_trajectories(
         [
             trajectory(metrics={"reward/correct": 1.0, "reward/polite": 0.5, "reward/correct/steps": 3}),
-            trajectory(metrics={"reward/correct": 0.0, "reward/polite/applied": 0.0}).replace(data_source="my/set"),
+            trajectory(metrics={"reward/correct": 0.0, "reward/polite/applied": 0.0}).replace(
+                data_source="my/set"
+            ),
             trajectory(metrics={"reward/correct": 1.0, "reward/polite": 1.0}).replace(data_source="my/set"),
         ],
         lags=None,
@@ -266,13 +296,17 @@ def test_reward_metrics_are_told_of_all_and_of_each_data_source():
 
 def test_what_is_not_defined_is_absent_rather_than_zero():
     assert summarise_trajectories([], lags=lambda versions: 1 - versions) == {}
-    only_failed = summarise_trajectories([trajectory(outcome=Outcome.MODEL_ERROR)], lags=lambda versions: 1 - versions)
+    only_failed = summarise_trajectories(
+        [trajectory(outcome=Outcome.MODEL_ERROR)], lags=lambda versions: 1 - versions
+    )
     assert not [name for name in only_failed if "accuracy" in name or "reward" in name]
     assert "val/lag/mean" not in summarise_trajectories([trajectory()], lags=None, prefix="val/")
-    assert "rollout/tool_use/needs_tool" not in summarise_trajectories([trajectory()], lags=lambda versions: 5 - versions)
+    assert "rollout/tool_use/needs_tool" not in summarise_trajectories(
+        [trajectory()], lags=lambda versions: 5 - versions
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- timer
+# ------------------------------------------------------------------------------------------------------ timer
 
 
 class Clock:
@@ -293,13 +327,19 @@ def test_timer_adds_phases_and_starts_anew_each_step():
     with contextlib.suppress(ValueError), timer("publish"):
         clock.now += 4.0
         raise ValueError("a phase that fails is timed too")
-    expected = {"time/update_s": 3.0, "time/publish_s": 4.0, "time/share/update": 0.375, "time/share/publish": 0.5, "time/step_s": 8.0}
+    expected = {
+        "time/update_s": 3.0,
+        "time/publish_s": 4.0,
+        "time/share/update": 0.375,
+        "time/share/publish": 0.5,
+        "time/step_s": 8.0,
+    }
     assert timer.finish_step() == pytest.approx(expected)
     assert timer.finish_step() == {"time/step_s": 0.0}
     assert heard == ["update", None, "update", None, "publish", None]
 
 
-# -------------------------------------------------------------------------------------------------------- imports
+# ---------------------------------------------------------------------------------------------------- imports
 
 
 @pytest.mark.parametrize(
@@ -312,5 +352,7 @@ def test_timer_adds_phases_and_starts_anew_each_step():
 def test_tracking_loads_only_what_it_needs(modules, forbidden):
     imports = "; ".join(f"import agentrl.tracking.{name}" for name in modules.split())
     program = f"import sys; {imports}; print(*sorted(set(sys.modules) & set({forbidden.split()!r})))"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
     assert found.stdout.strip() == ""

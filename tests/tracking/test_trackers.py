@@ -16,7 +16,11 @@ from agentrl.tracking.redact import redact
 from agentrl.tracking.tracker import Trackers, open_trackers
 
 SECRET = "hunter2-very-secret"
-CONFIG = {"rollout": {"urls": [f"http://me:{SECRET}@host:1"]}, "agent": {"tool_config": {"search": {"api_key": SECRET}}}, "lr": 0.5}
+CONFIG = {
+    "rollout": {"urls": [f"http://me:{SECRET}@host:1"]},
+    "agent": {"tool_config": {"search": {"api_key": SECRET}}},
+    "lr": 0.5,
+}
 
 
 class Recorder:
@@ -45,22 +49,39 @@ def _no_wandb_account(monkeypatch, tmp_path):
 def open_in(folder: Path, *logger: str, restored_step: int | None = None, mode: str = "offline") -> Trackers:
     config = TrackingConfig(wandb_mode=mode)
     names = {"project": "p", "experiment": "e"}
-    return open_trackers(config, logger, run_dir=folder, resolved_config=CONFIG, total_steps=3, restored_step=restored_step, **names)
+    return open_trackers(
+        config,
+        logger,
+        run_dir=folder,
+        resolved_config=CONFIG,
+        total_steps=3,
+        restored_step=restored_step,
+        **names,
+    )
 
 
 def test_a_tracker_that_fails_is_reported_once_and_left_out(tmp_path):
     stream = io.StringIO()
     broken, sound = Recorder(fails_at=2), Recorder()
-    with Trackers(MetricsFile(tmp_path / "m.jsonl"), PlainConsole(None, stream=stream), {"broken": broken, "sound": sound}) as trackers:
+    with Trackers(
+        MetricsFile(tmp_path / "m.jsonl"),
+        PlainConsole(None, stream=stream),
+        {"broken": broken, "sound": sound},
+    ) as trackers:
         for step in (1, 2, 3):
             trackers.write("train", step=step, version=step, values={"rollout/a": float(step)})
         assert trackers.names == ("sound",)
     assert [r.step for r in broken.records] == [1]
-    assert [r.step for r in sound.records] == [1, 2, 3] == [r.step for r in read_metrics(tmp_path / "m.jsonl")]
+    assert (
+        [r.step for r in sound.records] == [1, 2, 3] == [r.step for r in read_metrics(tmp_path / "m.jsonl")]
+    )
     assert sound.is_closed
     assert not broken.is_closed
     complaints = [line for line in stream.getvalue().splitlines() if "broken" in line]
-    assert complaints == ["tracker broken failed and is disabled (ConnectionError: no route to host); metrics.jsonl has everything"]
+    assert complaints == [
+        "tracker broken failed and is disabled (ConnectionError: no route to host); metrics.jsonl has "
+        "everything"
+    ]
 
 
 def test_running_time_leaves_out_the_time_between_stop_and_resume(tmp_path):
@@ -68,7 +89,9 @@ def test_running_time_leaves_out_the_time_between_stop_and_resume(tmp_path):
     path = tmp_path / "m.jsonl"
     for start, restored_step in ((1000.0, None), (5000.0, 1)):
         now[0] = start
-        with Trackers(MetricsFile(path, restored_step=restored_step), QuietConsole(), clock=lambda: now[0]) as trackers:
+        with Trackers(
+            MetricsFile(path, restored_step=restored_step), QuietConsole(), clock=lambda: now[0]
+        ) as trackers:
             for step in (1, 2) if restored_step is None else (2, 3):
                 now[0] += 10.0
                 trackers.write("train", step=step, version=step, values={})
@@ -80,7 +103,12 @@ def test_wandb_offline_needs_no_network_and_gets_no_secret(tmp_path):
     for restored_step in (None, 1):
         with open_in(tmp_path, "wandb", restored_step=restored_step) as trackers:
             assert trackers.names == ("wandb",)
-            trackers.write("train", step=(restored_step or 0) + 1, version=1, values={"rollout/reward_mean": 0.5, "learner/loss": math.nan})
+            trackers.write(
+                "train",
+                step=(restored_step or 0) + 1,
+                version=1,
+                values={"rollout/reward_mean": 0.5, "learner/loss": math.nan},
+            )
         ids.append((tmp_path / "wandb_id.txt").read_text())
     runs = list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert ids[0] == ids[1]
@@ -124,7 +152,13 @@ def test_a_tracker_that_cannot_open_does_not_end_the_run(tmp_path, capsys):
 
 
 def test_redact_knows_secrets_from_keys_that_only_sound_like_them():
-    plain = {"max_response_tokens": 5, "data_source_key": "x", "api_key_env": "MY_KEY", "eos_token_ids": [1], "url": "http://host:1/p"}
+    plain = {
+        "max_response_tokens": 5,
+        "data_source_key": "x",
+        "api_key_env": "MY_KEY",
+        "eos_token_ids": [1],
+        "url": "http://host:1/p",
+    }
     secret = {"api_key": "a", "OPENAI_API_KEY": "b", "password": "c", "hf_token": "d", "authorization": ["e"]}
     assert redact(plain) == plain
     assert set(redact(secret).values()) == {"***"}

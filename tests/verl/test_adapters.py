@@ -1,6 +1,8 @@
-"""verl's tools and interactions load as they are: with verl's own files, taken from its packages on the index.
+"""verl's tools and interactions load as they are: with verl's own files, taken from its packages on the
+index.
 
-The class and YAML forms are those of verl 0.5.0 (and 0.7.1, whose tools answer with ToolResponse), the function tools those of 0.9.1.
+The class and YAML forms are those of verl 0.5.0 (and 0.7.1, whose tools answer with ToolResponse), the
+function tools those of 0.9.1.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.testing.contracts import InteractionContract, ToolContract
 from agentrl.types import Message
 
-# The YAML of verl's GSM8K example with a tool, and the one with an interaction, in the form that its documents give.
+# The YAML of verl's GSM8K example with a tool, and the one with an interaction, in the form that its
+# documents give.
 TOOLS = """
 tools:
   - class_name: verl.tools.gsm8k_tool.Gsm8kTool
@@ -94,7 +97,11 @@ def without_verl(*path: Path) -> Iterator[None]:
     """As in a fresh process with `path` in front of sys.path."""
 
     def forget() -> None:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "verl" or name in ("my_tools", "my_interactions")]:
+        for name in [
+            name
+            for name in sys.modules
+            if name.partition(".")[0] == "verl" or name in ("my_tools", "my_interactions")
+        ]:
             del sys.modules[name]
 
     before = list(sys.path)
@@ -149,7 +156,7 @@ def started(plugins: Plugins, name: str, key: str = "t", **row_kwargs):
     return tool
 
 
-# ----------------------------------------------------------------------------------------------------- verl's own files
+# ------------------------------------------------------------------------------------------- verl's own files
 
 
 def test_the_gsm8k_tool(classes, tmp_path):
@@ -158,14 +165,23 @@ def test_the_gsm8k_tool(classes, tmp_path):
         assert sys.modules["verl.tools.gsm8k_tool"].__file__.startswith(str(tmp_path))
     assert plugins.served_tools == ("calc_gsm8k_reward",)
     schema = plugins.tools.get("calc_gsm8k_reward")().schema()["function"]
-    assert schema["parameters"]["properties"]["answer"]["description"] == "The model's answer, only its digits"
+    assert (
+        schema["parameters"]["properties"]["answer"]["description"] == "The model's answer, only its digits"
+    )
 
     async def main(call) -> None:
-        one, other = started(plugins, "calc_gsm8k_reward", "one"), started(plugins, "calc_gsm8k_reward", "other")
+        one, other = (
+            started(plugins, "calc_gsm8k_reward", "one"),
+            started(plugins, "calc_gsm8k_reward", "other"),
+        )
         for tool in (one, other):
             await call(lambda tool=tool: tool.start(ground_truth="72"))
         wrong = await call(one.call, {"answer": "71"})
-        assert (wrong.text, wrong.reward, wrong.is_error) == ("Current parsed answer='71' reward=0.0", -0.05, False)
+        assert (wrong.text, wrong.reward, wrong.is_error) == (
+            "Current parsed answer='71' reward=0.0",
+            -0.05,
+            False,
+        )
         right = await call(one.call, {"answer": "72"})
         assert (right.text, right.reward) == ("Current parsed answer='72' reward=1.0", 0.0)
         assert await call(one.score) == 1.0
@@ -207,9 +223,25 @@ def test_verls_own_tests_of_function_tools_pass_against_the_shim(tmp_path):
     extract("0.9.1", (file,), tmp_path)
     (tmp_path / "conftest.py").write_text("from agentrl.verl import shim\nshim.install()\n")
     # Two of them look into verl's trainer.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not rollout_yaml and not hydra", str(tmp_path / file)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not rollout_yaml and not hydra",
+        str(tmp_path / file),
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": ""}
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": ""},
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " 2 deselected" in done.stdout
@@ -242,14 +274,18 @@ def test_verls_stub_tools(tmp_path):
         async def main(call) -> None:
             await call(lambda: tool.start(ground_truth="x"))
             result = await call(tool.call, {"query_list": ["a", "b"]})
-            assert (result.text, result.reward, result.metrics) == ("hits-for:a; hits-for:b", 0.0, {"num_queries": 2.0})
+            assert (result.text, result.reward, result.metrics) == (
+                "hits-for:a; hits-for:b",
+                0.0,
+                {"num_queries": 2.0},
+            )
             assert await call(tool.score) is None, "it has no reward of its own"
             await call(tool.close)
 
         run(main)
 
 
-# ------------------------------------------------------------------------------------------------- the life of a tool
+# ----------------------------------------------------------------------------------------- the life of a tool
 
 RECORDING = """
 from verl.tools.base_tool import BaseTool
@@ -273,7 +309,7 @@ class Recording(BaseTool):
 
     async def release(self, instance_id, **kwargs):
         self.seen.append(("release", instance_id, kwargs))
-"""
+"""  # noqa: E501
 RECORDING_YAML = "tools: [{class_name: my_tools.Recording, config: {type: native, depth: 3}}]"
 
 
@@ -290,7 +326,13 @@ def test_what_a_row_gives_reaches_each_method(module, create, seen, expected, re
     (module / "my_tools.py").write_text(RECORDING % {"create": create, "seen": seen, "reward": reward})
     plugins = load(module, verl_tool_config=RECORDING_YAML)
     tool = started(
-        plugins, "record", "key", execute_kwargs={"b": 2}, calc_reward_kwargs={"c": 3}, release_kwargs={"d": 4}, create_kwargs={"a": 1}
+        plugins,
+        "record",
+        "key",
+        execute_kwargs={"b": 2},
+        calc_reward_kwargs={"c": 3},
+        release_kwargs={"d": 4},
+        create_kwargs={"a": 1},
     )
     assert tool.implementation.config == {"type": "native", "depth": 3}
 
@@ -331,18 +373,23 @@ class Recording(BaseTool):
     async def execute(self, instance_id, parameters):
         return "text"
 """)
-    yaml = "tools: [{class_name: my_tools.Recording, tool_schema: {type: function, function: {name: r, description: R.}}}]"
+    yaml = (
+        "tools: [{class_name: my_tools.Recording, tool_schema: {type: function, function: {name: r, "
+        "description: R.}}}]"
+    )
     tool = started(load(module, verl_tool_config=yaml), "r")
 
     async def main(call) -> None:
         await call(tool.start)
-        with pytest.raises(ToolError, match=r"tool 'r' returned str; verl's tools return \(response, reward, metrics\)"):
+        with pytest.raises(
+            ToolError, match=r"tool 'r' returned str; verl's tools return \(response, reward, metrics\)"
+        ):
             await call(tool.call, {})
 
     run(main)
 
 
-# ---------------------------------------------------------------------------------------------------------- functions
+# -------------------------------------------------------------------------------------------------- functions
 
 FUNCTIONS = '''
 from verl.tools.function_tool import function_tool
@@ -374,18 +421,25 @@ def test_function_tools(module):
     schema = plugins.tools.get("get_weather")().schema()["function"]
     assert schema["description"] == "Get the weather."
     assert schema["parameters"]["required"] == ["city"]
-    assert schema["parameters"]["properties"]["city"] == {"type": "string", "description": "The city to look up."}
+    assert schema["parameters"]["properties"]["city"] == {
+        "type": "string",
+        "description": "The city to look up.",
+    }
     assert "integer" in str(schema["parameters"]["properties"]["days"]), "nested schemas stay whole"
 
     async def main(call) -> None:
         result = await call(started(plugins, "get_weather").call, {"city": "Bonn"})
-        assert (result.text, result.reward, result.metrics) == ('{"city": "Bonn", "t": 17.3}', 0.0, {"calls": 1.0})
+        assert (result.text, result.reward, result.metrics) == (
+            '{"city": "Bonn", "t": 17.3}',
+            0.0,
+            {"calls": 1.0},
+        )
         assert (await call(started(plugins, "shout").call, {"text": "a"})).text == "A"
 
     run(main)
 
 
-# ---------------------------------------------------------------------------------------------------------- contracts
+# -------------------------------------------------------------------------------------------------- contracts
 
 
 def loaded(kind: str, name: str, **texts: str):
@@ -411,7 +465,7 @@ class TestVerlInteraction(InteractionContract):
     interaction_kwargs: ClassVar = {"ground_truth": "72"}
 
 
-# ------------------------------------------------------------------------------------------------------- interactions
+# ----------------------------------------------------------------------------------------------- interactions
 
 
 def test_an_interaction_that_scores_only_its_end(module):
@@ -428,14 +482,19 @@ class Talk(BaseInteraction):
         return 0.75
     async def finalize_interaction(self):
         self.finalized = True
-""")
+""")  # noqa: E501
     plugins = load(module, verl_interaction_config="interaction: [{class_name: my_interactions.Talk}]")
     partner = plugins.interactions.get("talk")()
 
     async def main(call) -> None:
         await call(lambda: partner.start(topic="x"))
         reply = await call(partner.respond, [Message("user", "?"), Message("assistant", "hi")])
-        assert (reply.text, reply.is_done, reply.reward, reply.metrics) == ("assistant: hi", False, 0.0, {"words": 3.0})
+        assert (reply.text, reply.is_done, reply.reward, reply.metrics) == (
+            "assistant: hi",
+            False,
+            0.0,
+            {"words": 3.0},
+        )
         assert await call(partner.score) == 0.75
         await call(partner.finalize)
 
@@ -445,9 +504,11 @@ class Talk(BaseInteraction):
     assert partner.implementation.finalized
 
 
-# ------------------------------------------------------------------------------------------------------------- errors
+# ----------------------------------------------------------------------------------------------------- errors
 
-MORE_OF_VERL = r"it needs more of verl: install verl, or put its folder verl/tools \(or verl/interactions\) on the path"
+MORE_OF_VERL = (
+    r"it needs more of verl: install verl, or put its folder verl/tools \(or verl/interactions\) on the path"
+)
 
 
 @pytest.mark.parametrize(
@@ -456,12 +517,32 @@ MORE_OF_VERL = r"it needs more of verl: install verl, or put its folder verl/too
         ("verl_tool_config", "tools: {}", "the key 'tools' with a list is missing"),
         ("verl_tool_config", "tools: [{config: {}}]", r"tools\[0\] has no class_name"),
         ("verl_tool_config", "tools: [", "verl_tool_config.yaml"),
-        ("verl_tool_config", "tools: [{class_name: no.such.Tool}]", "class_name 'no.such.Tool': ModuleNotFoundError: No module named 'no'"),
+        (
+            "verl_tool_config",
+            "tools: [{class_name: no.such.Tool}]",
+            "class_name 'no.such.Tool': ModuleNotFoundError: No module named 'no'",
+        ),
         ("verl_tool_config", "tools: [{class_name: Tool}]", "class_name 'Tool': ValueError"),
-        ("verl_tool_config", "tools: [{class_name: verl.tools.search_tool.SearchTool}]", f"'verl.tools.search_tool'; {MORE_OF_VERL}"),
-        ("verl_tool_config", "tools: [{class_name: my_search.Search}]", f"'verl.tools.utils'; {MORE_OF_VERL}"),
-        ("verl_tool_config", "tools: [{class_name: my_names.Names}]", f"cannot import name 'ToolRegistry'.*; {MORE_OF_VERL}"),
-        ("verl_function_tools", "import verl.utils.rollout_skip", f"'verl.utils.rollout_skip'; {MORE_OF_VERL}"),
+        (
+            "verl_tool_config",
+            "tools: [{class_name: verl.tools.search_tool.SearchTool}]",
+            f"'verl.tools.search_tool'; {MORE_OF_VERL}",
+        ),
+        (
+            "verl_tool_config",
+            "tools: [{class_name: my_search.Search}]",
+            f"'verl.tools.utils'; {MORE_OF_VERL}",
+        ),
+        (
+            "verl_tool_config",
+            "tools: [{class_name: my_names.Names}]",
+            f"cannot import name 'ToolRegistry'.*; {MORE_OF_VERL}",
+        ),
+        (
+            "verl_function_tools",
+            "import verl.utils.rollout_skip",
+            f"'verl.utils.rollout_skip'; {MORE_OF_VERL}",
+        ),
         (
             "verl_interaction_config",
             "interaction: [{class_name: verl.interactions.weather_interaction.WeatherInteraction}]",
@@ -472,20 +553,35 @@ MORE_OF_VERL = r"it needs more of verl: install verl, or put its folder verl/too
             "tools: [{class_name: verl.tools.base_tool.BaseTool, config: {type: mcp}}]",
             "Name MCP servers in agent.mcp_servers",
         ),
-        ("verl_tool_config", "tools: [{class_name: verl.tools.base_tool.BaseTool}]", "BaseTool has no tool schema"),
-        ("verl_tool_config", "tools: [{class_name: a.B, tool_schema: {type: function}}]", "tool_schema of a.B: .*function Field required"),
+        (
+            "verl_tool_config",
+            "tools: [{class_name: verl.tools.base_tool.BaseTool}]",
+            "BaseTool has no tool schema",
+        ),
+        (
+            "verl_tool_config",
+            "tools: [{class_name: a.B, tool_schema: {type: function}}]",
+            "tool_schema of a.B: .*function Field required",
+        ),
         ("verl_function_tools", "x = 1", "the file has no function decorated with @function_tool"),
         ("verl_function_tools", "raise OSError('no disk')", "OSError: no disk"),
-        ("verl_interaction_config", "interaction: [{class_name: verl.interactions.base.Nope}]", "AttributeError.*'Nope'"),
         (
             "verl_interaction_config",
-            "interaction: [{class_name: &base verl.interactions.base.BaseInteraction, name: a}, {class_name: *base, name: a}]",
+            "interaction: [{class_name: verl.interactions.base.Nope}]",
+            "AttributeError.*'Nope'",
+        ),
+        (
+            "verl_interaction_config",
+            "interaction: [{class_name: &base verl.interactions.base.BaseInteraction, name: a}, {class_name: "
+            "*base, name: a}]",
             "two interactions are named 'a'",
         ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(module, key, text, message):
-    (module / "my_search.py").write_text("from verl.tools.utils.search_r1_like_utils import perform_single_search_batch\n")
+    (module / "my_search.py").write_text(
+        "from verl.tools.utils.search_r1_like_utils import perform_single_search_batch\n"
+    )
     (module / "my_names.py").write_text("from verl.tools.base_tool import ToolRegistry\n")
     with pytest.raises(PluginError, match=message) as raised:
         load(module, **{key: text})

@@ -1,4 +1,6 @@
-"""`agentrl config import run.sh`: scripts are read as a shell would run them, and what would not run here is said first."""
+"""`agentrl config import run.sh`: scripts are read as a shell would run them, and what would not run here is
+said first.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ for size in 4 8; do
     [ $size -gt 4 ] || continue
     run "big_${size}" actor_rollout_ref.model.path=org/small-1b data.train_batch_size=$size actor_rollout_ref.actor.ppo_mini_batch_size=4
 done
-"""
+"""  # noqa: E501
 TEXT = """\
 ENTRY=${ENTRY:-"-m verl.trainer.sft_trainer"}
 TRAIN=~/c/train.parquet
@@ -121,7 +123,7 @@ torchrun --standalone --nnodes=1 --nproc_per_node=$ranks \\
     model.lora_rank=32\\
     model.lora_alpha=16 \\
     model.target_modules=all-linear
-"""
+"""  # noqa: E501
 
 
 def written(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -> WrittenConfig:
@@ -137,7 +139,7 @@ def invoke(*words: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-# ------------------------------------------------------------------------------------------------------ scripts
+# ---------------------------------------------------------------------------------------------------- scripts
 
 
 def test_a_plain_script(tmp_path, monkeypatch):
@@ -160,14 +162,20 @@ def test_a_plain_script(tmp_path, monkeypatch):
     }
     assert (source.unread, source.missing) == ((), ())
     monkeypatch.setenv("MODEL_PATH", "/models/own")
-    assert written(tmp_path, PLAIN).written["actor_rollout_ref.model.path"] == "/models/own", "the environment counts, as for a shell"
+    assert written(tmp_path, PLAIN).written["actor_rollout_ref.model.path"] == "/models/own", (
+        "the environment counts, as for a shell"
+    )
 
 
 def test_arrays_conditions_and_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/h")
     found = written(tmp_path, ARRAYS, "big", "trainer.nnodes=1").written
     assert found["data.train_files"] == "/h/a.parquet"
-    assert (found["data.train_batch_size"], found["data.extra"], found["actor_rollout_ref.rollout.n"]) == (16, ["x", "y"], 64)
+    assert (found["data.train_batch_size"], found["data.extra"], found["actor_rollout_ref.rollout.n"]) == (
+        16,
+        ["x", "y"],
+        64,
+    )
     assert found["actor_rollout_ref.actor.fsdp_config.param_offload"] is True
     assert found["trainer.nnodes"] == 1
     monkeypatch.setenv("BACKEND", "megatron")
@@ -190,22 +198,44 @@ def test_a_script_of_supervised_training_becomes_a_config_of_agentrl_sft(tmp_pat
     code, _, account = invoke(tmp_path / "sft.sh", "--out", tmp_path / "sft.yaml", "--", "--gpus", "4")
     assert code == 0, account
     config = load_sft_config(str(tmp_path / "sft.yaml"))
-    assert (config.model.path, config.data.train_files, config.trainer.batch_size) == ("org/small-1b", ("/h/c/train.parquet",), 32)
-    assert (config.learner.world_size, config.learner.sequence_parallel, config.learner.optimizer.lr) == (4, 2, 1e-5)
+    assert (config.model.path, config.data.train_files, config.trainer.batch_size) == (
+        "org/small-1b",
+        ("/h/c/train.parquet",),
+        32,
+    )
+    assert (config.learner.world_size, config.learner.sequence_parallel, config.learner.optimizer.lr) == (
+        4,
+        2,
+        1e-5,
+    )
     assert (config.learner.optimizer.betas, config.learner.optimizer.schedule) == ((0.9, 0.95), "constant")
-    assert (config.data.messages_key, config.data.prompt_key, config.trainer.output) == ("messages", None, "/h/out")
+    assert (config.data.messages_key, config.data.prompt_key, config.trainer.output) == (
+        "messages",
+        None,
+        "/h/out",
+    )
     assert (config.trainer.total_epochs, config.learner.microbatch_tokens) == (4, 2 * 8192)
 
 
 def test_columns_within_a_struct_and_an_adapter(tmp_path):
     (tmp_path / "sft.sh").write_text(COLUMNS)
-    code, _, account = invoke(tmp_path / "sft.sh", "2", tmp_path / "out", "trainer.total_epochs=1", "--out", tmp_path / "sft.yaml")
+    code, _, account = invoke(
+        tmp_path / "sft.sh", "2", tmp_path / "out", "trainer.total_epochs=1", "--out", tmp_path / "sft.yaml"
+    )
     assert code == 0
     config = load_sft_config(str(tmp_path / "sft.yaml"))
     assert (config.data.prompt_key, config.data.response_key) == ("extra_info.question", "extra_info.answer")
     assert (config.model.lora.rank, config.model.lora.alpha, config.model.lora.target_modules) == (32, 16, ())
-    assert (config.learner.world_size, config.trainer.output, config.trainer.total_epochs) == (2, str(tmp_path / "out"), 1)
-    assert (config.learner.optimizer.schedule, config.trainer.batch_size, config.learner.microbatch_tokens) == ("cosine", 256, 4096)
+    assert (config.learner.world_size, config.trainer.output, config.trainer.total_epochs) == (
+        2,
+        str(tmp_path / "out"),
+        1,
+    )
+    assert (
+        config.learner.optimizer.schedule,
+        config.trainer.batch_size,
+        config.learner.microbatch_tokens,
+    ) == ("cosine", 256, 4096)
     assert "unknown" not in account
     code, _, account = invoke(tmp_path / "sft.sh")
     assert "trainer.default_local_dir=$2: $2 is not set; give it as trainer.default_local_dir=..." in account
@@ -213,15 +243,27 @@ def test_columns_within_a_struct_and_an_adapter(tmp_path):
 
 @pytest.mark.parametrize("truncation", ["error", "right", "left"])
 def test_what_becomes_of_long_conversations_is_said(truncation):
-    source = WrittenConfig({"data.truncation": truncation, "model.partial_pretrain": "m"}, defaults=OF_COLUMNS, is_supervised=True)
+    source = WrittenConfig(
+        {"data.truncation": truncation, "model.partial_pretrain": "m"},
+        defaults=OF_COLUMNS,
+        is_supervised=True,
+    )
     translation = translate(source)
-    assert translation.values.get("data", {}).get("overlong") == {"error": "drop", "right": "truncate"}.get(truncation)
+    assert translation.values.get("data", {}).get("overlong") == {"error": "drop", "right": "truncate"}.get(
+        truncation
+    )
     assert bool(translation.obstacles) is (truncation == "left")
 
 
 def test_what_only_a_program_could_tell_is_said_and_left_out(tmp_path):
-    text = 'commit=$(git rev-parse HEAD)\npython3 -m verl.trainer.main_ppo data.train_batch_size=4 trainer.experiment_name="a-$commit" \\\n'
-    source = written(tmp_path, text + '  trainer.project_name="$UNHEARD_OF" actor_rollout_ref.actor.ppo_mini_batch_size=$((4 / 2))')
+    text = (
+        "commit=$(git rev-parse HEAD)\npython3 -m verl.trainer.main_ppo data.train_batch_size=4 "
+        'trainer.experiment_name="a-$commit" \\\n'
+    )
+    source = written(
+        tmp_path,
+        text + '  trainer.project_name="$UNHEARD_OF" actor_rollout_ref.actor.ppo_mini_batch_size=$((4 / 2))',
+    )
     assert source.written == {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 2}
     assert source.unread == (
         "trainer.experiment_name=a-$(git rev-parse HEAD): "
@@ -233,14 +275,23 @@ def test_what_only_a_program_could_tell_is_said_and_left_out(tmp_path):
 
 
 def test_a_comment_ends_the_command_as_it_does_for_a_shell(tmp_path):
-    text = "python3 -m verl.trainer.main_ppo data.train_batch_size=4 \\\n  # data.a=1 \\\n  trainer.nnodes=2 \\\n  trainer.seed=3\n"
+    text = (
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=4 \\\n  # data.a=1 \\\n  trainer.nnodes=2 "
+        "\\\n  trainer.seed=3\n"
+    )
     source = written(tmp_path, text)
     assert source.written == {"data.train_batch_size": 4}
-    assert source.unread == ("line 3: trainer.nnodes=2 does not belong to the command above it, which ends at a comment or blank line",)
+    assert source.unread == (
+        "line 3: trainer.nnodes=2 does not belong to the command above it, which ends at a comment or blank "
+        "line",
+    )
 
 
 def test_several_trainings_and_programs_of_a_recipe_are_told(tmp_path):
-    text = "python -m verl.model_merger merge --a b\nfor n in 1 2 3; do python -m recipe.own.main_own trainer.nnodes=$n; done\n"
+    text = (
+        "python -m verl.model_merger merge --a b\nfor n in 1 2 3; do python -m recipe.own.main_own "
+        "trainer.nnodes=$n; done\n"
+    )
     source = written(tmp_path, text)
     assert source.written == {"trainer.nnodes": 1}
     assert "2 more training commands were ignored; only the first was read" in source.unread
@@ -254,7 +305,10 @@ def test_several_trainings_and_programs_of_a_recipe_are_told(tmp_path):
         ("python3 -m verl.trainer.main_ppo 'data.x=1\n", "line 1: the quote ' is not closed"),
         ("if true; then\npython3 -m x a.b=1\n", "the script ends before elif or else or fi"),
         ("f() { f; }\nf\n", "nested"),
-        ("while true; do while true; do while true; do x=1; y=2; z=3; done; done; done\n", "contains no known training command"),
+        (
+            "while true; do while true; do while true; do x=1; y=2; z=3; done; done; done\n",
+            "contains no known training command",
+        ),
         ("x=${a\n", r"\{ is not closed"),
     ],
 )
@@ -268,7 +322,10 @@ def test_scripts_that_cannot_be_read_are_refused_in_one_line(tmp_path, text, pro
 
 
 def test_nothing_of_a_script_is_run(tmp_path):
-    text = f"touch {tmp_path}/a; x=$(touch {tmp_path}/b); `touch {tmp_path}/c`; eval 'touch {tmp_path}/d'; bash -c 'touch {tmp_path}/e'\n"
+    text = (
+        f"touch {tmp_path}/a; x=$(touch {tmp_path}/b); `touch {tmp_path}/c`; eval 'touch {tmp_path}/d'; bash "
+        f"-c 'touch {tmp_path}/e'\n"
+    )
     written(tmp_path, text + "python3 -m verl.trainer.main_ppo data.train_batch_size=4 > out.txt\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sh"]
 
@@ -285,12 +342,14 @@ A=(p q); B="$(IFS=,; echo "[${A[*]}]")"; C="${B//q/\\=}"; D=$(((2*(3))))$(cd -- 
 z=${undefined+set}${a:+set}
 printf '%s\\n' "$a" "${b[@]}" "$c" "$e" "$f" "$g" "$h" "$i" "$j" "$k" "$l" "$m" "$n" "$o" "$p" "$q" "$r" "$s" "$t" \\
   "$v" "$w" "$x" "$y" "$z" "$B" "$C" "$D" "$E"
-"""
+"""  # noqa: E501
 
 
 def test_values_are_those_of_bash(tmp_path):
     """The same script by bash itself, which every developer's machine and CI have."""
-    said = subprocess.run(["bash", "-c", BASH], capture_output=True, text=True, check=True, env={**os.environ, "HOME": "/h"})
+    said = subprocess.run(
+        ["bash", "-c", BASH], capture_output=True, text=True, check=True, env={**os.environ, "HOME": "/h"}
+    )
     shell = Shell([], tmp_path / "run.sh")
     shell.variables["HOME"] = "/h"
     os.environ["HOME"], home = "/h", os.environ.get("HOME", "")
@@ -344,7 +403,7 @@ def test_whatever_stands_in_a_script_it_is_read_or_refused(parts):
     assert "\n" not in said or "\n" in parts
 
 
-# ------------------------------------------------------------------------------------------------------ configs
+# ---------------------------------------------------------------------------------------------------- configs
 
 
 @pytest.fixture
@@ -352,16 +411,25 @@ def checkout(tmp_path, monkeypatch):
     """A checkout of verl with a recipe, whose config has another one below it."""
     for folder in ("recipe/own/config", "verl/trainer/config", "examples/turns/config"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "recipe/own/config/own_trainer.yaml").write_text("defaults: [ppo_trainer, base, _self_]\ndata: {train_batch_size: 48}\n")
-    (tmp_path / "recipe/own/config/base.yaml").write_text("data: {train_batch_size: 1, max_prompt_length: 77}\n")
-    text = "hydra: {searchpath: [x]}\ndefaults: [ppo_trainer, _self_, optim@o: adam]\nactor_rollout_ref: {rollout: {name: sglang}}\n"
+    (tmp_path / "recipe/own/config/own_trainer.yaml").write_text(
+        "defaults: [ppo_trainer, base, _self_]\ndata: {train_batch_size: 48}\n"
+    )
+    (tmp_path / "recipe/own/config/base.yaml").write_text(
+        "data: {train_batch_size: 1, max_prompt_length: 77}\n"
+    )
+    text = (
+        "hydra: {searchpath: [x]}\ndefaults: [ppo_trainer, _self_, optim@o: adam]\nactor_rollout_ref: "
+        "{rollout: {name: sglang}}\n"
+    )
     (tmp_path / "examples/turns/config/turns_grpo.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.parametrize("place", ["root", "elsewhere"])
-def test_a_config_path_is_relative_to_the_folder_of_the_module(checkout, monkeypatch, tmp_path_factory, place):
+def test_a_config_path_is_relative_to_the_folder_of_the_module(
+    checkout, monkeypatch, tmp_path_factory, place
+):
     (checkout / "recipe/own/run.sh").write_text(
         "python3 -m recipe.own.main_own --config-path=config --config-name own_trainer data.seed=1\n"
     )
@@ -374,7 +442,8 @@ def test_a_config_path_is_relative_to_the_folder_of_the_module(checkout, monkeyp
 
 def test_a_config_path_of_a_script_may_be_a_folder_of_the_checkout(checkout):
     text = (
-        'D="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$D/examples/turns/config" --config-name=\'turns_grpo\' data.seed=1\n'
+        'D="$(pwd)"\npython3 -m verl.trainer.main_ppo --config-path="$D/examples/turns/config" '
+        "--config-name='turns_grpo' data.seed=1\n"
     )
     source = written(checkout, text)
     assert source.written == {"actor_rollout_ref.rollout.name": "sglang", "data.seed": 1}
@@ -383,7 +452,13 @@ def test_a_config_path_of_a_script_may_be_a_folder_of_the_checkout(checkout):
 
 def test_options_in_place_of_the_command_find_the_config_too(checkout):
     out = checkout / "run.yaml"
-    code, _, _ = invoke("--config-path=examples/turns/config", "--config-name=turns_grpo", "data.train_batch_size=512", "--out", out)
+    code, _, _ = invoke(
+        "--config-path=examples/turns/config",
+        "--config-name=turns_grpo",
+        "data.train_batch_size=512",
+        "--out",
+        out,
+    )
     assert code == 0
     assert yaml.safe_load(out.read_text())["buffer"]["groups_per_step"] == 512
 
@@ -391,11 +466,14 @@ def test_options_in_place_of_the_command_find_the_config_too(checkout):
 def test_a_config_that_is_not_found_stops_the_import(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.sh").write_text(
-        "python3 -m recipe.own.main_own --config-path=config --config-name own_trainer data.train_batch_size=512\n"
+        "python3 -m recipe.own.main_own --config-path=config --config-name own_trainer "
+        "data.train_batch_size=512\n"
     )
     code, text, account = invoke("run.sh")
     assert (code, text) == (1, "")
-    assert account.startswith("will not run as it is: 1\n  the config: own_trainer.yaml in config was not found")
+    assert account.startswith(
+        "will not run as it is: 1\n  the config: own_trainer.yaml in config was not found"
+    )
     code, text, _ = invoke("run.sh", "--force")
     assert (code, yaml.safe_load(text)["buffer"]["groups_per_step"]) == (0, 512)
 
@@ -404,9 +482,18 @@ def test_a_config_that_is_not_found_stops_the_import(tmp_path, monkeypatch):
     ("text", "problem"),
     [
         ("tools: [{class_name: a.B, config: {}}]", "this is not a config of a verl trainer: 1 of its 1 keys"),
-        ("services: {web: {image: nginx, ports: [80]}}", "this is not a config of a verl trainer: 2 of its 2 keys"),
-        ("model_name_or_path: m\nlearning_rate: 1e-5\nlogging_steps: 1", "this is not a config of a verl trainer"),
-        ("trainer: {max_steps: 3, devices: 8}\nmodel: {hidden: 8}\ndata: {train_files: [a]}", "3 of its 4 keys are unknown"),
+        (
+            "services: {web: {image: nginx, ports: [80]}}",
+            "this is not a config of a verl trainer: 2 of its 2 keys",
+        ),
+        (
+            "model_name_or_path: m\nlearning_rate: 1e-5\nlogging_steps: 1",
+            "this is not a config of a verl trainer",
+        ),
+        (
+            "trainer: {max_steps: 3, devices: 8}\nmodel: {hidden: 8}\ndata: {train_files: [a]}",
+            "3 of its 4 keys are unknown",
+        ),
         ("learner: {world_size: 2}\nbuffer: {groups_per_step: 4}", "learner.world_size is a key of agentrl"),
         ("- a\n- b", "a config of verl must be a mapping of sections"),
     ],
@@ -417,7 +504,7 @@ def test_a_file_that_is_no_trainer_config_is_refused(tmp_path, text, problem):
         invoke(tmp_path / "c.yaml")
 
 
-# ---------------------------------------------------------------------------------------------------- obstacles
+# -------------------------------------------------------------------------------------------------- obstacles
 
 MODEL = "actor_rollout_ref.model.path"
 ACTOR = "actor_rollout_ref.actor"
@@ -488,23 +575,34 @@ def test_what_runs_is_no_obstacle(override):
 
 
 def test_servers_with_gpus_of_their_own_may_have_several_each():
-    words = ["data.train_batch_size=512", f"{ROLLOUT}.tensor_model_parallel_size=2", f"{ROLLOUT}.pipeline_model_parallel_size=2"]
+    words = [
+        "data.train_batch_size=512",
+        f"{ROLLOUT}.tensor_model_parallel_size=2",
+        f"{ROLLOUT}.pipeline_model_parallel_size=2",
+    ]
     code, text, _ = invoke(*words, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=8")
     assert code == 0
     rollout = yaml.safe_load(text)["rollout"]
     assert (rollout["num_servers"], rollout["sglang"]["args"]) == (2, {"tp_size": 2, "pp_size": 2})
 
 
-# --------------------------------------------------------------------------------------------------- algorithms
+# ------------------------------------------------------------------------------------------------- algorithms
 
 
-@pytest.mark.parametrize(("estimator", "whitens"), [("gae", True), ("grpo", False), ("rloo", False), ("reinforce_plus_plus", False)])
+@pytest.mark.parametrize(
+    ("estimator", "whitens"),
+    [("gae", True), ("grpo", False), ("rloo", False), ("reinforce_plus_plus", False)],
+)
 def test_advantages_of_gae_are_whitened_as_verl_does_in_any_case(estimator, whitens):
     """Estimators of the REINFORCE family whiten by themselves, here as there."""
-    algorithm = translate(WrittenConfig({"algorithm.adv_estimator": estimator, "data.train_batch_size": 8})).values["algorithm"]
+    algorithm = translate(
+        WrittenConfig({"algorithm.adv_estimator": estimator, "data.train_batch_size": 8})
+    ).values["algorithm"]
     assert algorithm.get("whiten", False) is whitens
     if whitens:
-        assert translate(WrittenConfig({})).values["algorithm"]["whiten"], "gae is what verl does where nothing is written"
+        assert translate(WrittenConfig({})).values["algorithm"]["whiten"], (
+            "gae is what verl does where nothing is written"
+        )
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
@@ -512,26 +610,42 @@ def test_a_group_of_one_learns_from_its_reward_as_in_verl(estimator):
     """verl's default is one attempt per prompt; its estimators of groups then take the reward as it is."""
     options = {"algorithm.adv_estimator": estimator, "data.train_batch_size": 8}
     assert translate(WrittenConfig(options)).values["algorithm"]["singleton"] == "raw"
-    assert "singleton" not in translate(WrittenConfig({**options, "actor_rollout_ref.rollout.n": 4})).values["algorithm"]
+    assert (
+        "singleton"
+        not in translate(WrittenConfig({**options, "actor_rollout_ref.rollout.n": 4})).values["algorithm"]
+    )
 
 
 @pytest.mark.parametrize("section", ["reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model"])
 def test_scores_for_the_form_reach_the_rewards_that_score_the_rows(section):
     options = {f"{section}.format_score": 0.1, "data.train_batch_size": 8}
     translation = translate(WrittenConfig(options))
-    assert translation.values["reward"]["reward_config"] == {"gsm8k": {"format_score": 0.1}, "math": {"format_score": 0.1}}
+    assert translation.values["reward"]["reward_config"] == {
+        "gsm8k": {"format_score": 0.1},
+        "math": {"format_score": 0.1},
+    }
     assert translation.unknown == ()
-    strict = translate(WrittenConfig({f"{section}.method": "flexible", "data.train_batch_size": 8})).values["reward"]["reward_config"]
+    strict = translate(WrittenConfig({f"{section}.method": "flexible", "data.train_batch_size": 8})).values[
+        "reward"
+    ]["reward_config"]
     assert strict == {"gsm8k": {"strict": False}}
 
 
 def test_a_launch_is_told_from_other_programs():
     assert launch_of(["python3", "-m", "verl.trainer.main_ppo", "data.a=1"]).module == "verl.trainer.main_ppo"
-    assert launch_of(["python3", "verl/trainer/main_ppo.py", "trainer.nnodes=1"]).module == "verl.trainer.main_ppo"
-    assert launch_of(["torchrun", "--nproc_per_node", "4", "-m", "verl.trainer.sft_trainer", "optim.lr=1"]).ranks == (
-        "trainer.n_gpus_per_node=4",
+    assert (
+        launch_of(["python3", "verl/trainer/main_ppo.py", "trainer.nnodes=1"]).module
+        == "verl.trainer.main_ppo"
     )
-    for words in (["python3", "-m", "sglang.launch_server", "--port=1"], ["python", "data/gsm8k.py", "--dir=x"], ["ray", "start"], ["ls"]):
+    assert launch_of(
+        ["torchrun", "--nproc_per_node", "4", "-m", "verl.trainer.sft_trainer", "optim.lr=1"]
+    ).ranks == ("trainer.n_gpus_per_node=4",)
+    for words in (
+        ["python3", "-m", "sglang.launch_server", "--port=1"],
+        ["python", "data/gsm8k.py", "--dir=x"],
+        ["ray", "start"],
+        ["ls"],
+    ):
         assert launch_of(words) is None
 
 
@@ -542,16 +656,29 @@ def test_a_whole_config_of_verl_may_name_columns_that_no_row_has():
 
 
 @pytest.mark.parametrize(
-    "text", ["data: {max_length: 99, messages_key: m}", "model: {partial_pretrain: m}", "model: {path: m}\noptim: {lr: 1e-5}"]
+    "text",
+    [
+        "data: {max_length: 99, messages_key: m}",
+        "model: {partial_pretrain: m}",
+        "model: {path: m}\noptim: {lr: 1e-5}",
+    ],
 )
 def test_a_file_of_supervised_training_is_known_by_its_keys(tmp_path, text):
-    (tmp_path / "sft.yaml").write_text(text + "\ntrainer: {max_ckpt_to_keep: null, total_training_steps: null}\n")
+    (tmp_path / "sft.yaml").write_text(
+        text + "\ntrainer: {max_ckpt_to_keep: null, total_training_steps: null}\n"
+    )
     code, _, account = invoke(tmp_path / "sft.yaml", "--out", tmp_path / "out.yaml")
     assert (code, "unknown" in account) == (0, False)
     load_sft_config(str(tmp_path / "out.yaml"))
 
 
 def test_a_loop_that_watches_for_ever_hides_no_training(tmp_path):
-    text = "watch() { while true; do while true; do x=1; y=2; z=3; done; done; }\npython3 -m verl.trainer.main_ppo data.seed=1\nwatch &\n"
+    text = (
+        "watch() { while true; do while true; do x=1; y=2; z=3; done; done; }\npython3 -m "
+        "verl.trainer.main_ppo data.seed=1\nwatch &\n"
+    )
     source = written(tmp_path, text)
-    assert (source.written, source.unread) == ({"data.seed": 1}, ("the script has more than 20000 commands and was not read to its end",))
+    assert (source.written, source.unread) == (
+        {"data.seed": 1},
+        ("the script has more than 20000 commands and was not read to its end",),
+    )

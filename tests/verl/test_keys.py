@@ -61,7 +61,9 @@ def test_no_key_that_kept_its_name_is_listed(key: str) -> None:
 def test_well_known_keys(key: str, ours: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("")
-    with pytest.raises(ConfigError, match=rf"^{key} is a key of verl; here it is {ours}\b.* \(override '{key}=1'\)$"):
+    with pytest.raises(
+        ConfigError, match=rf"^{key} is a key of verl; here it is {ours}\b.* \(override '{key}=1'\)$"
+    ):
         load_config(str(path), [f"{key}=1"])
 
 
@@ -88,7 +90,10 @@ def test_keys_of_the_learner(key: str, ours: str) -> None:
 def test_the_longest_beginning_says_why_there_is_none() -> None:
     deep = answer("actor_rollout_ref.actor.megatron.tensor_model_parallel_size", KNOWN)
     assert deep == f"has no meaning here: {MEANINGLESS['actor_rollout_ref.actor.megatron']}"
-    assert answer("actor_rollout_ref.actor.something", KNOWN) == f"has no meaning here: {MEANINGLESS['actor_rollout_ref.actor']}"
+    assert (
+        answer("actor_rollout_ref.actor.something", KNOWN)
+        == f"has no meaning here: {MEANINGLESS['actor_rollout_ref.actor']}"
+    )
     assert answer("actor_rollout_ref_.rollout.n", KNOWN) is None
     assert answer("trainer.stepps", KNOWN) is None
 
@@ -105,7 +110,10 @@ def test_a_misspelt_key_of_the_critic_is_no_key_of_verl(tmp_path: Path) -> None:
         load_config(str(path))
     misspelt, of_verl = str(caught.value).splitlines()
     assert misspelt.startswith("unknown key critic.warmup_step; did you mean critic.warmup_steps?")
-    assert of_verl.startswith("critic.forward_micro_batch_size is a key of verl; has no meaning here: the critic follows the learner's")
+    assert of_verl.startswith(
+        "critic.forward_micro_batch_size is a key of verl; has no meaning here: the critic follows the "
+        "learner's"
+    )
 
 
 def test_a_whole_file_of_verl_is_answered_key_by_key(tmp_path: Path) -> None:

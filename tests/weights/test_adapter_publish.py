@@ -1,4 +1,6 @@
-"""A LoRA adapter published alone: servers compute what merged weights compute, every token with its version, or refuse all of it."""
+"""A LoRA adapter published alone: servers compute what merged weights compute, every token with its version,
+or refuse all of it.
+"""
 
 import json
 from contextlib import suppress
@@ -57,14 +59,22 @@ def learner(folder):
 
 
 def start(folder, log, **options):
-    supervisor = Supervisor(EmbeddedServer(EmbeddedServerConfig(**options), "float32"), log_file=log, start_timeout_s=120, max_restarts=3)
+    supervisor = Supervisor(
+        EmbeddedServer(EmbeddedServerConfig(**options), "float32"),
+        log_file=log,
+        start_timeout_s=120,
+        max_restarts=3,
+    )
     return supervisor, supervisor.start(str(folder / "base"), "default")
 
 
 @pytest.fixture(scope="module")
 def server(folder):
     """Two servers, of which the second takes smaller adapters alone."""
-    (supervisor, url), (other, narrow) = start(folder, folder / "log"), start(folder, folder / "narrow", max_lora_rank=2)
+    (supervisor, url), (other, narrow) = (
+        start(folder, folder / "log"),
+        start(folder, folder / "narrow", max_lora_rank=2),
+    )
     yield SimpleNamespace(supervisor=supervisor, url=url, narrow=narrow)
     supervisor.stop()
     other.stop()
@@ -109,7 +119,7 @@ def base_of(folder):
     return AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32).eval()
 
 
-# ------------------------------------------------------------------------------------------------------ what is computed
+# ------------------------------------------------------------------------------------------- what is computed
 
 
 def test_alone_computes_what_merged_computes(learner, folder, server, tmp_path):
@@ -118,7 +128,9 @@ def test_alone_computes_what_merged_computes(learner, folder, server, tmp_path):
         alone = await client.generate(PROMPT, GREEDY, rid="alone")
         plain = SGLangClient(server.url)
         base = await plain.generate(PROMPT, GREEDY, rid="base")
-        reports.append(await publisher(learner, tmp_path / "merged", "merged", verify=True).publish(2, [plain]))
+        reports.append(
+            await publisher(learner, tmp_path / "merged", "merged", verify=True).publish(2, [plain])
+        )
         merged = await plain.generate(PROMPT, GREEDY, rid="merged")
         await plain.update_weights_from_disk(str(folder / "base"), version=0, flush_cache=True)
         await plain.aclose()
@@ -126,13 +138,19 @@ def test_alone_computes_what_merged_computes(learner, folder, server, tmp_path):
 
     reports, alone, base, merged = talk(script, server.url)
     assert [report.failed for report in reports] == [{}, {}]
-    assert reports[0].num_bytes == sum(t.nbytes for t in load_file(tmp_path / "alone/v000001/adapter_model.safetensors").values())
+    assert reports[0].num_bytes == sum(
+        t.nbytes for t in load_file(tmp_path / "alone/v000001/adapter_model.safetensors").values()
+    )
     assert reports[0].num_bytes < reports[1].num_bytes / 4
     ids = alone.token_ids.tolist()
     assert ids == merged.token_ids.tolist()
     np.testing.assert_allclose(alone.logprobs, merged.logprobs, atol=ATOL)
-    np.testing.assert_allclose(alone.logprobs, logprobs_of(exported(learner, tmp_path / "policy"), PROMPT, ids), atol=ATOL)
-    np.testing.assert_allclose(base.logprobs, logprobs_of(base_of(folder), PROMPT, base.token_ids.tolist()), atol=ATOL)
+    np.testing.assert_allclose(
+        alone.logprobs, logprobs_of(exported(learner, tmp_path / "policy"), PROMPT, ids), atol=ATOL
+    )
+    np.testing.assert_allclose(
+        base.logprobs, logprobs_of(base_of(folder), PROMPT, base.token_ids.tolist()), atol=ATOL
+    )
     assert np.abs(logprobs_of(base_of(folder), PROMPT, ids) - alone.logprobs).max() > 0.01
     assert (set(alone.versions), set(merged.versions)) == ({1}, {2})
 
@@ -146,7 +164,9 @@ def test_requests_with_and_without_the_adapter_share_forwards(learner, folder, s
         plain = SGLangClient(server.url)
 
         async def one(index):
-            found[index] = await (client if index % 3 else plain).generate(prompts[index], SamplingParams(30 + index), rid=str(index))
+            found[index] = await (client if index % 3 else plain).generate(
+                prompts[index], SamplingParams(30 + index), rid=str(index)
+            )
 
         async with trio.open_nursery() as nursery:
             for index in range(len(prompts)):
@@ -161,7 +181,9 @@ def test_requests_with_and_without_the_adapter_share_forwards(learner, folder, s
 
 
 def test_every_token_is_of_its_version_across_publishes(learner, server, tmp_path):
-    """Generations go on over two publishes, some of their requests held back by a pause: each piece is what its version computes."""
+    """Generations go on over two publishes, some of their requests held back by a pause: each piece is what
+    its version computes.
+    """
     num, total, models, pieces = 6, 400, {}, []
 
     class Recording(SGLangClient):
@@ -180,7 +202,9 @@ def test_every_token_is_of_its_version_across_publishes(learner, server, tmp_pat
         is_last_published = trio.Event()
 
         async def play(index):
-            """Generate again and again: the last time with what was published last, however quick the server is."""
+            """Generate again and again: the last time with what was published last, however quick the server
+            is.
+            """
             is_last = False
             while not is_last:
                 is_last = is_last_published.is_set()
@@ -225,7 +249,9 @@ def test_a_restarted_server_gets_the_adapter_on_its_base(learner, server, tmp_pa
     report, generation = talk(once, with_weights.url)
     server.url = with_weights.url
     assert report.failed == {}
-    np.testing.assert_allclose(generation.logprobs, logprobs_of(model, PROMPT, generation.token_ids.tolist()), atol=ATOL)
+    np.testing.assert_allclose(
+        generation.logprobs, logprobs_of(model, PROMPT, generation.token_ids.tolist()), atol=ATOL
+    )
     assert set(generation.versions) == {4}
 
 
@@ -240,7 +266,12 @@ def test_a_server_that_does_not_take_the_adapter_is_named_and_stays_behind(learn
     async def script(wide, narrow):
         await narrow.update_weight_version(0)
         report = await publisher(learner, tmp_path).publish(5, [wide, narrow])
-        return report, (await wide.model_info()).version, (await narrow.model_info()).version, await narrow.server_info()
+        return (
+            report,
+            (await wide.model_info()).version,
+            (await narrow.model_info()).version,
+            await narrow.server_info(),
+        )
 
     report, wide, narrow, info = talk(script, server.url, server.narrow)
     assert list(report.failed) == [server.narrow]
@@ -249,7 +280,7 @@ def test_a_server_that_does_not_take_the_adapter_is_named_and_stays_behind(learn
     assert info["is_paused"]
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
+# --------------------------------------------------------------------------------------------------- refusals
 
 
 def no_file(tensors, config):
@@ -354,12 +385,16 @@ def test_names_of_adapters_are_checked(learner, server, tmp_path):
     talk(script, server.url)
 
 
-# --------------------------------------------------------------------------------------------------------------- config
+# ----------------------------------------------------------------------------------------------------- config
 
 
 def config_of(*, lora, path="/m", baselines=None, **rollout):
     return Config.model_validate(
-        {"model": {"path": str(path), "lora": lora}, "rollout": rollout, "tracking": {"baselines": baselines or {}}}
+        {
+            "model": {"path": str(path), "lora": lora},
+            "rollout": rollout,
+            "tracking": {"baselines": baselines or {}},
+        }
     )
 
 
@@ -391,7 +426,9 @@ def test_alone_is_refused_where_it_is_impossible(changes, why):
     changes = {"lora": {"rank": 4}, **changes}
     assert resolved(config_of(**changes)) == "merged"
     changes["weights"] = {**changes.get("weights", {}), "adapter": "alone"}
-    with pytest.raises(ValidationError, match=f"rollout.weights.adapter=alone is impossible: .*{why}.*; use auto or merged"):
+    with pytest.raises(
+        ValidationError, match=f"rollout.weights.adapter=alone is impossible: .*{why}.*; use auto or merged"
+    ):
         config_of(**changes)
 
 
@@ -412,16 +449,20 @@ def test_attached_servers_are_asked(folder, server):
     assert confirm(server.url, folder / "base", "auto") == "alone"
     assert confirm(server.narrow, folder / "base", "auto") == "merged"
     assert confirm(server.url, folder / "else", "auto") == "merged"
-    with pytest.raises(ConfigError, match=r"loads adapters up to rank 2, but model\.lora\.rank is 3; use auto or merged"):
+    with pytest.raises(
+        ConfigError, match=r"loads adapters up to rank 2, but model\.lora\.rank is 3; use auto or merged"
+    ):
         confirm(server.narrow, folder / "base", "alone")
     with pytest.raises(ConfigError, match="serves"):
         confirm(server.url, folder / "else", "alone")
 
 
 def test_sglang_is_started_so_that_it_loads_the_adapter():
-    words = SGLangServer(SGLangServerConfig(), "float32", lora=LoRAConfig(rank=4, target_modules=("q_proj", "v_proj"))).command(
-        "/m", weight_version="0", host="127.0.0.1", port=1
-    )
+    words = SGLangServer(
+        SGLangServerConfig(), "float32", lora=LoRAConfig(rank=4, target_modules=("q_proj", "v_proj"))
+    ).command("/m", weight_version="0", host="127.0.0.1", port=1)
     text = " ".join(words)
     assert "--enable-lora --max-lora-rank 4 --lora-target-modules q_proj v_proj" in text
-    assert "lora" not in " ".join(SGLangServer(SGLangServerConfig(), "float32").command("/m", weight_version="0", host="h", port=1))
+    assert "lora" not in " ".join(
+        SGLangServer(SGLangServerConfig(), "float32").command("/m", weight_version="0", host="h", port=1)
+    )

@@ -1,4 +1,6 @@
-"""A LoRA adapter published alone to a real SGLang: tokens carry the log-probabilities of the merged policy of their version."""
+"""A LoRA adapter published alone to a real SGLang: tokens carry the log-probabilities of the merged policy of
+their version.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -40,14 +42,18 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def learner(folder):
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
-    spec = LearnerSpec(ModelConfig(path=str(folder / "base"), lora=LORA), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20)
+    spec = LearnerSpec(
+        ModelConfig(path=str(folder / "base"), lora=LORA), config, AlgorithmConfig(), "decoupled", 3, 1.0, 20
+    )
     with lone_learner(spec) as one:
         yield one
 
 
 @pytest.fixture(scope="module")
 def url(folder):
-    launcher = sglang_on_cpu(lora=LORA, lora_backend="torch_native", skip_tokenizer_init=True, max_total_tokens=4096)
+    launcher = sglang_on_cpu(
+        lora=LORA, lora_backend="torch_native", skip_tokenizer_init=True, max_total_tokens=4096
+    )
     supervisor = Supervisor(launcher, log_file=folder / "log", start_timeout_s=400, max_restarts=0)
     yield supervisor.start(str(folder / "base"), "default")
     supervisor.stop()
@@ -74,7 +80,9 @@ def play(script):
 
 def test_generations_across_publishes_have_the_merged_policys_logprobs(folder, learner, url, tmp_path):
     """Two publishes while generations go on; beside them the base model is served unchanged."""
-    publish = Publisher(LocalWorker(learner), WeightsConfig(adapter="alone"), folder=tmp_path, pause_mode="abort").publish
+    publish = Publisher(
+        LocalWorker(learner), WeightsConfig(adapter="alone"), folder=tmp_path, pause_mode="abort"
+    ).publish
     policies, pieces, reports = {}, [], []
 
     class Recording(SGLangClient):

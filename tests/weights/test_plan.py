@@ -34,4 +34,7 @@ def test_buckets_keep_order_budget_and_dtype(tensors, max_bytes):
 def test_no_two_neighbours_could_be_one(tensors, max_bytes):
     buckets = plan_buckets(tensors, max_bytes=max_bytes)
     for left, right in pairwise(buckets):
-        assert left[-1].dtype != right[0].dtype or sum(t.num_bytes for t in left) + right[0].num_bytes > max_bytes
+        assert (
+            left[-1].dtype != right[0].dtype
+            or sum(t.num_bytes for t in left) + right[0].num_bytes > max_bytes
+        )

@@ -1,4 +1,6 @@
-"""Whom a publish reaches, asks again or gives up, by every transport: the rules alone, on servers that are a few lines each."""
+"""Whom a publish reaches, asks again or gives up, by every transport: the rules alone, on servers that are a
+few lines each.
+"""
 
 import threading
 import time
@@ -16,7 +18,12 @@ from agentrl.weights.transport import LearnerCalls
 
 SPECS = [TensorSpec(name, "float32", (4,), 16) for name in "abc"]
 CHANGED_BYTES, TENSOR_BYTES = 6, 32
-OPTIONS = [{"transport": "disk"}, {"transport": "disk", "delta": True}, {"transport": "distributed"}, {"transport": "tensor"}]
+OPTIONS = [
+    {"transport": "disk"},
+    {"transport": "disk", "delta": True},
+    {"transport": "distributed"},
+    {"transport": "tensor"},
+]
 
 
 class Source:
@@ -68,7 +75,11 @@ class Server:
         self.is_paused = {"pause": True, "resume": False}.get(name, self.is_paused)
         if options.get("version") is not None:
             self.version = options["version"]
-        answers = {"model_info": ModelInfo("", self.version), "server_info": {"knows_changes": True}, "checksums": {"a": "0" * 64}}
+        answers = {
+            "model_info": ModelInfo("", self.version),
+            "server_info": {"knows_changes": True},
+            "checksums": {"a": "0" * 64},
+        }
         return answers.get(name)
 
     def __getattr__(self, name):
@@ -90,14 +101,19 @@ def publish(source, tmp_path, options, servers, *, versions=(1,)):
 
 
 def update_of(options):
-    return {"disk": "update_weights_from_disk", "distributed": "update_weights_from_distributed", "tensor": "update_weights_from_tensor"}[
-        options["transport"]
-    ]
+    return {
+        "disk": "update_weights_from_disk",
+        "distributed": "update_weights_from_distributed",
+        "tensor": "update_weights_from_tensor",
+    }[options["transport"]]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_failure_is_repaired_by_a_second_attempt(tmp_path, options):
-    well, ill = Server(1), Server(2, call=update_of(options), times=1, error=ServerError("answered 500", status=500))
+    well, ill = (
+        Server(1),
+        Server(2, call=update_of(options), times=1, error=ServerError("answered 500", status=500)),
+    )
     [report] = publish(Source(), tmp_path, options, [well, ill])
     assert dict(report.failed) == {}
     assert list(report.repaired) == [ill.url]
@@ -120,12 +136,17 @@ def test_what_fails_twice_is_named_and_stays_paused(tmp_path, options, error):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_who_does_not_answer_is_asked_for_nothing(tmp_path, options):
-    well, gone = Server(1), Server(2, call="model_info", times=99, error=ServerError("refused the connection"))
+    well, gone = (
+        Server(1),
+        Server(2, call="model_info", times=99, error=ServerError("refused the connection")),
+    )
     [report] = publish(Source(), tmp_path, options, [well, gone])
     assert dict(report.failed) == {gone.url: "refused the connection"}
     assert gone.calls == ["model_info"]
     assert well.version == 1
-    [none] = publish(Source(), tmp_path, options, [Server(3, call="model_info", times=99, error=ServerError("refused"))])
+    [none] = publish(
+        Source(), tmp_path, options, [Server(3, call="model_info", times=99, error=ServerError("refused"))]
+    )
     assert len(none.failed) == 1
 
 
@@ -169,7 +190,7 @@ def test_pickles_stay_on_this_machine(tmp_path):
     assert "update_weights_from_tensor" not in far.calls
 
 
-# ------------------------------------------------------------------------------------- the learner is slower than a deadline
+# ---------------------------------------------------------------------- the learner is slower than a deadline
 
 
 class SlowSource(Source):
@@ -234,7 +255,9 @@ def test_a_server_does_not_fail_because_the_learner_writes_all_weights_slowly(tm
     async def main():
         one = publisher(source, tmp_path, {"transport": "disk", "delta": True, "timeout_s": 0.5})
         await one.publish(1, [Server(1)])
-        return await one.publish(2, [Server(1), late])  # it joins, and nobody has written version 2 as a whole
+        return await one.publish(
+            2, [Server(1), late]
+        )  # it joins, and nobody has written version 2 as a whole
 
     report = trio.run(main)
     assert dict(report.failed) == dict(report.repaired) == {}

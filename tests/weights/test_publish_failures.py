@@ -1,4 +1,6 @@
-"""A publish to two servers, of which one is killed, hangs or fails in the middle: never two servers on two versions without a word."""
+"""A publish to two servers, of which one is killed, hangs or fails in the middle: never two servers on two
+versions without a word.
+"""
 
 import os
 import signal
@@ -34,7 +36,9 @@ UPDATES = {"disk": "/update_weights_from_disk", "distributed": "/update_weights_
 def learner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
     write_tiny_model(folder, VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
-    spec = LearnerSpec(ModelConfig(path=str(folder)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
+    spec = LearnerSpec(
+        ModelConfig(path=str(folder)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20
+    )
     with lone_learner(spec) as one:
         yield SimpleNamespace(one=one, path=str(folder))
 
@@ -49,8 +53,13 @@ def supervisors(both_servers):
 
 @pytest.fixture(scope="module")
 def both_servers(learner, tmp_path_factory):
-    launcher, logs = EmbeddedServer(EmbeddedServerConfig(num_blocks=32), "float32"), tmp_path_factory.mktemp("logs")
-    both = [Supervisor(launcher, log_file=logs / str(i), start_timeout_s=240, max_restarts=5) for i in range(2)]
+    launcher, logs = (
+        EmbeddedServer(EmbeddedServerConfig(num_blocks=32), "float32"),
+        tmp_path_factory.mktemp("logs"),
+    )
+    both = [
+        Supervisor(launcher, log_file=logs / str(i), start_timeout_s=240, max_restarts=5) for i in range(2)
+    ]
     for each in both:
         each.start(learner.path, "default")
     yield both
@@ -120,7 +129,9 @@ def test_one_of_two_is_hit_in_the_middle(learner, supervisors, tmp_path, transpo
     async def script():
         healthy = SGLangClient(first)
         victim = Struck(second, strike) if transport == "disk" else SGLangClient(second)
-        workers = StruckLearner(learner.one, strike) if transport == "distributed" else LocalWorker(learner.one)
+        workers = (
+            StruckLearner(learner.one, strike) if transport == "distributed" else LocalWorker(learner.one)
+        )
         publish = publisher(workers, tmp_path, transport)
         report = await publish.publish(5, [healthy, victim])
         assert list(report.failed) == [second]
@@ -153,7 +164,9 @@ async def failing_proxy(url, path, *, num_failures):
             left[0] -= 1
             return HttpResponse(500, orjson.dumps({"error": {"message": "out of luck"}}))
         async with HttpClient(url) as http:
-            reply = await http.request(request.method, request.path, json=orjson.loads(request.body) if request.body else None)
+            reply = await http.request(
+                request.method, request.path, json=orjson.loads(request.body) if request.body else None
+            )
         return HttpResponse(reply.status, reply.body)
 
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -1,4 +1,6 @@
-"""Transport `distributed` to servers of several ranks: each rank joins the group, and receives every weight."""
+"""Transport `distributed` to servers of several ranks: each rank joins the group, and receives every
+weight.
+"""
 
 import multiprocessing
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +28,9 @@ VOCABULARY = 61
 
 
 class WideServer:
-    """What SGLang with `tp_size` and `pp_size` does about weights: its ranks are processes, and join one behind the other."""
+    """What SGLang with `tp_size` and `pp_size` does about weights: its ranks are processes, and join one
+    behind the other.
+    """
 
     def __init__(self, context, **sizes):
         self._sizes, self.version, self.sums, self.joined = sizes, "default", [], None
@@ -41,15 +45,24 @@ class WideServer:
         body = orjson.loads(request.body) if request.body else {}
         if request.path == "/init_weights_update_group":
             self.joined = (body["rank_offset"], body["world_size"])
-            names = {"address": body["master_address"], "port": body["master_port"], "world_size": body["world_size"]}
+            names = {
+                "address": body["master_address"],
+                "port": body["master_port"],
+                "world_size": body["world_size"],
+            }
             names |= {"name": body["group_name"], "backend": body["backend"]}
-            await self._order("join", [names | {"rank": body["rank_offset"] + index} for index in range(len(self._pipes))])
+            await self._order(
+                "join", [names | {"rank": body["rank_offset"] + index} for index in range(len(self._pipes))]
+            )
         elif request.path == "/update_weights_from_distributed":
             self.sums = await self._order("receive", [body] * len(self._pipes))
             self.version = body.get("weight_version", self.version)
         elif request.path == "/destroy_weights_update_group":
             await self._order("leave", [body] * len(self._pipes))
-        answers = {"/server_info": self._sizes, "/model_info": {"model_path": "m", "weight_version": self.version}}
+        answers = {
+            "/server_info": self._sizes,
+            "/model_info": {"model_path": "m", "weight_version": self.version},
+        }
         return HttpResponse(200, orjson.dumps(answers.get(request.path, {"success": True})))
 
     async def _order(self, what, bodies):
@@ -82,7 +95,9 @@ def context():
 def learner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("learner")
     write_tiny_model(folder, VOCABULARY)
-    spec = LearnerSpec(ModelConfig(path=str(folder)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20)
+    spec = LearnerSpec(
+        ModelConfig(path=str(folder)), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 20
+    )
     with lone_learner(spec) as one:
         yield one
 
@@ -91,8 +106,14 @@ def learner(tmp_path_factory):
     ("sizes", "joins"),
     [
         (({"tp_size": 2}, {"tp_size": 2}), [(1, 5), (3, 5)]),
-        pytest.param(({"tp_size": 1}, {"tp_size": 2, "pp_size": 1}, {}), [(1, 5), (2, 5), (4, 5)], marks=pytest.mark.slow),
-        pytest.param(({"tp_size": 1, "pp_size": 2}, {"tp_size": 1}), [(1, 4), (3, 4)], marks=pytest.mark.slow),
+        pytest.param(
+            ({"tp_size": 1}, {"tp_size": 2, "pp_size": 1}, {}),
+            [(1, 5), (2, 5), (4, 5)],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ({"tp_size": 1, "pp_size": 2}, {"tp_size": 1}), [(1, 4), (3, 4)], marks=pytest.mark.slow
+        ),
     ],
     ids=["two of tp 2", "mixed", "a pipeline"],
 )
@@ -130,7 +151,9 @@ def test_every_rank_of_every_server_joins_and_gets_all_weights(learner, context,
 
 
 def test_copies_of_a_model_in_one_server_are_refused_with_the_cure():
-    with pytest.raises(ServerError, match=r"dp_size=2.*a server for each copy, or use rollout\.weights\.transport=disk"):
+    with pytest.raises(
+        ServerError, match=r"dp_size=2.*a server for each copy, or use rollout\.weights\.transport=disk"
+    ):
         parse_num_ranks({"tp_size": 2, "dp_size": 2}, server="s")
     assert parse_num_ranks({"tp_size": 4, "dp_size": 2, "enable_dp_attention": True}, server="s") == 4
     assert parse_num_ranks({"tp_size": None, "pp_size": 0}, server="s") == 1

@@ -1,4 +1,6 @@
-"""A real SGLang that begins with dummy weights: every transport brings it to the learner's, cast, under its fused names, and checked."""
+"""A real SGLang that begins with dummy weights: every transport brings it to the learner's, cast, under its
+fused names, and checked.
+"""
 
 from types import SimpleNamespace
 
@@ -40,7 +42,9 @@ def learner(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(learner, tmp_path_factory):
     launcher = sglang_on_cpu(skip_tokenizer_init=True, max_total_tokens=2048, load_format="dummy")
-    supervisor = Supervisor(launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=400, max_restarts=0)
+    supervisor = Supervisor(
+        launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=400, max_restarts=0
+    )
     yield supervisor.start(learner.path, "default")
     supervisor.stop()
 

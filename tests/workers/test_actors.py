@@ -1,4 +1,6 @@
-"""An object in a Ray process is called as itself: its values, its errors with their types, its restarts, its deadlines."""
+"""An object in a Ray process is called as itself: its values, its errors with their types, its restarts, its
+deadlines.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_a_call_returns_the_methods_value_from_plain_code_and_from_trio(tmp_path
     assert shelf.run(Shelf.label, "oak", number=2) == "oak 2"
     assert trio.run(shelf.run_async, Shelf.label, "elm") == "elm 0"
     titles = [p.cmdline()[0] for p in psutil.Process().children(recursive=True) if p.cmdline()]
-    assert [title for title in titles if "Shelf" in title] == ["ray::ShelfActor"], "operators find processes by this name"
+    assert [title for title in titles if "Shelf" in title] == ["ray::ShelfActor"], (
+        "operators find processes by this name"
+    )
     shelf.kill()
 
 

@@ -54,7 +54,9 @@ def test_a_marked_method_is_what_it_was():
 @given(st.lists(st.integers()), st.integers(1, 5))
 def test_parts_are_equal_and_in_order_or_refused(items, num_parts):
     if len(items) % num_parts:
-        with pytest.raises(ValueError, match=f"score: {len(items)} items cannot be split into equal parts for {num_parts}"):
+        with pytest.raises(
+            ValueError, match=f"score: {len(items)} items cannot be split into equal parts for {num_parts}"
+        ):
             cut(items, num_parts, what="score")
         return
     parts = cut(items, num_parts, what="score")

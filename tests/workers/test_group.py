@@ -1,4 +1,6 @@
-"""Groups of real Ray actors: how calls are spread over ranks and replicas, what stays there, and what is said when a rank fails."""
+"""Groups of real Ray actors: how calls are spread over ranks and replicas, what stays there, and what is said
+when a rank fails.
+"""
 
 import os
 import signal
@@ -26,7 +28,9 @@ class Counter:
 
     @dispatch("dp", join="concat")
     def tag(self, items, others, suffix="", *, times=1):
-        return [f"{self.rank}:{item}{other}{suffix * times}" for item, other in zip(items, others, strict=True)]
+        return [
+            f"{self.rank}:{item}{other}{suffix * times}" for item, other in zip(items, others, strict=True)
+        ]
 
     @dispatch("dp", join="sum")
     def total(self, items):
@@ -91,14 +95,18 @@ class Counter:
 
     @dispatch("all")
     def die_on(self, rank):
-        """Rank `rank` is gone, and the others notice it as a broken collective, before the driver can know of the death."""
+        """Rank `rank` is gone, and the others notice it as a broken collective, before the driver can know of
+        the death.
+        """
         if self.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("connection closed by peer")
 
 
 class Meeting:
-    """A worker that is made once workers of as many groups as `num_groups` are being made; as `impossible` it never is."""
+    """A worker that is made once workers of as many groups as `num_groups` are being made; as `impossible` it
+    never is.
+    """
 
     def __init__(self, folder, name, num_groups, *, rank, address, port):
         if name == "impossible":
@@ -124,7 +132,14 @@ def cluster():
 
 def start(num_ranks, *, num_replicas=1, seconds=60.0):
     deadlines = CallDeadlines(seconds, key="critic.collective_timeout_s")
-    return WorkerGroup.start(Counter, "unit", seats=[Seat()] * num_ranks, name="critic", deadlines=deadlines, num_replicas=num_replicas)
+    return WorkerGroup.start(
+        Counter,
+        "unit",
+        seats=[Seat()] * num_ranks,
+        name="critic",
+        deadlines=deadlines,
+        num_replicas=num_replicas,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +182,9 @@ def test_a_handle_waits_while_other_methods_run_beside_it(replicated):
 
 
 def test_a_wrong_call_is_refused_before_any_rank_is_called(replicated):
-    with pytest.raises(ValueError, match="total: 3 items cannot be split into equal parts for 2 data-parallel ranks"):
+    with pytest.raises(
+        ValueError, match="total: 3 items cannot be split into equal parts for 2 data-parallel ranks"
+    ):
         replicated.run(Counter.total, [1, 2, 3])
     with pytest.raises(TypeError, match="total: there is no list among the positional arguments"):
         replicated.run(Counter.total, 3)
@@ -193,7 +210,9 @@ def test_a_lost_rank_is_named_although_the_others_fail_first():
 
 
 def launch(name, folder, *, num_groups, seconds=60.0):
-    return WorkerGroup.launch(Meeting, folder, name, num_groups, seats=[Seat()], name=name, deadlines=CallDeadlines(seconds))
+    return WorkerGroup.launch(
+        Meeting, folder, name, num_groups, seats=[Seat()], name=name, deadlines=CallDeadlines(seconds)
+    )
 
 
 def readiness(groups):
@@ -201,7 +220,9 @@ def readiness(groups):
 
 
 def test_groups_are_made_side_by_side(tmp_path):
-    groups = [launch(name, tmp_path, num_groups=2) for name in ("learner", "critic")]  # one after the other, each would wait for ever
+    groups = [
+        launch(name, tmp_path, num_groups=2) for name in ("learner", "critic")
+    ]  # one after the other, each would wait for ever
     try:
         wait_until_all_ready(groups)
         assert [group.starting for group in groups] == [{}, {}]
@@ -213,7 +234,9 @@ def test_groups_are_made_side_by_side(tmp_path):
 
 
 def test_the_first_that_fails_ends_the_wait_for_all(tmp_path):
-    groups = [launch(name, tmp_path, num_groups=9, seconds=600.0) for name in ("learner", "impossible", "critic")]
+    groups = [
+        launch(name, tmp_path, num_groups=9, seconds=600.0) for name in ("learner", "impossible", "critic")
+    ]
     try:
         with pytest.raises(ConfigError, match=r"^no such model$"):
             wait_until_all_ready(groups)
@@ -223,18 +246,29 @@ def test_the_first_that_fails_ends_the_wait_for_all(tmp_path):
 
 
 def test_the_first_that_is_late_is_named(tmp_path):
-    groups = [launch("learner", tmp_path, num_groups=9, seconds=600.0), launch("critic", tmp_path, num_groups=9, seconds=0.5)]
+    groups = [
+        launch("learner", tmp_path, num_groups=9, seconds=600.0),
+        launch("critic", tmp_path, num_groups=9, seconds=0.5),
+    ]
     try:
-        late = r"^critic rank 0 did not finish '(start|find_address)' in time \(.*\); start-up: learner 0/1, critic 0/1$"
+        late = (
+            r"^critic rank 0 did not finish '(start|find_address)' in time \(.*\); start-up: learner 0/1, "
+            r"critic 0/1$"
+        )
         with pytest.raises(LearnerError, match=late):
-            wait_until_all_ready(groups, table=lambda: ", ".join(f"{r.name} {r.num_ready}/{r.num_parts}" for r in readiness(groups)))
+            wait_until_all_ready(
+                groups,
+                table=lambda: ", ".join(f"{r.name} {r.num_ready}/{r.num_parts}" for r in readiness(groups)),
+            )
     finally:
         for group in groups:
             group.stop()
 
 
 def test_a_call_has_its_time_from_the_end_of_the_one_before(replicated):
-    first, second, beside = (replicated.begin(method) for method in (Counter.facts, Counter.ranks, Counter.release))
+    first, second, beside = (
+        replicated.begin(method) for method in (Counter.facts, Counter.ranks, Counter.release)
+    )
     assert second.deadline - first.deadline == pytest.approx(120.0)
     assert beside.deadline - first.deadline < 60.0  # in a thread of its own
     assert (first.is_over, [handle.wait() for handle in (second, beside)]) == (False, [[0, 1, 2, 3], None])
@@ -243,12 +277,22 @@ def test_a_call_has_its_time_from_the_end_of_the_one_before(replicated):
 
 def test_a_call_on_a_thread_of_its_own_may_have_a_bound_of_its_own(replicated):
     own = CallDeadlines(0.001, key="learner.save_timeout_s")
-    group = WorkerGroup(replicated._hosts, name="critic", deadlines=CallDeadlines(60.0, of_threads={"beside": own}), num_replicas=2)
+    group = WorkerGroup(
+        replicated._hosts,
+        name="critic",
+        deadlines=CallDeadlines(60.0, of_threads={"beside": own}),
+        num_replicas=2,
+    )
     assert group.run(Counter.ranks) == [0, 1, 2, 3]
-    with pytest.raises(LearnerError, match=r"did not finish 'linger' in time \(learner.save_timeout_s=0.001\)$"):
+    with pytest.raises(
+        LearnerError, match=r"did not finish 'linger' in time \(learner.save_timeout_s=0.001\)$"
+    ):
         group.run(Counter.linger)
     patient = WorkerGroup(
-        replicated._hosts, name="critic", deadlines=CallDeadlines(0.001, of_threads={"beside": CallDeadlines(60.0)}), num_replicas=2
+        replicated._hosts,
+        name="critic",
+        deadlines=CallDeadlines(0.001, of_threads={"beside": CallDeadlines(60.0)}),
+        num_replicas=2,
     )
     assert patient.run(Counter.linger) == 0
 
@@ -260,7 +304,9 @@ def test_ranks_that_have_not_answered_are_named():
         group.begin(Counter.hang_on, 1)
         wanted = "critic rank 1 of 2 has been running 'hang_on' for "
         deadline = time.monotonic() + 60
-        while not (said := group.unanswered()) or not said[0].startswith(wanted):  # rank 0 ends at once, but not before it was asked
+        while not (said := group.unanswered()) or not said[0].startswith(
+            wanted
+        ):  # rank 0 ends at once, but not before it was asked
             assert time.monotonic() < deadline, said
     finally:
         group.stop()
@@ -270,7 +316,10 @@ def test_a_rank_that_hangs_is_named_with_the_bound():
     group = start(2, seconds=30.0)
     try:
         hurried = group.patient(0.01)  # 0.6 s for a call without items
-        with pytest.raises(LearnerError, match=r"^critic rank 1 did not finish 'hang_on' in time \(critic.collective_timeout_s=30\)$"):
+        with pytest.raises(
+            LearnerError,
+            match=r"^critic rank 1 did not finish 'hang_on' in time \(critic.collective_timeout_s=30\)$",
+        ):
             hurried.run(Counter.hang_on, 1)
     finally:
         group.stop()

@@ -65,8 +65,15 @@ def estimate(estimator: Estimator, batch: ActionBatch, options: AdvantageOptions
     """
     credit = estimator(batch, options)
     if not isinstance(credit, Credit) or credit.advantages_A.shape != batch.rewards_A.shape:
-        got = f"shape {list(credit.advantages_A.shape)}" if isinstance(credit, Credit) else type(credit).__name__
-        raise ValueError(f"an estimator returns a Credit with advantages_A of shape {list(batch.rewards_A.shape)}; got {got}")
+        got = (
+            f"shape {list(credit.advantages_A.shape)}"
+            if isinstance(credit, Credit)
+            else type(credit).__name__
+        )
+        raise ValueError(
+            f"an estimator returns a Credit with advantages_A of shape {list(batch.rewards_A.shape)}; got "
+            f"{got}"
+        )
     if not bool(torch.isfinite(credit.advantages_A.sum())):
         raise ValueError("an estimator returned an advantage that is not finite")
     return credit

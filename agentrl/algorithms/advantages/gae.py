@@ -44,12 +44,16 @@ def gae_turn(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     lengths_K = batch.turns.lengths_K
     rewards_K = segment_sums(batch.rewards_A, lengths_K)
     values_K = values[lengths_K.cumsum(0) - lengths_K]
-    credit_K = _over(rewards_K, values_K, batch.turns.counts_N, _last_values(batch, options, "gae_turn"), options)
+    credit_K = _over(
+        rewards_K, values_K, batch.turns.counts_N, _last_values(batch, options, "gae_turn"), options
+    )
     assert credit_K.returns_A is not None
     return Credit(repeat(credit_K.advantages_A, lengths_K), repeat(credit_K.returns_A, lengths_K))
 
 
-def _over(rewards: Tensor, values: Tensor, lengths_N: Tensor, last_N: Tensor | None, options: AdvantageOptions) -> Credit:
+def _over(
+    rewards: Tensor, values: Tensor, lengths_N: Tensor, last_N: Tensor | None, options: AdvantageOptions
+) -> Credit:
     # TD residuals d_t; the advantages are their sums discounted by gamma * lam (eq. 16).
     errors = rewards + options.gamma * following(values, lengths_N, last_N) - values
     advantages = sums_to_go(errors, lengths_N, options.gamma * options.lam)
@@ -59,5 +63,9 @@ def _over(rewards: Tensor, values: Tensor, lengths_N: Tensor, last_N: Tensor | N
 def _last_values(batch: ActionBatch, options: AdvantageOptions, estimator: str) -> Tensor | None:
     if not options.bootstrap_truncated or not bool(batch.is_truncated_N.any()):
         return None
-    after = needed(batch.values_after_N, estimator, "values_after_N, a critic's estimate behind the last token of truncated attempts")
+    after = needed(
+        batch.values_after_N,
+        estimator,
+        "values_after_N, a critic's estimate behind the last token of truncated attempts",
+    )
     return torch.where(batch.is_truncated_N, after, 0.0)

@@ -83,7 +83,11 @@ class Groups:
     @property
     def tolerance(self) -> float:
         """Largest difference due to rounding alone: 0.1 + 0.2 and 0.3 are the same outcome."""
-        return ROUNDING_ULPS * float(np.finfo(self.values_N.dtype).eps) * float(np.abs(self.values_N).max()) if self.count else 0.0
+        return (
+            ROUNDING_ULPS * float(np.finfo(self.values_N.dtype).eps) * float(np.abs(self.values_N).max())
+            if self.count
+            else 0.0
+        )
 
     @cached_property
     def is_constant(self) -> NDArray[np.bool_]:
@@ -97,7 +101,9 @@ class Groups:
         Groups of one are set as `singleton` says.
         """
         settled = np.where(self.is_constant, 0, advantages_N)
-        return torch.from_numpy(settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled))
+        return torch.from_numpy(
+            settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled)
+        )
 
     def credit(self, batch: ActionBatch, advantages_N: Floats, options: AdvantageOptions) -> Credit:
         """Return the settled advantages on every action token of their trajectories."""
@@ -140,7 +146,9 @@ def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     Source: Ahmadian et al. 2024, arXiv:2402.14740.
     """
     groups = Groups.of(batch)
-    return groups.credit(batch, groups.deviations * groups.sizes_N / np.maximum(groups.sizes_N - 1, 1), options)
+    return groups.credit(
+        batch, groups.deviations * groups.sizes_N / np.maximum(groups.sizes_N - 1, 1), options
+    )
 
 
 def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
@@ -182,5 +190,8 @@ def max_rl(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """
     groups = Groups.of(batch)
     if (groups.values_N < -groups.tolerance).any():
-        raise ValueError(f"max_rl divides by a group's mean outcome and needs outcomes of at least 0; one is {groups.values_N.min():g}")
+        raise ValueError(
+            "max_rl divides by a group's mean outcome and needs outcomes of at least 0; one is "
+            f"{groups.values_N.min():g}"
+        )
     return groups.credit(batch, groups.deviations / (groups.means + MEAN_EPS), options)

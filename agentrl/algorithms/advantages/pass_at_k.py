@@ -52,7 +52,9 @@ def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
 
 
 def _share_of_subsets(some_N: Floats, all_N: Floats, k: int) -> Floats:
-    """Return C(some, k) / C(all, k), as the product of (some - j) / (all - j): no factorial, hence no overflow."""
+    """Return C(some, k) / C(all, k), as the product of (some - j) / (all - j): no factorial, hence no
+    overflow.
+    """
     drawn = np.arange(k, dtype=some_N.dtype)
     return (np.maximum(some_N[:, None] - drawn, 0) / np.maximum(all_N[:, None] - drawn, 1)).prod(axis=1)
 
@@ -61,4 +63,6 @@ def _check_sizes(groups: Groups, batch: ActionBatch, k: int) -> None:
     is_small = (groups.sizes_N < k) & (groups.sizes_N > 1)
     if is_small.any():
         label, size = int(batch.group_N.numpy()[is_small][0]), int(groups.sizes_N[is_small][0])
-        raise ValueError(f"pass_at_k with k={k} needs groups of at least {k} attempts, but group {label} has {size}")
+        raise ValueError(
+            f"pass_at_k with k={k} needs groups of at least {k} attempts, but group {label} has {size}"
+        )

@@ -46,17 +46,22 @@ def reinforce_plus_plus_baseline(batch: ActionBatch, options: AdvantageOptions) 
     """
     groups = Groups.of(batch)
     whitened_A = whiten(batch.over_tokens(groups.settle(groups.deviations, singleton=options.singleton)))
-    is_silent = groups.is_constant if options.singleton == "zero" else groups.is_constant & (groups.sizes_N > 1)
+    is_silent = (
+        groups.is_constant if options.singleton == "zero" else groups.is_constant & (groups.sizes_N > 1)
+    )
     return Credit(torch.where(batch.over_tokens(torch.from_numpy(is_silent)), 0.0, whitened_A))
 
 
 def remax(batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """A_i = R_i - R(greedy), the outcome of a greedy attempt at the same task by the same version of the policy.
+    """A_i = R_i - R(greedy), the outcome of a greedy attempt at the same task by the same version of the
+    policy.
 
     Reads: greedy_rewards_N.
     Raises:
         ValueError: the batch has no greedy rewards.
     Source: Li et al. 2023, arXiv:2310.10505.
     """
-    greedy = needed(batch.greedy_rewards_N, "remax", "greedy_rewards_N, the reward of a greedy attempt at each task")
+    greedy = needed(
+        batch.greedy_rewards_N, "remax", "greedy_rewards_N, the reward of a greedy attempt at each task"
+    )
     return Credit(batch.over_tokens(batch.outcomes_N - greedy))

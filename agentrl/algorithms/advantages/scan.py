@@ -32,7 +32,9 @@ def sums_to_go(values_A: Tensor, lengths_N: Tensor, decay: float) -> Tensor:
     powers_B = torch.pow(decay, torch.arange(BLOCK + 1, dtype=torch.float64)).to(values_A.dtype)
     offsets_BB = torch.arange(BLOCK)[:, None] - torch.arange(BLOCK)  # [later, earlier]
     triangle_BB = torch.where(offsets_BB >= 0, powers_B[offsets_BB.clamp(min=0)], 0.0)
-    padded_MB = values_A.new_zeros(int(blocks_N.sum()) * BLOCK).index_copy_(0, places_A, values_A).view(-1, BLOCK)
+    padded_MB = (
+        values_A.new_zeros(int(blocks_N.sum()) * BLOCK).index_copy_(0, places_A, values_A).view(-1, BLOCK)
+    )
     sums_MB = padded_MB @ triangle_BB
 
     # Recurse over the first element of each block: its full sum is its block's sum plus decay^B times that of
@@ -46,7 +48,9 @@ def sums_to_go(values_A: Tensor, lengths_N: Tensor, decay: float) -> Tensor:
 
 
 def following(values_A: Tensor, lengths_N: Tensor, last_N: Tensor | None = None) -> Tensor:
-    """Return f[A], the next element of the same segment; for its last element `last_N` of the segment, or 0."""
+    """Return f[A], the next element of the same segment; for its last element `last_N` of the segment, or
+    0.
+    """
     shifted = torch.cat([values_A[1:], values_A.new_zeros(min(1, len(values_A)))])
     is_any = lengths_N > 0
     shifted[lengths_N.cumsum(0)[is_any] - 1] = 0.0 if last_N is None else last_N[is_any]

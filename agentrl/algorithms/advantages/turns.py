@@ -41,7 +41,9 @@ def gigpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
         ValueError: the batch has no anchors.
     Source: Feng et al. 2025, arXiv:2505.10978.
     """
-    anchors_K = needed(batch.anchors_K, "gigpo", "anchors_K, a hash of the environment's state before each turn")
+    anchors_K = needed(
+        batch.anchors_K, "gigpo", "anchors_K, a hash of the environment's state before each turn"
+    )
     turns = batch.turns
     steps = Groups(_turn_returns(batch, options.gamma), [batch.group_N[turns.sequence_K], anchors_K])
     steps_K = steps.settle(steps.deviations / (steps.stds + STD_EPS), singleton="zero")

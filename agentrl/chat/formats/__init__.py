@@ -21,7 +21,16 @@ NO_FORMAT = "none"
 
 FORMATS: Mapping[str, ToolFormat] = {
     tool_format.name: tool_format
-    for tool_format in (Hermes(), Qwen3Coder(), Llama3Json(), Mistral(), DeepSeekV3(), GptOss(), Pythonic(), Plain())
+    for tool_format in (
+        Hermes(),
+        Qwen3Coder(),
+        Llama3Json(),
+        Mistral(),
+        DeepSeekV3(),
+        GptOss(),
+        Pythonic(),
+        Plain(),
+    )
 }
 
 # Text that only the templates of one family contain; the first match decides. Several families write

@@ -44,7 +44,11 @@ def parameter_types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
         if function.get("name") == tool:
             schema = function.get("parameters")
             properties = schema.get("properties") if isinstance(schema, Mapping) else None
-            return _allowed(properties.get(parameter), schema, MAX_REFERENCES) if isinstance(properties, Mapping) else ANY
+            return (
+                _allowed(properties.get(parameter), schema, MAX_REFERENCES)
+                if isinstance(properties, Mapping)
+                else ANY
+            )
     return ANY
 
 
@@ -90,4 +94,6 @@ def _types_of(value: Any) -> frozenset[str]:
         return frozenset({"integer", "number"})
     if isinstance(value, float):
         return frozenset({"number"})
-    return frozenset({"object" if isinstance(value, dict) else "array" if isinstance(value, list) else "string"})
+    return frozenset(
+        {"object" if isinstance(value, dict) else "array" if isinstance(value, list) else "string"}
+    )

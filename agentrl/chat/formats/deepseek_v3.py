@@ -71,10 +71,17 @@ class DeepSeekV3(ToolFormat):
             return ParsedPiece(mark.end(), (ToolCall("", name, None, error),))
         if mark is not None:
             return ParsedPiece(mark.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
-        return None if source.unfinished is None else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+        return (
+            None
+            if source.unfinished is None
+            else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+        )
 
     def write(self, message: Message) -> str:
         calls = "\n".join(
-            f"{BEGIN}function{SEPARATOR}{call.name}\n{FENCE}json\n{write_json(call.arguments)}\n{FENCE}{END}" for call in message.tool_calls
+            f"{BEGIN}function{SEPARATOR}{call.name}\n{FENCE}json\n{write_json(call.arguments)}\n{FENCE}{END}"
+            for call in message.tool_calls
         )
-        return with_thought(message.reasoning, message.content + (f"{BEGIN_ALL}{calls}{END_ALL}" if calls else ""))
+        return with_thought(
+            message.reasoning, message.content + (f"{BEGIN_ALL}{calls}{END_ALL}" if calls else "")
+        )

@@ -1,4 +1,5 @@
-"""gpt-oss (harmony): messages on channels, `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`.
+"""gpt-oss (harmony): messages on channels,
+`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`.
 
 analysis: thoughts. commentary: calls (`to=functions.name`), or text that announces them. final: text.
 """
@@ -37,7 +38,9 @@ class GptOss(ToolFormat):
         self.marks = FRAME
         # the template writes the recipient before the channel, the model after it
         self.opening = re.compile(rf" ?to=[^\s<]{{1,128}}+(?={re.escape(CHANNEL)})|{_MARK.pattern}")
-        self.partial = beginnings(FRAME, rf" ?t(?:o(?:=[^\s<]{{0,128}}+(?:{beginnings((CHANNEL,)).pattern})?)?)?| ")
+        self.partial = beginnings(
+            FRAME, rf" ?t(?:o(?:=[^\s<]{{0,128}}+(?:{beginnings((CHANNEL,)).pattern})?)?)?| "
+        )
         self.thought_end = re.compile(f"(?={_MESSAGE_END.pattern})")
         self.partial_thought_end = beginnings((END, CALL, RETURN, START, CHANNEL))
 
@@ -69,7 +72,9 @@ class GptOss(ToolFormat):
         if is_cut or read.error is not None:
             return ParsedPiece(stop, (ToolCall("", name, None, source.unfinished if is_cut else read.error),))
         if source.text[read.end : stop].strip():
-            return ParsedPiece(stop, (ToolCall("", name, None, f"there is text between the JSON and {CALL}"),))
+            return ParsedPiece(
+                stop, (ToolCall("", name, None, f"there is text between the JSON and {CALL}"),)
+            )
         return ParsedPiece(stop, (call_with(name, read.value),))
 
     def write(self, message: Message) -> str:
@@ -79,7 +84,8 @@ class GptOss(ToolFormat):
         elif message.content:
             parts.append(f"{CHANNEL}commentary{MESSAGE}{message.content}{END}")
         parts += [
-            f"{CHANNEL}commentary to={FUNCTIONS}{call.name} {CONSTRAIN}json{MESSAGE}{write_json(call.arguments)}{CALL}"
+            f"{CHANNEL}commentary to={FUNCTIONS}{call.name} "
+            f"{CONSTRAIN}json{MESSAGE}{write_json(call.arguments)}{CALL}"
             for call in message.tool_calls
         ]
         return f"{START}assistant".join(parts).removesuffix(CALL)

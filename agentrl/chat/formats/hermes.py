@@ -1,4 +1,6 @@
-"""Hermes (Qwen2.5, Qwen3, Hermes): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number in one turn."""
+"""Hermes (Qwen2.5, Qwen3, Hermes): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number in
+one turn.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Hermes(ToolFormat):
         if is_closed is None:
             return None
         if not is_closed:
-            return self._broken(source, end, name_of(read.value), f"there is text between the JSON and {CLOSE}")
+            return self._broken(
+                source, end, name_of(read.value), f"there is text between the JSON and {CLOSE}"
+            )
         return ParsedPiece(end + len(CLOSE), (call_of(read.value),))
 
     def _broken(self, source: SampledText, start: int, name: str, error: str) -> ParsedPiece | None:
@@ -50,11 +54,17 @@ class Hermes(ToolFormat):
             return ParsedPiece(tag.end(), (ToolCall("", name, None, error),))
         if tag is not None:
             return ParsedPiece(tag.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
-        return None if source.unfinished is None else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+        return (
+            None
+            if source.unfinished is None
+            else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+        )
 
     def write(self, message: Message) -> str:
         lines = [message.content] if message.content else []
         for call in message.tool_calls:
-            body = json.dumps({"name": call.name, "arguments": dict(call.arguments or {})}, ensure_ascii=False)
+            body = json.dumps(
+                {"name": call.name, "arguments": dict(call.arguments or {})}, ensure_ascii=False
+            )
             lines.append(f"{OPEN}\n{body}\n{CLOSE}")
         return with_thought(message.reasoning, "\n".join(lines))

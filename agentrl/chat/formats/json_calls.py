@@ -81,7 +81,12 @@ def is_too_deep(value: Any, written: str) -> bool:
         return False
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item) if isinstance(inner, dict | list)]
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, dict | list)
+        ]
         if not level:
             return False
     return True
@@ -107,14 +112,20 @@ def call_with(name: str, arguments: Any) -> ToolCall:
         read = read_json(SampledText(arguments.strip(), "", ()), 0)
         assert read is not None, "a whole text is read to its end"
         if read.error is None and read.end < len(arguments.strip()):
-            return ToolCall("", name, None, f"the arguments are not valid JSON: Extra data at character {read.end}")
+            return ToolCall(
+                "", name, None, f"the arguments are not valid JSON: Extra data at character {read.end}"
+            )
         if read.error is not None:
             return ToolCall("", name, None, read.error.replace("the call is", "the arguments are"))
         arguments = read.value
     if not isinstance(arguments, dict):
-        return ToolCall("", name, None, f"the arguments must be a JSON object, not {type(arguments).__name__}")
+        return ToolCall(
+            "", name, None, f"the arguments must be a JSON object, not {type(arguments).__name__}"
+        )
     if not is_portable(arguments):
-        return ToolCall("", name, None, "the arguments contain half of a UTF-16 surrogate pair, or a number out of range")
+        return ToolCall(
+            "", name, None, "the arguments contain half of a UTF-16 surrogate pair, or a number out of range"
+        )
     return ToolCall("", name, arguments)
 
 

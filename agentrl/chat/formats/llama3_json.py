@@ -55,10 +55,13 @@ class Llama3Json(ToolFormat):
         if source.unfinished is None:
             return None
         is_cut = source.unfinished == self.unfinished(is_truncated=True)
-        return ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished if is_cut else error),))
+        return ParsedPiece(
+            len(source.text), (ToolCall("", name, None, source.unfinished if is_cut else error),)
+        )
 
     def write(self, message: Message) -> str:
         calls = "; ".join(
-            json.dumps({"name": call.name, "parameters": dict(call.arguments or {})}, ensure_ascii=False) for call in message.tool_calls
+            json.dumps({"name": call.name, "parameters": dict(call.arguments or {})}, ensure_ascii=False)
+            for call in message.tool_calls
         )
         return with_thought(message.reasoning, "\n".join(filter(None, [message.content, calls])))

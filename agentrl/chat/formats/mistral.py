@@ -10,7 +10,16 @@ import json
 import re
 from typing import Any
 
-from agentrl.chat.formats.json_calls import begun_name, call_of, call_with, is_portable, name_of, read_json, skip_space, write_json
+from agentrl.chat.formats.json_calls import (
+    begun_name,
+    call_of,
+    call_with,
+    is_portable,
+    name_of,
+    read_json,
+    skip_space,
+    write_json,
+)
 from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat, beginnings
 from agentrl.types import Message, ToolCall
 
@@ -73,7 +82,9 @@ class Mistral(ToolFormat):
             if text.startswith(",", position):
                 position = skip_space(text, position + 1)
             elif position < len(text):
-                return self._broken(source, position, calls, "", "the calls must be a JSON list: expected , or ]")
+                return self._broken(
+                    source, position, calls, "", "the calls must be a JSON list: expected , or ]"
+                )
             else:
                 return None if source.unfinished is None else ParsedPiece(position, tuple(calls))
 
@@ -91,7 +102,13 @@ class Mistral(ToolFormat):
             return None
         head = _HEAD.match(source.text, start)
         if head is None or not is_portable(name := head[1].strip()):
-            return self._broken(source, start, [], "", f"{OPEN} must be followed by a JSON list of calls, or by name{ARGS}{{...}}")
+            return self._broken(
+                source,
+                start,
+                [],
+                "",
+                f"{OPEN} must be followed by a JSON list of calls, or by name{ARGS}{{...}}",
+            )
         read = read_json(source, head.end())
         if read is None:
             return None
@@ -99,7 +116,9 @@ class Mistral(ToolFormat):
             return self._broken(source, head.end(), [], name, read.error)
         return ParsedPiece(read.end, (_with_id(call_with(name, read.value), (head[2] or "").strip()),))
 
-    def _broken(self, source: SampledText, start: int, calls: list[ToolCall], name: str, error: str) -> ParsedPiece | None:
+    def _broken(
+        self, source: SampledText, start: int, calls: list[ToolCall], name: str, error: str
+    ) -> ParsedPiece | None:
         """Add a call that cannot be read. It ends at the next mark, else with the turn."""
         mark = source.search(_OPEN, start)
         if mark is not None:
@@ -107,14 +126,17 @@ class Mistral(ToolFormat):
         if source.unfinished is None:
             return None
         is_cut = source.unfinished == self.unfinished(is_truncated=True)
-        return ParsedPiece(len(source.text), (*calls, ToolCall("", name, None, source.unfinished if is_cut else error)))
+        return ParsedPiece(
+            len(source.text), (*calls, ToolCall("", name, None, source.unfinished if is_cut else error))
+        )
 
     def write(self, message: Message) -> str:
         thought = f"{THOUGHT}{message.reasoning}{END_THOUGHT}" if message.reasoning else ""
         if not message.tool_calls:
             return thought + message.content
         calls = [
-            f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {write_json(call.arguments)}, "id": "{call.id}"}}'
+            f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": '
+            f'{write_json(call.arguments)}, "id": "{call.id}"}}'
             for call in message.tool_calls
         ]
         return f"{thought}{message.content}{OPEN} [{', '.join(calls)}]"

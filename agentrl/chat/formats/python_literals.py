@@ -27,7 +27,19 @@ _STRING = re.compile(
 _STRING_START = re.compile(r"""[rRuU]?['"]""")
 _ESCAPE = re.compile(r"""\\(?:\n|[\\'"abfnrtv]|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-_LETTERS = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "", "\\": "\\", "'": "'", '"': '"'}
+_LETTERS = {
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -44,7 +56,9 @@ class NotPython(Exception):
         self.name = name
 
 
-def read_calls(text: str, start: int, *, is_final: bool) -> tuple[list[tuple[str, dict[str, Any] | str]], int]:
+def read_calls(
+    text: str, start: int, *, is_final: bool
+) -> tuple[list[tuple[str, dict[str, Any] | str]], int]:
     """Read `[f(a=1), g()]`; return the calls and the position after the list.
 
     Each call is its name and its arguments, or its name and the reason why it cannot be used.

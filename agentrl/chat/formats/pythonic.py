@@ -1,4 +1,6 @@
-"""Pythonic (Llama 4, Llama 3.2 lite, LFM2): `[f(a=1), g(b="x")]`, between `<|tool_call_start|>` and `<|tool_call_end|>` or bare."""
+"""Pythonic (Llama 4, Llama 3.2 lite, LFM2): `[f(a=1), g(b="x")]`, between `<|tool_call_start|>` and
+`<|tool_call_end|>` or bare.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Pythonic(ToolFormat):
             return ParsedPiece(start + len(TAG))
         is_marked = source.text.startswith(OPEN, start)
         try:
-            calls, end = read_calls(source.text, start + len(OPEN) if is_marked else start, is_final=source.unfinished is not None)
+            calls, end = read_calls(
+                source.text, start + len(OPEN) if is_marked else start, is_final=source.unfinished is not None
+            )
         except MoreText:
             return None
         except NotPython as error:
@@ -47,7 +51,9 @@ class Pythonic(ToolFormat):
             return self._closed(source, calls, end)
         return ParsedPiece(end, tuple(_call(*call) for call in calls))
 
-    def _closed(self, source: SampledText, calls: list[tuple[str, dict[str, Any] | str]], end: int) -> ParsedPiece | None:
+    def _closed(
+        self, source: SampledText, calls: list[tuple[str, dict[str, Any] | str]], end: int
+    ) -> ParsedPiece | None:
         position = skip_space(source.text, end)
         is_closed = source.has(CLOSE, position)
         if is_closed is None:
@@ -63,15 +69,22 @@ class Pythonic(ToolFormat):
         if mark is None and source.unfinished is None:
             return None
         is_cut = mark is None and source.unfinished == self.unfinished(is_truncated=True)
-        reason = source.unfinished if is_cut else f"the calls are not a Python list of calls: {error} at character {error.position - start}"
+        reason = (
+            source.unfinished
+            if is_cut
+            else f"the calls are not a Python list of calls: {error} at character {error.position - start}"
+        )
         stop = len(source.text) if mark is None else mark.end() if mark[0] == CLOSE else mark.start()
         return ParsedPiece(stop, (ToolCall("", error.name, None, reason),))
 
     def write(self, message: Message) -> str:
         calls = ", ".join(
-            f"{call.name}({', '.join(f'{key}={value!r}' for key, value in (call.arguments or {}).items())})" for call in message.tool_calls
+            f"{call.name}({', '.join(f'{key}={value!r}' for key, value in (call.arguments or {}).items())})"
+            for call in message.tool_calls
         )
-        return with_thought(message.reasoning, "\n".join(filter(None, [message.content, f"[{calls}]" if calls else ""])))
+        return with_thought(
+            message.reasoning, "\n".join(filter(None, [message.content, f"[{calls}]" if calls else ""]))
+        )
 
 
 def _call(name: str, arguments: dict[str, Any] | str) -> ToolCall:

@@ -88,8 +88,14 @@ class Qwen3Coder(ToolFormat):
         tag = source.search(_TAG, broken.position)
         if tag is not None:
             error = broken.reason or self.unfinished(is_truncated=False)
-            return ParsedPiece(tag.end() if tag[0] == CLOSE else tag.start(), (ToolCall("", name, None, error),))
-        return None if source.unfinished is None else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+            return ParsedPiece(
+                tag.end() if tag[0] == CLOSE else tag.start(), (ToolCall("", name, None, error),)
+            )
+        return (
+            None
+            if source.unfinished is None
+            else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+        )
 
     def write(self, message: Message) -> str:
         lines = [message.content] if message.content else []
@@ -142,7 +148,10 @@ def _parameters(source: SampledText, start: int) -> tuple[list[tuple[str, int, i
 
 
 def _call(source: SampledText, function: str, spans: list[tuple[str, int, int]]) -> ToolCall:
-    arguments = {name: typed(_value(source.text[start:end]), source.tools, function, name) for name, start, end in spans}
+    arguments = {
+        name: typed(_value(source.text[start:end]), source.tools, function, name)
+        for name, start, end in spans
+    }
     return call_with(function, arguments)
 
 
@@ -153,4 +162,4 @@ def _value(text: str) -> str:
 
 def _written(arguments: Any) -> Iterator[str]:
     for name, value in arguments.items():
-        yield f"{PARAMETER}{name}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>"
+        yield f"{PARAMETER}{name}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>"  # noqa: E501

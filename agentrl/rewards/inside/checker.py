@@ -89,7 +89,12 @@ class Link:
     def call(self, target: Any, args: Any, kwargs: Any) -> Any:
         given = [list(args), dict(kwargs)]
         keeps = not self.depth_of_asserts
-        asked = {"op": "call", "target": self._encode(target), "args": self._encode(given[0]), "kwargs": self._encode(given[1])}
+        asked = {
+            "op": "call",
+            "target": self._encode(target),
+            "args": self._encode(given[0]),
+            "kwargs": self._encode(given[1]),
+        }
         answer = self._ask({**asked, "keeps": keeps})
         if keeps and "changed" in answer:
             _restore(given, self._decode(answer["changed"]))
@@ -160,7 +165,7 @@ class Link:
         self.is_lost = True
         raise LostError
 
-    # ------------------------------------------------------------------------------------------------- data and objects
+    # --------------------------------------------------------------------------------------- data and objects
 
     def _encode(self, value: Any) -> Any:
         return encode(value, self._other)
@@ -184,7 +189,10 @@ class Link:
             return self._encode(list(value))
         if module != "__main__":
             raise TypeError(f"{type(value).__name__} is no plain data")
-        raise Broken(f"the test passes an object of {type(value).__name__} to the program, which takes plain data alone")
+        raise Broken(
+            f"the test passes an object of {type(value).__name__} to the program, which takes plain data "
+            "alone"
+        )
 
     def _decode(self, tree: Any) -> Any:
         try:
@@ -236,7 +244,10 @@ class Link:
         """
         try:
             names, args, attributes, text = content
-            kind = next((found for name in names if (found := self._exceptions.get(name) or _builtin_error(name))), None)
+            kind = next(
+                (found for name in names if (found := self._exceptions.get(name) or _builtin_error(name))),
+                None,
+            )
             if kind is None:
                 return ProgramExit(1) if "SystemExit" in names else RuntimeError(f"{names[0]}: {text}")
             error = kind.__new__(kind)
@@ -360,7 +371,9 @@ def main() -> None:
         sys.modules["__main__"] = module
         space = module.__dict__
         space.update(_modules(suite["modules"]))
-        space.update({name: link.named(tree) for name, tree in names.items()}, **{suite["asserting"]: Asserting(link)})
+        space.update(
+            {name: link.named(tree) for name, tree in names.items()}, **{suite["asserting"]: Asserting(link)}
+        )
         for case in suite["cases"]:
             link.depth_of_asserts = 0
             try:

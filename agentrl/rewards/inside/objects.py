@@ -147,7 +147,9 @@ class Instance(Opaque):
         return self._asker.call(self._asker.apply("getattr", self, "__enter__"), (), {})
 
     def __exit__(self, *error: object) -> bool:
-        return self._asker.call(self._asker.apply("getattr", self, "__exit__"), (None, None, None), {}) is True
+        return (
+            self._asker.call(self._asker.apply("getattr", self, "__exit__"), (None, None, None), {}) is True
+        )
 
 
 class OwnInstance(Instance):
@@ -235,7 +237,22 @@ for _name in ("getitem", "setitem", "delitem", *UNARY):
     setattr(Instance, f"__{_name}__", _request(_name))
 for _name in ("lt", "le", "gt", "ge"):
     setattr(Instance, f"__{_name}__", _operator(_name))
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor", "divmod"):
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "lshift",
+    "rshift",
+    "and",
+    "or",
+    "xor",
+    "divmod",
+):
     _function = f"{_name}_" if hasattr(operator, f"{_name}_") else _name
     setattr(Instance, f"__{_name}__", _operator(_function))
     setattr(Instance, f"__r{_name}__", _operator(_function, is_reflected=True))

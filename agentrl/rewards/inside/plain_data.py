@@ -1,4 +1,5 @@
-"""Plain data between processes that do not trust each other: values of builtin types as JSON, with exact types.
+"""Plain data between processes that do not trust each other: values of builtin types as JSON, with exact
+types.
 
 null, booleans, numbers, texts and lists are themselves; all else is an object with one key, the name of its
 type. Decoding creates values of these types only, whoever wrote the text.
@@ -129,7 +130,9 @@ def _decimal(text: str) -> Any:
 
 def _fraction(content: Any, extra: Any) -> Any:
     numerator, denominator = decode(content, extra)
-    if type(numerator) is not int or type(denominator) is not int:  # a text could contain an exponent, which is expanded
+    if (
+        type(numerator) is not int or type(denominator) is not int
+    ):  # a text could contain an exponent, which is expanded
         raise TypeError("no fraction")
     if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:  # gcd takes n * n steps
         raise ValueError("too large a number")
@@ -141,7 +144,23 @@ def _in(module: str, name: str) -> Any:
 
 
 _BUILTINS = (
-    *(bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict, range, object, type(None)),
+    *(
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        set,
+        frozenset,
+        dict,
+        range,
+        object,
+        type(None),
+    ),
     *(Exception, ValueError, TypeError, KeyError, IndexError, ZeroDivisionError),
 )
 _TYPES = {kind.__name__: kind for kind in _BUILTINS}
@@ -168,8 +187,12 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "range": lambda content, extra: range(*decode(content, extra)),
     "type": lambda content, extra: _TYPES[content],
     "collections.Counter": lambda content, extra: _in("collections", "Counter")(_mapping(content, extra)),
-    "collections.OrderedDict": lambda content, extra: _in("collections", "OrderedDict")(_mapping(content, extra)),
-    "collections.deque": lambda content, extra: _in("collections", "deque")(decode(content[0], extra), content[1]),
+    "collections.OrderedDict": lambda content, extra: _in("collections", "OrderedDict")(
+        _mapping(content, extra)
+    ),
+    "collections.deque": lambda content, extra: _in("collections", "deque")(
+        decode(content[0], extra), content[1]
+    ),
     "decimal.Decimal": lambda content, extra: _decimal(content),
     "fractions.Fraction": _fraction,
     "datetime.timedelta": lambda content, extra: _in("datetime", "timedelta")(*content),

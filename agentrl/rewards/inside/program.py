@@ -1,4 +1,5 @@
-"""The program side: loads the program, then executes one request per line and answers with a line of plain data.
+"""The program side: loads the program, then executes one request per line and answers with a line of plain
+data.
 
 A request is a mapping with `op`. The answer is {"value": tree} or {"error": [names of its classes, args,
 attributes, text]}. The program shares this process and can forge any answer. So nothing here is trusted, and
@@ -152,7 +153,9 @@ class LoadedProgram:
             except Exception:  # noqa: BLE001 - boundary: the program's own code
                 continue  # the test will report what is missing
         missing = {"missing": None}
-        return {"value": [self._named(self._space[name]) if name in self._space else missing for name in names]}
+        return {
+            "value": [self._named(self._space[name]) if name in self._space else missing for name in names]
+        }
 
     def _named(self, value: Any) -> Any:
         tree = self._objects.encode(value)
@@ -186,14 +189,22 @@ class LoadedProgram:
 
     def _apply(self, function: str, args: Any) -> Any:
         """Call a builtin function or a function of `operator`."""
-        value = (getattr(builtins, function, None) or getattr(operator, function))(*self._objects.decode(args))
+        value = (getattr(builtins, function, None) or getattr(operator, function))(
+            *self._objects.decode(args)
+        )
         return {"value": self._objects.encode(value)}
 
     def _iterate(self, target: Any) -> Any:
-        return {"value": {"object": ["iterator", self._objects._number(iter(self._objects.decode(target))), "", True]}}
+        return {
+            "value": {
+                "object": ["iterator", self._objects._number(iter(self._objects.decode(target))), "", True]
+            }
+        }
 
     def _items(self, target: Any, count: int) -> Any:
-        """Return up to `count` more items of an iterator, and whether it ended, or the error that ended it."""
+        """Return up to `count` more items of an iterator, and whether it ended, or the error that ended
+        it.
+        """
         iterator = self._objects.decode(target)
         items: list[Any] = []
         try:
@@ -212,7 +223,13 @@ class LoadedProgram:
 
     def _call_back(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function of the test; answers its requests meanwhile."""
-        self._write({"callback": number, "args": self._objects.encode(list(args)), "kwargs": self._objects.encode(kwargs)})
+        self._write(
+            {
+                "callback": number,
+                "args": self._objects.encode(list(args)),
+                "kwargs": self._objects.encode(kwargs),
+            }
+        )
         while line := self._lines.readline():
             asked = load(line)
             if "op" not in asked:
@@ -226,7 +243,12 @@ class LoadedProgram:
         names = [base.__name__ for base in type(error).__mro__]
         try:
             attributes = {name: item for name, item in vars(error).items() if not name.startswith("_")}
-            tree = [names, self._objects.encode(list(error.args)), self._objects.encode(attributes), str(error)]
+            tree = [
+                names,
+                self._objects.encode(list(error.args)),
+                self._objects.encode(attributes),
+                str(error),
+            ]
             dump(tree)
         except Exception:  # noqa: BLE001 - boundary: the program's own code
             return [names, [], {"dict": []}, ""]
@@ -242,7 +264,9 @@ class LoadedProgram:
             line = line[os.write(self._out, line) :]
 
     def _start_clocks(self) -> None:
-        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)  # the signals of both timers kill a process without handlers
+        signal.setitimer(
+            signal.ITIMER_PROF, self._cpu_s
+        )  # the signals of both timers kill a process without handlers
         signal.setitimer(signal.ITIMER_REAL, self._wall_s)
 
     def _stop_clocks(self) -> None:

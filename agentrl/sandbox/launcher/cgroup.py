@@ -1,4 +1,6 @@
-"""A control group for one execution, if the machine allows one: the kernel then limits memory and processes."""
+"""A control group for one execution, if the machine allows one: the kernel then limits memory and
+processes.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,11 @@ def _parents() -> dict[str, tuple[str, int]]:
                 parent = f"/sys/fs/cgroup{path.rstrip('/')}"
                 if controller in _read(f"{parent}/cgroup.subtree_control").split():
                     found[controller] = (parent, 2)
-    return {controller: (parent, version) for controller, (parent, version) in found.items() if os.access(parent, os.W_OK)}
+    return {
+        controller: (parent, version)
+        for controller, (parent, version) in found.items()
+        if os.access(parent, os.W_OK)
+    }
 
 
 def _sweep(parent: str) -> None:

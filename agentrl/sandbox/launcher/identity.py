@@ -34,7 +34,11 @@ def become(user: int) -> None:
 def map_self(user: int, group: int) -> None:
     """Map the ids of a new user namespace: INNER_ID inside is `user` and `group` outside."""
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # after a change of user, /proc/self would belong to root
-    for name, line in (("setgroups", "deny"), ("uid_map", f"{INNER_ID} {user} 1"), ("gid_map", f"{INNER_ID} {group} 1")):
+    for name, line in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{INNER_ID} {user} 1"),
+        ("gid_map", f"{INNER_ID} {group} 1"),
+    ):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
             file.write(line)
 

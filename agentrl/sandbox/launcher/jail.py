@@ -1,4 +1,5 @@
-"""The walls around a program: a root of its own with namespaces, and the limits that any process can set itself.
+"""The walls around a program: a root of its own with namespaces, and the limits that any process can set
+itself.
 
 `build_root` runs in the first process inside; `set_limits`, `confine` and `execute` run in the program's
 process.
@@ -38,7 +39,9 @@ class Layout:
         keeps_prefix = request.prefix in SYSTEM_PREFIXES or not is_moved
         self.prefix = request.prefix if keeps_prefix else PYTHON
         self.python = self.prefix + request.python.removeprefix(request.prefix)
-        self.packages = [f"/packages/{index}" if is_moved else path for index, path in enumerate(request.packages)]
+        self.packages = [
+            f"/packages/{index}" if is_moved else path for index, path in enumerate(request.packages)
+        ]
         self.code = CODE if is_moved else f"{scratch}/code"
         self.work = WORK if is_moved else f"{scratch}/work"
         self.temporary = "/tmp" if is_moved else f"{scratch}/tmp"
@@ -46,17 +49,41 @@ class Layout:
 
     def command(self, request: ExecutionRequest) -> list[str]:
         flags = ["echo"] if request.echo else []
-        return [self.python, "-I", "-S", "-B", "-X", "utf8", f"{self.code}/runner.py", ":".join(self.packages), *flags]
+        return [
+            self.python,
+            "-I",
+            "-S",
+            "-B",
+            "-X",
+            "utf8",
+            f"{self.code}/runner.py",
+            ":".join(self.packages),
+            *flags,
+        ]
 
     def environment(self) -> dict[str, str]:
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-        places = {"HOME": self.work, "TMPDIR": self.temporary, "PATH": f"{self.prefix}/bin", "LD_LIBRARY_PATH": f"{self.prefix}/lib"}
+        one_thread = dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+        )
+        places = {
+            "HOME": self.work,
+            "TMPDIR": self.temporary,
+            "PATH": f"{self.prefix}/bin",
+            "LD_LIBRARY_PATH": f"{self.prefix}/lib",
+        }
         return {**places, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", **one_thread}
 
     def readable(self) -> list[str]:
         if self.is_moved:
             return ["/"]  # a root of its own, which has no secrets
-        return [self.prefix, *self.packages, *SYSTEM_LIBRARIES, self.code, "/etc/ld.so.cache", "/usr/share/zoneinfo"]
+        return [
+            self.prefix,
+            *self.packages,
+            *SYSTEM_LIBRARIES,
+            self.code,
+            "/etc/ld.so.cache",
+            "/usr/share/zoneinfo",
+        ]
 
     def writable(self) -> list[str]:
         return [self.work, self.temporary, self.shared_memory]
@@ -68,7 +95,8 @@ def code_files(request: ExecutionRequest) -> dict[str, bytes]:
 
 
 def build_root(request: ExecutionRequest, layout: Layout, scratch: int, owner: int) -> None:
-    """Replace this process's root by a read-only one: libraries, the interpreter, some devices, and `scratch`.
+    """Replace this process's root by a read-only one: libraries, the interpreter, some devices, and
+    `scratch`.
 
     scratch: descriptor of a detached tmpfs with the folders work, tmp and shm, the only writable ones.
 
@@ -78,7 +106,9 @@ def build_root(request: ExecutionRequest, layout: Layout, scratch: int, owner: i
     kernel.unshare(kernel.CLONE_NEWNS)
     files = code_files(request)  # read before the staging folder hides what may be below it
     sources = _sources(request, layout)
-    root = kernel.new_tmpfs(kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, size="4m", nr_inodes="1k", mode="0755")
+    root = kernel.new_tmpfs(
+        kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, size="4m", nr_inodes="1k", mode="0755"
+    )
     kernel.attach_mount(root, STAGING)
     for mount, inner in sources:
         _attach(mount, STAGING + inner)
@@ -105,7 +135,9 @@ def build_root(request: ExecutionRequest, layout: Layout, scratch: int, owner: i
 
 
 def set_limits(request: ExecutionRequest, *, max_processes: int) -> None:
-    """Set the resource limits of this process for good: soft and hard limits are equal, except for CPU time."""
+    """Set the resource limits of this process for good: soft and hard limits are equal, except for CPU
+    time.
+    """
     cpu_s = max(1, int(request.cpu_s + 0.999))
     for kind, soft, hard in (
         (resource.RLIMIT_AS, request.memory_bytes, request.memory_bytes),
@@ -125,7 +157,9 @@ def set_limits(request: ExecutionRequest, *, max_processes: int) -> None:
 
 
 def confine(layout: Layout, request: ExecutionRequest) -> None:
-    """Apply the last two walls to this process, Landlock and the system call filter, if the kernel supports them."""
+    """Apply the last two walls to this process, Landlock and the system call filter, if the kernel supports
+    them.
+    """
     devices = [f"/dev/{name}" for name in DEVICES]
     if "landlock" not in request.avoid and landlock.version():
         landlock.restrict(layout.readable(), layout.writable(), devices)
@@ -137,14 +171,18 @@ def confine(layout: Layout, request: ExecutionRequest) -> None:
             return  # the self-test will report the missing wall
 
 
-def execute(layout: Layout, request: ExecutionRequest, descriptors: tuple[int, int, int], *, keep: int) -> None:
+def execute(
+    layout: Layout, request: ExecutionRequest, descriptors: tuple[int, int, int], *, keep: int
+) -> None:
     """Execute the program, with the given standard streams, its channel and no other descriptors.
 
     Does not return.
 
     keep: a close-on-exec descriptor, to report a failure of the exec.
     """
-    channel = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, NUM_DESCRIPTORS) for descriptor in request.channel]  # they may be 4 and 3
+    channel = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD, NUM_DESCRIPTORS) for descriptor in request.channel
+    ]  # they may be 4 and 3
     given = [*descriptors, *channel]
     for target, descriptor in enumerate(given):
         os.dup2(descriptor, target)
@@ -152,7 +190,9 @@ def execute(layout: Layout, request: ExecutionRequest, descriptors: tuple[int, i
     os.closerange(keep + 1, 4096)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a file beyond the limit raises OSError instead of a silent death
+    signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # then a file beyond the limit raises OSError instead of a silent death
     os.chdir(layout.work)
     os.umask(0o077)
     os.execve(layout.python, layout.command(request), layout.environment())

@@ -43,7 +43,12 @@ _libc.syscall.restype = ctypes.c_long
 def syscall(number: int, *args: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
     """Make a system call. Integers are passed as C longs, bytes and ctypes objects as pointers."""
     converted = [
-        ctypes.c_long(a) if isinstance(a, int) else ctypes.byref(a) if isinstance(a, (ctypes.Structure, ctypes.Array)) else a for a in args
+        ctypes.c_long(a)
+        if isinstance(a, int)
+        else ctypes.byref(a)
+        if isinstance(a, (ctypes.Structure, ctypes.Array))
+        else a
+        for a in args
     ]
     return _checked(_libc.syscall(ctypes.c_long(number), *converted))
 
@@ -57,7 +62,11 @@ def unshare(flags: int) -> None:
 
 
 def prctl(option: int, value: int = 0, third: int = 0) -> int:
-    return _checked(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0)))
+    return _checked(
+        _libc.prctl(
+            option, ctypes.c_ulong(value), ctypes.c_ulong(third), ctypes.c_ulong(0), ctypes.c_ulong(0)
+        )
+    )
 
 
 def make_mounts_private() -> None:
@@ -100,7 +109,12 @@ def attach_mount(mount: int, target: str) -> None:
 
 
 class _MountAttr(ctypes.Structure):
-    _fields_ = (("set", ctypes.c_uint64), ("clear", ctypes.c_uint64), ("propagation", ctypes.c_uint64), ("userns_fd", ctypes.c_uint64))
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
 
 
 def restrict_mount(mount: int | str, attributes: int) -> None:

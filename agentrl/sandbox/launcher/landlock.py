@@ -42,7 +42,8 @@ def version() -> int:
 
 
 def restrict(readable: list[str], writable: list[str], devices: list[str]) -> None:
-    """Restrict this process and its children: read below `readable`, full access below `writable`, use `devices`.
+    """Restrict this process and its children: read below `readable`, full access below `writable`, use
+    `devices`.
 
     Also forbids TCP, and signals and abstract sockets to outside processes, if the kernel supports it. Needs
     no_new_privs.
@@ -52,7 +53,9 @@ def restrict(readable: list[str], writable: list[str], devices: list[str]) -> No
     """
     abi = version()
     every = (1 << _RIGHTS_OF_ABI.get(abi, 16)) - 1
-    wanted = _Ruleset(every, _TCP if abi >= _TCP_SINCE else 0, _SCOPE_SOCKETS_AND_SIGNALS if abi >= _SCOPE_SINCE else 0)
+    wanted = _Ruleset(
+        every, _TCP if abi >= _TCP_SINCE else 0, _SCOPE_SOCKETS_AND_SIGNALS if abi >= _SCOPE_SINCE else 0
+    )
     known_bytes = 8 if abi < _TCP_SINCE else 16 if abi < _SCOPE_SINCE else 24
     ruleset = syscall(_CREATE_RULESET, wanted, known_bytes, 0)
     try:

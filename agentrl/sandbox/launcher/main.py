@@ -17,7 +17,13 @@ from .request import ExecutionRequest, read_request, write_reply
 from .tree import Budget, empty, pack, read_all, unpack, write_all, write_files
 from .watch import STARTED, ProcessWatch
 
-NAMESPACES = kernel.CLONE_NEWPID | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP
+NAMESPACES = (
+    kernel.CLONE_NEWPID
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
 NO_STATUS = -1
 
 
@@ -56,7 +62,9 @@ class Execution:
         request = self._request
         if "cgroup" not in request.avoid:
             self.step = "control groups"
-            self._groups = ControlGroup.make(memory_bytes=request.memory_bytes, max_processes=request.max_processes + 1)
+            self._groups = ControlGroup.make(
+                memory_bytes=request.memory_bytes, max_processes=request.max_processes + 1
+            )
         if "namespaces" in request.avoid or not self._enter_namespaces():
             self._stay_outside()
         self.step = "files of the program"
@@ -64,7 +72,9 @@ class Execution:
         self.step = "starting the program"
         watch, pid = self._start()
         self.step = "watching the program"
-        watch.until_end(lambda: processes.descendants(pid) if self._has_namespaces else processes.descendants(os.getpid()))
+        watch.until_end(
+            lambda: processes.descendants(pid) if self._has_namespaces else processes.descendants(os.getpid())
+        )
         self._kill(pid)
         watch.drain()
         self.step = "keeping the program's files"
@@ -79,7 +89,7 @@ class Execution:
             os.close(folder)
             os.rmdir(self._folder)
 
-    # ------------------------------------------------------------------------------------------------- who and where
+    # ------------------------------------------------------------------------------------------ who and where
 
     def _enter_namespaces(self) -> bool:
         """Enter new namespaces: as root directly, else through a user namespace.
@@ -91,7 +101,9 @@ class Execution:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS | NAMESPACES)
                 self._user = user
-            except OSError:  # a container's root without CAP_SYS_ADMIN: an unprivileged user may be allowed more
+            except (
+                OSError
+            ):  # a container's root without CAP_SYS_ADMIN: an unprivileged user may be allowed more
                 if not _may_unshare(user):
                     return self._go_without("not permitted")
                 self._groups.remove()  # they are root's
@@ -115,14 +127,20 @@ class Execution:
 
     def _stay_outside(self) -> None:
         if os.geteuid() == 0 and (user := identity.stranger()) is not None:
-            self._user = user  # used by this program only; the launcher stays root, to kill the user's processes
+            self._user = (
+                user  # used by this program only; the launcher stays root, to kill the user's processes
+            )
             self._layers.append("a user id of its own")
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
 
     def _prepare_scratch(self) -> None:
         request = self._request
         if self._has_namespaces:
-            limits = {"size": str(request.disk_bytes), "nr_inodes": str(request.max_files + 8), "mode": "0711"}
+            limits = {
+                "size": str(request.disk_bytes),
+                "nr_inodes": str(request.max_files + 8),
+                "mode": "0711",
+            }
             self._scratch = kernel.new_tmpfs(kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV, **limits)
             root = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._scratch)
         else:
@@ -144,7 +162,7 @@ class Execution:
             unpack(read_all(self._workspace, os.fstat(self._workspace).st_size), self._work, owner=owner)
         write_files(self._work, request.files, owner=owner)
 
-    # --------------------------------------------------------------------------------------------- start, end, files
+    # -------------------------------------------------------------------------------------- start, end, files
 
     def _start(self) -> tuple[ProcessWatch, int]:
         """Start the program; return its watch, and the process that is the ancestor of all its processes."""
@@ -155,14 +173,19 @@ class Execution:
             for descriptor in (out[0], err[0], status[0], go[1]):
                 os.close(descriptor)
             Inside(self._request, self._has_namespaces, self._user, self._folder).run(
-                (stdin, out[1], out[1] if self._request.is_merged else err[1]), scratch=self._scratch, status=status[1], go=go[0]
+                (stdin, out[1], out[1] if self._request.is_merged else err[1]),
+                scratch=self._scratch,
+                status=status[1],
+                go=go[0],
             )
         # Close the child's ends here, or the other program would never see the end of the channel.
         for descriptor in (out[1], err[1], status[1], go[0], stdin, *self._request.channel):
             os.close(descriptor)
         self._groups.add(pid)
         try:
-            os.write(go[1], b"g")  # the child waits for this until it is in its control group; it exits if the launcher dies
+            os.write(
+                go[1], b"g"
+            )  # the child waits for this until it is in its control group; it exits if the launcher dies
         except BrokenPipeError:
             self.step = "starting the program, which ended at once"
         watch = ProcessWatch(
@@ -183,12 +206,18 @@ class Execution:
         descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         write_all(descriptor, self._request.stdin)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(
+            descriptor,
+            fcntl.F_ADD_SEALS,
+            fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+        )
         return descriptor
 
     def _kill(self, pid: int) -> None:
         if self._has_namespaces:
-            os.kill(pid, signal.SIGKILL)  # process 1 of the PID namespace: the kernel kills all others with it
+            os.kill(
+                pid, signal.SIGKILL
+            )  # process 1 of the PID namespace: the kernel kills all others with it
             os.waitpid(pid, 0)
             return
         if self._user is not None:
@@ -217,7 +246,9 @@ class Execution:
     def _reply(self, watch: ProcessWatch) -> dict[str, object]:
         status, cpu_s, error = NO_STATUS, watch.cpu_s, ""
         has_started = watch.report.startswith(STARTED)
-        report = watch.report.removeprefix(STARTED).partition(b"\n")[0]  # if the start failed, a second line follows: ignore it
+        report = watch.report.removeprefix(STARTED).partition(b"\n")[
+            0
+        ]  # if the start failed, a second line follows: ignore it
         if report[:1] == b"!":
             return {"error": report[1:].decode("utf-8", "replace")}
         if report:
@@ -239,7 +270,11 @@ class Execution:
             "cpu_s": cpu_s,
             "wall_s": watch.wall_s,
             "peak_bytes": watch.peak_bytes,
-            "layers": [*self._layers, *self._landlock(), *(f"cgroup {name}" for name in self._groups.controllers)],
+            "layers": [
+                *self._layers,
+                *self._landlock(),
+                *(f"cgroup {name}" for name in self._groups.controllers),
+            ],
             "is_workspace_cut": self._is_workspace_cut,
         }
 
@@ -269,7 +304,9 @@ class Inside:
     With namespaces it is process 1: when it exits, the kernel kills all others.
     """
 
-    def __init__(self, request: ExecutionRequest, has_namespaces: bool, user: int | None, folder: str) -> None:
+    def __init__(
+        self, request: ExecutionRequest, has_namespaces: bool, user: int | None, folder: str
+    ) -> None:
         self._request = request
         self._has_namespaces = has_namespaces
         self._user = user
@@ -291,7 +328,12 @@ class Inside:
 
     def _build(self, scratch: int) -> None:
         if self._has_namespaces:
-            jail.build_root(self._request, self._layout, scratch, self._user if self._user is not None else identity.INNER_ID)
+            jail.build_root(
+                self._request,
+                self._layout,
+                scratch,
+                self._user if self._user is not None else identity.INNER_ID,
+            )
             kernel.set_hostname(b"sandbox")
         self._step = "privileges"
         os.setsid()
@@ -299,7 +341,9 @@ class Inside:
             kernel.drop_bounding_set()
             identity.become(self._user)
         identity.renounce()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the program has the same user: it must not trace or read this process
+        kernel.prctl(
+            kernel.PR_SET_DUMPABLE, 0
+        )  # the program has the same user: it must not trace or read this process
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def _run_program(self, streams: tuple[int, int, int], status: int) -> None:
@@ -320,7 +364,9 @@ class Inside:
         try:
             self._step = "limits"
             # RLIMIT_NPROC counts all threads of the user on the machine, not only the program's.
-            extra = 1 if self._has_namespaces or self._user is not None else processes.count_of_user(os.geteuid())
+            extra = (
+                1 if self._has_namespaces or self._user is not None else processes.count_of_user(os.geteuid())
+            )
             jail.set_limits(self._request, max_processes=self._request.max_processes + extra)
             os.setsid()
             self._step = "landlock and seccomp"

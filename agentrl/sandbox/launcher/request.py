@@ -1,4 +1,6 @@
-"""The request of the host and the reply, as marshal: both ends run the same interpreter, and it needs no import."""
+"""The request of the host and the reply, as marshal: both ends run the same interpreter, and it needs no
+import.
+"""
 
 from __future__ import annotations
 

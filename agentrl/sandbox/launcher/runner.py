@@ -41,7 +41,9 @@ def run(path: str, *, echo: bool) -> None:
     last = tree.body.pop() if echo and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, path, "exec", dont_inherit=True), module.__dict__)
     if isinstance(last, _ast.Expr):
-        sys.displayhook(eval(compile(_ast.Expression(last.value), path, "eval", dont_inherit=True), module.__dict__))
+        sys.displayhook(
+            eval(compile(_ast.Expression(last.value), path, "eval", dont_inherit=True), module.__dict__)
+        )
 
 
 if __name__ == "__main__":

@@ -107,14 +107,18 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {  # name: (number on x86_64
     "sysfs": (139, None),
     "nfsservctl": (180, 42),
 }
-ONLY_ITSELF: dict[str, tuple[int, int]] = {  # the first argument is a process id: only 0, the caller, is allowed
+ONLY_ITSELF: dict[
+    str, tuple[int, int]
+] = {  # the first argument is a process id: only 0, the caller, is allowed
     "prlimit64": (302, 261),
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
 }
-PRETENDED: dict[str, tuple[int | None, int | None]] = {  # without namespaces; Landlock does not cover metadata
+PRETENDED: dict[
+    str, tuple[int | None, int | None]
+] = {  # without namespaces; Landlock does not cover metadata
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -140,7 +144,12 @@ IOCTL = {"x86_64": 16, "aarch64": 29}
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24  # offsets in struct seccomp_data; low halves, on a little-endian machine
+_NUMBER, _ARCH, _ARG0, _ARG1 = (
+    0,
+    4,
+    16,
+    24,
+)  # offsets in struct seccomp_data; low halves, on a little-endian machine
 
 Instruction = tuple[int, int, int, int]
 
@@ -161,7 +170,12 @@ def filter_program(arch: str, *, keeps_metadata: bool) -> list[Instruction]:
         (_RETURN, 0, 0, _KILL),
         (_AT_LEAST, 0, 1, LAST_KNOWN + 1),
         (_RETURN, 0, 0, unknown),
-        (_EQUAL, 0, 1, CLONE3),  # its flags are in memory, which a filter cannot read: libraries fall back to clone
+        (
+            _EQUAL,
+            0,
+            1,
+            CLONE3,
+        ),  # its flags are in memory, which a filter cannot read: libraries fall back to clone
         (_RETURN, 0, 0, unknown),
     ]
     column = 0 if arch == "x86_64" else 1
@@ -196,7 +210,12 @@ def filter_program(arch: str, *, keeps_metadata: bool) -> list[Instruction]:
 
 
 class _Filter(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32))
+    _fields_ = (
+        ("code", ctypes.c_uint16),
+        ("jt", ctypes.c_uint8),
+        ("jf", ctypes.c_uint8),
+        ("k", ctypes.c_uint32),
+    )
 
 
 class _Program(ctypes.Structure):

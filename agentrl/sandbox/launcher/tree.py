@@ -53,7 +53,9 @@ def pack(folder: int, budget: Budget) -> bytes:
 def unpack(data: bytes, folder: int, *, owner: int | None) -> None:
     """Unpack the result of `pack` into an empty folder that no other process can reach yet."""
     entries: list[Entry] = marshal.loads(data) if data else []
-    for path, mode, content in sorted(entries, key=lambda entry: stat.S_ISLNK(entry[1])):  # links last: nothing is written through one
+    for path, mode, content in sorted(
+        entries, key=lambda entry: stat.S_ISLNK(entry[1])
+    ):  # links last: nothing is written through one
         if isinstance(content, str):
             os.symlink(content, path, dir_fd=folder)
         elif content is None:
@@ -82,7 +84,9 @@ def write_files(folder: int, files: dict[str, bytes], *, owner: int | None = Non
 
 
 def write_file(folder: int, path: str, data: bytes, *, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+    )
     try:
         write_all(descriptor, data)
         os.fchmod(descriptor, mode)
@@ -106,7 +110,9 @@ def read_all(descriptor: int, size: int) -> bytes:
 
 
 def empty(folder: int) -> None:
-    """Remove everything in a folder of any depth without recursion: grandchildren are moved up level by level."""
+    """Remove everything in a folder of any depth without recursion: grandchildren are moved up level by
+    level.
+    """
     for name, mode, _ in _entries(folder):
         if not stat.S_ISDIR(mode):
             os.unlink(name, dir_fd=folder)

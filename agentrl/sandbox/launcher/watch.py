@@ -29,7 +29,14 @@ class ProcessWatch:
     """
 
     def __init__(
-        self, request: ExecutionRequest, root: int, *, outputs: tuple[int, int], status: int, host: int, num_oom_kills: Callable[[], int]
+        self,
+        request: ExecutionRequest,
+        root: int,
+        *,
+        outputs: tuple[int, int],
+        status: int,
+        host: int,
+        num_oom_kills: Callable[[], int],
     ) -> None:
         """`num_oom_kills`: returns how many of its processes the OOM killer ended.
 

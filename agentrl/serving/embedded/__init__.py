@@ -1,1 +1,3 @@
-"""The embedded server: SGLang's native protocol on transformers' continuous batching, for machines without SGLang."""
+"""The embedded server: SGLang's native protocol on transformers' continuous batching, for machines without
+SGLang.
+"""

@@ -27,19 +27,35 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m agentrl.serving.embedded", description="Serve a model with SGLang's native protocol.")
+    parser = argparse.ArgumentParser(
+        prog="python -m agentrl.serving.embedded", description="Serve a model with SGLang's native protocol."
+    )
     parser.add_argument("model", help="folder of the model")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than this machine's need an API key")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; others than this machine's need an API key"
+    )
     parser.add_argument("--port", type=int, default=30000, help="0: a free one")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--weight-version", default=DEFAULT_WEIGHT_VERSION, help="version that replies report until weights are published")
-    parser.add_argument("--api-key-env", help="environment variable with the API key that requests must carry")
-    parser.add_argument("--api-key-stdin", action="store_true", help="the key is the first line of the standard input")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model")
+    parser.add_argument(
+        "--weight-version",
+        default=DEFAULT_WEIGHT_VERSION,
+        help="version that replies report until weights are published",
+    )
+    parser.add_argument(
+        "--api-key-env", help="environment variable with the API key that requests must carry"
+    )
+    parser.add_argument(
+        "--api-key-stdin", action="store_true", help="the key is the first line of the standard input"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code that comes with the model"
+    )
     parser.add_argument("--external-lib", help="module or file.py imported before the model is loaded")
     parser.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
     for name, field in EmbeddedServerConfig.model_fields.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=field.default, help=field.description)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, default=field.default, help=field.description
+        )
     return parser
 
 

@@ -82,22 +82,35 @@ class AdapterSlot:
         file = Path(folder) / "adapter_model.safetensors"
         with reading(file):
             tensors = load_file(file)
-        layers = {name: module for name, module in self._model.named_modules() if isinstance(module, nn.Linear)}
-        return Adapter({name: self._pair(name, halves, layers, scale) for name, halves in _by_layer(tensors).items()})
+        layers = {
+            name: module for name, module in self._model.named_modules() if isinstance(module, nn.Linear)
+        }
+        return Adapter(
+            {name: self._pair(name, halves, layers, scale) for name, halves in _by_layer(tensors).items()}
+        )
 
-    def _pair(self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float) -> LowRankPair:
+    def _pair(
+        self, name: str, halves: Mapping[str, Tensor], layers: Mapping[str, nn.Linear], scale: float
+    ) -> LowRankPair:
         layer = layers.get(name)
         if layer is None or layer is self._model.get_output_embeddings():
-            raise WeightsRefused(f"{shown(name)} is not a linear layer of this model that can have an adapter")
+            raise WeightsRefused(
+                f"{shown(name)} is not a linear layer of this model that can have an adapter"
+            )
         if set(halves) != {"A", "B"}:
-            raise WeightsRefused(f"the adapter of {name!r} has lora_{min(halves)} alone; it takes lora_A and lora_B")
+            raise WeightsRefused(
+                f"the adapter of {name!r} has lora_{min(halves)} alone; it takes lora_A and lora_B"
+            )
         if any(tensor.ndim != 2 or not tensor.is_floating_point() for tensor in halves.values()):
             raise WeightsRefused(f"the adapter of {name!r} must be two matrices of floating-point numbers")
         rank = halves["A"].shape[0]
         expected = [(rank, layer.in_features), (layer.out_features, rank)]
         found = [tuple(halves[half].shape) for half in "AB"]
         if found != expected or rank > self._max_rank:
-            raise WeightsRefused(f"the adapter of {name!r} has the shapes {found}; this model takes {expected}, rank <= {self._max_rank}")
+            raise WeightsRefused(
+                f"the adapter of {name!r} has the shapes {found}; this model takes {expected}, rank <= "
+                f"{self._max_rank}"
+            )
         down, up = (halves[half].to(layer.weight.device, layer.weight.dtype) for half in "AB")
         check_finite({f"{name}.lora_A": down, f"{name}.lora_B": up})
         return LowRankPair(down, up, scale)
@@ -107,19 +120,26 @@ class AdapterSlot:
         for hook in self._hooks:
             hook.remove()
         pairs = adapter.pairs if adapter is not None else {}
-        self._hooks = [self._model.get_submodule(name).register_forward_hook(partial(self._add, pair)) for name, pair in pairs.items()]
+        self._hooks = [
+            self._model.get_submodule(name).register_forward_hook(partial(self._add, pair))
+            for name, pair in pairs.items()
+        ]
 
     def expect(self, rows: Sequence[tuple[int, bool]]) -> None:
         """Set the packing of the next forward: per request, its tokens and whether it uses the adapter."""
         self._rows = rows
 
-    def _add(self, pair: LowRankPair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+    def _add(
+        self, pair: LowRankPair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor
+    ) -> Tensor | None:
         x = inputs[0]
         if not any(sees for _, sees in self._rows):
             return None
         if all(sees for _, sees in self._rows):
             return output + pair.product(x)
-        mask_T = torch.zeros(x.shape[-2], 1, dtype=torch.bool, device=x.device)  # padding after the requests: False
+        mask_T = torch.zeros(
+            x.shape[-2], 1, dtype=torch.bool, device=x.device
+        )  # padding after the requests: False
         start = 0
         for num_tokens, sees in self._rows:
             mask_T[start : start + num_tokens] = sees
@@ -134,10 +154,15 @@ def _read_scale(folder: Path, *, max_rank: int) -> float:
         described = json.loads(file.read_text(encoding="utf-8"))
         rank, alpha = int(described["r"]), float(described["lora_alpha"])
     if not 1 <= rank <= max_rank:
-        raise WeightsRefused(f"the adapter has rank {rank}; this server takes 1 to {max_rank} (--max-lora-rank)")
+        raise WeightsRefused(
+            f"the adapter has rank {rank}; this server takes 1 to {max_rank} (--max-lora-rank)"
+        )
     strange = [name for name, plain in _PLAIN.items() if described.get(name) not in plain]
     if strange:
-        raise WeightsRefused(f"the adapter sets {strange[0]}={shown(described[strange[0]])}, which this server does not compute")
+        raise WeightsRefused(
+            f"the adapter sets {strange[0]}={shown(described[strange[0]])}, which this server does not "
+            "compute"
+        )
     if not math.isfinite(alpha):
         raise WeightsRefused(f"{file}: lora_alpha={alpha} must be a finite number")
     return alpha / (rank**0.5 if described.get("use_rslora") else rank)

@@ -33,7 +33,10 @@ class AdmissionMiddleware:
         texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
         refusal = refusal_of(texts, is_on_loopback=self._is_on_loopback)
         if refusal is not None:
-            return json_response({"error": {"message": refusal.message, "type": "Refused", "code": refusal.status}}, status=refusal.status)
+            return json_response(
+                {"error": {"message": refusal.message, "type": "Refused", "code": refusal.status}},
+                status=refusal.status,
+            )
         if self._expected is None or scope["path"] in _OPEN_PATHS:
             return None
         is_right = hmac.compare_digest(headers.get(b"authorization", b""), self._expected)

@@ -26,7 +26,16 @@ from starlette.types import ASGIApp, Lifespan
 
 from agentrl.errors import InfrastructureError
 from agentrl.serving.embedded.admission import AdmissionMiddleware, json_response
-from agentrl.serving.embedded.bodies import BadRequest, flag_of, integer_of, list_of, read_body, seconds_of, text_of, version_of
+from agentrl.serving.embedded.bodies import (
+    BadRequest,
+    flag_of,
+    integer_of,
+    list_of,
+    read_body,
+    seconds_of,
+    text_of,
+    version_of,
+)
 from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.engine import EngineError, NotFinite
 from agentrl.serving.embedded.groups import WrongState
@@ -40,24 +49,30 @@ Decode = Callable[[list[int], bool], str]
 
 _HOST = re.compile(r"[A-Za-z0-9.:_-]{1,253}")
 _BACKENDS = ("gloo", "nccl") if torch.cuda.is_available() else ("gloo",)
-_ONLY_ABORT = "the embedded server pauses in mode `abort` only: running requests return what they have; got {}"
+_ONLY_ABORT = (
+    "the embedded server pauses in mode `abort` only: running requests return what they have; got {}"
+)
 
 
 class App:
     """The request handlers of one server. `info` has the settings that /server_info reports."""
 
-    def __init__(self, service: Service, limits: RequestLimits, *, decode: Decode, info: Mapping[str, Any]) -> None:
+    def __init__(
+        self, service: Service, limits: RequestLimits, *, decode: Decode, info: Mapping[str, Any]
+    ) -> None:
         self._service = service
         self._limits = limits
         self._decode = decode
         self._info = dict(info)
 
-    # -------------------------------------------------------------------------------------------------- generation
+    # --------------------------------------------------------------------------------------------- generation
 
     async def generate(self, request: Request) -> Response:
         requests, is_batch = parse_generate(await read_body(request), self._limits)
         self._service.check_rids(requests)
-        results = await _unless_disconnected(request, [asyncio.ensure_future(self._service.generate(each)) for each in requests])
+        results = await _unless_disconnected(
+            request, [asyncio.ensure_future(self._service.generate(each)) for each in requests]
+        )
         if results is None:
             return _gone()
         answers = [self._answer(result) for result in results]
@@ -82,7 +97,11 @@ class App:
             meta["output_token_logprobs_length"] = len(ids)
         # The stop token is in the ids but not in the text.
         text_ids = ids[:-1] if result.finish == "stop" else ids
-        return {"text": self._decode(text_ids, request.skip_special_tokens), "output_ids": ids, "meta_info": meta}
+        return {
+            "text": self._decode(text_ids, request.skip_special_tokens),
+            "output_ids": ids,
+            "meta_info": meta,
+        }
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request)
@@ -125,7 +144,7 @@ class App:
         reason = "Timed out waiting for idle state.\n" if timeout_s else "Flush cache failed.\n"
         return PlainTextResponse(reason, status_code=400)
 
-    # --------------------------------------------------------------------------------------------------- questions
+    # ---------------------------------------------------------------------------------------------- questions
 
     async def ready(self, request: Request) -> Response:
         is_ready = self._service.is_warm and self._service.engine.is_alive
@@ -154,31 +173,56 @@ class App:
 
     def _model_info(self) -> dict[str, Any]:
         path = self._service.model_path
-        return {"model_path": path, "served_model_name": path, "is_generation": True, "weight_version": self._service.version}
+        return {
+            "model_path": path,
+            "served_model_name": path,
+            "is_generation": True,
+            "weight_version": self._service.version,
+        }
 
     async def models(self, request: Request) -> Response:
         path = self._service.model_path
-        card = {"id": path, "object": "model", "owned_by": "agentrl", "root": path, "max_model_len": self._limits.context_tokens}
+        card = {
+            "id": path,
+            "object": "model",
+            "owned_by": "agentrl",
+            "root": path,
+            "max_model_len": self._limits.context_tokens,
+        }
         return json_response({"object": "list", "data": [card]})
 
     async def check_weights(self, request: Request) -> Response:
         action = (await read_body(request)).get("action")
         if action != "checksum":
-            raise BadRequest(f"the embedded server's weights_checker knows the action `checksum` only, got {shown(action)}")
-        return json_response({"success": True, "message": "", "ranks": [{"checksums": await self._service.checksums()}]})
+            raise BadRequest(
+                f"the embedded server's weights_checker knows the action `checksum` only, got {shown(action)}"
+            )
+        return json_response(
+            {"success": True, "message": "", "ranks": [{"checksums": await self._service.checksums()}]}
+        )
 
-    # ----------------------------------------------------------------------------------------------------- weights
+    # ------------------------------------------------------------------------------------------------ weights
 
     async def update_from_disk(self, request: Request) -> Response:
         body = await read_body(request)
         version, load_format = version_of(body, "weight_version"), body.get("load_format")
         if load_format not in (None, "auto", "safetensors", CHANGES_FORMAT):
             raise BadRequest(
-                f"unknown load_format {shown(load_format)}; the embedded server knows null, auto, safetensors and {CHANGES_FORMAT}"
+                f"unknown load_format {shown(load_format)}; the embedded server knows null, auto, "
+                f"safetensors and {CHANGES_FORMAT}"
             )
-        update = self._service.update_from_changes if load_format == CHANGES_FORMAT else self._service.update_from_disk
-        await update(text_of(body, "model_path"), version=version, abort_all=flag_of(body, "abort_all_requests", False))
-        return _success(f"Succeeded to update model weights. Weight version updated to {self._service.version}.", num_paused_requests=0)
+        update = (
+            self._service.update_from_changes
+            if load_format == CHANGES_FORMAT
+            else self._service.update_from_disk
+        )
+        await update(
+            text_of(body, "model_path"), version=version, abort_all=flag_of(body, "abort_all_requests", False)
+        )
+        return _success(
+            f"Succeeded to update model weights. Weight version updated to {self._service.version}.",
+            num_paused_requests=0,
+        )
 
     async def load_adapter(self, request: Request) -> Response:
         body = await read_body(request)
@@ -191,7 +235,9 @@ class App:
 
     def _adapters(self) -> Response:
         held = self._service.adapter
-        return json_response({"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}})
+        return json_response(
+            {"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}}
+        )
 
     async def begin_update(self, request: Request) -> Response:
         await read_body(request)
@@ -207,7 +253,10 @@ class App:
         body = await read_body(request)
         load_format = body.get("load_format")
         if load_format not in (None, "flattened_bucket"):
-            raise BadRequest(f"unknown load_format {shown(load_format)}; the embedded server knows null and `flattened_bucket`")
+            raise BadRequest(
+                f"unknown load_format {shown(load_format)}; the embedded server knows null and "
+                "`flattened_bucket`"
+            )
         await self._service.update_from_group(
             parse_specs(list_of(body, "names"), list_of(body, "dtypes"), list_of(body, "shapes")),
             name=text_of(body, "group_name", "weight_update_group"),
@@ -219,16 +268,21 @@ class App:
 
     async def update_from_tensor(self, request: Request) -> Response:
         raise BadRequest(
-            "update_weights_from_tensor is refused: its tensors are pickled, and unpickling runs code; use disk or distributed"
+            "update_weights_from_tensor is refused: its tensors are pickled, and unpickling runs code; use "
+            "disk or distributed"
         )
 
     async def init_group(self, request: Request) -> Response:
         body = await read_body(request)
         address, backend = text_of(body, "master_address"), text_of(body, "backend", "nccl")
         if not _HOST.fullmatch(address):
-            raise BadRequest(f"`master_address` must be the name or address of the learner's machine, got {shown(address)}")
+            raise BadRequest(
+                f"`master_address` must be the name or address of the learner's machine, got {shown(address)}"
+            )
         if backend not in _BACKENDS:
-            raise BadRequest(f"`backend` must be one of {', '.join(_BACKENDS)} on this machine, got {shown(backend)}")
+            raise BadRequest(
+                f"`backend` must be one of {', '.join(_BACKENDS)} on this machine, got {shown(backend)}"
+            )
         rank = integer_of(body, "rank_offset", minimum=1)  # rank 0 is the learner, which listens
         await self._service.groups.join(
             address=address,
@@ -241,7 +295,9 @@ class App:
         return _success("Succeeded to initialize custom process group.")
 
     async def destroy_group(self, request: Request) -> Response:
-        await self._service.leave_group(text_of(await read_body(request), "group_name", "weight_update_group"))
+        await self._service.leave_group(
+            text_of(await read_body(request), "group_name", "weight_update_group")
+        )
         return _success("Succeeded to destroy custom process group.")
 
     async def rename(self, request: Request) -> Response:
@@ -252,7 +308,9 @@ class App:
         if flag_of(body, "abort_all_requests", True):
             self._service.abort_all()
         self._service.rename(version)
-        return json_response({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
+        return json_response(
+            {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
+        )
 
     def routes(self) -> list[Route]:
         posts: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
@@ -291,7 +349,9 @@ class App:
         ]
 
 
-def build_app(app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: Lifespan[Starlette]) -> ASGIApp:
+def build_app(
+    app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: Lifespan[Starlette]
+) -> ASGIApp:
     """Return the ASGI application. With `api_key`, all routes except /health and /ready require it."""
     starlette = Starlette(
         routes=app.routes(),
@@ -309,7 +369,9 @@ def build_app(app: App, *, api_key: str | None, is_on_loopback: bool, lifespan: 
     return AdmissionMiddleware(starlette, api_key, is_on_loopback=is_on_loopback)
 
 
-async def _unless_disconnected(request: Request, work: Sequence[asyncio.Future[Result]]) -> list[Result] | None:
+async def _unless_disconnected(
+    request: Request, work: Sequence[asyncio.Future[Result]]
+) -> list[Result] | None:
     """Await all of `work`; return None if the client disconnects first. Always cancels unfinished work."""
     gone = asyncio.ensure_future(_disconnected(request))
     finished = asyncio.gather(*work)
@@ -345,7 +407,10 @@ def _success(message: str, **more: Any) -> Response:
 async def _bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadRequest)
     message, status = str(error), error.status
-    return json_response({"error": message if error.is_flat else {"message": message, "type": "BadRequest", "code": status}}, status=status)
+    return json_response(
+        {"error": message if error.is_flat else {"message": message, "type": "BadRequest", "code": status}},
+        status=status,
+    )
 
 
 async def _refused_update(request: Request, error: Exception) -> Response:
@@ -354,7 +419,9 @@ async def _refused_update(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     message = f"the engine ended: {error}" if isinstance(error, EngineError) else str(error)
-    return json_response({"error": {"message": message, "type": "InternalServerError", "code": 500}}, status=500)
+    return json_response(
+        {"error": {"message": message, "type": "InternalServerError", "code": 500}}, status=500
+    )
 
 
 async def _disconnected_early(request: Request, error: Exception) -> Response:

@@ -20,7 +20,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def segment_attention(
-    query_HQD: Tensor, key_GKD: Tensor, value_GKD: Tensor, *, query_lengths: Sequence[int], key_lengths: Sequence[int], scale: float
+    query_HQD: Tensor,
+    key_GKD: Tensor,
+    value_GKD: Tensor,
+    *,
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    scale: float,
 ) -> Tensor:
     """Attend causally within each segment of a packed batch.
 
@@ -49,7 +55,14 @@ def segment_attention(
     return output_QHD
 
 
-def _decode(query_HRD: Tensor, key_GKD: Tensor, value_GKD: Tensor, starts: Sequence[int], lengths: Sequence[int], scale: float) -> Tensor:
+def _decode(
+    query_HRD: Tensor,
+    key_GKD: Tensor,
+    value_GKD: Tensor,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    scale: float,
+) -> Tensor:
     """Attend with one query per request, all requests at once, over keys padded to the longest."""
     num_heads, num_rows, size = query_HRD.shape
     groups, device = key_GKD.shape[0], key_GKD.device
@@ -60,17 +73,24 @@ def _decode(query_HRD: Tensor, key_GKD: Tensor, value_GKD: Tensor, starts: Seque
     value_RGLD = value_GKD[:, index_RL].transpose(0, 1)
     # The query heads that share a key-value head take SDPA's query dimension: no need to repeat the keys.
     query_RGSD = query_HRD.transpose(0, 1).reshape(num_rows, groups, num_heads // groups, size)
-    output = scaled_dot_product_attention(query_RGSD, key_RGLD, value_RGLD, attn_mask=is_own_RL[:, None, None, :], scale=scale)
+    output = scaled_dot_product_attention(
+        query_RGSD, key_RGLD, value_RGLD, attn_mask=is_own_RL[:, None, None, :], scale=scale
+    )
     return output.reshape(num_rows, num_heads, size)
 
 
 def _prefill(query_HQD: Tensor, key_GKD: Tensor, value_GKD: Tensor, scale: float) -> Tensor:
     """Attend with the queries of one request over its own keys."""
     repeats = query_HQD.shape[0] // key_GKD.shape[0]
-    key_HKD, value_HKD = key_GKD.repeat_interleave(repeats, dim=0), value_GKD.repeat_interleave(repeats, dim=0)
+    key_HKD, value_HKD = (
+        key_GKD.repeat_interleave(repeats, dim=0),
+        value_GKD.repeat_interleave(repeats, dim=0),
+    )
     queries, keys = query_HQD.shape[1], key_HKD.shape[1]
     mask = None
-    if keys > queries:  # a later chunk of a prompt: SDPA's causal flag would align the first query with the first key
+    if (
+        keys > queries
+    ):  # a later chunk of a prompt: SDPA's causal flag would align the first query with the first key
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query_HQD.device).tril(keys - queries)
     output = scaled_dot_product_attention(
         query_HQD[None], key_HKD[None], value_HKD[None], attn_mask=mask, is_causal=mask is None, scale=scale

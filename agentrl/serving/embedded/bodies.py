@@ -66,7 +66,9 @@ def version_of(body: Mapping[str, Any], name: str) -> str | None:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
-        raise BadRequest(f"`{name}` must be a string of at most {MAX_TEXT} characters without NUL, got {shown(value)}")
+        raise BadRequest(
+            f"`{name}` must be a string of at most {MAX_TEXT} characters without NUL, got {shown(value)}"
+        )
     return value
 
 
@@ -95,7 +97,14 @@ def number_of(body: Mapping[str, Any], name: str, default: float) -> float:
     return float(value)
 
 
-def integer_of(body: Mapping[str, Any], name: str, default: int | None = None, *, minimum: int = 0, maximum: int = MAX_INTEGER) -> int:
+def integer_of(
+    body: Mapping[str, Any],
+    name: str,
+    default: int | None = None,
+    *,
+    minimum: int = 0,
+    maximum: int = MAX_INTEGER,
+) -> int:
     value = body.get(name)
     if value is None and default is not None:
         return default

@@ -23,7 +23,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+)
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
@@ -69,9 +75,13 @@ class Engine:
         self._keys = itertools.count()
         # Greedy over scores that `_Sampling` made one-hot: see the top of this file.
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
-        self._manager = self.model.init_continuous_batching(generation_config=greedy, continuous_batching_config=_batching(config))
+        self._manager = self.model.init_continuous_batching(
+            generation_config=greedy, continuous_batching_config=_batching(config)
+        )
         self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
-        self._manager.logit_processor = _Processors(_Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot)
+        self._manager.logit_processor = _Processors(
+            _Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot
+        )
         if not _has_sliding_window(model):
             # After the manager exists: its constructor accepts only transformers' own implementations.
             self.model.set_attn_implementation(_ATTENTION)
@@ -90,7 +100,13 @@ class Engine:
         return self._manager.is_running()
 
     def submit(
-        self, input_ids: list[int], *, max_new_tokens: int, stop_ids: frozenset[int], sampling: RowSampling, sees_adapter: bool = False
+        self,
+        input_ids: list[int],
+        *,
+        max_new_tokens: int,
+        stop_ids: frozenset[int],
+        sampling: RowSampling,
+        sees_adapter: bool = False,
     ) -> Job:
         """Queue a request. Its `finished` resolves after the last token, or raises EngineError or NotFinite.
 
@@ -129,7 +145,9 @@ class Engine:
         probe = list(range(0, self.vocab_size, -(-self.vocab_size // _PROBE_TOKENS)))
         activations = Activations(self.model)
         await in_thread(partial(self._while_parked, activations.start))
-        job = self.submit(probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, sees_adapter=with_adapter)
+        job = self.submit(
+            probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, sees_adapter=with_adapter
+        )
         try:
             await job.finished
         except NotFinite:
@@ -181,9 +199,13 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         jobs = self._row_jobs
-        one_hot = torch.zeros_like(scores)  # the rest belongs to unfinished prompts, whose token is never read
+        one_hot = torch.zeros_like(
+            scores
+        )  # the rest belongs to unfinished prompts, whose token is never read
         if jobs:
-            tokens_B, logprobs_B = sample(scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs])
+            tokens_B, logprobs_B = sample(
+                scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs]
+            )
             one_hot[: len(jobs)].scatter_(1, tokens_B.unsqueeze(1), 1.0)
             for job, token, logprob in zip(jobs, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
                 if job is None:
@@ -210,7 +232,12 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
         jobs = [self._jobs.get(request.state.request_id) for request in requests_in_batch]
-        self._slot.expect([(r.query_length, job is not None and job.sees_adapter) for r, job in zip(requests_in_batch, jobs, strict=True)])
+        self._slot.expect(
+            [
+                (r.query_length, job is not None and job.sees_adapter)
+                for r, job in zip(requests_in_batch, jobs, strict=True)
+            ]
+        )
         return super().prepare_tensor_args(requests_in_batch, arg_storage)
 
 

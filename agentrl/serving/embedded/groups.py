@@ -46,7 +46,9 @@ class UpdateGroups:
             )
         return group
 
-    async def join(self, *, address: str, port: int, rank: int, world_size: int, name: str, backend: str) -> None:
+    async def join(
+        self, *, address: str, port: int, rank: int, world_size: int, name: str, backend: str
+    ) -> None:
         """Join a group. Generation and updates continue meanwhile.
 
         Raises:
@@ -77,7 +79,9 @@ class UpdateGroups:
         # slot.
         done, _ = await asyncio.wait({joined}, timeout=JOIN_TIMEOUT_S + _GRACE_S)
         if not done:
-            raise InfrastructureError(f"the weights group {shown(name)} did not form within {JOIN_TIMEOUT_S:g} s")
+            raise InfrastructureError(
+                f"the weights group {shown(name)} did not form within {JOIN_TIMEOUT_S:g} s"
+            )
         joined.result()
 
     def _keep(self, name: str, joined: asyncio.Future[ProcessGroup]) -> None:

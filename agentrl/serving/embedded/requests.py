@@ -29,8 +29,10 @@ _GREEDY_BELOW = 1e-6
 _TOP_LEVEL_OFF: Mapping[str, tuple[Any, ...]] = {
     name: (None, False, 0, [], {})
     for name in (
-        "text", "input_embeds", "image_data", "video_data", "audio_data", "stream", "top_logprobs_num", "token_ids_logprob",
-        "return_text_in_logprobs", "return_hidden_states", "return_routed_experts", "return_sampling_mask", "return_entropy",
+        "text", "input_embeds", "image_data", "video_data", "audio_data", "stream", "top_logprobs_num",
+        "token_ids_logprob",
+        "return_text_in_logprobs", "return_hidden_states", "return_routed_experts", "return_sampling_mask",
+        "return_entropy",
         "return_prompt_token_ids", "session_params", "custom_logit_processor",
     )
 }  # fmt: skip
@@ -43,9 +45,21 @@ _SAMPLING_OFF: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (None, 1),
     "min_new_tokens": (None, 0),
     "beam_width": (None, 0, 1),
-    **dict.fromkeys(("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "custom_params"), (None,)),
+    **dict.fromkeys(
+        ("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "custom_params"),
+        (None,),
+    ),
 }
-_SAMPLING_SUPPORTED = ("max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop_token_ids", "ignore_eos", "skip_special_tokens")
+_SAMPLING_SUPPORTED = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+)
 _SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim", "stream_interval")
 
 
@@ -83,9 +97,14 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
         raise BadRequest("the body must be a JSON object")
     for name, off in _TOP_LEVEL_OFF.items():
         if body.get(name) not in off:
-            raise BadRequest(f"`{name}` is not supported by the embedded server; send input_ids and leave it out")
+            raise BadRequest(
+                f"`{name}` is not supported by the embedded server; send input_ids and leave it out"
+            )
     if body.get("logprob_start_len") not in (None, -1):
-        raise BadRequest("`logprob_start_len` is not supported by the embedded server: it has no log-probabilities of the prompt")
+        raise BadRequest(
+            "`logprob_start_len` is not supported by the embedded server: it has no log-probabilities of the "
+            "prompt"
+        )
     prompts = body.get("input_ids")
     if not isinstance(prompts, list) or not prompts:
         raise BadRequest("`input_ids` must be a list of token ids, or a list of such lists, and not empty")
@@ -96,9 +115,14 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
         prompts = [prompts]
     rids = _per_prompt(body.get("rid"), len(prompts), name="rid", is_batch=is_batch)
     params = _per_prompt(body.get("sampling_params"), len(prompts), name="sampling_params", is_batch=is_batch)
-    return_logprob = _per_prompt(body.get("return_logprob"), len(prompts), name="return_logprob", is_batch=is_batch)
+    return_logprob = _per_prompt(
+        body.get("return_logprob"), len(prompts), name="return_logprob", is_batch=is_batch
+    )
     adapters = _per_prompt(body.get("lora_path"), len(prompts), name="lora_path", is_batch=is_batch)
-    requests = [_parse_one(*each, limits) for each in zip(prompts, rids, params, return_logprob, adapters, strict=True)]
+    requests = [
+        _parse_one(*each, limits)
+        for each in zip(prompts, rids, params, return_logprob, adapters, strict=True)
+    ]
     if len({request.rid for request in requests}) < len(requests):
         raise BadRequest("Duplicate request ID detected within the batch")
     return requests, is_batch
@@ -114,7 +138,9 @@ def _per_prompt(value: Any, count: int, *, name: str, is_batch: bool) -> Sequenc
     return value
 
 
-def _parse_one(prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: RequestLimits) -> GenerateRequest:
+def _parse_one(
+    prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: RequestLimits
+) -> GenerateRequest:
     if adapter is not None and not (isinstance(adapter, str) and len(adapter) <= MAX_TEXT):
         raise BadRequest(f"`lora_path` must be the name of a loaded adapter, not {shown(adapter)}")
     if rid is not None and not (isinstance(rid, str) and 0 < len(rid) <= MAX_TEXT):
@@ -146,11 +172,17 @@ def _check_prompt(prompt: Any, limits: RequestLimits) -> None:
         raise BadRequest("`input_ids` must be a list of token ids, and not empty")
     for token in prompt:
         if type(token) is not int or not 0 <= token < limits.vocab_size:
-            raise BadRequest(f"`input_ids` has {shown(token)}, which is no id of the vocabulary of {limits.vocab_size} tokens")
+            raise BadRequest(
+                f"`input_ids` has {shown(token)}, which is no id of the vocabulary of {limits.vocab_size} "
+                "tokens"
+            )
 
 
 def _check_size(prompt_tokens: int, max_new_tokens: int, limits: RequestLimits) -> None:
-    for limit, what in ((limits.context_tokens, "model's maximum context length"), (limits.cache_tokens, "server's whole KV cache")):
+    for limit, what in (
+        (limits.context_tokens, "model's maximum context length"),
+        (limits.cache_tokens, "server's whole KV cache"),
+    ):
         if prompt_tokens + max_new_tokens > limit:
             raise BadRequest(
                 f"Requested token count exceeds the {what} of {limit} tokens. "
@@ -165,9 +197,15 @@ def _check_names(params: Any) -> None:
         if name in _SAMPLING_SUPPORTED or name in _SAMPLING_WITHOUT_EFFECT:
             continue
         if name not in _SAMPLING_OFF:
-            raise BadRequest(f"unknown field `{name[:MAX_TEXT]}`, expected one of {_quoted(_SAMPLING_SUPPORTED)}", is_flat=True)
+            raise BadRequest(
+                f"unknown field `{name[:MAX_TEXT]}`, expected one of {_quoted(_SAMPLING_SUPPORTED)}",
+                is_flat=True,
+            )
         if value not in _SAMPLING_OFF[name]:
-            raise BadRequest(f"`{name}` is not supported by the embedded server, which has {_quoted(_SAMPLING_SUPPORTED)}", is_flat=True)
+            raise BadRequest(
+                f"`{name}` is not supported by the embedded server, which has {_quoted(_SAMPLING_SUPPORTED)}",
+                is_flat=True,
+            )
 
 
 def _parse_sampling(params: Mapping[str, Any]) -> RowSampling:

@@ -50,7 +50,9 @@ def sample(logits_BV: Tensor, rows: Sequence[RowSampling]) -> tuple[Tensor, Tens
     if any(temperature != 1.0 for temperature in temperatures):
         # Subtract the maximum first: a small temperature then turns only logits without a chance into -inf.
         logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
-        logits_BV = logits_BV / torch.tensor(temperatures, dtype=logits_BV.dtype, device=logits_BV.device).unsqueeze(1)
+        logits_BV = logits_BV / torch.tensor(
+            temperatures, dtype=logits_BV.dtype, device=logits_BV.device
+        ).unsqueeze(1)
     logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
     # log_softmax makes a whole row of the matrix NaN if one logit is NaN or +inf; multinomial would raise.
     probs_BV = logprobs_BV.exp().nan_to_num_(nan=1.0)
@@ -72,7 +74,9 @@ def truncate(probs_BV: Tensor, rows: Sequence[RowSampling]) -> Tensor:
     """
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
     device, dtype, vocabulary = probs_BV.device, probs_BV.dtype, probs_BV.shape[1]
-    top_k_B1 = torch.tensor([row.top_k if row.top_k > 0 else vocabulary for row in rows], device=device).unsqueeze(1)
+    top_k_B1 = torch.tensor(
+        [row.top_k if row.top_k > 0 else vocabulary for row in rows], device=device
+    ).unsqueeze(1)
     top_p_B1 = torch.tensor([row.top_p for row in rows], device=device, dtype=dtype).unsqueeze(1)
     min_p_B1 = torch.tensor([row.min_p for row in rows], device=device, dtype=dtype).unsqueeze(1)
     mass_before_BV = sorted_BV.cumsum(dim=-1) - sorted_BV

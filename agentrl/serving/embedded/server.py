@@ -96,7 +96,8 @@ def serve(
     config = config or EmbeddedServerConfig()
     if not api_key and not is_local(host):
         raise UserError(
-            f"host {host} is open to other machines: name an environment variable with an API key (--api-key-env), or use 127.0.0.1"
+            f"host {host} is open to other machines: name an environment variable with an API key "
+            "(--api-key-env), or use 127.0.0.1"
         )
     _check_model(model_path)
     listener = _bind(host, port)
@@ -120,7 +121,13 @@ def serve(
         service.abort_all()
 
     service = Service(engine, Weights(model), model_path=model_path, version=weight_version)
-    info = {"version": _version(), "backend": "agentrl-embedded", "dtype": dtype, "enable_lora": True, **config.model_dump()}
+    info = {
+        "version": _version(),
+        "backend": "agentrl-embedded",
+        "dtype": dtype,
+        "enable_lora": True,
+        **config.model_dump(),
+    }
     routes = App(service, limits, decode=_decoder(model_path), info=info)
     app = build_app(routes, api_key=api_key, is_on_loopback=is_local(host), lifespan=lifespan)
     settings = uvicorn.Config(
@@ -135,7 +142,9 @@ def serve(
     try:
         ending.server.run(sockets=[listener])
     finally:
-        engine.stop()  # not in the lifespan: a forced exit skips its end, and the engine's thread would keep the process alive
+        # not in the lifespan: a forced exit skips its end, and the engine's thread would keep the process
+        # alive
+        engine.stop()
     return 1 if ending.reason or not ending.server.started else 0
 
 
@@ -150,7 +159,9 @@ async def _watch(engine: Engine, parent_pid: int | None, ending: _Ending) -> Non
 
 async def _warm_up(service: Service) -> None:
     """Generate one token before the server is ready. A server that cannot fails here."""
-    request = GenerateRequest("warm-up", [0], 1, GREEDY, frozenset(), return_logprob=False, skip_special_tokens=True)
+    request = GenerateRequest(
+        "warm-up", [0], 1, GREEDY, frozenset(), return_logprob=False, skip_special_tokens=True
+    )
     await service.generate(request)
     service.is_warm = True
 
@@ -172,7 +183,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error}; choose another --port, or 0 for a free one") from error
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error}; choose another --port, or 0 for a free one"
+        ) from error
     return listener
 
 
@@ -185,17 +198,24 @@ def _load(model_path: str, dtype: str, *, trust_remote_code: bool) -> PreTrained
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=trust_remote_code
+            model_path,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"the model in {model_path!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"the model in {model_path!r} cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
     return model.to(device)  # type: ignore[arg-type]  # the decorator of transformers hides the method
 
 
 def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> RequestLimits:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is None:
-        raise UserError(f"the config of {model_path!r} does not say max_position_embeddings, the model's context length")
+        raise UserError(
+            f"the config of {model_path!r} does not say max_position_embeddings, the model's context length"
+        )
     return RequestLimits(engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model))
 
 

@@ -101,7 +101,9 @@ class Service:
         self.is_warm = False
         self.adapter: LoadedAdapter | None = None
         self._weights = weights
-        self._weights_name: str | None = None  # None: unknown; only weights from the learner's disk transport have a name
+        self._weights_name: str | None = (
+            None  # None: unknown; only weights from the learner's disk transport have a name
+        )
         self._entries: dict[str, _Entry] = {}
         self._num_running = 0
         self._idle = asyncio.Event()
@@ -110,10 +112,12 @@ class Service:
         self._session: _Session | None = None
         self._is_released = False
         self._update_lock = asyncio.Lock()
-        self._disk_lock = asyncio.Lock()  # one reader at a time: each holds a second copy of the model in memory
+        self._disk_lock = (
+            asyncio.Lock()
+        )  # one reader at a time: each holds a second copy of the model in memory
         self.groups = UpdateGroups()
 
-    # ---------------------------------------------------------------------------------------------------- requests
+    # ----------------------------------------------------------------------------------------------- requests
 
     def check_rids(self, requests: Sequence[GenerateRequest]) -> None:
         for request in requests:
@@ -150,7 +154,9 @@ class Service:
 
     async def _run(self, entry: _Entry) -> None:
         request = entry.request
-        self._check_adapter(request)  # after the gate: a request that waited for a publish sees the adapter it brought
+        self._check_adapter(
+            request
+        )  # after the gate: a request that waited for a publish sees the adapter it brought
         job = self.engine.submit(
             request.input_ids,
             max_new_tokens=request.max_new_tokens,
@@ -182,7 +188,12 @@ class Service:
         samples = list(entry.job.samples) if entry.job else []
         last = samples[-1][0] if samples else None
         result = partial(
-            Result, request, samples, _spans(entry.starts, len(samples)), self.version, seconds=time.monotonic() - entry.arrived
+            Result,
+            request,
+            samples,
+            _spans(entry.starts, len(samples)),
+            self.version,
+            seconds=time.monotonic() - entry.arrived,
         )
         if not was_admitted:
             return result(finish="abort", message="Abort in waiting queue")
@@ -212,7 +223,7 @@ class Service:
         tokens = sum(len(e.request.input_ids) + len(e.job.samples) for e in running if e.job is not None)
         return len(running), len(self._entries) - len(running), tokens
 
-    # -------------------------------------------------------------------------------------------------------- gate
+    # --------------------------------------------------------------------------------------------------- gate
 
     @property
     def _is_open(self) -> bool:
@@ -243,7 +254,10 @@ class Service:
             WrongState: requests are running, or the memory is already released.
         """
         if self._is_released or not (self.is_paused or self._idle.is_set()):
-            raise WrongState("release_memory_occupation should be called only when the server is idle, and once: pause it before")
+            raise WrongState(
+                "release_memory_occupation should be called only when the server is idle, and once: pause it "
+                "before"
+            )
         self._is_released = True  # before the first await, so that no request starts meanwhile
         await self._idle.wait()
 
@@ -269,7 +283,9 @@ class Service:
         """
         async with self._update_lock:
             if self._is_released:
-                raise WrongState("the memory of the weights is released; call resume_memory_occupation before an update")
+                raise WrongState(
+                    "the memory of the weights is released; call resume_memory_occupation before an update"
+                )
             self._holds += 1
             try:
                 if abort_all:
@@ -280,7 +296,7 @@ class Service:
                 self._holds -= 1
                 self._open_if_free()
 
-    # ----------------------------------------------------------------------------------------------------- updates
+    # ------------------------------------------------------------------------------------------------ updates
 
     async def update_from_disk(self, folder: str, *, version: str | None, abort_all: bool) -> None:
         """Replace all weights by the checkpoint in `folder`.
@@ -313,7 +329,10 @@ class Service:
             changes = await in_thread(partial(self._weights.read_changes, folder))
             async with self._exclusive(abort_all=abort_all):
                 if changes.base != self._weights_name:
-                    raise WeightsRefused(f"{folder} changes weights called {changes.base!r}; this server has {self._weights_name!r}")
+                    raise WeightsRefused(
+                        f"{folder} changes weights called {changes.base!r}; this server has "
+                        f"{self._weights_name!r}"
+                    )
                 await self._check(await self._changed(partial(self._weights.change, changes)))
                 self._weights_name = changes.name
                 if version is not None:
@@ -336,7 +355,8 @@ class Service:
                 The weights and the version from before the session are restored.
         """
         session, self._session = self._session, None
-        # The session is closed for its updates from here on, but the gate stays shut until the weights are checked.
+        # The session is closed for its updates from here on, but the gate stays shut until the weights are
+        # checked.
         self._holds += 1
         try:
             if session is not None:
@@ -349,7 +369,9 @@ class Service:
         if session.num_coming:  # do not take the lock: the pending update holds it, and may hang for long
             await self._changed(session.undo.restore)
             self.rename(session.version)
-            raise WeightsRefused("the session ended while weights of it were on their way; the old weights are kept")
+            raise WeightsRefused(
+                "the session ended while weights of it were on their way; the old weights are kept"
+            )
         async with self._update_lock:
             try:
                 await self._check(session.undo)
@@ -369,7 +391,10 @@ class Service:
         """
         session = self._session
         if session is None:
-            raise WrongState("update_weights_from_distributed must run between begin_weight_update() and end_weight_update()")
+            raise WrongState(
+                "update_weights_from_distributed must run between begin_weight_update() and "
+                "end_weight_update()"
+            )
         group = self.groups.get(name)
         session.num_coming += 1
         try:
@@ -382,7 +407,10 @@ class Service:
                     session.undo.extend(await self._changed(partial(self._weights.replace, tensors)))
                 if self._session is not session:
                     await self._changed(session.undo.restore)
-                    raise WrongState("the session of this update ended while its weights were on their way; the old weights are kept")
+                    raise WrongState(
+                        "the session of this update ended while its weights were on their way; the old "
+                        "weights are kept"
+                    )
                 if version is not None:
                     self.rename(version)
         finally:
@@ -399,7 +427,10 @@ class Service:
         for with_adapter in (False, True) if self.adapter is not None else (False,):
             if not await self.engine.computes(with_adapter=with_adapter):
                 await self._changed(undo.restore)
-                raise WeightsRefused("a forward of these weights is not finite, so that nothing could be sampled; the old weights are kept")
+                raise WeightsRefused(
+                    "a forward of these weights is not finite, so that nothing could be sampled; the old "
+                    "weights are kept"
+                )
 
     async def _changed(self, change: Callable[[], T]) -> T:
         """Return `change()`, called while no forward runs.
@@ -419,11 +450,17 @@ class Service:
             adapter = await in_thread(partial(self.engine.adapter_slot.read, folder))
             async with self._exclusive(abort_all=False):
                 if self.adapter is not None:
-                    raise WrongState(f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, unload it first")
+                    raise WrongState(
+                        f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, "
+                        "unload it first"
+                    )
                 await self._changed(partial(self.engine.adapter_slot.put, adapter))
                 if not await self.engine.computes(with_adapter=True):
                     await self._changed(partial(self.engine.adapter_slot.put, None))
-                    raise WeightsRefused("a forward with this adapter is not finite, so that nothing could be sampled; it is not loaded")
+                    raise WeightsRefused(
+                        "a forward with this adapter is not finite, so that nothing could be sampled; it is "
+                        "not loaded"
+                    )
                 self.adapter = LoadedAdapter(name, folder, adapter)
 
     async def unload_adapter(self, name: str) -> None:
@@ -458,4 +495,8 @@ class Service:
 
 def _spans(starts: Sequence[tuple[str, int]], num_tokens: int) -> list[VersionSpan]:
     ends = [*(start for _, start in starts), num_tokens][1:]
-    return [VersionSpan(version, start, end) for (version, start), end in zip(starts, ends, strict=True) if end > start]
+    return [
+        VersionSpan(version, start, end)
+        for (version, start), end in zip(starts, ends, strict=True)
+        if end > start
+    ]

@@ -59,7 +59,9 @@ class Undo:
     """The values that an update overwrote. A whole old tensor reuses the memory of the new one."""
 
     def __init__(self) -> None:
-        self._steps: list[tuple[Tensor, Tensor | None, Tensor]] = []  # weight, flat positions (None: all), old values
+        self._steps: list[
+            tuple[Tensor, Tensor | None, Tensor]
+        ] = []  # weight, flat positions (None: all), old values
 
     @torch.no_grad()
     def swap(self, target: Tensor, new: Tensor) -> None:
@@ -102,18 +104,24 @@ class Weights:
     """All parameters of a model by their Hugging Face names. Tied ones have two names and one storage."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._targets: dict[str, Tensor] = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        self._targets: dict[str, Tensor] = {
+            name: tensor.detach() for name, tensor in model.state_dict().items()
+        }
         self._device = model.device
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse unknown names and wrong shapes."""
         unknown = sorted(set(shapes) - set(self._targets))
         if unknown:
-            raise WeightsRefused(f"{len(unknown)} names are no weights of this model, the first is {shown(unknown[0])}")
+            raise WeightsRefused(
+                f"{len(unknown)} names are no weights of this model, the first is {shown(unknown[0])}"
+            )
         for name, shape in shapes.items():
             expected = tuple(self._targets[name].shape)
             if tuple(shape) != expected:
-                raise WeightsRefused(f"{name!r} has shape {shown(list(shape))}; this model's is {list(expected)}")
+                raise WeightsRefused(
+                    f"{name!r} has shape {shown(list(shape))}; this model's is {list(expected)}"
+                )
 
     def check_complete(self, names: Sequence[str]) -> None:
         """Refuse an incomplete set of weights. Of tied weights, one name is enough."""
@@ -123,7 +131,9 @@ class Weights:
             raise WeightsRefused(f"{len(missing)} weights are missing, the first is {missing[0]!r}")
 
     def read_folder(self, folder: str) -> dict[str, Tensor]:
-        """Read and check a complete set of weights from the safetensors of `folder`, in this model's dtypes."""
+        """Read and check a complete set of weights from the safetensors of `folder`, in this model's
+        dtypes.
+        """
         tensors: dict[str, Tensor] = {}
         with reading(Path(folder)):
             files = _weight_files(Path(folder))
@@ -136,7 +146,9 @@ class Weights:
         return tensors
 
     def read_changes(self, folder: str) -> Changes:
-        """Read the changes in `folder`, checked against their own name (a checksum) and against this model."""
+        """Read the changes in `folder`, checked against their own name (a checksum) and against this
+        model.
+        """
         file = Path(folder) / CHANGES_FILE
         with reading(file), safe_open(file, framework="pt") as opened:
             names = opened.metadata() or {}
@@ -147,16 +159,27 @@ class Weights:
         whole = {key: part for key, part in parts.items() if not key.endswith((POSITIONS, VALUES))}
         self.check({key: tuple(tensor.shape) for key, tensor in whole.items()})
         changed = sorted({key.removesuffix(VALUES).removesuffix(POSITIONS) for key in parts} - set(whole))
-        elements = {key: self._elements(key, parts.get(key + POSITIONS), parts.get(key + VALUES)) for key in changed}
+        elements = {
+            key: self._elements(key, parts.get(key + POSITIONS), parts.get(key + VALUES)) for key in changed
+        }
         return Changes(base, name, {key: self._fitted(key, part) for key, part in whole.items()}, elements)
 
     def _elements(self, name: str, positions: Tensor | None, values: Tensor | None) -> tuple[Tensor, Tensor]:
         target = self._targets.get(name)
         if target is None:
             raise WeightsRefused(f"{shown(name)} is no weight of this model")
-        if positions is None or values is None or positions.dtype not in (torch.int32, torch.int64) or not positions.numel():
+        if (
+            positions is None
+            or values is None
+            or positions.dtype not in (torch.int32, torch.int64)
+            or not positions.numel()
+        ):
             raise WeightsRefused(f"the changes of {name!r} must be integer positions and their values")
-        if positions.shape != values.shape or positions.ndim != 1 or not 0 <= int(positions.min()) <= int(positions.max()) < target.numel():
+        if (
+            positions.shape != values.shape
+            or positions.ndim != 1
+            or not 0 <= int(positions.min()) <= int(positions.max()) < target.numel()
+        ):
             raise WeightsRefused(f"the changes of {name!r} do not lie in its {target.numel()} elements")
         return positions.long().to(self._device), self._fitted(name, values)
 
@@ -164,12 +187,16 @@ class Weights:
         """Return a weight in this model's dtype; refuse unknown dtypes and non-finite values."""
         target = self._targets[name]
         if tensor.dtype not in _DTYPES and tensor.dtype != target.dtype:
-            raise WeightsRefused(f"{name!r} is of {tensor.dtype}; this server takes float32, bfloat16, float16 and float64")
+            raise WeightsRefused(
+                f"{name!r} is of {tensor.dtype}; this server takes float32, bfloat16, float16 and float64"
+            )
         fitted = tensor.to(target.dtype)  # not moved to the GPU, which has no room for a second model
         check_finite({name: fitted})
         return fitted
 
-    def receive(self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool) -> dict[str, Tensor]:
+    def receive(
+        self, specs: Sequence[WeightSpec], group: ProcessGroup, *, is_bucket: bool
+    ) -> dict[str, Tensor]:
         """Receive the weights that rank 0 of `group` broadcasts, one by one or in one flat byte bucket.
 
         Raises:
@@ -181,7 +208,11 @@ class Weights:
             sizes = [spec.dtype.itemsize * torch.Size(spec.shape).numel() for spec in specs]
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
             broadcast(flat, group)
-            tensors = dict(zip((s.name for s in specs), unflatten(flat, [(s.dtype, s.shape) for s in specs]), strict=True))
+            tensors = dict(
+                zip(
+                    (s.name for s in specs), unflatten(flat, [(s.dtype, s.shape) for s in specs]), strict=True
+                )
+            )
         else:
             tensors = {}
             for spec in specs:
@@ -224,9 +255,13 @@ def parse_specs(names: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[An
     """Parse the three parallel lists of SGLang's distributed update; raise WeightsRefused if invalid."""
     if not len(names) == len(dtypes) == len(shapes) or not names:
         raise WeightsRefused(
-            f"names, dtypes and shapes must be as many, and at least one; they are {len(names)}, {len(dtypes)}, {len(shapes)}"
+            f"names, dtypes and shapes must be as many, and at least one; they are {len(names)}, "
+            f"{len(dtypes)}, {len(shapes)}"
         )
-    return [WeightSpec(_name(name), _dtype(dtype), _shape(shape)) for name, dtype, shape in zip(names, dtypes, shapes, strict=True)]
+    return [
+        WeightSpec(_name(name), _dtype(dtype), _shape(shape))
+        for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
+    ]
 
 
 def _name(name: Any) -> str:
@@ -238,7 +273,9 @@ def _name(name: Any) -> str:
 def _dtype(name: Any) -> torch.dtype:
     dtype = getattr(torch, str(name).removeprefix("torch."), None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
-        raise WeightsRefused(f"unknown dtype {shown(name)} of a weight; write float32, bfloat16, float16 or float64")
+        raise WeightsRefused(
+            f"unknown dtype {shown(name)} of a weight; write float32, bfloat16, float16 or float64"
+        )
     return dtype
 
 
@@ -268,8 +305,12 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except WeightsRefused:
         raise
-    except Exception as error:  # boundary of a foreign file: OSError, SafetensorError, or anything that a parser raises
-        raise WeightsRefused(f"{cut(str(path))} cannot be read: {type(error).__name__}: {cut(str(error))}") from error
+    except (
+        Exception
+    ) as error:  # boundary of a foreign file: OSError, SafetensorError, or anything that a parser raises
+        raise WeightsRefused(
+            f"{cut(str(path))} cannot be read: {type(error).__name__}: {cut(str(error))}"
+        ) from error
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

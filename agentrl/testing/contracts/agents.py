@@ -69,13 +69,17 @@ class AgentContract:
         watch.check()
 
     def test_it_ends_at_the_token_limit(self) -> None:
-        trajectory, watch = self._play(lambda turn, prompt: self.never_done, max_response_tokens=3, max_turns=50)
+        trajectory, watch = self._play(
+            lambda turn, prompt: self.never_done, max_response_tokens=3, max_turns=50
+        )
         assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
         assert trajectory.num_action_tokens <= 3
         watch.check()
 
     def test_it_ends_at_the_deadline(self) -> None:
-        trajectory, watch = self._play(lambda turn, prompt: self.never_done, latency_s=math.inf, trajectory_timeout_s=0.3)
+        trajectory, watch = self._play(
+            lambda turn, prompt: self.never_done, latency_s=math.inf, trajectory_timeout_s=0.3
+        )
         assert trajectory.outcome is Outcome.TIMEOUT, f"{trajectory.outcome}: {trajectory.failure}"
         watch.check()
 
@@ -100,7 +104,7 @@ class AgentContract:
         assert trajectory.outcome is Outcome.COMPLETED, f"{trajectory.outcome}: {trajectory.failure}"
         watch.check()
 
-    # ----------------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _class(self) -> type[AgentLoop]:
         return plugin_class(load_plugins().agents, self.agent)
@@ -134,7 +138,9 @@ class SessionWatch:
     def check(self) -> None:
         """Assert that the agent let TrajectoryEnd pass and left no task running."""
         assert self.num_calls_after_end == 0, "the agent caught TrajectoryEnd and went on: let it pass"
-        assert self.let_end_out, "the agent swallowed TrajectoryEnd: let it pass, the session knows the outcome"
+        assert self.let_end_out, (
+            "the agent swallowed TrajectoryEnd: let it pass, the session knows the outcome"
+        )
         assert self.num_open_nurseries == 0, "the agent left a nursery open: tasks of it may still run"
 
 

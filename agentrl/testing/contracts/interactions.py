@@ -64,8 +64,17 @@ class InteractionContract:
             check_number(score, f"the score after {name} text")
 
     def test_turns_with_calls_are_answered(self) -> None:
-        said = Message("assistant", "", tool_calls=(ToolCall("c1", "search", {"query": "x"}), ToolCall("c2", "", None, "no JSON")))
-        history = [Message("system", "s"), Message("user", "?"), said, Message("tool", "found", tool_call_id="c1", name="search")]
+        said = Message(
+            "assistant",
+            "",
+            tool_calls=(ToolCall("c1", "search", {"query": "x"}), ToolCall("c2", "", None, "no JSON")),
+        )
+        history = [
+            Message("system", "s"),
+            Message("user", "?"),
+            said,
+            Message("tool", "found", tool_call_id="c1", name="search"),
+        ]
 
         async def main(partner: Interaction) -> InteractionReply:
             return await partner.respond([*history, Message("assistant", "", reasoning="hm")])
@@ -78,10 +87,14 @@ class InteractionContract:
         first, second = self._new(), self._new()
 
         async def both() -> list[list[InteractionReply]]:
-            return await side_by_side(first.runtime, functools.partial(self._talk, first), functools.partial(self._talk, second))
+            return await side_by_side(
+                first.runtime, functools.partial(self._talk, first), functools.partial(self._talk, second)
+            )
 
         for replies in run(first.runtime, both):
-            assert self._texts(replies) == alone, "the replies depend on another conversation: keep state in `self`, not in the class"
+            assert self._texts(replies) == alone, (
+                "the replies depend on another conversation: keep state in `self`, not in the class"
+            )
 
     def test_rows_that_make_no_sense_are_refused_at_the_start(self) -> None:
         for kwargs in self.bad_kwargs:
@@ -100,7 +113,7 @@ class InteractionContract:
                 is_refused = True
             assert is_refused, f"`start` took {dict(kwargs)!r}: raise DataError with what is missing"
 
-    # --------------------------------------------------------------------------------------------------------- lifetime
+    # ----------------------------------------------------------------------------------------------- lifetime
 
     def test_it_can_be_finalized_unused(self) -> None:
         async def main(partner: Interaction) -> None:
@@ -125,9 +138,11 @@ class InteractionContract:
             await self._talk(partner)
             return len(left_tasks()) if partner.runtime == "asyncio" else 0
 
-        assert run(self._class().runtime, main) == 0, "asyncio tasks still run after `finalize`: cancel them there"
+        assert run(self._class().runtime, main) == 0, (
+            "asyncio tasks still run after `finalize`: cancel them there"
+        )
 
-    # ------------------------------------------------------------------------------------------------------ in the loop
+    # -------------------------------------------------------------------------------------------- in the loop
 
     def test_in_the_loop_it_is_started_answers_scores_and_is_finalized(self) -> None:
         recorded, log = self._recorded()
@@ -150,7 +165,7 @@ class InteractionContract:
         assert self._play(recorded, trajectory_timeout_s=0.3).outcome is Outcome.TIMEOUT
         assert log == ["start", "respond", "finalize"]
 
-    # ----------------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _class(self) -> type[Interaction]:
         return plugin_class(load_plugins().interactions, self.interaction)
@@ -158,7 +173,9 @@ class InteractionContract:
     def _new(self) -> Interaction:
         return self._class()(dict(self.config))
 
-    def _live(self, main: Callable[[Interaction], Awaitable[Any]], interaction: type[Interaction] | None = None) -> Any:
+    def _live(
+        self, main: Callable[[Interaction], Awaitable[Any]], interaction: type[Interaction] | None = None
+    ) -> Any:
         """Run `main(partner)` between `start` and `finalize`."""
         partner = (interaction or self._class())(dict(self.config))
 
@@ -220,7 +237,11 @@ class InteractionContract:
             agent="interaction_agent",
             interaction=interaction,
             interaction_kwargs=dict(self.interaction_kwargs),
-            **{"interaction_config": {interaction.name: dict(self.config)}, "max_turns": len(self.says), **settings},
+            **{
+                "interaction_config": {interaction.name: dict(self.config)},
+                "max_turns": len(self.says),
+                **settings,
+            },
         )
 
 
@@ -251,7 +272,9 @@ def check_reply(reply: Any) -> None:
     """Assert the types of a reply's fields: text, is_done, finite reward and metrics, and a text or None as
     state.
     """
-    assert isinstance(reply, InteractionReply), f"`respond` returned {type(reply).__name__}; return agentrl.plugins.InteractionReply"
+    assert isinstance(reply, InteractionReply), (
+        f"`respond` returned {type(reply).__name__}; return agentrl.plugins.InteractionReply"
+    )
     assert isinstance(reply.text, str), f"the reply's text is {reply.text!r}"
     assert isinstance(reply.is_done, bool), f"is_done is {reply.is_done!r}"
     assert reply.state is None or isinstance(reply.state, str), f"the reply's state is {reply.state!r}"

@@ -12,9 +12,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from agentrl.errors import DataError
-from agentrl.plugins import AnyReward, Attempted, BatchReward, GroupReward, RewardResult, TurnReward, load_plugins
+from agentrl.plugins import (
+    AnyReward,
+    Attempted,
+    BatchReward,
+    GroupReward,
+    RewardResult,
+    TurnReward,
+    load_plugins,
+)
 from agentrl.plugins.rewards import RunsIn
-from agentrl.testing.contracts.running import ODD_TEXTS, check_metrics, check_name, check_number, plugin_class, run, side_by_side
+from agentrl.testing.contracts.running import (
+    ODD_TEXTS,
+    check_metrics,
+    check_name,
+    check_number,
+    plugin_class,
+    run,
+    side_by_side,
+)
 from agentrl.testing.stage import DATA_SOURCE, play
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, Task
 
@@ -63,9 +79,13 @@ class RewardContract:
     def test_scope_and_place_are_known(self) -> None:
         cls = self._class()
         reward = self._new()
-        assert reward.runs_in in get_args(RunsIn), f"runs_in={reward.runs_in!r}: one of {', '.join(get_args(RunsIn))}"
+        assert reward.runs_in in get_args(RunsIn), (
+            f"runs_in={reward.runs_in!r}: one of {', '.join(get_args(RunsIn))}"
+        )
         is_async = inspect.iscoroutinefunction(cls.score)
-        assert is_async == (reward.runs_in in ("asyncio", "trio")), "an async `score` runs in asyncio or trio, any other does not"
+        assert is_async == (reward.runs_in in ("asyncio", "trio")), (
+            "an async `score` runs in asyncio or trio, any other does not"
+        )
 
     def test_examples_get_what_they_deserve(self) -> None:
         assert self.examples, "give at least one example in `examples`"
@@ -131,7 +151,7 @@ class RewardContract:
             check_number(event.value, f"the reward {event.name}")
             assert trajectory.action_mask[event.position]
 
-    # ----------------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _class(self) -> type[AnyReward]:
         return plugin_class(load_plugins().rewards, self.reward)
@@ -146,7 +166,9 @@ class RewardContract:
         reward: Any = self._new()
         attempts = [attempt_of(example) for example in examples]
         is_shared = isinstance(reward, GroupReward | BatchReward)
-        scores = [functools.partial(reward.score, [attempt] if is_shared else attempt) for attempt in attempts]
+        scores = [
+            functools.partial(reward.score, [attempt] if is_shared else attempt) for attempt in attempts
+        ]
         if reward.runs_in not in ("asyncio", "trio"):
             with ThreadPoolExecutor(8 if at_once else 1) as threads:
                 returned = list(threads.map(lambda score: score(), scores))
@@ -174,7 +196,9 @@ def value_of(returned: Any, reward: AnyReward, attempt: Attempted) -> float | No
     if isinstance(reward, GroupReward | BatchReward):
         assert len(returned) == 1, f"{len(returned)} results for one attempt"
         (returned,) = returned
-    assert returned is None or isinstance(returned, RewardResult), f"`score` returned {returned!r}; return RewardResult or None"
+    assert returned is None or isinstance(returned, RewardResult), (
+        f"`score` returned {returned!r}; return RewardResult or None"
+    )
     if returned is None:
         return None
     check_number(returned.value, "the reward")
@@ -197,7 +221,11 @@ def task_of(example: RewardExample) -> Task:
 def attempt_of(example: RewardExample) -> Attempted:
     """Return the finished attempt of an example, with a user message between the turns."""
     task = task_of(example)
-    response = [message for text in example.turns for message in (Message("assistant", text), Message("user", "Go on."))][:-1]
+    response = [
+        message
+        for text in example.turns
+        for message in (Message("assistant", text), Message("user", "Go on."))
+    ][:-1]
     num_tokens = sum(len(text) for text in example.turns)
     return Attempted(
         task=task,

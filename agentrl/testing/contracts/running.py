@@ -84,7 +84,9 @@ async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Await
     task.cancel()
     await asyncio.wait([task])
     problem = None if task.cancelled() else task.exception()
-    assert problem is None, f"a cancelled call raised {type(problem).__name__}: {problem}; let asyncio.CancelledError pass"
+    assert problem is None, (
+        f"a cancelled call raised {type(problem).__name__}: {problem}; let asyncio.CancelledError pass"
+    )
 
 
 def left_tasks() -> set[asyncio.Task[Any]]:

@@ -48,14 +48,16 @@ class ToolContract:
     create_kwargs: ClassVar[Mapping[str, Any]] = {}
     is_deterministic: ClassVar[bool] = True
 
-    # ---------------------------------------------------------------------------------------------- what the model reads
+    # ----------------------------------------------------------------------------------- what the model reads
 
     def test_name_and_description(self) -> None:
         registry = load_plugins().tools
         cls = plugin_class(registry, vars_of(type(self), "tool"))
         check_name(registry, cls)
         assert cls.description.strip(), "the description is empty: it is what the model chooses the tool by"
-        assert len(cls.description) <= 1024, f"the description has {len(cls.description)} characters; every prompt pays for it"
+        assert len(cls.description) <= 1024, (
+            f"the description has {len(cls.description)} characters; every prompt pays for it"
+        )
 
     def test_parameters_are_a_json_schema_of_an_object(self) -> None:
         parameters = dict(self._class().parameters)
@@ -80,7 +82,7 @@ class ToolContract:
         for arguments in self.valid_calls:
             jsonschema_rs.validate(dict(self._class().parameters), dict(arguments))
 
-    # ------------------------------------------------------------------------------------------------------------ calls
+    # -------------------------------------------------------------------------------------------------- calls
 
     def test_calls_return_results(self) -> None:
         for result in self._answers():
@@ -89,7 +91,10 @@ class ToolContract:
 
     def test_calls_side_by_side_return_results(self) -> None:
         async def main(tool: Tool) -> list[ToolResult]:
-            calls = [functools.partial(tool.call, arguments) for arguments in [*self.valid_calls, *self.valid_calls]]
+            calls = [
+                functools.partial(tool.call, arguments)
+                for arguments in [*self.valid_calls, *self.valid_calls]
+            ]
             return await side_by_side(tool.runtime, *calls)
 
         for result in self._live(main):
@@ -109,17 +114,23 @@ class ToolContract:
         first, second = self._new(), self._new()
 
         async def both() -> list[list[ToolResult]]:
-            return await side_by_side(first.runtime, functools.partial(one, first), functools.partial(one, second))
+            return await side_by_side(
+                first.runtime, functools.partial(one, first), functools.partial(one, second)
+            )
 
         for results in run(first.runtime, both):
-            assert self._texts(results) == alone, "the answers depend on another trajectory: keep state in `self`, not in the class"
+            assert self._texts(results) == alone, (
+                "the answers depend on another trajectory: keep state in `self`, not in the class"
+            )
 
     def test_the_arguments_are_left_as_they_are(self) -> None:
         before = json.dumps([dict(arguments) for arguments in self.valid_calls])
         self._answers()
-        assert json.dumps([dict(arguments) for arguments in self.valid_calls]) == before, "`call` changed its arguments"
+        assert json.dumps([dict(arguments) for arguments in self.valid_calls]) == before, (
+            "`call` changed its arguments"
+        )
 
-    # --------------------------------------------------------------------------------------------------------- lifetime
+    # ----------------------------------------------------------------------------------------------- lifetime
 
     def test_it_can_be_closed_unused(self) -> None:
         async def main(tool: Tool) -> None:
@@ -149,21 +160,27 @@ class ToolContract:
             return len(left_tasks()) if tool.runtime == "asyncio" else 0
 
         left = run(self._class().runtime, main)
-        assert left == 0, f"{left} asyncio task(s) still run after `close`: keep them in the tool, and cancel them there"
+        assert left == 0, (
+            f"{left} asyncio task(s) still run after `close`: keep them in the tool, and cancel them there"
+        )
 
-    # ------------------------------------------------------------------------------------------------------ in the loop
+    # -------------------------------------------------------------------------------------------- in the loop
 
     def test_in_the_loop_it_is_started_called_and_closed(self) -> None:
         recorded, log = self._recorded()
         trajectory = self._play([*self._calls(), "done"], recorded)
         assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
-        assert trajectory.metrics["num_tool_errors"] == 0, [m.content for m in trajectory.messages if m.role == "tool"]
+        assert trajectory.metrics["num_tool_errors"] == 0, [
+            m.content for m in trajectory.messages if m.role == "tool"
+        ]
         assert log == ["start", *["call"] * len(self.valid_calls), "close"]
 
     def test_in_the_loop_wrong_arguments_never_reach_call(self) -> None:
         wrong = self._wrong_calls()
         recorded, log = self._recorded()
-        trajectory = self._play([*(Call(recorded.name, dict(arguments)) for arguments in wrong), "done"], recorded)
+        trajectory = self._play(
+            [*(Call(recorded.name, dict(arguments)) for arguments in wrong), "done"], recorded
+        )
         assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
         assert trajectory.metrics["num_tool_errors"] == len(wrong)
         assert "call" not in log
@@ -190,7 +207,7 @@ class ToolContract:
         assert trajectory.metrics["num_tool_errors"] == 1
         assert log == ["start", "call", "close"]
 
-    # ----------------------------------------------------------------------------------------------------------- inside
+    # ------------------------------------------------------------------------------------------------- inside
 
     def _class(self) -> type[Tool]:
         return plugin_class(load_plugins().tools, vars_of(type(self), "tool"))
@@ -223,7 +240,9 @@ class ToolContract:
     def _calls(self) -> list[Call]:
         return [Call(self._class().name, dict(arguments)) for arguments in self.valid_calls]
 
-    def _recorded(self, behaviour: Callable[[Tool, Arguments], Awaitable[ToolResult]] | None = None) -> tuple[type[Tool], list[str]]:
+    def _recorded(
+        self, behaviour: Callable[[Tool, Arguments], Awaitable[ToolResult]] | None = None
+    ) -> tuple[type[Tool], list[str]]:
         """Return a subclass of the tool that logs its calls, and the log. `behaviour` replaces its calls."""
         base, log = self._class(), []
 
@@ -251,13 +270,17 @@ class ToolContract:
         )
 
     def _wrong_calls(self) -> list[Arguments]:
-        """Return arguments that the schema rejects: a missing property, a wrong type, or an extra property."""
+        """Return arguments that the schema rejects: a missing property, a wrong type, or an extra
+        property.
+        """
         example, schema = dict(self.valid_calls[0]), dict(self._class().parameters)
         candidates: list[Arguments] = [{k: v for k, v in example.items() if k != name} for name in example]
         candidates += [{**example, name: odd} for name in example for odd in ODD_VALUES]
         candidates += [{**example, "no_such_parameter": 1}]
         refused = [arguments for arguments in candidates if not is_valid(arguments, schema)]
-        assert refused, "the schema refuses nothing: say which properties are required, and of which type they are"
+        assert refused, (
+            "the schema refuses nothing: say which properties are required, and of which type they are"
+        )
         return refused
 
 
@@ -278,7 +301,9 @@ def check_result(result: Any) -> None:
     """Assert that a call returned a ToolResult with text, finite reward and metrics, and a text or None as
     state.
     """
-    assert isinstance(result, ToolResult), f"`call` returned {type(result).__name__}; return agentrl.plugins.ToolResult"
+    assert isinstance(result, ToolResult), (
+        f"`call` returned {type(result).__name__}; return agentrl.plugins.ToolResult"
+    )
     assert isinstance(result.text, str), f"the result's text is {result.text!r}"
     assert result.state is None or isinstance(result.state, str), f"the result's state is {result.state!r}"
     check_number(result.reward, "the result's reward")

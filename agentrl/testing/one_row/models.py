@@ -27,7 +27,10 @@ from agentrl.testing.script import Call, Raw, Says, ScriptedModel, ScriptedTurn
 
 PERSON = "person"
 CALL = re.compile(r"/call\s+(\S+)\s*(.*)")
-HELP = 'You are the model. End a turn with an empty line; `/call NAME {"argument": "value"}` calls a tool; Ctrl-D gives up.'
+HELP = (
+    'You are the model. End a turn with an empty line; `/call NAME {"argument": "value"}` calls a tool; '
+    "Ctrl-D gives up."
+)
 PROBE_TIMEOUT_S = 10.0
 
 Read = Callable[[], str | None]
@@ -85,9 +88,13 @@ def read_typed(lines: Sequence[str]) -> Says:
         try:
             arguments = json.loads(found[2] or "{}")
         except json.JSONDecodeError as error:
-            raise ConfigError(f"/call {found[1]}: the arguments are not valid JSON: {error}; type the turn again") from error
+            raise ConfigError(
+                f"/call {found[1]}: the arguments are not valid JSON: {error}; type the turn again"
+            ) from error
         if not isinstance(arguments, dict):
-            raise ConfigError(f"/call {found[1]}: the arguments must be a JSON object, are {found[2]}; type the turn again")
+            raise ConfigError(
+                f"/call {found[1]}: the arguments must be a JSON object, are {found[2]}; type the turn again"
+            )
         calls.append(Call(found[1], arguments))
     return Says("\n".join(text), tuple(calls))
 
@@ -118,15 +125,26 @@ def _scripted(turn: Any, where: str) -> ScriptedTurn:
     if "raw" in turn:
         return Raw(str(turn["raw"]))
     try:
-        calls = tuple(Call(str(call["name"]), dict(call.get("arguments") or {})) for call in turn.get("calls") or ())
+        calls = tuple(
+            Call(str(call["name"]), dict(call.get("arguments") or {})) for call in turn.get("calls") or ()
+        )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: calls must be a list of {{name, arguments}}, is {turn['calls']!r}") from error
+        raise ConfigError(
+            f"{where}: calls must be a list of {{name, arguments}}, is {turn['calls']!r}"
+        ) from error
     return Says(str(turn.get("text") or ""), calls, str(turn.get("reasoning") or ""))
 
 
 @contextmanager
 def open_model(
-    model: str, rollout: RolloutConfig, weights: ModelConfig, chat: Chat, *, starts_server: bool, read: Read, say: Say
+    model: str,
+    rollout: RolloutConfig,
+    weights: ModelConfig,
+    chat: Chat,
+    *,
+    starts_server: bool,
+    read: Read,
+    say: Say,
 ) -> Iterator[Client]:
     """Yield the client that generates: a person (`person`), a server (its URL, or one started here), or a
     script (a file).
@@ -158,7 +176,9 @@ def _connected(url: str, key: str | None) -> SGLangClient:
         try:
             with trio.fail_after(PROBE_TIMEOUT_S):
                 if (await probe.model_info()).version is None:
-                    raise ServerError(f"{url} has weights without a version; start it with --weight-version 0")
+                    raise ServerError(
+                        f"{url} has weights without a version; start it with --weight-version 0"
+                    )
         except trio.TooSlowError:
             raise ServerError(f"{url} did not answer within {PROBE_TIMEOUT_S:g} s") from None
         finally:

@@ -41,7 +41,14 @@ class PlayedRow:
 
 
 def play_row(
-    config: Config, *, row: int, model: str, is_validation: bool = False, starts_server: bool = False, read: Read, say: Say
+    config: Config,
+    *,
+    row: int,
+    model: str,
+    is_validation: bool = False,
+    starts_server: bool = False,
+    read: Read,
+    say: Say,
 ) -> PlayedRow:
     """Play row `row` (counted from 0 over all files in order) once, with the sampling of training or of
     validation.
@@ -66,7 +73,9 @@ def play_row(
     with concerning(task.task_id):
         playable.check(task)
     vocab_size, context_tokens = model_limits(weights, chat)
-    with open_model(model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say) as client:
+    with open_model(
+        model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
+    ) as client:
         router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
 
         def open_manager(host: AsyncioHost) -> AgentLoopManager:
@@ -77,7 +86,9 @@ def play_row(
     return PlayedRow(task, trajectory, chat)
 
 
-def read_task(config: DataConfig, key: Literal["train_files", "val_files"], row: int, agents: AgentChoice) -> Task:
+def read_task(
+    config: DataConfig, key: Literal["train_files", "val_files"], row: int, agents: AgentChoice
+) -> Task:
     """Return one dataset row as a task. Overlong prompts are not filtered, so that rows keep their numbers.
 
     Raises:
@@ -93,7 +104,9 @@ def read_task(config: DataConfig, key: Literal["train_files", "val_files"], row:
     return dataset.task(row)
 
 
-async def _play(open_manager: Callable[[AsyncioHost], AgentLoopManager], router: Router, task: Task, sampling: Sampling) -> Trajectory:
+async def _play(
+    open_manager: Callable[[AsyncioHost], AgentLoopManager], router: Router, task: Task, sampling: Sampling
+) -> Trajectory:
     router.set_servers(["http://model"], version=0)
     with AsyncioHost() as host:
         manager = open_manager(host)

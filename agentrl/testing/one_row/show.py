@@ -17,27 +17,42 @@ from agentrl.testing.one_row.play import PlayedRow
 from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
-ACTION_STYLE, CONTEXT_STYLE, REWARD_STYLE, FORK_STYLE = "bold green", "dim", "bold black on yellow", "bold white on red"
+ACTION_STYLE, CONTEXT_STYLE, REWARD_STYLE, FORK_STYLE = (
+    "bold green",
+    "dim",
+    "bold black on yellow",
+    "bold white on red",
+)
 
 
 def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) -> None:
     """Print one trajectory: transcript, tokens, rewards, metrics and outcome."""
     trajectory, task = played.trajectory, played.task
-    console.rule(f"task {escape(task.task_id)}: agent {escape(task.agent_name)}, data source {escape(task.data_source)}")
+    console.rule(
+        f"task {escape(task.task_id)}: agent {escape(task.agent_name)}, data source "
+        f"{escape(task.data_source)}"
+    )
     for message in trajectory.messages:
         console.print(transcript_line(message))
     console.rule(
-        f"{trajectory.num_tokens} tokens: [{ACTION_STYLE}]{trajectory.num_action_tokens} sampled (trained on)[/], "
-        f"[{CONTEXT_STYLE}]the rest context[/]"
+        f"{trajectory.num_tokens} tokens: [{ACTION_STYLE}]{trajectory.num_action_tokens} sampled (trained "
+        f"on)[/], [{CONTEXT_STYLE}]the rest context[/]"
     )
     console.print(coloured_tokens(played))
     console.rule("rewards")
     console.print(reward_table(trajectory) if trajectory.rewards else "none")
     if task.ground_truth is not None:
         console.print(Text(f"ground truth: {task.ground_truth}"))
-    console.print(Text("metrics: " + ", ".join(f"{name}={value:.4g}" for name, value in sorted(trajectory.metrics.items()))))
+    console.print(
+        Text(
+            "metrics: "
+            + ", ".join(f"{name}={value:.4g}" for name, value in sorted(trajectory.metrics.items()))
+        )
+    )
     failure = f": {trajectory.failure}" if trajectory.failure else ""
-    reward = f", reward {trajectory.reward:g}" if trajectory.outcome in SCORED_OUTCOMES else "; it has no reward"
+    reward = (
+        f", reward {trajectory.reward:g}" if trajectory.outcome in SCORED_OUTCOMES else "; it has no reward"
+    )
     console.print(Text(f"outcome: {trajectory.outcome.value}{failure}{reward}", style="bold"))
     if shows_traceback and trajectory.failure and trajectory.failure.traceback:
         console.print(Text(trajectory.failure.traceback))
@@ -51,7 +66,11 @@ def transcript_line(message: Message) -> Text:
         line.append(f"({message.reasoning.strip()}) ", style="italic dim")
     line.append(message.content)
     for call in message.tool_calls:
-        shown = json.dumps(call.arguments, ensure_ascii=False) if call.arguments is not None else f"cannot be read: {call.error}"
+        shown = (
+            json.dumps(call.arguments, ensure_ascii=False)
+            if call.arguments is not None
+            else f"cannot be read: {call.error}"
+        )
         line.append(f"\n{'':>14}-> {call.name or '?'}({shown})", style="yellow")
     return line
 
@@ -89,5 +108,7 @@ def reward_table(trajectory: Trajectory) -> Table:
     """Return a table of the rewards with the turn and token of each."""
     table = Table("reward", "value", "turn", "token")
     for event in trajectory.rewards:
-        table.add_row(event.name, f"{event.value:+g}", str(trajectory.turn_ids[event.position]), str(event.position))
+        table.add_row(
+            event.name, f"{event.value:+g}", str(trajectory.turn_ids[event.position]), str(event.position)
+        )
     return table

@@ -49,7 +49,9 @@ def render() -> str:
             title = group if group == REST else f"`{group}`"
             sections.append(f"### {title}\n\n| verl | here | |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     sft = [_row(key, *_entry(ours)) for key, ours in RENAMED_IN_SFT.items()]
-    sections.append("For `agentrl sft` these are others:\n\n| verl | here | |\n|---|---|---|\n" + "\n".join(sft) + "\n")
+    sections.append(
+        "For `agentrl sft` these are others:\n\n| verl | here | |\n|---|---|---|\n" + "\n".join(sft) + "\n"
+    )
     return "\n".join(sections)
 
 
@@ -88,7 +90,9 @@ def main() -> None:
     """Rewrite the file named on the command line; docs/coming_from_verl.md by default."""
     file = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FILE)
     if not file.is_file():
-        raise ConfigError(f"file {str(file)!r} does not exist; run this from the root of the repository, or name a file")
+        raise ConfigError(
+            f"file {str(file)!r} does not exist; run this from the root of the repository, or name a file"
+        )
     file.write_text(insert(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -11,12 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.verl.importing.script import Launch
-from agentrl.verl.importing.source import OF_VERL, WrittenConfig, read_file, read_source, resolve, with_overrides
+from agentrl.verl.importing.source import (
+    OF_VERL,
+    WrittenConfig,
+    read_file,
+    read_source,
+    resolve,
+    with_overrides,
+)
 from agentrl.verl.importing.supervised_defaults import supervised_defaults
 
 MAIN = "verl.trainer.main_ppo"
 """The module that `agentrl config import` assumes, unless a script names another."""
-OWN_TRAINERS = ("main_ppo", "main_ppo_sync", "main_dapo", "fully_async_main", "fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray")
+OWN_TRAINERS = (
+    "main_ppo",
+    "main_ppo_sync",
+    "main_dapo",
+    "fully_async_main",
+    "fsdp_sft_trainer",
+    "sft_trainer",
+    "sft_trainer_ray",
+)
 """Main modules of verl whose keys are known here. Those of
 generation and evaluation are recognised by their prefixes.
 """
@@ -37,14 +52,17 @@ def source_of(launch: Launch) -> WrittenConfig:
         if file is None:
             where = f" in {launch.config_path}" if launch.config_path else ""
             missing.append(
-                f"{name}.yaml{where} was not found, so its keys are missing; run this command in the checkout, or give --config-path"
+                f"{name}.yaml{where} was not found, so its keys are missing; run this command in the "
+                "checkout, or give --config-path"
             )
         else:
             tree, more = read_with_defaults(file, _searched(launch))
             unread += more
     main = launch.module.rpartition(".")[2]
     if launch.module and main not in OWN_TRAINERS and not main.startswith(("main_generation", "main_eval")):
-        unread.append(f"{launch.module} is a separate program; what it does in addition to verl's trainer is unknown")
+        unread.append(
+            f"{launch.module} is a separate program; what it does in addition to verl's trainer is unknown"
+        )
     with_overrides(tree, [*launch.ranks, *launch.overrides] if launch.is_supervised else launch.overrides)
     is_supervised = launch.is_supervised or _is_supervised(tree)
     defaults = supervised_defaults(tree, launch.module) if is_supervised else None
@@ -109,7 +127,9 @@ def _searched(launch: Launch) -> list[Path]:
     return [root / Path(*MAIN.split(".")[:-1]) / "config" for root in _roots(launch)]
 
 
-def read_with_defaults(file: Path, searched: Sequence[Path], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+def read_with_defaults(
+    file: Path, searched: Sequence[Path], depth: int = 0
+) -> tuple[dict[str, Any], list[str]]:
     """Read a config merged with the files of its `defaults` list.
 
     Returns it with notes about entries that were not found. Entries of verl itself are skipped, because their

@@ -13,10 +13,16 @@ from agentrl.verl.importing.source import WrittenConfig
 SHARDED = "the learner shards with FSDP2 over all its ranks and has no equivalent"
 PARALLEL: Mapping[str, tuple[str, str]] = {
     # suffix of a key of the learner's engine -> its name, and the alternative here
-    "tensor_model_parallel_size": ("tensor parallelism of Megatron", f"{SHARDED}; learner.tensor_parallel splits Llama and Qwen"),
+    "tensor_model_parallel_size": (
+        "tensor parallelism of Megatron",
+        f"{SHARDED}; learner.tensor_parallel splits Llama and Qwen",
+    ),
     "pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
     "virtual_pipeline_model_parallel_size": ("pipeline parallelism", SHARDED),
-    "context_parallel_size": ("context parallelism", f"{SHARDED}; learner.sequence_parallel splits long sequences"),
+    "context_parallel_size": (
+        "context parallelism",
+        f"{SHARDED}; learner.sequence_parallel splits long sequences",
+    ),
     "expert_model_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
     "expert_tensor_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
     "expert_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
@@ -74,7 +80,9 @@ def _media(source: WrittenConfig) -> Iterator[Obstacle]:
     written = [key for key in MEDIA if source.has(key)]
     if len(written) > 1 and all(source.get(key) == MEDIA[key] for key in written):
         return  # a complete config of verl, which always names the media columns that rows may have
-    yield from (Obstacle(_shown(source, key), "rows with images, video or sound are not supported") for key in written)
+    yield from (
+        Obstacle(_shown(source, key), "rows with images, video or sound are not supported") for key in written
+    )
 
 
 def _parallel(source: WrittenConfig) -> Iterator[Obstacle]:
@@ -87,25 +95,45 @@ def _parallel(source: WrittenConfig) -> Iterator[Obstacle]:
 
 def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
     tensor, pipeline, experts = (
-        f"{ROLLOUT}.{name}" for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+        f"{ROLLOUT}.{name}"
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
     )
     is_apart = pool_of_servers(source) is not None
     for key in (tensor, pipeline):
         if not is_apart and _above_one(source.get(key)):
             why = "servers on the learner's GPUs have one GPU each, so the model must fit on one GPU"
-            yield Obstacle(_shown(source, key), f"{why}; larger servers need a pool of their own (placement.roles.servers)")
+            yield Obstacle(
+                _shown(source, key),
+                f"{why}; larger servers need a pool of their own (placement.roles.servers)",
+            )
     if _above_one(source.get(experts)):
-        yield Obstacle(_shown(source, experts), "no expert parallelism: mixtures of experts are not supported")
+        yield Obstacle(
+            _shown(source, experts), "no expert parallelism: mixtures of experts are not supported"
+        )
 
 
 def _low_precision(source: WrittenConfig) -> Iterator[Obstacle]:
     """Yield settings for low-precision weights: switches with such names, and values of dtypes."""
     for key, value in source.written.items():
         name = key.rpartition(".")[2]
-        is_switch = bool(LOW_PRECISION.search(name)) and value not in (None, False, 0, "null", "none", "false")
-        is_value = ("dtype" in name or name == "quantization") and isinstance(value, str) and bool(LOW_PRECISION.search(value))
+        is_switch = bool(LOW_PRECISION.search(name)) and value not in (
+            None,
+            False,
+            0,
+            "null",
+            "none",
+            "false",
+        )
+        is_value = (
+            ("dtype" in name or name == "quantization")
+            and isinstance(value, str)
+            and bool(LOW_PRECISION.search(value))
+        )
         if (is_switch or is_value) and not key.startswith(("trainer.", "data.")):
-            yield Obstacle(_shown(source, key), "weights are trained, published and served in bfloat16 or float32, and never quantized")
+            yield Obstacle(
+                _shown(source, key),
+                "weights are trained, published and served in bfloat16 or float32, and never quantized",
+            )
 
 
 def _above_one(value: object) -> bool:

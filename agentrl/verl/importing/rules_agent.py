@@ -20,7 +20,9 @@ OVERLONG = (
 """Keys of the buffer for DAPO's length penalty, in different versions of verl."""
 SCORE_OPTIONS = ("reward_model.reward_kwargs", "reward.reward_kwargs", "reward_model")
 """Sections in which forks of verl have options of its own scoring functions."""
-OFFERS = tuple(f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool_path", "interaction_config_path"))
+OFFERS = tuple(
+    f"{TURNS}.{name}" for name in ("tool_config_path", "function_tool_path", "interaction_config_path")
+)
 """Keys that lead to conversations with several turns."""
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
 
@@ -31,7 +33,10 @@ def agents(source: WrittenConfig) -> Iterator[Finding]:
     if source.has(loop) and source.get(loop) in AGENTS:
         yield Setting("agent.default", source.get(loop), (loop,))
     elif source.has(loop):
-        why = f"{source.get(loop)} is your own class; write it as a plugin (`agentrl new agent NAME`) and set agent.default to it"
+        why = (
+            f"{source.get(loop)} is your own class; write it as a plugin (`agentrl new agent NAME`) and set "
+            "agent.default to it"
+        )
         yield Dropped(loop, why, is_decisive=True)
     elif source.get(enable) and source.has(f"{TURNS}.tool_config_path"):
         yield Setting("agent.default", "tool_agent", (enable,), "a row's agent_name takes precedence")
@@ -39,12 +44,16 @@ def agents(source: WrittenConfig) -> Iterator[Finding]:
     yield from (Setting("agent.max_turns", source.get(key), (key,)) for key in bounds)
     if source.get(enable) or any(map(source.has, OFFERS)):
         if not bounds:
-            yield Dropped(f"{TURNS}.max_assistant_turns", "unlimited in verl; the default of agent.max_turns applies")
+            yield Dropped(
+                f"{TURNS}.max_assistant_turns", "unlimited in verl; the default of agent.max_turns applies"
+            )
         calls, length = f"{TURNS}.max_parallel_calls", f"{TURNS}.max_tool_response_length"
         if not source.has(calls):
             yield Setting("agent.max_tool_calls_per_turn", 1, (calls,))
         if not source.has(length):
-            yield Setting("agent.max_tool_output_tokens", VALUES[length](256), (length,), "256 characters there")
+            yield Setting(
+                "agent.max_tool_output_tokens", VALUES[length](256), (length,), "256 characters there"
+            )
 
 
 def validation(source: WrittenConfig) -> Iterator[Finding]:
@@ -57,7 +66,11 @@ def validation(source: WrittenConfig) -> Iterator[Finding]:
             if source.has(f"{section}.{name}"):
                 yield Dropped(f"{section}.{name}", "do_sample is false: validation is greedy")
     elif source.has(sample):
-        yield Setting("eval.temperature", source.get(f"{section}.temperature") or 0.0, (sample, f"{section}.temperature"))
+        yield Setting(
+            "eval.temperature",
+            source.get(f"{section}.temperature") or 0.0,
+            (sample, f"{section}.temperature"),
+        )
 
 
 def rewards(source: WrittenConfig) -> Iterator[Finding]:
@@ -69,10 +82,18 @@ def rewards(source: WrittenConfig) -> Iterator[Finding]:
             yield Setting("reward.custom_function.name", source.get(f"{section}.name"), (f"{section}.name",))
         kwargs = source.below(f"{section}.reward_kwargs")
         if kwargs:
-            yield Setting("reward.custom_function.kwargs", kwargs, tuple(f"{section}.reward_kwargs.{name}" for name in kwargs))
+            yield Setting(
+                "reward.custom_function.kwargs",
+                kwargs,
+                tuple(f"{section}.reward_kwargs.{name}" for name in kwargs),
+            )
     else:
         names = (f"{name}.name" for name in CUSTOM)
-        yield from (Dropped(name, "without a path: rewards are chosen by data_source, as in verl") for name in names if source.has(name))
+        yield from (
+            Dropped(name, "without a path: rewards are chosen by data_source, as in verl")
+            for name in names
+            if source.has(name)
+        )
     for key in ("reward_model.reward_manager", "reward.reward_manager.name"):
         if source.has(key):
             yield from _manager(key, source.get(key), has_function=section is not None)
@@ -87,9 +108,15 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
     elif name == "prime" and has_function:
         yield Setting("reward.custom_function.runs_in", "process", (key,))
     elif name in ("naive", "dapo", "prime", "batch"):
-        yield Dropped(key, "nothing to set: each reward is called for its row as soon as the attempt ends (docs/rewards.md)")
+        yield Dropped(
+            key,
+            "nothing to set: each reward is called for its row as soon as the attempt ends (docs/rewards.md)",
+        )
     else:
-        why = f"{name} is your own class; a reward declares itself whether it sees an attempt, a group or a batch (docs/rewards.md)"
+        why = (
+            f"{name} is your own class; a reward declares itself whether it sees an attempt, a group or a "
+            "batch (docs/rewards.md)"
+        )
         yield Dropped(key, why, is_decisive=True)
 
 
@@ -106,7 +133,9 @@ def _scores(source: WrittenConfig) -> Iterator[Finding]:
             old = tuple(key for key in (form, method) if source.has(key))
             yield Setting("reward.reward_config.gsm8k", options, old, "for rows of gsm8k")
         if source.has(form):
-            yield Setting("reward.reward_config.math", {"format_score": source.get(form)}, (form,), "for rows of math")
+            yield Setting(
+                "reward.reward_config.math", {"format_score": source.get(form)}, (form,), "for rows of math"
+            )
         if source.has(score) and source.get(score) != 1:
             yield Dropped(score, "a right answer earns 1; scale it by reward.weight", is_decisive=True)
         elif source.has(score):

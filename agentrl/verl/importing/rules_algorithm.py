@@ -41,7 +41,11 @@ BOUNDS = {
     "cispo": SIDES,
     "clip_cov": SIDES,
     "ppo_clip": {**SIDES, "dual": "algorithm.dual_clip"},
-    "dppo_tv": {"low": "algorithm.dppo_tv.delta_low", "high": "algorithm.dppo_tv.delta_high", "dual": "algorithm.dppo_tv.cap"},
+    "dppo_tv": {
+        "low": "algorithm.dppo_tv.delta_low",
+        "high": "algorithm.dppo_tv.delta_high",
+        "dual": "algorithm.dppo_tv.cap",
+    },
 }
 """Loss -> the targets of clip_ratio_low, clip_ratio_high and clip_ratio_c."""
 
@@ -65,15 +69,24 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
     if name == "grpo" and not source.get(by_std):
         yield Setting("algorithm.advantage", "dr_grpo", (key, by_std))
     elif name in ADVANTAGES:
-        note = "of whole attempts; verl uses rewards-to-go, which differ if turns earn rewards" if name == "remax" else ""
+        note = (
+            "of whole attempts; verl uses rewards-to-go, which differ if turns earn rewards"
+            if name == "remax"
+            else ""
+        )
         yield Setting("algorithm.advantage", name, (key,), note)
     else:
-        why = f"unknown estimator {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write your own"
+        why = (
+            f"unknown estimator {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write "
+            "your own"
+        )
         yield Dropped(key, why, is_decisive=True)
     # An unknown estimator is replaced by the default, which compares attempts too
     compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES
     if compares and source.get(ROLLOUT_N) == 1:
-        yield Setting("algorithm.singleton", "raw", (key, ROLLOUT_N), "verl uses the raw reward of a group of one")
+        yield Setting(
+            "algorithm.singleton", "raw", (key, ROLLOUT_N), "verl uses the raw reward of a group of one"
+        )
     if name == "gae":
         yield Setting("algorithm.whiten", True, (key,), "verl always whitens the advantages of gae")
 
@@ -82,22 +95,36 @@ def losses(source: WrittenConfig) -> Iterator[Finding]:
     """Translate the policy loss and the aggregation of token losses."""
     aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
     if _is_bypass(source) and source.has(LOSS_MODE):
-        yield Dropped(LOSS_MODE, "in bypass mode verl computes rollout_correction.loss_type instead, or ppo_clip if it is not set")
+        yield Dropped(
+            LOSS_MODE,
+            "in bypass mode verl computes rollout_correction.loss_type instead, or ppo_clip if it is not set",
+        )
     if loss in POLICY_LOSSES:
-        note = "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
+        note = (
+            "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
+        )
         yield Setting("algorithm.policy_loss", loss, keys, note)
     else:
-        why = f"unknown policy loss {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or write your own"
+        why = (
+            f"unknown policy loss {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or "
+            "write your own"
+        )
         yield Dropped(keys[0], why, is_decisive=True)
     how = AGGREGATIONS.get(source.get(aggregation))
     if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
         note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode says"
         yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, *keys), note)
     elif how is not None:
-        note = "verl up to 0.7 does not divide by the number of sequences, so its learning rate grows with it" if how == "constant" else ""
+        note = (
+            "verl up to 0.7 does not divide by the number of sequences, so its learning rate grows with it"
+            if how == "constant"
+            else ""
+        )
         yield Setting("algorithm.aggregation", how, (aggregation,), note)
     else:
-        yield Dropped(aggregation, f"{source.get(aggregation)} is unknown; available: {', '.join(AGGREGATIONS)}")
+        yield Dropped(
+            aggregation, f"{source.get(aggregation)} is unknown; available: {', '.join(AGGREGATIONS)}"
+        )
 
 
 def _is_bypass(source: WrittenConfig) -> bool:
@@ -112,7 +139,9 @@ def _loss(source: WrittenConfig) -> tuple[str, tuple[str, ...]]:
     if not _is_bypass(source):
         name = source.get(LOSS_MODE)
         return LOSSES.get(name, name), (LOSS_MODE,)
-    kind, old_kind, weight = (f"{CORRECTION}.{name}" for name in ("loss_type", "use_policy_gradient", "rollout_is"))
+    kind, old_kind, weight = (
+        f"{CORRECTION}.{name}" for name in ("loss_type", "use_policy_gradient", "rollout_is")
+    )
     if source.get(kind) != "reinforce" and not source.get(old_kind):
         name = source.get(kind) or "ppo_clip"
         return LOSSES.get(name, name), (kind,)
@@ -139,18 +168,31 @@ def clips(source: WrittenConfig) -> Iterator[Finding]:
         elif source.has(used):
             yield Dropped(used, f"{loss} does not bound the ratio with it")
     if source.has(both) and not is_used:
-        yield Dropped(both, "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2 unless set; write algorithm.clip_low")
+        yield Dropped(
+            both,
+            "without effect in verl, whose clip_ratio_low and clip_ratio_high are 0.2 unless set; write "
+            "algorithm.clip_low",
+        )
     if "dual" in targets:
         yield Setting(targets["dual"], source.get(dual), (dual,))
     elif loss == "clip_cov":
-        yield Setting("algorithm.dual_clip", None, (LOSS_MODE, *([dual] if source.has(dual) else [])), "verl's clip_cov has no such bound")
+        yield Setting(
+            "algorithm.dual_clip",
+            None,
+            (LOSS_MODE, *([dual] if source.has(dual) else [])),
+            "verl's clip_cov has no such bound",
+        )
     elif source.has(dual):
         yield Dropped(dual, f"{loss} has no such bound")
 
 
 def _bound_of_side(target: str, value: float, key: str) -> Setting:
     is_none = target == "algorithm.clip_low" and value > 1
-    return Setting(target, 1.0, (key,), "a ratio is never below 0") if is_none else Setting(target, value, (key,))
+    return (
+        Setting(target, 1.0, (key,), "a ratio is never below 0")
+        if is_none
+        else Setting(target, value, (key,))
+    )
 
 
 def selections(source: WrittenConfig) -> Iterator[Finding]:
@@ -168,27 +210,52 @@ def divergences(source: WrittenConfig) -> Iterator[Finding]:
     """
     in_loss, in_reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
     of_loss = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
-    of_reward = ("algorithm.kl_penalty", *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")))
+    of_reward = (
+        "algorithm.kl_penalty",
+        *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")),
+    )
     if source.get(in_loss):
         is_weighed = source.has(f"{CORRECTION}.rollout_is") and not _is_bypass(source)
-        note = "it has the importance weights of the policy term; verl uses them only there" if is_weighed else ""
+        note = (
+            "it has the importance weights of the policy term; verl uses them only there"
+            if is_weighed
+            else ""
+        )
         yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss), note)
         yield from _estimator(source, of_loss[1], LOSS_KL, why="its expected gradient is zero")
         unused, why = (in_reward, *of_reward), "agentrl has one KL, and that of the loss was used"
     elif source.get(in_reward):
-        yield Setting("algorithm.kl.coefficient", source.get("algorithm.kl_ctrl.kl_coef"), ("algorithm.kl_ctrl.kl_coef", in_reward))
+        yield Setting(
+            "algorithm.kl.coefficient",
+            source.get("algorithm.kl_ctrl.kl_coef"),
+            ("algorithm.kl_ctrl.kl_coef", in_reward),
+        )
         yield Setting("algorithm.kl.place", "reward", (in_reward,))
         yield from _estimator(source, of_reward[0], REWARD_KL, why="it is unknown")
         if source.get("algorithm.kl_ctrl.type") == "adaptive":
             kind = ("algorithm.kl_ctrl.type",)
-            yield Setting("algorithm.kl.target", source.get("algorithm.kl_ctrl.target_kl"), ("algorithm.kl_ctrl.target_kl", *kind))
-            yield Setting("algorithm.kl.horizon", source.get("algorithm.kl_ctrl.horizon"), ("algorithm.kl_ctrl.horizon", *kind))
+            yield Setting(
+                "algorithm.kl.target",
+                source.get("algorithm.kl_ctrl.target_kl"),
+                ("algorithm.kl_ctrl.target_kl", *kind),
+            )
+            yield Setting(
+                "algorithm.kl.horizon",
+                source.get("algorithm.kl_ctrl.horizon"),
+                ("algorithm.kl_ctrl.horizon", *kind),
+            )
             unused, why = of_loss, "the KL is in the reward"
         else:
-            unused, why = (*of_loss, *of_reward[1:2], *of_reward[3:]), "the KL is in the reward, with a fixed coefficient"
+            unused, why = (
+                (*of_loss, *of_reward[1:2], *of_reward[3:]),
+                "the KL is in the reward, with a fixed coefficient",
+            )
     else:
         yield Setting("algorithm.kl.coefficient", 0.0, (in_loss, in_reward))
-        unused, why = (*of_loss, *of_reward), "without effect in verl: use_kl_loss and use_kl_in_reward are off"
+        unused, why = (
+            (*of_loss, *of_reward),
+            "without effect in verl: use_kl_loss and use_kl_in_reward are off",
+        )
     yield from (Dropped(key, why) for key in unused if source.has(key))
 
 
@@ -206,16 +273,24 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
     Up to verl 0.6, they are keys of `algorithm` itself.
     """
     section = CORRECTION if source.below(CORRECTION) else "algorithm"
-    mode, stage, normalize = (f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize"))
+    mode, stage, normalize = (
+        f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize")
+    )
     if source.get(mode):
         yield Setting("algorithm.mode", "bypass", (mode,))
         yield from _weights_in_bypass(source, section)
         if source.get(normalize):
-            yield Dropped(normalize, "the weights follow the policy within the step, and their mean over an update is not known before it")
+            yield Dropped(
+                normalize,
+                "the weights follow the policy within the step, and their mean over an update is not known "
+                "before it",
+            )
     elif source.get(REUSED):
         for key in (f"{section}.rollout_is", stage, normalize):
             if source.get(key):
-                yield Dropped(key, f"with {REUSED} verl compares the server's log-probabilities with themselves")
+                yield Dropped(
+                    key, f"with {REUSED} verl compares the server's log-probabilities with themselves"
+                )
         yield Setting("algorithm.mode", "bypass", (REUSED,))
         return
     else:
@@ -233,13 +308,19 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
 
 def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
     """Translate the weights proximal / behavior. verl applies none unless a script asks for them."""
-    weight, level, threshold = (f"{section}.{name}" for name in ("rollout_is", "rollout_is_level", "rollout_is_threshold"))
+    weight, level, threshold = (
+        f"{section}.{name}" for name in ("rollout_is", "rollout_is_level", "rollout_is_threshold")
+    )
     if source.get(weight):
         name, keys = source.get(weight), [weight]
         if name is True:  # verl up to 0.6
             name = source.get(level) or "token"
             keys += [level] if source.has(level) else []
-        note = "verl uses the geometric mean of bounded weights" if _loss(source)[0] == "gmpo" and name == "token" else ""
+        note = (
+            "verl uses the geometric mean of bounded weights"
+            if _loss(source)[0] == "gmpo" and name == "token"
+            else ""
+        )
         yield Setting("algorithm.correction.weight", "geometric" if note else name, tuple(keys), note)
         yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.correction")
         yield Setting("algorithm.mode", "decoupled", (weight,))
@@ -249,7 +330,10 @@ def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
         yield Setting("algorithm.mode", "decoupled", (OLD_CAP,))
     else:
         yield Setting(
-            "algorithm.correction.weight", "none", (weight,), "as in verl; agentrl's default is token, which corrects for stale data"
+            "algorithm.correction.weight",
+            "none",
+            (weight,),
+            "as in verl; agentrl's default is token, which corrects for stale data",
         )
         if source.has(threshold):
             yield Dropped(threshold, "without rollout_is verl applies no weight")
@@ -265,7 +349,11 @@ def _weights_in_bypass(source: WrittenConfig, section: str) -> Iterator[Finding]
         return
     for key in (weight, threshold):
         if source.has(key):
-            yield Dropped(key, f"in bypass mode verl applies no weight with {'reinforce without rollout_is' if loss == 'gpg' else loss}")
+            yield Dropped(
+                key,
+                "in bypass mode verl applies no weight with "
+                f"{'reinforce without rollout_is' if loss == 'gpg' else loss}",
+            )
 
 
 def _cap(key: str, value: Any, target: str) -> Iterator[Finding]:
@@ -288,7 +376,9 @@ def _bounds(key: str, text: str) -> list[float]:
     except ValueError:
         bounds = []
     if not 1 <= len(bounds) <= 2 or min(bounds) <= 0:
-        raise ConfigError(f"{key}={text}: must be a number above 0, or a lower and an upper bound such as 0.5_2.0")
+        raise ConfigError(
+            f"{key}={text}: must be a number above 0, or a lower and an upper bound such as 0.5_2.0"
+        )
     return bounds
 
 
@@ -297,11 +387,17 @@ def _stages(source: WrittenConfig, key: str) -> Iterator[Finding]:
     names = [name.strip() for name in str(source.get(key)).split(",")]
     texts = [text.strip() for text in str(source.get(bounds)).split(",")]
     if len(texts) not in (1, len(names)):
-        raise ConfigError(f"{bounds}={source.get(bounds)}: must be one value for all of {key}={source.get(key)}, or one for each")
+        raise ConfigError(
+            f"{bounds}={source.get(bounds)}: must be one value for all of {key}={source.get(key)}, or one "
+            "for each"
+        )
     for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
         stage = _stage(name, _bounds(bounds, text), source.get(floor))
         if stage is None:
-            yield Dropped(key, f"{name} is unknown; stages are {', '.join(f'{each}_k1' for each in LEVELS)}, k2 and k3 too")
+            yield Dropped(
+                key,
+                f"{name} is unknown; stages are {', '.join(f'{each}_k1' for each in LEVELS)}, k2 and k3 too",
+            )
         else:
             old = (key, bounds, *((floor,) if source.has(floor) else ()))
             yield Setting(f"algorithm.correction.reject.{name}", stage, old)

@@ -24,7 +24,10 @@ def is_asynchronous(source: WrittenConfig) -> bool:
 def minibatches_per_step(source: WrittenConfig) -> int:
     """Return the number of optimizer updates per pass over a batch. verl counts both sizes in prompts."""
     if is_asynchronous(source):
-        return int(source.get("async_training.require_batches") * source.get("async_training.trigger_parameter_sync_step"))
+        return int(
+            source.get("async_training.require_batches")
+            * source.get("async_training.trigger_parameter_sync_step")
+        )
     return max(1, source.get("data.train_batch_size") // source.get(MINI))
 
 
@@ -47,19 +50,33 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("learner.minibatches_per_step", minibatches_per_step(source), (*sizes, MINI))
         threshold = source.get("async_training.staleness_threshold")
         note = f"{threshold:g} batches in verl; in agentrl a whole number of versions, and a hard bound"
-        yield Setting("buffer.max_staleness", math.ceil(threshold), ("async_training.staleness_threshold",), note)
+        yield Setting(
+            "buffer.max_staleness", math.ceil(threshold), ("async_training.staleness_threshold",), note
+        )
         if source.has("data.train_batch_size"):
             yield Dropped("data.train_batch_size", "the asynchronous trainer counts in ppo_mini_batch_size")
         if source.has("rollout.total_rollout_steps"):
             steps = max(1, source.get("rollout.total_rollout_steps") // groups_per_step(source))
-            yield Setting("trainer.steps", steps, ("rollout.total_rollout_steps",), "prompts in verl, batches in agentrl")
+            yield Setting(
+                "trainer.steps",
+                steps,
+                ("rollout.total_rollout_steps",),
+                "prompts in verl, batches in agentrl",
+            )
         return
     yield Setting("buffer.groups_per_step", groups_per_step(source), ("data.train_batch_size",), "prompts")
     rest = source.get("data.train_batch_size") % source.get(MINI)
     note = "train_batch_size / ppo_mini_batch_size" + (", rounded down" if rest else "")
-    yield Setting("learner.minibatches_per_step", minibatches_per_step(source), (MINI, "data.train_batch_size"), note)
+    yield Setting(
+        "learner.minibatches_per_step", minibatches_per_step(source), (MINI, "data.train_batch_size"), note
+    )
     if not source.has("trainer.v1.sampler.max_off_policy_threshold"):
-        yield Setting("buffer.max_staleness", 0, (), "verl's trainer is synchronous; with 1, rollouts and learning overlap")
+        yield Setting(
+            "buffer.max_staleness",
+            0,
+            (),
+            "verl's trainer is synchronous; with 1, rollouts and learning overlap",
+        )
 
 
 def in_flight(source: WrittenConfig) -> Iterator[Finding]:
@@ -69,7 +86,10 @@ def in_flight(source: WrittenConfig) -> Iterator[Finding]:
     key = "rollout.max_concurrent_trajectories"
     if attempts > Config.model_fields["rollout"].default.max_concurrent_trajectories:
         yield Setting(
-            key, attempts, ("data.train_batch_size", "actor_rollout_ref.rollout.n"), "per rollout actor: a batch at once, as in verl"
+            key,
+            attempts,
+            ("data.train_batch_size", "actor_rollout_ref.rollout.n"),
+            "per rollout actor: a batch at once, as in verl",
         )
 
 
@@ -83,14 +103,26 @@ def microbatches(source: WrittenConfig) -> Iterator[Finding]:
     written = next((key for key in sizes if source.has(key)), None)
     if written is None or source.get(f"{ACTOR}.use_dynamic_bsz"):
         used = f"{ACTOR}.ppo_max_token_len_per_gpu"
-        yield Setting(BUDGET, source.get(used) * ranks, (used,), "of all ranks that share a microbatch" if ranks > 1 else "")
+        yield Setting(
+            BUDGET,
+            source.get(used) * ranks,
+            (used,),
+            "of all ranks that share a microbatch" if ranks > 1 else "",
+        )
     else:
         used = written
         longest = source.get("data.max_prompt_length") + source.get("data.max_response_length")
-        world = source.get("trainer.nnodes") * source.get("trainer.n_gpus_per_node") if written == sizes[1] else 1
+        world = (
+            source.get("trainer.nnodes") * source.get("trainer.n_gpus_per_node") if written == sizes[1] else 1
+        )
         count = max(1, source.get(written) // world)
         note = f"{count} sequences of at most {longest} tokens"
-        yield Setting(BUDGET, count * longest * ranks, (written, "data.max_prompt_length", "data.max_response_length"), note)
+        yield Setting(
+            BUDGET,
+            count * longest * ranks,
+            (written, "data.max_prompt_length", "data.max_response_length"),
+            note,
+        )
     for key, ours in RENAMED.items():
         if key != used and ours.partition("; ")[0] == BUDGET and source.has(key):
             yield Dropped(key, f"all passes of the learner share {BUDGET}, and {used} says how large it is")
@@ -112,12 +144,21 @@ def warmups(source: WrittenConfig) -> Iterator[Finding]:
             yield Setting(f"{ours}.warmup_updates", source.get(steps) * updates, (steps,), note)
         elif source.has(ratio) and source.get(ratio) > 0 and total:
             yield Setting(
-                f"{ours}.warmup_updates", round(source.get(ratio) * total) * updates, (ratio, "trainer.total_training_steps"), note
+                f"{ours}.warmup_updates",
+                round(source.get(ratio) * total) * updates,
+                (ratio, "trainer.total_training_steps"),
+                note,
             )
         elif source.has(ratio) and source.get(ratio) > 0:
-            yield Dropped(ratio, f"a share of the number of steps, which is unknown before the data is read; set {ours}.warmup_updates")
+            yield Dropped(
+                ratio,
+                "a share of the number of steps, which is unknown before the data is read; set "
+                f"{ours}.warmup_updates",
+            )
         else:
-            yield from (Setting(f"{ours}.warmup_updates", 0, (key,)) for key in (steps, ratio) if source.has(key))
+            yield from (
+                Setting(f"{ours}.warmup_updates", 0, (key,)) for key in (steps, ratio) if source.has(key)
+            )
 
 
 def overlong_prompts(source: WrittenConfig) -> Iterator[Finding]:

@@ -11,7 +11,13 @@ from agentrl.verl.importing.values import as_list
 
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
-BACKENDS = {"sglang": "sglang", "sglang_async": "sglang", "vllm": "sglang", "trtllm": "sglang", "hf": "embedded"}
+BACKENDS = {
+    "sglang": "sglang",
+    "sglang_async": "sglang",
+    "vllm": "sglang",
+    "trtllm": "sglang",
+    "hf": "embedded",
+}
 SERVER_ARGUMENTS = {
     # verl's key of the rollout -> SGLang's argument
     "gpu_memory_utilization": "mem_fraction_static",
@@ -23,7 +29,10 @@ SERVER_ARGUMENTS = {
     "quantization": "quantization",
     "scheduling_policy": "schedule_policy",
 }
-SWITCHES = {"enforce_eager": (True, "disable_cuda_graph"), "enable_prefix_caching": (False, "disable_radix_cache")}
+SWITCHES = {
+    "enforce_eager": (True, "disable_cuda_graph"),
+    "enable_prefix_caching": (False, "disable_radix_cache"),
+}
 """verl's key -> the value for which SGLang needs an argument, and this argument."""
 
 
@@ -35,15 +44,25 @@ def dtypes(source: WrittenConfig) -> Iterator[Finding]:
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
     own = f"{ACTOR}.fsdp_config.dtype"
     key = own if source.has(own) else f"{ROLLOUT}.dtype"
-    yield Setting("model.dtype", names.get(source.get(key), source.get(key)), (key,), "for computing and serving")
+    yield Setting(
+        "model.dtype", names.get(source.get(key), source.get(key)), (key,), "for computing and serving"
+    )
 
 
 def adapters(source: WrittenConfig) -> Iterator[Finding]:
     """Translate the LoRA adapter, whose other keys are dropped at rank 0."""
-    sections = ((MODEL, "model.lora", ""), (f"{MODEL}.lora", "model.lora", "lora."), ("critic.model", "critic.model.lora", ""))
+    sections = (
+        (MODEL, "model.lora", ""),
+        (f"{MODEL}.lora", "model.lora", "lora."),
+        ("critic.model", "critic.model.lora", ""),
+    )
     for section, ours, nested in sections:
         prefix = "" if nested else "lora_"
-        rank, alpha, targets = f"{section}.{prefix}rank", f"{section}.{prefix}alpha", f"{section}.target_modules"
+        rank, alpha, targets = (
+            f"{section}.{prefix}rank",
+            f"{section}.{prefix}alpha",
+            f"{section}.target_modules",
+        )
         if not source.has(rank) or source.get(rank) <= 0:
             off = "without effect in verl: the rank of the adapter is 0"
             yield from (Setting(f"{ours}.rank", 0, (key,)) for key in (rank,) if source.has(key))
@@ -53,15 +72,22 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting(f"{ours}.alpha", source.get(alpha) or 16, (alpha,))
         if source.has(targets):
             names = source.get(targets)
-            yield Setting(f"{ours}.target_modules", [] if names == "all-linear" else as_list(names), (targets,))
+            yield Setting(
+                f"{ours}.target_modules", [] if names == "all-linear" else as_list(names), (targets,)
+            )
 
 
 def offload(source: WrittenConfig) -> Iterator[Finding]:
     """Translate offloading: two switches in verl, one choice here."""
     section = f"{ACTOR}.fsdp_config"
-    parameters, optimizer = (f"{section}.param_offload", f"{section}.offload_policy"), f"{section}.optimizer_offload"
+    parameters, optimizer = (
+        (f"{section}.param_offload", f"{section}.offload_policy"),
+        f"{section}.optimizer_offload",
+    )
     written = tuple(key for key in (*parameters, optimizer) if source.has(key))
-    choice = "parameters" if any(map(source.get, parameters)) else "optimizer" if source.get(optimizer) else "none"
+    choice = (
+        "parameters" if any(map(source.get, parameters)) else "optimizer" if source.get(optimizer) else "none"
+    )
     if written:
         yield Setting("learner.offload", choice, written)
 
@@ -71,10 +97,16 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
     name = f"{ROLLOUT}.name"
     backend = BACKENDS.get(source.get(name) or "sglang")
     if backend is None:
-        yield Dropped(name, f"{source.get(name)} is not supported; available: sglang, and embedded for machines without it")
+        yield Dropped(
+            name,
+            f"{source.get(name)} is not supported; available: sglang, and embedded for machines without it",
+        )
     else:
         yield Setting(
-            "rollout.backend", backend, (name,), "" if source.get(name) == backend else f"{source.get(name) or 'default'} in verl"
+            "rollout.backend",
+            backend,
+            (name,),
+            "" if source.get(name) == backend else f"{source.get(name) or 'default'} in verl",
         )
     for key, argument in SERVER_ARGUMENTS.items():
         old = f"{ROLLOUT}.{key}"
@@ -92,7 +124,9 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
             yield Dropped(old, f"{str(source.get(old)).lower()} is the servers' default")
     for argument, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
         if value is not None:
-            yield Setting(f"rollout.sglang.args.{argument}", value, (f"{ROLLOUT}.engine_kwargs.sglang.{argument}",))
+            yield Setting(
+                f"rollout.sglang.args.{argument}", value, (f"{ROLLOUT}.engine_kwargs.sglang.{argument}",)
+            )
 
 
 def places(source: WrittenConfig) -> Iterator[Finding]:
@@ -124,10 +158,18 @@ def pool_of_servers(source: WrittenConfig) -> str | None:
 def _shared(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
     yield Setting("placement.pools", {"main": pool}, sizes)
     yield Setting("rollout.num_servers", pool["nodes"] * pool["gpus_per_node"], sizes, "one per GPU")
-    yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), "servers share the learner's GPUs, as in verl")
+    yield Setting(
+        "rollout.colocated",
+        True,
+        ("actor_rollout_ref.hybrid_engine",),
+        "servers share the learner's GPUs, as in verl",
+    )
     width = f"{ROLLOUT}.tensor_model_parallel_size"
     if source.has(width) and source.get(width) > 1:
-        why = "servers on the learner's GPUs have one GPU each; larger ones need a pool of their own (placement.roles.servers)"
+        why = (
+            "servers on the learner's GPUs have one GPU each; larger ones need a pool of their own "
+            "(placement.roles.servers)"
+        )
         yield Dropped(width, why)
     elif source.has(width):
         yield Dropped(width, "1 is SGLang's own default")
@@ -135,9 +177,14 @@ def _shared(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...])
         yield Setting("cluster.address", "auto", sizes[:1], "several nodes are a running Ray cluster")
 
 
-def _apart(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...], section: str) -> Iterator[Finding]:
+def _apart(
+    source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...], section: str
+) -> Iterator[Finding]:
     keys = (f"{section}.nnodes", f"{section}.n_gpus_per_node")
-    serving = {"nodes": int(source.get(keys[0])), "gpus_per_node": int(source.get(keys[1]) or pool["gpus_per_node"])}
+    serving = {
+        "nodes": int(source.get(keys[0])),
+        "gpus_per_node": int(source.get(keys[1]) or pool["gpus_per_node"]),
+    }
     width_key, stages_key = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.pipeline_model_parallel_size"
     width, stages = int(source.get(width_key)), int(source.get(stages_key) or 1)
     yield Setting("placement.pools", {"learning": pool, "serving": serving}, (*sizes, *keys))
@@ -147,7 +194,9 @@ def _apart(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...], 
     if width > 1:
         yield Setting("rollout.sglang.args.tp_size", width, (width_key,))
     if max(pool["nodes"], serving["nodes"]) > 1:
-        yield Setting("cluster.address", "auto", (sizes[0], keys[0]), "several nodes are a running Ray cluster")
+        yield Setting(
+            "cluster.address", "auto", (sizes[0], keys[0]), "several nodes are a running Ray cluster"
+        )
 
 
 RULES = (dtypes, adapters, offload, servers, places)

@@ -10,7 +10,12 @@ from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import SCHEDULES, as_list, loggers
 
 ENGINE = "engine"
-SCHEDULE_KEYS = ("optim.lr_scheduler", "optim.lr_scheduler_type", "optim.warmup_style", "optim.lr_decay_style")
+SCHEDULE_KEYS = (
+    "optim.lr_scheduler",
+    "optim.lr_scheduler_type",
+    "optim.warmup_style",
+    "optim.lr_decay_style",
+)
 WARMUP_STEPS = ("optim.lr_warmup_steps",)
 WARMUP_RATIOS = ("optim.warmup_steps_ratio", "optim.lr_warmup_steps_ratio")
 PARALLEL = ("ulysses_sequence_parallel_size", f"{ENGINE}.ulysses_sequence_parallel_size")
@@ -22,10 +27,14 @@ def columns(source: WrittenConfig) -> Iterator[Finding]:
 
     The latter may be fields of a struct.
     """
-    messages = next((key for key in ("data.messages_key", "data.multiturn.messages_key") if source.has(key)), None)
+    messages = next(
+        (key for key in ("data.messages_key", "data.multiturn.messages_key") if source.has(key)), None
+    )
     enable = "data.multiturn.enable"
     if source.get(enable) or messages is not None:
-        key = messages or ("data.messages_key" if source.get("data.messages_key") else "data.multiturn.messages_key")
+        key = messages or (
+            "data.messages_key" if source.get("data.messages_key") else "data.multiturn.messages_key"
+        )
         yield Setting("data.messages_key", source.get(key), (key, enable))
         tools = "data.multiturn.tools_key" if source.has("data.multiturn.tools_key") else "data.tools_key"
         if source.has(tools):
@@ -36,7 +45,9 @@ def columns(source: WrittenConfig) -> Iterator[Finding]:
         return
     for name in ("prompt", "response"):
         key, inner = f"data.{name}_key", f"data.{name}_dict_keys"
-        path = ".".join([str(source.get(key)), *map(str, as_list(source.get(inner)) if source.has(inner) else [])])
+        path = ".".join(
+            [str(source.get(key)), *map(str, as_list(source.get(inner)) if source.has(inner) else [])]
+        )
         yield Setting(f"data.{name}_key", path, (key, inner))
     if source.has(enable):
         yield Dropped(enable, "false: a prompt and a response in two columns")
@@ -47,21 +58,39 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
 
     A microbatch is a budget of tokens here.
     """
-    yield Setting("trainer.batch_size", source.get("data.train_batch_size"), ("data.train_batch_size",), "conversations per update")
+    yield Setting(
+        "trainer.batch_size",
+        source.get("data.train_batch_size"),
+        ("data.train_batch_size",),
+        "conversations per update",
+    )
     yield Setting("data.max_tokens", source.get("data.max_length"), ("data.max_length",))
     budget, size = "data.max_token_len_per_gpu", "data.micro_batch_size_per_gpu"
     old_size = "data.micro_batch_size"
     ranks = next((int(source.get(key)) for key in PARALLEL if source.has(key)), 1)
     if source.get("data.use_dynamic_bsz"):
-        yield Setting("learner.microbatch_tokens", source.get(budget) * ranks, (budget, "data.use_dynamic_bsz"))
+        yield Setting(
+            "learner.microbatch_tokens", source.get(budget) * ranks, (budget, "data.use_dynamic_bsz")
+        )
         used = budget
     else:
         used = old_size if source.has(old_size) and not source.has(size) else size
         count = max(1, int(source.get(used) or 1))
         note = f"{count} conversations of at most {source.get('data.max_length')} tokens"
-        yield Setting("learner.microbatch_tokens", count * source.get("data.max_length") * ranks, (used, "data.max_length"), note)
-    unused = (key for key in (budget, size, old_size, "data.use_dynamic_bsz") if key != used and source.has(key))
-    yield from (Dropped(key, f"{used} says how large a microbatch is") for key in unused if key != "data.use_dynamic_bsz" or used != budget)
+        yield Setting(
+            "learner.microbatch_tokens",
+            count * source.get("data.max_length") * ranks,
+            (used, "data.max_length"),
+            note,
+        )
+    unused = (
+        key for key in (budget, size, old_size, "data.use_dynamic_bsz") if key != used and source.has(key)
+    )
+    yield from (
+        Dropped(key, f"{used} says how large a microbatch is")
+        for key in unused
+        if key != "data.use_dynamic_bsz" or used != budget
+    )
 
 
 def overlong(source: WrittenConfig) -> Iterator[Finding]:
@@ -74,7 +103,8 @@ def overlong(source: WrittenConfig) -> Iterator[Finding]:
     else:
         yield Dropped(
             key,
-            f"{source.get(key)} would cut the beginning; conversations that are too long are left out (data.overlong)",
+            f"{source.get(key)} would cut the beginning; conversations that are too long are left out "
+            "(data.overlong)",
             is_decisive=True,
         )
 
@@ -87,9 +117,14 @@ def optimizer(source: WrittenConfig) -> Iterator[Finding]:
         "optim.clip_grad": "grad_clip",
     }.items():
         yield Setting(f"learner.optimizer.{ours}", source.get(key), (key,))
-    schedule = next((key for key in SCHEDULE_KEYS if source.has(key)), next(key for key in SCHEDULE_KEYS if source.get(key)))
+    schedule = next(
+        (key for key in SCHEDULE_KEYS if source.has(key)),
+        next(key for key in SCHEDULE_KEYS if source.get(key)),
+    )
     if source.get(schedule) in SCHEDULES:
-        yield Setting("learner.optimizer.schedule", SCHEDULES[source.get(schedule)], (schedule,), "decays to 0")
+        yield Setting(
+            "learner.optimizer.schedule", SCHEDULES[source.get(schedule)], (schedule,), "decays to 0"
+        )
     else:
         yield Dropped(schedule, f"unknown schedule {source.get(schedule)}; available: {', '.join(SCHEDULES)}")
     yield from _warmup(source)
@@ -97,16 +132,29 @@ def optimizer(source: WrittenConfig) -> Iterator[Finding]:
 
 def _warmup(source: WrittenConfig) -> Iterator[Finding]:
     steps, total = WARMUP_STEPS[0], source.get("trainer.total_training_steps")
-    ratio = next((key for key in WARMUP_RATIOS if source.has(key)), None) or next((k for k in WARMUP_RATIOS if source.get(k)), "")
+    ratio = next((key for key in WARMUP_RATIOS if source.has(key)), None) or next(
+        (k for k in WARMUP_RATIOS if source.get(k)), ""
+    )
     if source.has(steps) and source.get(steps) > 0:
         yield Setting("learner.optimizer.warmup_updates", source.get(steps), (steps,))
     elif ratio and source.get(ratio) and total:
-        yield Setting("learner.optimizer.warmup_updates", round(source.get(ratio) * total), (ratio, "trainer.total_training_steps"))
+        yield Setting(
+            "learner.optimizer.warmup_updates",
+            round(source.get(ratio) * total),
+            (ratio, "trainer.total_training_steps"),
+        )
     elif ratio and source.get(ratio):
-        why = f"{source.get(ratio):g} of the steps, whose number is not known before the data is read; set learner.optimizer.warmup_updates"
+        why = (
+            f"{source.get(ratio):g} of the steps, whose number is not known before the data is read; set "
+            "learner.optimizer.warmup_updates"
+        )
         yield Dropped(ratio, why)
     else:
-        yield from (Setting("learner.optimizer.warmup_updates", 0, (key,)) for key in (steps, *WARMUP_RATIOS) if source.has(key))
+        yield from (
+            Setting("learner.optimizer.warmup_updates", 0, (key,))
+            for key in (steps, *WARMUP_RATIOS)
+            if source.has(key)
+        )
 
 
 def model(source: WrittenConfig) -> Iterator[Finding]:
@@ -124,10 +172,20 @@ def model(source: WrittenConfig) -> Iterator[Finding]:
             yield Setting("model.lora.target_modules", chosen, ("model.target_modules",))
     else:
         off = "without effect in verl: the rank of the adapter is 0"
-        yield from (Dropped(key, off) for key in (rank, "model.lora_alpha", "model.target_modules") if source.has(key))
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "bfloat16": "bfloat16", "float32": "float32"}
+        yield from (
+            Dropped(key, off) for key in (rank, "model.lora_alpha", "model.target_modules") if source.has(key)
+        )
+    names = {
+        "bf16": "bfloat16",
+        "fp16": "float16",
+        "fp32": "float32",
+        "bfloat16": "bfloat16",
+        "float32": "float32",
+    }
     dtype = f"{ENGINE}.dtype"
-    yield Setting("model.dtype", names.get(source.get(dtype) or "bf16", source.get(dtype)), (dtype,), "of computing")
+    yield Setting(
+        "model.dtype", names.get(source.get(dtype) or "bf16", source.get(dtype)), (dtype,), "of computing"
+    )
     parameters = (
         "model.fsdp_config.cpu_offload",
         "model.fsdp_config.offload_params",
@@ -136,7 +194,9 @@ def model(source: WrittenConfig) -> Iterator[Finding]:
     )
     state = f"{ENGINE}.optimizer_offload"
     written = tuple(key for key in (*parameters, state) if source.has(key))
-    choice = "parameters" if any(map(source.get, parameters)) else "optimizer" if source.get(state) else "none"
+    choice = (
+        "parameters" if any(map(source.get, parameters)) else "optimizer" if source.get(state) else "none"
+    )
     if written:
         yield Setting("learner.offload", choice, written)
     checkpointing = "model.enable_gradient_checkpointing"
@@ -166,24 +226,40 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
     yield Setting("trainer.total_epochs", source.get("trainer.total_epochs"), ("trainer.total_epochs",))
     yield Setting("trainer.seed", source.get("trainer.seed"), ("trainer.seed",))
     if source.has("trainer.total_training_steps"):
-        yield Setting("trainer.steps", source.get("trainer.total_training_steps"), ("trainer.total_training_steps",))
+        yield Setting(
+            "trainer.steps", source.get("trainer.total_training_steps"), ("trainer.total_training_steps",)
+        )
     folder = "trainer.default_local_dir"
     if source.has(folder):
         yield Setting(
-            "trainer.output", source.get(folder), (folder,), "the trained model; checkpoints are in the folder with the suffix _run"
+            "trainer.output",
+            source.get(folder),
+            (folder,),
+            "the trained model; checkpoints are in the folder with the suffix _run",
         )
-        yield from (Dropped(key, "a run is named by its folder (trainer.run_dir)") for key in NAMES if source.has(key))
+        yield from (
+            Dropped(key, "a run is named by its folder (trainer.run_dir)") for key in NAMES if source.has(key)
+        )
     else:
         project, experiment = (source.get(key) for key in NAMES)
         yield Setting("trainer.output", f"checkpoints/{project}/{experiment}", NAMES)
     if source.has("trainer.logger"):
-        known = [name for name in as_list(source.get("trainer.logger")) if name in ("console", "wandb", "tensorboard")]
+        known = [
+            name
+            for name in as_list(source.get("trainer.logger"))
+            if name in ("console", "wandb", "tensorboard")
+        ]
         yield Setting("trainer.logger", loggers(known or ["console"]), ("trainer.logger",))
     if source.has("trainer.max_ckpt_to_keep"):
-        yield Setting("trainer.keep_last", source.get("trainer.max_ckpt_to_keep"), ("trainer.max_ckpt_to_keep",))
+        yield Setting(
+            "trainer.keep_last", source.get("trainer.max_ckpt_to_keep"), ("trainer.max_ckpt_to_keep",)
+        )
     for key in ("trainer.test_freq", "trainer.save_freq"):
         if isinstance(source.get(key), str):
-            yield Dropped(key, f"{source.get(key)} is not a number of updates, which is not known before the data is read")
+            yield Dropped(
+                key,
+                f"{source.get(key)} is not a number of updates, which is not known before the data is read",
+            )
 
 
 RULES = (columns, batches, overlong, optimizer, model, places, run, resume)
@@ -229,7 +305,8 @@ MEANINGLESS: Mapping[str, str] = {
     "checkpoint": "a checkpoint always contains everything that a resume needs",
     "trainer.checkpoint": "a checkpoint always contains everything that a resume needs",
     "trainer.balance_batch": "batches are always balanced over the ranks by tokens",
-    "trainer.profile_interval": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
+    "trainer.profile_interval": "torch's profiler records every learner rank in the steps of "
+    "trainer.profile_steps",
     "use_remove_padding": "sequences are always packed without padding",
     "ulysses_sequence_parallel_size": "see learner.sequence_parallel",
 }

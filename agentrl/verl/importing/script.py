@@ -16,7 +16,14 @@ STARTERS = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed|torch\.distri
 _OVERRIDE = re.compile(
     r"(\+\+|\+|~)?(data|actor_rollout_ref|algorithm|trainer|critic|reward_model|reward|custom_reward_function|model|optim|engine|rollout)\."
 )
-_OPTIONS = {"--config-path": "path", "-cp": "path", "--config-name": "name", "-cn": "name", "--config-dir": "directory", "-cd": "directory"}
+_OPTIONS = {
+    "--config-path": "path",
+    "-cp": "path",
+    "--config-name": "name",
+    "-cn": "name",
+    "--config-dir": "directory",
+    "-cd": "directory",
+}
 _RANKS = {"--nproc_per_node": "trainer.n_gpus_per_node", "--nnodes": "trainer.nnodes"}
 """torchrun's options, and the corresponding keys of verl."""
 
@@ -74,7 +81,10 @@ def read_launch(file: str, arguments: Sequence[str]) -> Launch:
         raise ConfigError(f"{file}: its commands are nested too deeply") from None
     launches = [launch for _, words in shell.started if (launch := launch_of(words)) is not None]
     if not launches:
-        raise ConfigError(f"{file} contains no known training command, such as `python3 -m verl.trainer.main_ppo key=value ...`")
+        raise ConfigError(
+            f"{file} contains no known training command, such as `python3 -m verl.trainer.main_ppo key=value "
+            "...`"
+        )
     first, *others = launches
     notes = [*first.notes, *shell.notes]
     if others:
@@ -104,16 +114,25 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     if not (any(_OVERRIDE.match(word) for word in overrides) or "name" in options):
         return None
     ranks = [
-        f"{key}={value}" for option, key in _RANKS.items() if (value := _option(words[:place], option)) is not None and value.isdecimal()
+        f"{key}={value}"
+        for option, key in _RANKS.items()
+        if (value := _option(words[:place], option)) is not None and value.isdecimal()
     ]
     return Launch(
-        module, tuple(overrides), options.get("path") or options.get("directory"), options.get("name"), tuple(ranks), notes=tuple(notes)
+        module,
+        tuple(overrides),
+        options.get("path") or options.get("directory"),
+        options.get("name"),
+        tuple(ranks),
+        notes=tuple(notes),
     )
 
 
 def _modules(words: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield (index, name) of the modules after `-m`, and of the files, that an interpreter is told to run."""
-    starter = next((index for index, word in enumerate(words) if STARTERS.match(word.rpartition("/")[2])), None)
+    starter = next(
+        (index for index, word in enumerate(words) if STARTERS.match(word.rpartition("/")[2])), None
+    )
     if starter is None:
         return
     for index in range(starter + 1, len(words)):
@@ -139,7 +158,11 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[st
             continue
         elif UNKNOWN in word:
             why = ", ".join(dict.fromkeys(word.split(UNKNOWN)[1::2]))
-            cause = f"{why} is not set" if why.startswith("$") and "(" not in why else f"only known when {why} runs"
+            cause = (
+                f"{why} is not set"
+                if why.startswith("$") and "(" not in why
+                else f"only known when {why} runs"
+            )
             notes.append(f"{shown(word)}: {cause}; give it as {name.lstrip('+')}=...")
         elif has_value or word.startswith("~"):
             overrides.append(_plain(word))
@@ -152,12 +175,24 @@ def _plain(word: str) -> str:
     """Return an override for Hydra. A value that only the shell's quotes held together is quoted."""
     name, _, value = word.partition("=")
     is_open = bool(re.search(r"[\s,]", value.strip())) and value.strip()[:1] not in ("[", "{", "'", '"')
-    return f"{name}='{value.strip()}'" if is_open and "'" not in value else f"{name}={value}" if "=" in word else word
+    return (
+        f"{name}='{value.strip()}'"
+        if is_open and "'" not in value
+        else f"{name}={value}"
+        if "=" in word
+        else word
+    )
 
 
 def _option(words: Sequence[str], name: str) -> str | None:
     for index, word in enumerate(words):
         spelled = word.replace("-", "_").replace("__", "--", 1)
         if spelled.partition("=")[0] == name:
-            return word.partition("=")[2] if "=" in word else words[index + 1] if index + 1 < len(words) else None
+            return (
+                word.partition("=")[2]
+                if "=" in word
+                else words[index + 1]
+                if index + 1 < len(words)
+                else None
+            )
     return None

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.verl.importing.shell_expansion import UNKNOWN, Unset, calculate, expand_parameter, is_true, shown, unknown
+from agentrl.verl.importing.shell_expansion import (
+    UNKNOWN,
+    Unset,
+    calculate,
+    expand_parameter,
+    is_true,
+    shown,
+    unknown,
+)
 from agentrl.verl.importing.shell_syntax import (
     Assignment,
     CaseCommand,
@@ -99,18 +107,25 @@ class Shell:
             case Simple():
                 return self._simple(command)
             case If():
-                taken = next((body for condition, body in command.branches if self._chain(condition)), command.otherwise)
+                taken = next(
+                    (body for condition, body in command.branches if self._chain(condition)),
+                    command.otherwise,
+                )
                 return True if taken is None else self._chain(taken)
             case For():
                 items = self.arguments if command.words is None else self.fields(command.words)
                 return self._loop(command.body, ({command.name: item} for item in list(items)))
             case While():
-                passes: Iterator[Mapping[str, str]] = ({} for _ in range(MAX_LOOPS) if self._chain(command.condition) != command.is_until)
+                passes: Iterator[Mapping[str, str]] = (
+                    {} for _ in range(MAX_LOOPS) if self._chain(command.condition) != command.is_until
+                )
                 return self._loop(command.body, passes)
             case CaseCommand():
                 return self._case(command)
             case CommandGroup():
-                return self._chain(command.body) if not command.is_apart else self._apart().follow(command.body)
+                return (
+                    self._chain(command.body) if not command.is_apart else self._apart().follow(command.body)
+                )
             case FunctionDefinition():
                 self.functions[command.name] = command.body
                 return True
@@ -125,8 +140,19 @@ class Shell:
 
     def _apart(self) -> Shell:
         """Return a subshell with a copy of the variables. Started programs and notes go to the same lists."""
-        copy = {name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()}
-        inner = Shell(list(self.arguments), self.file, self.folder, copy, dict(self.functions), self.started, self.notes, self.depth + 1)
+        copy = {
+            name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()
+        }
+        inner = Shell(
+            list(self.arguments),
+            self.file,
+            self.folder,
+            copy,
+            dict(self.functions),
+            self.started,
+            self.notes,
+            self.depth + 1,
+        )
         inner.budget = self.budget
         if inner.depth > MAX_DEPTH:
             raise ConfigError(f"{self.file}: commands are nested more than {MAX_DEPTH} deep")
@@ -182,7 +208,9 @@ class Shell:
             old[:1] = [(old[0] if old else "") + self.text(assignment.value or ())]
         else:
             before = self.value_of(assignment.name) if assignment.is_added else ""
-            self.variables[assignment.name] = ("" if isinstance(before, Unset) else before) + self.text(assignment.value or ())
+            self.variables[assignment.name] = ("" if isinstance(before, Unset) else before) + self.text(
+                assignment.value or ()
+            )
 
     def _builtin(self, words: list[str], line: int) -> bool:
         """Execute a command that changes the script's state; record any other program as started."""
@@ -252,13 +280,18 @@ class Shell:
     def _start(self, words: list[str], line: int) -> None:
         if re.match(r"[+~]*[\w@]+\.[\w.@]+=", words[0]):
             self.notes.append(
-                f"line {line}: {shown(words[0])} does not belong to the command above it, which ends at a comment or blank line"
+                f"line {line}: {shown(words[0])} does not belong to the command above it, which ends at a "
+                "comment or blank line"
             )
             return
-        shells = [index for index, word in enumerate(words) if os.path.basename(word) in ("bash", "sh", "zsh")]
+        shells = [
+            index for index, word in enumerate(words) if os.path.basename(word) in ("bash", "sh", "zsh")
+        ]
         for index in shells:
             rest = words[index + 1 :]
-            while rest and rest[0].startswith("-") and not rest[0].startswith("-c") and "c" not in rest[0][1:]:
+            while (
+                rest and rest[0].startswith("-") and not rest[0].startswith("-c") and "c" not in rest[0][1:]
+            ):
                 rest = rest[1:]
             if rest and rest[0].startswith("-") and len(rest) > 1:
                 inner = self._apart()
@@ -307,14 +340,18 @@ class Shell:
                     current = ""
                 current, is_there = current + value, is_there or bool(value) or piece.is_quoted
         if is_there:
-            current = os.path.expanduser(current) if word[0].kind == "text" and not word[0].is_quoted else current
+            current = (
+                os.path.expanduser(current) if word[0].kind == "text" and not word[0].is_quoted else current
+            )
             fields.append(current)
         return fields
 
     def text(self, word: Word) -> str:
         """Expand a word to a single text, as on the right side of `=`."""
         value = "".join(" ".join(self._values(piece)) for piece in word)
-        return os.path.expanduser(value) if word and word[0].kind == "text" and not word[0].is_quoted else value
+        return (
+            os.path.expanduser(value) if word and word[0].kind == "text" and not word[0].is_quoted else value
+        )
 
     def _values(self, piece: WordPart) -> list[str]:
         match piece.kind:
@@ -335,7 +372,12 @@ class Shell:
         if name in self.variables:
             value = self.variables[name]
             return (value[0] if value else "") if isinstance(value, list) else value
-        special = {"PWD": str(self.folder), "0": str(self.file), "BASH_SOURCE": str(self.file), "#": str(len(self.arguments))}
+        special = {
+            "PWD": str(self.folder),
+            "0": str(self.file),
+            "BASH_SOURCE": str(self.file),
+            "#": str(len(self.arguments)),
+        }
         special |= {"?": "0", "$": "1", "!": "1", "-": "", "RANDOM": "0"}
         if name in special:
             return special[name]

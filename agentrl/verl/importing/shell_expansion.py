@@ -72,9 +72,13 @@ def expand_parameter(text: str, shell: ShellScope, *, is_quoted: bool) -> list[s
             return [str(len(items))]
         if rest.startswith(":") and (bounds := [part.strip() for part in rest[1:].split(":")])[0].isdecimal():
             first = int(bounds[0]) - (name in ("@", "*"))
-            items = items[max(first, 0) :][: int(bounds[1]) if len(bounds) > 1 and bounds[1].isdecimal() else None]
+            items = items[max(first, 0) :][
+                : int(bounds[1]) if len(bounds) > 1 and bounds[1].isdecimal() else None
+            ]
         elif rest:
-            items = [_changed(item, rest, shell) for item in items] or ([_default(rest, shell)] if rest[:2] in (":-", ":+") else [])
+            items = [_changed(item, rest, shell) for item in items] or (
+                [_default(rest, shell)] if rest[:2] in (":-", ":+") else []
+            )
         if is_quoted and (index == "*" or name == "*"):
             separator = shell.value_of("IFS")
             return [(separator[:1] if isinstance(separator, str) else " ").join(items)]
@@ -82,7 +86,11 @@ def expand_parameter(text: str, shell: ShellScope, *, is_quoted: bool) -> list[s
     value: str | Unset
     if index is not None:
         items, place = shell.items_of(name), calculate(index, shell)
-        value = items[int(place)] if place.lstrip("-").isdecimal() and -len(items) <= int(place) < len(items) else Unset(text)
+        value = (
+            items[int(place)]
+            if place.lstrip("-").isdecimal() and -len(items) <= int(place) < len(items)
+            else Unset(text)
+        )
     else:
         value = shell.value_of(name)
     if isinstance(value, str) and not without_unset(value):
@@ -95,7 +103,12 @@ def expand_parameter(text: str, shell: ShellScope, *, is_quoted: bool) -> list[s
 def _parameter(value: str | Unset, rest: str, shell: ShellScope, name: str) -> str:
     is_set = isinstance(value, str) and (value != "" or not rest.startswith(":"))
     mark = rest.removeprefix(":")[:1]
-    if rest and mark in "-=+?" and (rest.startswith(":") or rest[0] == mark) and not rest.startswith((":0", ": ")):
+    if (
+        rest
+        and mark in "-=+?"
+        and (rest.startswith(":") or rest[0] == mark)
+        and not rest.startswith((":0", ": "))
+    ):
         if mark == "+":
             return _default(rest, shell) if is_set else ""
         if not is_set and mark == "=":
@@ -116,7 +129,9 @@ def _default(rest: str, shell: ShellScope) -> str:
 
 def _changed(value: str, rest: str, shell: ShellScope) -> str:
     """Apply `#prefix`, `%suffix`, `/old/new`, `:offset:length`, `^^` and `,,` to a value."""
-    mark = next((mark for mark in ("##", "#", "%%", "%", "//", "/", "^^", ",,", ":") if rest.startswith(mark)), "")
+    mark = next(
+        (mark for mark in ("##", "#", "%%", "%", "//", "/", "^^", ",,", ":") if rest.startswith(mark)), ""
+    )
     operand = rest[len(mark) :]
     if mark in ("^^", ",,") and not operand:
         return value.upper() if mark == "^^" else value.lower()

@@ -115,7 +115,9 @@ Command: TypeAlias = Simple | If | For | While | CaseCommand | CommandGroup | Fu
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_FUNCTION = re.compile(r"(?:function[ \t]+([\w:-]+)[ \t]*(?:\([ \t]*\))?|([\w:-]+)[ \t]*\([ \t]*\))(?=\s*[{(])")
+_FUNCTION = re.compile(
+    r"(?:function[ \t]+([\w:-]+)[ \t]*(?:\([ \t]*\))?|([\w:-]+)[ \t]*\([ \t]*\))(?=\s*[{(])"
+)
 _REDIRECTION = re.compile(r"(?:\d*|&)(<<<|<<-?|>>|>\||<>|[<>]&?|>)")
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _ENDS = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"})

@@ -65,7 +65,9 @@ DEFAULTS: Mapping[str, Any] = {
     "custom_reward_function.name": "compute_score",
 }
 
-NUMBERS = frozenset(key for key, value in DEFAULTS.items() if isinstance(value, (int, float)) and not isinstance(value, bool)) | {
+NUMBERS = frozenset(
+    key for key, value in DEFAULTS.items() if isinstance(value, (int, float)) and not isinstance(value, bool)
+) | {
     "actor_rollout_ref.actor.ppo_micro_batch_size",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
     "actor_rollout_ref.actor.optim.lr_warmup_steps",
@@ -92,7 +94,15 @@ DIVISORS = {
 }
 
 OF_VERL = (
-    *("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "sft_trainer_engine", "generation", "evaluation", "_self_"),
+    *(
+        "ppo_trainer",
+        "ppo_megatron_trainer",
+        "sft_trainer",
+        "sft_trainer_engine",
+        "generation",
+        "evaluation",
+        "_self_",
+    ),
     *("dapo_trainer", "fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer"),
 )
 """Configs, and entries of a `defaults` list, whose content is represented by DEFAULTS."""
@@ -134,7 +144,11 @@ class WrittenConfig:
 
     def below(self, prefix: str) -> dict[str, Any]:
         """Return the values set below a key, by the rest of their dotted names."""
-        return {key[len(prefix) + 1 :]: value for key, value in self.written.items() if key.startswith(f"{prefix}.")}
+        return {
+            key[len(prefix) + 1 :]: value
+            for key, value in self.written.items()
+            if key.startswith(f"{prefix}.")
+        }
 
 
 def read_source(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
@@ -203,7 +217,10 @@ def _parse(text: str) -> Override:
     except OverrideParseException as error:
         raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0]}") from None
     if override.is_sweep_override():
-        raise ConfigError(f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a comma")
+        raise ConfigError(
+            f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a "
+            "comma"
+        )
     return override
 
 

@@ -84,9 +84,18 @@ def _score(source: WrittenConfig) -> CommandStep:
     kwargs = source.below(KWARGS)
     if kwargs:
         words += ["--kwargs", json.dumps(kwargs)]
-    used = {"data.path", function, "custom_reward_function.name", *SCORE_OPTIONS, *(f"{KWARGS}.{name}" for name in kwargs)}
+    used = {
+        "data.path",
+        function,
+        "custom_reward_function.name",
+        *SCORE_OPTIONS,
+        *(f"{KWARGS}.{name}" for name in kwargs),
+    }
     return _step(words, used, source.written)
 
 
 def _step(words: list[str], used: set[str], written: Mapping[str, object]) -> CommandStep:
-    return CommandStep(shlex.join(words), tuple(key for key, value in written.items() if key not in used and value is not None))
+    return CommandStep(
+        shlex.join(words),
+        tuple(key for key, value in written.items() if key not in used and value is not None),
+    )

@@ -60,6 +60,9 @@ def supervised_defaults(written: Mapping[str, Any], module: str) -> Mapping[str,
     if module:
         return OF_MESSAGES
     model, data = written.get("model"), written.get("data")
-    is_old = "partial_pretrain" in (model if isinstance(model, Mapping) else ()) or "model.partial_pretrain" in written
+    is_old = (
+        "partial_pretrain" in (model if isinstance(model, Mapping) else ())
+        or "model.partial_pretrain" in written
+    )
     is_old |= "prompt_key" in (data if isinstance(data, Mapping) else ()) or "data.prompt_key" in written
     return OF_COLUMNS if is_old else OF_MESSAGES

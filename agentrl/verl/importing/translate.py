@@ -114,9 +114,15 @@ def translate(source: WrittenConfig) -> Translation:
     kept = {key: setting for key, setting in mapped.items() if not _is_default(setting, source, target)}
     values = _tree(kept, target)
     _check(values, target)
-    decisive = [Obstacle(f"{finding.old} = {source.get(finding.old)}", finding.reason) for finding in dropped if finding.is_decisive]
+    decisive = [
+        Obstacle(f"{finding.old} = {source.get(finding.old)}", finding.reason)
+        for finding in dropped
+        if finding.is_decisive
+    ]
     obstacles = (*find_all(source), *decisive)
-    return Translation(target, values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown), obstacles)
+    return Translation(
+        target, values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown), obstacles
+    )
 
 
 def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
@@ -126,13 +132,26 @@ def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
     strange = len(source.written) - len(known)
     if source.written and strange > len(known) and len(own) >= strange:
         raise ConfigError(f"{own[0]} is a key of agentrl: this is not a config of verl and needs no import")
-    if source.written and (not known or strange > len(known)) and not any(key.startswith("actor_rollout_ref.") for key in known):
+    if (
+        source.written
+        and (not known or strange > len(known))
+        and not any(key.startswith("actor_rollout_ref.") for key in known)
+    ):
         names = ", ".join(list(source.written)[:3])
-        raise ConfigError(f"this is not a config of a verl trainer: {strange} of its {len(source.written)} keys are unknown ({names})")
+        raise ConfigError(
+            f"this is not a config of a verl trainer: {strange} of its {len(source.written)} keys are "
+            f"unknown ({names})"
+        )
 
 
 def _is_of_verl(key: str, target: Target) -> bool:
-    return key in KEPT or key in RENAMED or key in RENAMED_IN_SFT or key in DEFAULTS or target.reason_without(key) is not None
+    return (
+        key in KEPT
+        or key in RENAMED
+        or key in RENAMED_IN_SFT
+        or key in DEFAULTS
+        or target.reason_without(key) is not None
+    )
 
 
 def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropped]:
@@ -145,7 +164,9 @@ def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropp
             decided.add(finding.key if isinstance(finding, Setting) else finding.old)
             yield finding
     for key, value in source.written.items():
-        if (key not in read or not _is_decided(key, decided, target)) and (alone := _alone(key, value, target)) is not None:
+        if (key not in read or not _is_decided(key, decided, target)) and (
+            alone := _alone(key, value, target)
+        ) is not None:
             yield alone
     for key in target.by_default:
         if not source.has(key):
@@ -155,7 +176,9 @@ def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropp
 def _is_decided(key: str, decided: Set[str], of: Target) -> bool:
     """Return whether a rule has dropped a key of verl, or has set its counterpart or a part of it."""
     target = _target(key, of)
-    return key in decided or not target or any(one == target or one.startswith(f"{target}.") for one in decided)
+    return (
+        key in decided or not target or any(one == target or one.startswith(f"{target}.") for one in decided)
+    )
 
 
 def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
@@ -168,7 +191,12 @@ def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
     if value is None:
         return Dropped(key, f"null; the default of {target} applies")
     try:
-        return Setting(target, VALUES.get(key, lambda same: same)(value), (key,), of.renamed.get(key, "").partition("; ")[2])
+        return Setting(
+            target,
+            VALUES.get(key, lambda same: same)(value),
+            (key,),
+            of.renamed.get(key, "").partition("; ")[2],
+        )
     except NotTaken as why:
         return Dropped(key, str(why))
     except (TypeError, ValueError):
@@ -183,7 +211,9 @@ def _target(key: str, of: Target) -> str:
     return ours[0] if len(ours) == 1 else ""
 
 
-def _take(setting: Setting, mapped: dict[str, Setting], source: WrittenConfig, target: Target) -> list[Dropped]:
+def _take(
+    setting: Setting, mapped: dict[str, Setting], source: WrittenConfig, target: Target
+) -> list[Dropped]:
     """Add a setting, unless another setting has its key or the schema refuses its value.
 
     Returns the dropped keys.
@@ -193,9 +223,18 @@ def _take(setting: Setting, mapped: dict[str, Setting], source: WrittenConfig, t
     if other is not None and other.value != setting.value:
         said = {key for one in mapped.values() for key in one.old}
         by = " and ".join(other.old) or "the rest"
-        return [Dropped(key, f"{setting.key} is {_short(other.value)} by {by}") for key in written if key not in said]
+        return [
+            Dropped(key, f"{setting.key} is {_short(other.value)} by {by}")
+            for key in written
+            if key not in said
+        ]
     if other is not None:
-        mapped[setting.key] = Setting(other.key, other.value, tuple(dict.fromkeys((*other.old, *setting.old))), other.note or setting.note)
+        mapped[setting.key] = Setting(
+            other.key,
+            other.value,
+            tuple(dict.fromkeys((*other.old, *setting.old))),
+            other.note or setting.note,
+        )
         return []
     if (problem := _refused(setting, target)) is not None:
         return [Dropped(key, f"{setting.key} {problem}") for key in written]

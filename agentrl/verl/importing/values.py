@@ -13,7 +13,12 @@ CHARACTERS_PER_TOKEN = 4
 
 SCHEDULES = {"constant": "constant", "cosine": "cosine", "linear": "linear"}
 ATTENTIONS = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-TOOL_FORMATS = {"hermes": "hermes", "gpt-oss": "gpt_oss", "qwen3_coder": "qwen3_coder", "deepseek_v3": "deepseek_v3"}
+TOOL_FORMATS = {
+    "hermes": "hermes",
+    "gpt-oss": "gpt_oss",
+    "qwen3_coder": "qwen3_coder",
+    "deepseek_v3": "deepseek_v3",
+}
 TRANSPORTS = {"nccl": "distributed", "hccl": "distributed"}
 WEIGHTS = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
 
@@ -47,7 +52,10 @@ def loggers(value: Any) -> list[str]:
     """
     known = [name for name in as_list(value) if name in ("console", "wandb", "tensorboard")]
     if not known:
-        raise NotTaken(f"none of {', '.join(as_list(value))} is a tracker of agentrl; available: console, tensorboard, wandb")
+        raise NotTaken(
+            f"none of {', '.join(as_list(value))} is a tracker of agentrl; available: console, tensorboard, "
+            "wandb"
+        )
     return known
 
 
@@ -67,7 +75,9 @@ def whole(off: float) -> Callable[[Any], Any]:
 
     def check(value: Any) -> Any:
         if value != off:
-            raise NotTaken(f"{value} would truncate the distribution; training must sample from the full distribution")
+            raise NotTaken(
+                f"{value} would truncate the distribution; training must sample from the full distribution"
+            )
         return off
 
     return check
@@ -91,10 +101,14 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "actor_rollout_ref.rollout.top_p": whole(1.0),
     # 0 is verl's other value for "off"
     "actor_rollout_ref.rollout.top_k": lambda value: whole(-1)(value or -1),
-    "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": lambda value: max(1, math.ceil(value / CHARACTERS_PER_TOKEN)),
+    "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": lambda value: max(
+        1, math.ceil(value / CHARACTERS_PER_TOKEN)
+    ),
     "actor_rollout_ref.rollout.multi_turn.format": one_of(TOOL_FORMATS),
     "actor_rollout_ref.rollout.checkpoint_engine.backend": one_of(TRANSPORTS),
-    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": lambda value: value * 2**20,
+    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": lambda value: (
+        value * 2**20
+    ),
     "actor_rollout_ref.rollout.update_weights_bucket_megabytes": lambda value: value * 2**20,
     "actor_rollout_ref.actor.tis_imp_ratio_cap": positive,
     "algorithm.filter_groups.max_num_gen_batches": positive,
@@ -108,19 +122,25 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 
 NOT_TAKEN: Mapping[str, str] = {
     # key with a counterpart, but with values of another meaning in verl -> what to do
-    "data.custom_cls.path": "a Dataset class in verl; in agentrl, data.reader is `file.py:function`, from a row to a Task",
-    "data.custom_cls.name": "a Dataset class in verl; in agentrl, data.reader is `file.py:function`, from a row to a Task",
+    "data.custom_cls.path": "a Dataset class in verl; in agentrl, data.reader is `file.py:function`, from a "
+    "row to a Task",
+    "data.custom_cls.name": "a Dataset class in verl; in agentrl, data.reader is `file.py:function`, from a "
+    "row to a Task",
     "data.gen_batch_size": "tasks are drawn one by one, without a generation batch",
-    "actor_rollout_ref.actor.entropy_from_logits_with_chunking": "logits are always computed in chunks (learner.logprob_chunk_tokens)",
+    "actor_rollout_ref.actor.entropy_from_logits_with_chunking": "logits are always computed in chunks "
+    "(learner.logprob_chunk_tokens)",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": "classes that handle tokens in verl; "
     "write the loop as a plugin (`agentrl new agent NAME`) and name its file in agent.plugins",
-    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "it is set per tool: agent.tool_limits.<tool>.keep is head, tail "
-    "or ends",
+    "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "it is set per tool: "
+    "agent.tool_limits.<tool>.keep is head, tail or ends",
     "async_training.partial_rollout": "an interrupted turn is always continued",
     "rollout.total_epochs": "trainer.total_epochs counts",
     "reward_model.n_gpus_per_node": "set reward_model.world_size to its total number of ranks",
-    "reward_model.model.fsdp_config.fsdp_size": "set reward_model.fsdp.shard_size beside reward_model.world_size, which it divides",
-    "reward_model.micro_batch_size": "sequences in verl; reward_model.microbatch_tokens is a budget of tokens",
-    "reward_model.micro_batch_size_per_gpu": "sequences in verl; reward_model.microbatch_tokens is a budget of tokens",
+    "reward_model.model.fsdp_config.fsdp_size": "set reward_model.fsdp.shard_size beside "
+    "reward_model.world_size, which it divides",
+    "reward_model.micro_batch_size": "sequences in verl; reward_model.microbatch_tokens is a budget of "
+    "tokens",
+    "reward_model.micro_batch_size_per_gpu": "sequences in verl; reward_model.microbatch_tokens is a budget "
+    "of tokens",
     "reward_model.nnodes": "set reward_model.world_size to its total number of ranks",
 }

@@ -1,4 +1,5 @@
-"""Every chat template of the `trl` package on the real Qwen vocabulary of the `dashscope` package, and docs/templates.md's table of them.
+"""Every chat template of the `trl` package on the real Qwen vocabulary of the `dashscope` package, and
+docs/templates.md's table of them.
 
 Run as a program it writes the table: `make templates`.
 """
@@ -25,7 +26,10 @@ BEGIN, END = "<!-- verdicts: written by `make templates` -->\n", "<!-- end of ve
 
 NUM_CONVERSATIONS = 40
 
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """How Qwen2 cuts text before merging."""
 
 MARKUP = re.compile(
@@ -36,14 +40,26 @@ MARKUP = re.compile(
 NAMED = {"bos_token": "<|begin_of_sequence|>", "eos_token": "<|endoftext|>"}
 
 ENDS = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|call|>", "<｜end▁of▁sentence｜>", "</s>"),
+    *(
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|return|>",
+        "<|call|>",
+        "<｜end▁of▁sentence｜>",
+        "</s>",
+    ),
     *("<|END_OF_TURN_TOKEN|>", "<|endoftext|>", "<end_of_utterance>", "<|eot|>", "<|end|>"),
 )
 """Tokens at which a server stops: `eos_token_id` of the models' generation configs."""
 
 
 def package_file(package: str, path: str) -> Path:
-    """Return a file of an installed package, without importing it (they are installed for these files alone)."""
+    """Return a file of an installed package, without importing it (they are installed for these files
+    alone).
+    """
     spec = importlib.util.find_spec(package)
     assert spec is not None, f"{package} is not installed: make setup"
     assert spec.submodule_search_locations is not None, f"{package} is no package"
@@ -69,7 +85,9 @@ def model_of_qwen() -> models.BPE:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter by which byte-level BPE writes each byte: printable Latin-1 as itself, the others from U+0100 on."""
+    """Return the letter by which byte-level BPE writes each byte: printable Latin-1 as itself, the others
+    from U+0100 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -78,7 +96,9 @@ def _byte_letters() -> list[str]:
 def tokenizer_for(source: str) -> Tokenizer:
     tokenizer = Tokenizer(model_of_qwen())
     split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in NAMED.values()])
     markup = dict.fromkeys(MARKUP.findall(source))
@@ -103,15 +123,23 @@ def chat_for(source: str) -> Chat:
     if "<|return|>" in names:  # in this format <|end|> ends a message, and a turn may have several
         names.remove("<|end|>")
     ends = [id for token in names if (id := tokenizer.token_to_id(token)) is not None]
-    return Chat(tokenizer, template, eos_token_ids=find_turn_ends(tokenizer, template, ends), tool_format="auto")
+    return Chat(
+        tokenizer, template, eos_token_ids=find_turn_ends(tokenizer, template, ends), tool_format="auto"
+    )
 
 
 def verdicts() -> str:
     """Return the table of verdicts as Markdown."""
     rows = [_row(name, source) for name, source in sources().items()]
     version = importlib.metadata.version("trl")
-    head = "| template | tool format | thinking | with tools | without tools | why |\n|---|---|---|---|---|---|\n"
-    return f"Templates of trl {version}, {NUM_CONVERSATIONS} generated conversations each.\n\n{head}{''.join(rows)}"
+    head = (
+        "| template | tool format | thinking | with tools | without tools | why "
+        "|\n|---|---|---|---|---|---|\n"
+    )
+    return (
+        f"Templates of trl {version}, {NUM_CONVERSATIONS} generated conversations "
+        f"each.\n\n{head}{''.join(rows)}"
+    )
 
 
 def _row(name: str, source: str) -> str:
@@ -123,8 +151,13 @@ def _row(name: str, source: str) -> str:
     if chat.tool_format == NO_FORMAT:
         with_tools, without = "not read" if chat.shows_unread_calls else "not shown", report.verdict
     else:
-        with_tools, without = report.verdict, chat.report_template((), num=NUM_CONVERSATIONS, shrinks=False).verdict
-    reasons = [finding for kind in ("broken", "fork", "refused", "note") for finding, _ in report.of_kind(kind)]
+        with_tools, without = (
+            report.verdict,
+            chat.report_template((), num=NUM_CONVERSATIONS, shrinks=False).verdict,
+        )
+    reasons = [
+        finding for kind in ("broken", "fork", "refused", "note") for finding, _ in report.of_kind(kind)
+    ]
     why = "; ".join(dict.fromkeys(finding.sentence for finding in reasons if finding.where != "with tools"))
     thinking = f"`{_cell(chat.thinking)}`" if chat.thinking is not None else "-"
     return f"| {name} | {chat.tool_format} | {thinking} | {with_tools} | {without} | {_cell(why)} |\n"

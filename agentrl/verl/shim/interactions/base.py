@@ -20,7 +20,9 @@ class BaseInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Return whether the conversation is over, the reply, the score of the model's last turn, and metrics."""
+        """Return whether the conversation is over, the reply, the score of the model's last turn, and
+        metrics.
+        """
         return False, "Your current result seems acceptable.", 0.8, {}
 
     async def calculate_score(self) -> float:

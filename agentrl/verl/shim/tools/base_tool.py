@@ -18,7 +18,10 @@ class BaseTool:
         self.tool_schema = tool_schema
         self.tool_schema = tool_schema or self.get_openai_tool_schema()
         if self.tool_schema is None:
-            raise ValueError(f"{type(self).__name__} has no tool schema: neither the YAML nor get_openai_tool_schema gives one")
+            raise ValueError(
+                f"{type(self).__name__} has no tool schema: neither the YAML nor get_openai_tool_schema "
+                "gives one"
+            )
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
@@ -29,7 +32,9 @@ class BaseTool:
         return instance_id or str(uuid4()), ToolResponse()
 
     @rollout_trace_op
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
         """Execute one call; return the response, its reward, and metrics."""
         return ToolResponse(text="Updated the tool state."), 0.0, {}
 

@@ -1,4 +1,6 @@
-"""verl's function tools: a decorator that registers typed functions, and the conversion of their return values."""
+"""verl's function tools: a decorator that registers typed functions, and the conversion of their return
+values.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
 _LOADED_FUNCTION_TOOL_PATHS: dict[str, list[FunctionTool]] = {}
 
 
-def function_tool(name: str | Callable[..., Any] | None = None, *, schema: OpenAIFunctionToolSchema | dict[str, Any] | None = None) -> Any:
+def function_tool(
+    name: str | Callable[..., Any] | None = None,
+    *,
+    schema: OpenAIFunctionToolSchema | dict[str, Any] | None = None,
+) -> Any:
     """Register a function as a tool: `@function_tool`, or `@function_tool("name")`.
 
     schema: replaces the schema derived from the function.
@@ -56,11 +62,16 @@ def function_tool(name: str | Callable[..., Any] | None = None, *, schema: OpenA
         tool_name = name if isinstance(name, str) else function.__name__
         taken = FUNCTION_TOOL_REGISTRY.get(tool_name)
         if taken is not None and taken.fn is not function:
-            raise ValueError(f"function tool {tool_name!r} is already registered by {taken.fn.__module__}.{taken.fn.__qualname__}")
+            raise ValueError(
+                f"function tool {tool_name!r} is already registered by "
+                f"{taken.fn.__module__}.{taken.fn.__qualname__}"
+            )
         described = _described(function, tool_name) if schema is None else schema
         if isinstance(described, dict):
             described = OpenAIFunctionToolSchema.model_validate(described)
-        FUNCTION_TOOL_REGISTRY[tool_name] = FunctionTool(tool_name, function, described, inspect.iscoroutinefunction(function))
+        FUNCTION_TOOL_REGISTRY[tool_name] = FunctionTool(
+            tool_name, function, described, inspect.iscoroutinefunction(function)
+        )
         return function
 
     return register
@@ -69,7 +80,9 @@ def function_tool(name: str | Callable[..., Any] | None = None, *, schema: OpenA
 def get_function_tool(name: str) -> FunctionTool:
     """Return a registered tool; raise KeyError if no tool has this name."""
     if name not in FUNCTION_TOOL_REGISTRY:
-        raise KeyError(f"no function tool {name!r}; registered: {', '.join(FUNCTION_TOOL_REGISTRY) or 'none'}")
+        raise KeyError(
+            f"no function tool {name!r}; registered: {', '.join(FUNCTION_TOOL_REGISTRY) or 'none'}"
+        )
     return FUNCTION_TOOL_REGISTRY[name]
 
 
@@ -101,9 +114,16 @@ def normalize_function_tool_return(ret: Any) -> tuple[ToolResponse, float, dict[
     if not isinstance(ret, tuple):
         return _response(ret), 0.0, {}
     if not 1 <= len(ret) <= 3:
-        raise TypeError(f"a function tool returned a tuple of length {len(ret)}: {ret!r}; length 1, 2, or 3 would be right")
+        raise TypeError(
+            f"a function tool returned a tuple of length {len(ret)}: {ret!r}; length 1, 2, or 3 would be "
+            "right"
+        )
     response, reward, metrics = (*ret, None, None)[:3]
-    return _response(response), 0.0 if reward is None else float(reward), {} if metrics is None else dict(metrics)
+    return (
+        _response(response),
+        0.0 if reward is None else float(reward),
+        {} if metrics is None else dict(metrics),
+    )
 
 
 def _response(value: Any) -> ToolResponse:
@@ -114,13 +134,18 @@ def _response(value: Any) -> ToolResponse:
 
 def _described(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the schema of a typed and documented function."""
-    documented = {parameter.arg_name: parameter.description for parameter in parse(inspect.getdoc(function) or "").params}
+    documented = {
+        parameter.arg_name: parameter.description
+        for parameter in parse(inspect.getdoc(function) or "").params
+    }
     if not inspect.getdoc(function):
         raise ValueError(f"function tool {name!r} has no docstring; the model reads it")
     for parameter in inspect.signature(function).parameters.values():
         what = f"function tool {name!r}: parameter {parameter.name!r}"
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(f"{what} is a variadic parameter, which no schema can describe; name each parameter")
+            raise ValueError(
+                f"{what} is a variadic parameter, which no schema can describe; name each parameter"
+            )
         if parameter.annotation is parameter.empty:
             raise ValueError(f"{what} is missing a type hint")
         if not documented.get(parameter.name):

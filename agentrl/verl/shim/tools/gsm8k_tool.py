@@ -1,4 +1,6 @@
-"""The answer-checking tool of verl's GSM8K example: the model submits an answer and learns whether it is right."""
+"""The answer-checking tool of verl's GSM8K example: the model submits an answer and learns whether it is
+right.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,30 @@ class Gsm8kTool(BaseTool):
         super().__init__(config, tool_schema)
         self._submitted: dict[str, tuple[str, Any, float]] = {}  # id -> last answer, ground truth, its reward
 
-    async def create(self, instance_id: str | None = None, ground_truth: Any = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+    async def create(
+        self, instance_id: str | None = None, ground_truth: Any = None, **kwargs: Any
+    ) -> tuple[str, ToolResponse]:
         instance_id, response = await super().create(instance_id)
-        ground_truth = kwargs.get("create_kwargs", {}).get("ground_truth") if ground_truth is None else ground_truth
+        ground_truth = (
+            kwargs.get("create_kwargs", {}).get("ground_truth") if ground_truth is None else ground_truth
+        )
         self._submitted[instance_id] = ("", ground_truth, 0.0)
         return instance_id, response
 
-    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
         answer = str(parameters.get("answer", ""))
         marked = answer if answer.startswith("#### ") else f"#### {answer}"
         _, ground_truth, before = self._submitted[instance_id]
         self._submitted[instance_id] = (marked, ground_truth, before)
         reward = await self.calc_reward(instance_id)
         self._submitted[instance_id] = (marked, ground_truth, reward)
-        return ToolResponse(text=f"Current parsed {answer=} {reward=}"), 0.0 if reward > before else PENALTY, {}
+        return (
+            ToolResponse(text=f"Current parsed {answer=} {reward=}"),
+            0.0 if reward > before else PENALTY,
+            {},
+        )
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
         answer, ground_truth, _ = self._submitted[instance_id]

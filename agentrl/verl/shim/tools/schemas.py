@@ -54,14 +54,18 @@ class OpenAIFunctionCallSchema(BaseModel):
     arguments: dict[str, Any]
 
     @staticmethod
-    def from_openai_function_parsed_schema(parsed_schema: OpenAIFunctionParsedSchema) -> tuple[OpenAIFunctionCallSchema, bool]:
+    def from_openai_function_parsed_schema(
+        parsed_schema: OpenAIFunctionParsedSchema,
+    ) -> tuple[OpenAIFunctionCallSchema, bool]:
         """Return the call and whether its arguments were invalid (not a JSON object); they are then empty."""
         try:
             arguments = json.loads(parsed_schema.arguments)
         except json.JSONDecodeError:
             arguments = None
         is_wrong = not isinstance(arguments, dict)
-        return OpenAIFunctionCallSchema(name=parsed_schema.name, arguments={} if is_wrong else arguments), is_wrong
+        return OpenAIFunctionCallSchema(
+            name=parsed_schema.name, arguments={} if is_wrong else arguments
+        ), is_wrong
 
 
 class OpenAIFunctionToolCall(BaseModel):

@@ -3,7 +3,13 @@
 
 from agentrl.plugins import load_plugins
 from agentrl.testing import call
-from agentrl.testing.contracts import AgentContract, InteractionContract, RewardContract, RewardExample, ToolContract
+from agentrl.testing.contracts import (
+    AgentContract,
+    InteractionContract,
+    RewardContract,
+    RewardExample,
+    ToolContract,
+)
 
 
 class TestWordCount(ToolContract):
@@ -49,7 +55,10 @@ def test_all_together(play):
         turns=[[call("notebook", note="a pet"), call("word_count", text="a b c")], "Does it purr?", "A cat!"],
         reward_config={"interaction_reward_weight": 1.0},
     )
-    assert [message.content for message in trajectory.messages if message.role == "tool"] == ["Notes\na pet", "3"]
+    assert [message.content for message in trajectory.messages if message.role == "tool"] == [
+        "Notes\na pet",
+        "3",
+    ]
     assert trajectory.messages[-2].content == "Yes."
     assert trajectory.reward == 0.9
     assert trajectory.metrics["twenty_questions/questions"] == 2.0

@@ -21,7 +21,13 @@ def extract_solution(solution_str: str, method: str = "strict") -> str | None:
     return numbers[-1] if numbers else None
 
 
-def compute_score(solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0) -> float:
+def compute_score(
+    solution_str: str,
+    ground_truth: str,
+    method: str = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
+) -> float:
     """Return `score` for the right number, `format_score` for another one, 0 for none."""
     answer = extract_solution(solution_str, method)
     if answer is None:

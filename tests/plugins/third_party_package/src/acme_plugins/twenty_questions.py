@@ -9,7 +9,9 @@ from agentrl.types import Message
 
 
 class TwentyQuestions(Interaction):
-    """Says yes or no until the thing is named, or twenty questions are asked; fewer questions score higher."""
+    """Says yes or no until the thing is named, or twenty questions are asked; fewer questions score
+    higher.
+    """
 
     name: ClassVar[str] = "twenty_questions"
 
