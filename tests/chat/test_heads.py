@@ -116,7 +116,7 @@ def test_a_turn_that_ended_for_another_message_forks(text, stop, following):
     assert (conversation.num_forks, conversation.last_edit) == (1, "ends an earlier turn with another token")
     shown = [chat()._renderer.shown(message) for message in conversation.messages]
     assert block == chat()._renderer.codec.encode_rendered(
-        chat()._renderer.render(shown, PROBE_TOOLS, add_generation_prompt=True)
+        chat()._renderer.template.render(shown, PROBE_TOOLS, add_generation_prompt=True)
     )
 
 
@@ -175,6 +175,6 @@ def test_every_row_is_what_was_sampled_and_what_the_template_shows(plan):
     conversation.next_prompt()
     shown = [chat()._renderer.shown(message) for message in conversation.messages]
     whole = chat()._renderer.codec.encode_rendered(
-        chat()._renderer.render(shown, PROBE_TOOLS, add_generation_prompt=True)
+        chat()._renderer.template.render(shown, PROBE_TOOLS, add_generation_prompt=True)
     )
     assert chat().decode(conversation.token_ids).split() == chat().decode(whole).split()
