@@ -358,7 +358,7 @@ class BufferCounts:
     def __str__(self) -> str:
         """Return the counts in words.
 
-        Example: `44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)`.
+        Example: `44 drawn, 30 trained on, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)`.
         """
         parts = [f"{self.drawn} drawn", f"{self.consumed} trained on"]
         waiting = {"being played": self.leased, "queued": self.queued, "ready": self.ready}

@@ -180,13 +180,10 @@ class ServerFleet:
             InfrastructureError: a server did not start in `rollout.server_start_timeout_s`; the message ends
                 with its log.
         """
-        pending = self.starting
-        # All at once: the first that fails ends the wait, however long the others still take.
-        get(
-            list(pending),
-            timeout_s=max(0.0, max(pending.values(), default=0.0) - time.monotonic()),
-            who=SERVER.who,
-        )
+        if pending := self.starting:
+            # All at once: the first that fails ends the wait, however long the others still take.
+            timeout_s = max(0.0, max(pending.values()) - time.monotonic())
+            get(list(pending), timeout_s=timeout_s, who=SERVER.who)
         for handle in self._handles:
             handle.wait_until_ready()
         self.poll()

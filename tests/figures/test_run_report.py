@@ -55,7 +55,7 @@ def test_an_interrupted_run_has_a_summary_and_a_picture(interrupted: Path) -> No
     assert "| initial | 0.250 |" in summary
     assert "- 2 steps, version 3" in summary
     assert (
-        "- groups: 44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)"
+        "- groups: 44 drawn, 30 trained on, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1)"
         in summary
     )
     assert "- attempts: 16 ended, 14 completed, 2 failed (12.5 %: tool_error 2)" in summary
@@ -80,7 +80,7 @@ def test_a_run_that_has_ended_keeps_the_counts_of_its_end(interrupted: Path) -> 
     }
     (interrupted / "result.json").write_text(json.dumps({"step": 2, "counts": counts}))
     report_run(interrupted)
-    assert "- groups: 50 drawn, 45 learned from, 5 ready" in (interrupted / "summary.md").read_text()
+    assert "- groups: 50 drawn, 45 trained on, 5 ready" in (interrupted / "summary.md").read_text()
     (interrupted / "result.json").write_text(
         json.dumps({"step": 1, "counts": counts})
     )  # of an earlier end: the run was made longer

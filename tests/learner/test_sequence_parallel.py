@@ -272,7 +272,7 @@ def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path
     )
     check_folder(model, LearnerConfig(world_size=2))
     check_folder(model.model_copy(update={"attention": "auto"}), learner)
-    with pytest.raises(ConfigError, match="flex_attention computes whole microbatches"):
+    with pytest.raises(ConfigError, match="flex_attention needs whole microbatches"):
         check_folder(model, learner)
     with pytest.raises(ConfigError, match="has no config"):
         check_folder(ModelConfig(path=str(tmp_path / "nowhere")), learner)

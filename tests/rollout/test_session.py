@@ -646,6 +646,6 @@ def test_an_agent_without_its_tool_is_told_which(stage):
     (trajectory,) = world.play(stage.task(agent="needy"))
     assert trajectory.outcome is Outcome.ABORTED
     assert (
-        "agent 'needy' needs the tool 'calculator', and t:0 is offered none: write agent.tools=[calculator]"
+        "agent 'needy' needs the tool 'calculator', but t:0 is offered none: write agent.tools=[calculator]"
         in str(trajectory.failure)
     )

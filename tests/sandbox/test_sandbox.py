@@ -449,13 +449,13 @@ def test_options_are_read_from_a_plugins_config() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"cpu": 1}, "k: unknown cpu; there are cpu_s"),
+        ({"cpu": 1}, "k: unknown cpu; available: cpu_s"),
         ({"cpu_s": 0}, "cpu_s=0; give a finite number above 0"),
         ({"wall_s": float("inf")}, "wall_s=inf; give a finite number"),
         ({"max_processes": 1.5}, "max_processes=1.5; give a finite whole number"),
         ({"memory_mib": True}, "memory_mib=True"),
-        ({"allow_unprotected": "disk"}, "k.allow_unprotected='disk': a list of filesystem"),
-        ({"allow_unprotected": ["disc"]}, r"k.allow_unprotected=\['disc'\]: a list of filesystem"),
+        ({"allow_unprotected": "disk"}, "k.allow_unprotected='disk': must be a list of filesystem"),
+        ({"allow_unprotected": ["disc"]}, r"k.allow_unprotected=\['disc'\]: must be a list of filesystem"),
         ({"packages": "no"}, "k.packages='no': true or false"),
         ({"max_concurrent": 0}, "k.max_concurrent=0"),
     ],

@@ -300,7 +300,7 @@ def test_a_step_tells_its_troubles_only_if_it_had_some():
 def test_groups_are_counted_in_words():
     counts = BufferCounts(44, 0, 6, 4, 30, {"reward_error": 3, "stale": 1}, {"late": 2})
     assert str(counts) == (
-        "44 drawn, 30 learned from, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1), 2 single "
+        "44 drawn, 30 trained on, 6 being played, 4 ready, 4 dropped (reward_error 3, stale 1), 2 single "
         "attempts discarded (late 2)"
     )
 
