@@ -228,9 +228,8 @@ def read_rows(
 
     def text(message: dict[str, Any]) -> tuple[str, bool]:
         if message["tool_calls"]:
-            return "?" + re.findall(r"[\d*]+", message["tool_calls"][0]["function"]["arguments"])[
-                0
-            ] + "\n", True
+            arguments = message["tool_calls"][0]["function"]["arguments"]
+            return "?" + re.findall(r"[\d*]+", arguments)[0] + "\n", True
         spoken = message["content"].removeprefix("#### ")
         return ("no" if message["role"] == "user" else spoken) + "\n", message["role"] == "assistant"
 

@@ -34,7 +34,7 @@ class DataConfig(Section):
     max_train_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
     max_val_rows: int | None = Field(None, ge=1, description="Use only the first N rows; None: all.")
     check_rows: int = Field(
-        200,
+        2000,
         ge=0,
         description="Number of training rows of each file that are checked before anything starts; the other "
         "rows are checked when the replay buffer opens, before the first step.",
