@@ -18,7 +18,7 @@ import agentrl
 from agentrl.cli import configs, data, evaluation, models, pages, plugins, runs, training
 from agentrl.cli.compare import compare
 from agentrl.cli.disk import full_disk
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.cli.score import score
 from agentrl.errors import AgentRLError, UserError
 
@@ -64,7 +64,7 @@ def _options(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    show_tracebacks(debug)
+    """Options of every command."""
 
 
 def _add(
@@ -77,10 +77,6 @@ def _add(
     text: str | None = None,
 ) -> None:
     to.command(name, help=text, epilog=f"**Example:** `{example}`", rich_help_panel=panel)(function)
-
-
-def _add_group(group: typer.Typer, name: str, panel: str) -> None:
-    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 _add(app, "train", training.train, "agentrl train configs/quickstart.yaml trainer.steps=20", panel=TRAIN)
@@ -103,7 +99,7 @@ _add(
     "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported",
     panel=LOOK,
 )
-_add_group(servers_app, "servers", LOOK)
+app.add_typer(servers_app, name="servers", rich_help_panel=LOOK)
 _add(servers_app, "list", runs.servers_list, "agentrl servers list runs/quickstart/run")
 _add(servers_app, "add", runs.servers_add, "agentrl servers add runs/quickstart/run http://127.0.0.1:30000")
 _add(
@@ -124,7 +120,7 @@ _add(
 )
 _add(app, "score", score, "agentrl score responses.parquet --out scores.parquet", panel=EVALUATE)
 
-_add_group(data_app, "data", EXTEND)
+app.add_typer(data_app, name="data", rich_help_panel=EXTEND)
 _add(data_app, "arithmetic", data.data_arithmetic, "agentrl data arithmetic runs/quickstart/data")
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
@@ -142,7 +138,7 @@ _add(
     "agentrl data filter train.parquet hard.parquet --difficulty-from runs/eval/mine --max-pass-rate 0.5",
 )
 _add(data_app, "show", data.data_show, "agentrl data show runs/quickstart/data/train.parquet --rows 2")
-_add_group(config_app, "config", EXTEND)
+app.add_typer(config_app, name="config", rich_help_panel=EXTEND)
 _add(config_app, "list", configs.config_list, "agentrl config list")
 _add(
     config_app,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,6 @@ def compare(
     Both must have the same problems (data source and task id); attempts without a score are left out
     (docs/evaluation.md).
     """
-    show_tracebacks(debug)
     from rich.console import Console
 
     from agentrl.figures.attempts import read_attempts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
+from agentrl.cli.options import ConfigFile, Debug, Overrides
 
 Command = Annotated[
     Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")
@@ -22,7 +22,6 @@ def config_show(
     config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False
 ) -> None:
     """Print the resolved config, defaults included."""
-    show_tracebacks(debug)
     from agentrl.config.compose import dump_config, load_config, load_rm_config, load_sft_config
 
     loaders = {"train": load_config, "sft": load_sft_config, "rm": load_rm_config}
@@ -35,7 +34,6 @@ def config_explain(
     """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss,
     warnings.
     """
-    show_tracebacks(debug)
     from agentrl.config.compose import load_config, load_rm_config, load_sft_config
     from agentrl.config.explain import explain
     from agentrl.config.explain_supervised import explain_supervised
@@ -54,7 +52,6 @@ def config_list(
     """List the packaged configs: those that run as they are, and the parts of which a `defaults` list picks
     one of each folder.
     """
-    show_tracebacks(debug)
     from agentrl.config.packaged import packaged_configs
 
     found = packaged_configs()
@@ -120,7 +117,6 @@ def config_import(
     for `agentrl sft`; configs of generation and evaluation become command lines. See
     docs/coming_from_verl.md.
     """
-    show_tracebacks(debug)
     from agentrl.config.compose import dump_values
     from agentrl.verl.importing.steps import step_of
     from agentrl.verl.importing.translate import translate

@@ -34,7 +34,7 @@ from agentrl.cli.data_options import (
     read_text,
     selection_of,
 )
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.data.instructions import PLACEHOLDER
 from agentrl.errors import UserError
 
@@ -65,7 +65,6 @@ def data_arithmetic(
     """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a
     second try.
     """
-    show_tracebacks(debug)
     from agentrl.data.arithmetic import write_arithmetic
 
     write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows)
@@ -97,7 +96,6 @@ def writer(kind: Kind) -> Callable[..., None]:
         unattempted: Unattempted = "drop",
         debug: Debug = False,
     ) -> None:
-        show_tracebacks(debug)
         from agentrl.data.convert import default_source, write_data_set
         from agentrl.data.originals import OriginalSource
 
@@ -157,7 +155,6 @@ def data_hf(
     debug: Debug = False,
 ) -> None:
     """Write any data set, of the hub or of local files, by the columns that you name."""
-    show_tracebacks(debug)
     from agentrl.data.convert import write_columns
     from agentrl.data.originals import OriginalSource
     from agentrl.data.problems import Columns
@@ -207,7 +204,6 @@ def data_preference(
     debug: Debug = False,
 ) -> None:
     """Write pairs of answers of which one was preferred, as `agentrl rm` reads them."""
-    show_tracebacks(debug)
     from agentrl.data.originals import OriginalSource
     from agentrl.data.pairs import write_pairs
     from agentrl.data.selection import Selection
@@ -239,7 +235,6 @@ def data_filter(
     debug: Debug = False,
 ) -> None:
     """Keep some rows of a file: without duplicates, or of a band of difficulty."""
-    show_tracebacks(debug)
     from agentrl.data.convert import filter_rows
 
     if out.suffix != ".parquet":
@@ -269,7 +264,6 @@ def data_show(
     debug: Debug = False,
 ) -> None:
     """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
-    show_tracebacks(debug)
     from agentrl.data.show import choose_rows, show_file
     from agentrl.tracking.terminal import VisibleConsole
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -132,7 +132,6 @@ def evaluate(
     Every finished attempt is kept at once: the same command resumes, and repeats nothing that was finished
     (docs/evaluation.md).
     """
-    show_tracebacks(debug)
     sampling = {
         "n": n,
         "temperature": 0.0 if greedy else temperature,
@@ -195,7 +194,6 @@ def generate(
 
     Attempts are kept in OUT.parquet.attempts as soon as they are finished: the same command resumes.
     """
-    show_tracebacks(debug)
     sampling = {
         "n": n,
         "temperature": 0.0 if greedy else temperature,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.errors import UserError
 
 
@@ -30,7 +30,6 @@ def serve(
     debug: Debug = False,
 ) -> None:
     """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
-    show_tracebacks(debug)
     from agentrl.config.model import ModelConfig
     from agentrl.config.rollout import EmbeddedServerConfig
     from agentrl.data.model_source import find_model
@@ -74,7 +73,6 @@ def check_template(
     """Check a chat template on generated conversations: exact, forks (exit code 0) or broken (2). See
     docs/templates.md.
     """
-    show_tracebacks(debug)
     from agentrl.chat.chat import Chat
     from agentrl.chat.probes import PROBE_TOOLS
     from agentrl.data.model_source import find_tokenizer

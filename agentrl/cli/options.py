@@ -21,10 +21,11 @@ Overrides = Annotated[
         metavar="[KEY=VALUE]...", help="Hydra overrides, such as trainer.steps=20 rollout.group_size=8."
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
 
-def show_tracebacks(debug: bool) -> None:
-    """Show tracebacks of errors if `debug` is set."""
-    if debug:
+def _show_tracebacks(is_asked: bool) -> None:
+    if is_asked:
         os.environ["AGENTRL_DEBUG"] = "1"
+
+
+Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show tracebacks.")]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.errors import UserError
 
 PACKAGE = "agentrl.docs"
@@ -28,7 +28,6 @@ def docs(
     """Read a page of the documentation; needs no network. Without a name: what there is, in the order in
     which most people need it.
     """
-    show_tracebacks(debug)
     text = read_page(name)
     if not sys.stdout.isatty():
         typer.echo(text)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
+from agentrl.cli.options import ConfigFile, Debug, Overrides
 
 
 def new(
@@ -26,7 +26,6 @@ def new(
     debug: Debug = False,
 ) -> None:
     """Write a plugin to begin with: its file, a test that passes, and how to name it in a config."""
-    show_tracebacks(debug)
     from agentrl.testing.scaffold import write_plugin
 
     written = write_plugin(kind, name, out)
@@ -49,7 +48,6 @@ def plugins(
     debug: Debug = False,
 ) -> None:
     """List all plugins: where they come from, what they are for, what arguments tools take."""
-    show_tracebacks(debug)
     from agentrl.adapters.catalog import named_plugins
     from agentrl.config.compose import load_config
     from agentrl.config.schema import Config
@@ -82,7 +80,6 @@ def play(
     """Play one conversation through the real loop: transcript, tokens by mask, tools, rewards. Needs no Ray.
     Ends with 1 if it fails.
     """
-    show_tracebacks(debug)
     from agentrl.config.compose import load_config
     from agentrl.testing.one_row.play import play_row
     from agentrl.testing.one_row.show import show

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.errors import UserError
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a running training.")]
@@ -27,7 +27,6 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Draw `report.png` and write `summary.md` anew from the files of a run. Needs no Ray and no GPU."""
-    show_tracebacks(debug)
     from agentrl.figures.run_report import report_run
 
     for path in report_run(folder):
@@ -46,7 +45,6 @@ def audit(
     """Prove what became of every group: follow the run's journal, and compare it with what else the run
     wrote. Ends with 1 if it fails.
     """
-    show_tracebacks(debug)
     from agentrl.offline.audit import audit_run
 
     found = audit_run(folder)
@@ -81,7 +79,6 @@ def export(
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no
     Ray and no GPU.
     """
-    show_tracebacks(debug)
     from agentrl.offline.export import export_checkpoint
 
     export_checkpoint(checkpoint, out, adapter_only=adapter, base=base, trusts_code=trust)
@@ -96,7 +93,6 @@ def servers_list(
     """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled),
     restarts.
     """
-    show_tracebacks(debug)
     from agentrl.fleet.control import format_servers, read_servers
 
     table = read_servers(run)
@@ -113,7 +109,6 @@ def servers_add(
     debug: Debug = False,
 ) -> None:
     """Let a server join: it gets the current weights, is checked, and then serves."""
-    show_tracebacks(debug)
     from agentrl.fleet.control import ControlRequest, ask
 
     if start == (url is not None):
@@ -136,7 +131,6 @@ def servers_drain(
     """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends,
     another is left as it is.
     """
-    show_tracebacks(debug)
     from agentrl.fleet.control import ControlRequest, ask
 
     typer.echo(ask(run, ControlRequest(verb="drain", server=server), timeout_s=timeout_s))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentrl.cli.options import Debug, show_tracebacks
+from agentrl.cli.options import Debug
 from agentrl.errors import UserError
 from agentrl.granted import granted_cpus
 
@@ -88,7 +88,6 @@ def score(
     The reward is chosen by data_source, as in training, or is your function. What could not be scored (it
     raised, or hung) is null in the column and counted with its reason, never 0.
     """
-    show_tracebacks(debug)
     from agentrl.evaluation.score import score_file
 
     keys = {
@@ -227,17 +226,17 @@ def score_table(summary: EvalSummary) -> Table:
     """
     from rich.table import Table
 
+    from agentrl.figures.summary import estimate_at
     from agentrl.figures.table import with_interval
 
-    sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
-    n = max(source.n for source in sources)
+    n = max(source.n for source in summary.shown)
     ks = sorted({n, *(2**i for i in range(1, n.bit_length()))})[-MAX_PASS_COLUMNS:] if n > 1 else []
     table = Table(
         "data source", "rows", "responses", "not scored", "score", f"mean@{n}", *(f"pass@{k}" for k in ks)
     )
-    for source in sources:
+    for source in summary.shown:
         counts = (source.num_problems, source.num_attempts, source.num_attempts - source.num_scored)
-        passes = [next((at.estimate for at in source.pass_at if at.k == k), None) for k in ks]
+        passes = (estimate_at(source.pass_at, k) for k in ks)
         table.add_row(
             source.name, *map(str, counts), *map(with_interval, (source.reward, source.accuracy, *passes))
         )

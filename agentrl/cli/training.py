@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import agentrl
-from agentrl.cli.options import ConfigFile, Debug, Overrides, show_tracebacks
+from agentrl.cli.options import ConfigFile, Debug, Overrides
 
 
 def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
@@ -23,7 +23,6 @@ def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False)
     Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what a config
     amounts to.
     """
-    show_tracebacks(debug)
     from agentrl.config.compose import load_config
 
     checked = load_config(config, overrides or [])
@@ -33,7 +32,6 @@ def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False)
 
 def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
     """Train a policy by imitation (supervised fine-tuning), from `model.path` or from scratch."""
-    show_tracebacks(debug)
     from agentrl.config.compose import load_sft_config
 
     checked = load_sft_config(config, overrides or [])
@@ -47,7 +45,6 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
     """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from
     scratch.
     """
-    show_tracebacks(debug)
     from agentrl.config.compose import load_rm_config
 
     checked = load_rm_config(config, overrides or [])
@@ -77,7 +74,6 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
-    show_tracebacks(debug)
     from agentrl.offline.replay import load_replay_config
     from agentrl.offline.replay import replay as run
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -24,6 +25,7 @@ STREAM_ROWS = 256
 """Rows converted to Python objects at once when a whole file is read."""
 
 RawRow = dict[str, Any]
+T = TypeVar("T")
 
 
 class RowFile(Protocol):
@@ -149,7 +151,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], schema: pa.S
         appearing_whole(Path(path)) as partial,
         pq.ParquetWriter(partial, schema, compression="zstd") as writer,
     ):
-        for chunk in _chunks(rows, size=4096):
+        for chunk in batches(rows, 4096):
             writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema=schema))
             written += len(chunk)
     return written
@@ -161,12 +163,8 @@ def file_ids(paths: Sequence[str]) -> list[str]:
     return [stem if stems.count(stem) == 1 else f"{stem}#{index}" for index, stem in enumerate(stems)]
 
 
-def _chunks(rows: Iterable[Mapping[str, Any]], *, size: int) -> Iterator[list[Mapping[str, Any]]]:
-    chunk: list[Mapping[str, Any]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def batches(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
+    """Yield `size` items at a time, in order; the last batch may be smaller."""
+    iterator = iter(items)
+    while batch := tuple(itertools.islice(iterator, size)):
+        yield batch

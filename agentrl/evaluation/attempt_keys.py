@@ -100,7 +100,10 @@ def producer_of(settings: AttemptSettings, template: Template | None) -> dict[st
         "sampling": sampling,
         "template": None if template is None else dataclasses.asdict(template),
         **parts,
-        "files": {path: _file_hash(path) for path in sorted(set(_files_of((parts, tokenizer))))},
+        "files": {
+            path: hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+            for path in sorted(set(_files_of((parts, tokenizer))))
+        },
     }
 
 
@@ -115,9 +118,7 @@ def attempt_key(producer: JsonObject) -> Callable[[str, int, int], str]:
 
 def problem_hash(task: Task) -> str:
     """Return a hash of a row's content, independent of its position."""
-    problem = dataclasses.asdict(task)
-    del problem["task_id"]
-    return json_hash(problem)
+    return json_hash({name: value for name, value in dataclasses.asdict(task).items() if name != "task_id"})
 
 
 def json_hash(value: Any) -> str:
@@ -135,7 +136,3 @@ def _files_of(value: Any) -> Iterator[str]:
         path = value.rpartition(":")[0] if ".py:" in value else value
         if Path(path).suffix in _OWN_FILES and Path(path).is_file():
             yield path
-
-
-def _file_hash(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]

@@ -11,6 +11,7 @@ Questions that were translated, paraphrased or given other numbers are not found
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import unicodedata
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from agentrl.data.files import open_rows
+from agentrl.data.files import batches, open_rows
 from agentrl.errors import DataError
 
 NGRAM_WORDS = 13
@@ -120,9 +121,8 @@ def find_overlap(
                     best[question] = Overlap(
                         asked.source, asked.problem, share, file, first_row + place, _excerpt(asked.text)
                     )
-    return ContaminationNote(
-        tuple(training_files), num_rows, _by_source(questions, best), _worst(best.values())
-    )
+    worst = sorted(best.values(), key=lambda found: (-found.share, found.source, found.problem))[:NUM_WORST]
+    return ContaminationNote(tuple(training_files), num_rows, _by_source(questions, best), tuple(worst))
 
 
 def refuse_unreadable(training_files: Sequence[str], *, prompt_key: str = "prompt") -> None:
@@ -150,10 +150,6 @@ def _by_source(questions: Sequence[Question], best: Mapping[int, Overlap]) -> tu
         )
         for source, own in sorted(shares.items())
     )
-
-
-def _worst(overlaps: Iterable[Overlap]) -> tuple[Overlap, ...]:
-    return tuple(sorted(overlaps, key=lambda o: (-o.share, o.source, o.problem))[:NUM_WORST])
 
 
 def _excerpt(text: str) -> str:
@@ -190,9 +186,12 @@ class _Index:
         ]
         for phrase in common:
             del self._phrases[phrase]
+        by_length: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for phrase in self._phrases:
+            by_length[len(phrase)].append(phrase)
         self._hashes = {
-            length: _hashes_of(self._phrases, length)
-            for length in sorted({len(phrase) for phrase in self._phrases})
+            length: np.unique(_hash(np.array(phrases, np.uint64).T))
+            for length, phrases in sorted(by_length.items())
         }
 
     def _add(self, question: int, ids: tuple[int, ...]) -> None:
@@ -221,7 +220,10 @@ class _Index:
         owners = np.repeat([place for place, _ in rows], [len(ids) + 1 for _, ids in rows])
         covered: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         for length, known in self._hashes.items():
-            for start in _places(known, _windows(flat, length)):
+            num_windows = max(0, len(flat) - length + 1)
+            windows = _hash([flat[place : place + num_windows] for place in range(length)])
+            nearest = known[np.minimum(np.searchsorted(known, windows), len(known) - 1)]
+            for start in np.flatnonzero(nearest == windows).tolist():
                 for question, first in self._phrases.get(tuple(flat[start : start + length].tolist()), ()):
                     covered[int(owners[start]), question].update(range(first, first + length))
         for (place, question), own in covered.items():
@@ -262,27 +264,11 @@ def _num_common(texts: Sequence[Sequence[str]], limit: int) -> int:
     return sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, columns))
 
 
-def _windows(ids: NDArray[np.uint64], length: int) -> NDArray[np.uint64]:
-    """Return u64[len(ids) - length + 1], a polynomial hash modulo 2**64 of each window."""
-    num = max(0, len(ids) - length + 1)
-    hashes = np.zeros(num, np.uint64)
-    for place in range(length):
-        hashes = hashes * _BASE + ids[place : place + num]
-    return hashes
-
-
-def _places(known: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> list[int]:
-    """Return the indices at which `hashes` has a value of `known`, which is sorted and not empty."""
-    nearest = known[np.minimum(np.searchsorted(known, hashes), len(known) - 1)]
-    return np.flatnonzero(nearest == hashes).tolist()
-
-
-def _hashes_of(phrases: Iterable[tuple[int, ...]], length: int) -> NDArray[np.uint64]:
-    own = np.array([phrase for phrase in phrases if len(phrase) == length], np.uint64)
-    hashes = np.zeros(len(own), np.uint64)
-    for place in range(length):
-        hashes = hashes * _BASE + own[:, place]
-    return np.unique(hashes)
+def _hash(words: Iterable[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    """Return u64[P], a polynomial hash modulo 2**64 of P phrases. `words`: their first words, then their
+    second, ..., u64[P] each.
+    """
+    return functools.reduce(lambda hashes, word: hashes * _BASE + word, words)
 
 
 # ---------------------------------------------------------------------------------------------- training rows
@@ -300,8 +286,7 @@ def _prompts(file: str, prompt_key: str) -> Iterator[list[Any]]:
     if Path(file).suffix != ".parquet":
         rows = open_rows(file)
         prompts = (row.get(prompt_key) for row in rows.rows(len(rows)))
-        while batch := list(itertools.islice(prompts, STREAM_ROWS)):
-            yield batch
+        yield from map(list, batches(prompts, STREAM_ROWS))
         return
     open_rows(file)  # raises the proper error for a missing or broken file
     with pq.ParquetFile(file) as parquet:  # reads only one of possibly many columns

@@ -115,14 +115,6 @@ class Evidence:
             self._readings[attempt.source][attempt.problem].append((both[0], both[1]))
 
 
-def gather(trajectories: Iterable[Trajectory]) -> Evidence:
-    """Return the evidence of all attempts of an evaluation."""
-    evidence = Evidence()
-    for trajectory in trajectories:
-        evidence.add(trajectory)
-    return evidence
-
-
 def _kind(attempt: EvaluatedAttempt) -> ExampleKind:
     if attempt.failure is not None:
         return ExampleKind.FAILED

@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.config.data import DataConfig
 from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.files import batches
 from agentrl.errors import ConfigError, DataError
-from agentrl.evaluation.batches import batches
 from agentrl.evaluation.model_place import Say
 from agentrl.evaluation.run import EvaluationRequest, Prepared, play_missing, prepare
 from agentrl.rollout.scoring import attempted
@@ -34,7 +33,10 @@ def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: S
     """
     [source] = request.on
     table = _read(source, response_key)
-    config = request.config.model_copy(update={"data": _without_filter(request.config.data)})
+    data = request.config.data
+    if data.overlong_prompts == "filter":  # an error instead: each row needs its responses
+        data = data.model_copy(update={"overlong_prompts": "error"})
+    config = request.config.model_copy(update={"data": data})
     request = replace(
         request, config=config, folder=out.with_name(out.name + ATTEMPTS_SUFFIX), is_scored=False
     )
@@ -65,20 +67,10 @@ def _read(source: str, response_key: str) -> pa.Table:
     return table
 
 
-def _without_filter(config: DataConfig) -> DataConfig:
-    """Return the section with overlong prompts as errors, not filtered: each row needs its responses."""
-    return (
-        config.model_copy(update={"overlong_prompts": "error"})
-        if config.overlong_prompts == "filter"
-        else config
-    )
-
-
 def _responses(prepared: Prepared) -> Iterator[list[str | None]]:
     """Yield the responses of each row, in the order of rows and members."""
-    n = prepared.config.eval.n
+    n, limit = prepared.config.eval.n, prepared.config.agent.max_response_tokens
     for problem, members in zip(prepared.problems, batches(prepared.finished(), n), strict=True):
-        limit = prepared.config.agent.max_response_tokens
         yield [
             attempted(problem.task, trajectory, max_response_tokens=limit).response_text
             if trajectory.outcome in SCORED_OUTCOMES

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -71,9 +71,7 @@ class EvalProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def say(self, text: str) -> None:
@@ -99,17 +97,14 @@ class EvalProgress:
 
         The accuracy is that of the attempts played by this process.
         """
-        parts = [f"{self._concurrency.now} at once", f"done in {duration(self._seconds_left())}"]
+        pace_s = (self._clock() - self._began) / self._played if self._played else math.nan
+        left_s = pace_s * (self._total - self._finished - self._played)
+        parts = [f"{self._concurrency.now} at once", f"done in {duration(left_s)}"]
         if self._is_scored and self._scored:
             parts.insert(0, f"accuracy {self._accuracy / self._scored:.3f} so far")
         if self._failed:
             parts.append(f"{self._failed} failed")
         return ", ".join(parts)
-
-    def _seconds_left(self) -> float | None:
-        if not self._played:
-            return None
-        return (self._clock() - self._began) / self._played * (self._total - self._finished - self._played)
 
 
 class _Facts(ProgressColumn):

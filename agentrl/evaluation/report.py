@@ -21,7 +21,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
 
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import InfrastructureError
@@ -82,7 +81,7 @@ def write_report(
     _write(folder / TEXT, markdown(description, summary, evidence, contamination, picture=PICTURE))
     _write(
         folder / RESULTS,
-        json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False, default=_plain) + "\n",
+        json.dumps(results, indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n",
     )
     return Report(folder, summary, tuple(failed))
 
@@ -94,8 +93,3 @@ def _write(path: Path, text: str) -> None:
             partial.write_bytes(text.encode(errors="replace"))
     except OSError as error:
         raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _plain(value: Any) -> str:
-    """Return a value that JSON cannot represent (a path in a config) as text."""
-    return str(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.evidence import Evidence, Example, TwoReadings
-from agentrl.figures.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
+from agentrl.figures.summary import Estimate, EvalSummary, estimate_at
 from agentrl.figures.validation_metrics import shown_ks
 from agentrl.tracking.progress import duration
 from agentrl.types import Message
@@ -101,11 +101,6 @@ def _limits(estimate: Estimate, text: Callable[[float], str]) -> str:
     )
 
 
-def _all(summary: EvalSummary) -> list[SourceSummary]:
-    """Return the sources, and the overall summary if there are several."""
-    return [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
-
-
 def _results(summary: EvalSummary) -> str:
     rows = (
         [
@@ -117,7 +112,7 @@ def _results(summary: EvalSummary) -> str:
             percent(source.truncation_rate),
             percent(source.failure_rate),
         ]
-        for source in _all(summary)
+        for source in summary.shown
     )
     header = ["source", "problems", "n", "accuracy (mean@n)", "right format", "truncated", "failed"]
     return (
@@ -128,7 +123,7 @@ def _results(summary: EvalSummary) -> str:
 
 
 def _warnings(summary: EvalSummary) -> str:
-    named = [(source.name, source) for source in _all(summary)]
+    named = [(source.name, source) for source in summary.shown]
     named += [
         (f"{source.name}, {part.name}", part) for source in summary.sources for part in source.by_difficulty
     ]
@@ -136,22 +131,18 @@ def _warnings(summary: EvalSummary) -> str:
 
 
 def _attempts_table(summary: EvalSummary) -> str:
-    rows = []
-    for source in _all(summary):
-        by_k = {at.k: [at, None, None] for at in source.pass_at}
-        for column, figures in ((1, source.majority_at), (2, source.best_of_at)):
-            for at in figures:
-                by_k[at.k][column] = at
-        rows += [[source.name, str(k), *map(_at, by_k[k])] for k in shown_ks(source.n) if k in by_k]
+    rows = [
+        [source.name, str(k), *(percent(estimate_at(figures, k)) for figures in columns)]
+        for source in summary.shown
+        for columns in [(source.pass_at, source.majority_at, source.best_of_at)]
+        for k in shown_ks(source.n)
+        if estimate_at(source.pass_at, k) is not None
+    ]
     return (
         _table(["source", "k", "pass@k", "maj@k", "best@k"], rows)
         if any(source.n > 1 for source in summary.sources)
         else ""
     )
-
-
-def _at(at: EstimateAt | None) -> str:
-    return percent(at.estimate if at else None)
 
 
 def _readings_table(readings: Mapping[str, TwoReadings]) -> str:
@@ -170,7 +161,7 @@ def _difficulties(summary: EvalSummary) -> str:
             part.name,
             str(part.num_problems),
             percent(part.accuracy),
-            _at(part.pass_at[-1] if part.pass_at else None),
+            percent(part.pass_at[-1].estimate if part.pass_at else None),
         ]
         for source in summary.sources
         for part in source.by_difficulty
@@ -187,7 +178,7 @@ def _lengths(summary: EvalSummary) -> str:
             amount(source.num_tool_calls),
             percent(source.tool_use_rate),
         ]
-        for source in _all(summary)
+        for source in summary.shown
     )
     return (
         _table(["source", "tokens", "turns", "tool calls", "attempts with a tool call"], rows)

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.files import batches
 from agentrl.data.trajectories import SCHEMA, encode
-from agentrl.evaluation.batches import batches
-from agentrl.evaluation.contamination import ContaminationNote, find_overlap
+from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report import Report, write_report
@@ -70,7 +70,11 @@ def write_results(
         seconds=seconds,
         commit=package_commit(),
     )
-    note = _contamination(evidence, training_files, config.data.prompt_key)
+    note = (
+        find_overlap(evidence.questions, training_files, prompt_key=config.data.prompt_key)
+        if training_files
+        else None
+    )
     return write_report(folder, run, evidence, contamination=note, thresholds=thresholds)
 
 
@@ -85,12 +89,6 @@ def write_attempts(path: Path, trajectories: Iterable[Trajectory], producers: Ma
             for trajectory in chunk:
                 evidence.add(trajectory)
     return evidence
-
-
-def _contamination(
-    evidence: Evidence, training_files: Sequence[str], prompt_key: str
-) -> ContaminationNote | None:
-    return find_overlap(evidence.questions, training_files, prompt_key=prompt_key) if training_files else None
 
 
 def _servers(prepared: Prepared) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,6 @@ import trio
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
-from agentrl.config.model import ModelConfig
-from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.data.checked_dataset import Playable
 from agentrl.data.failures import FailureBook
@@ -137,8 +135,11 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
         chat = uncounted_chat() if place.kind == "openai" else Chat.of(config.model)
         plugins = named_plugins(config.agent, config.reward, config.eval)
         table = RewardTable(config.reward, plugins)
-        if request.is_scored:
-            _refuse_reward_model(config.asks_reward_model)
+        if request.is_scored and (asking := config.asks_reward_model):
+            raise ConfigError(
+                f"{asking[0]} uses the reward model, which only a training run has; evaluate with another "
+                "reward"
+            )
         reward, check = (config.reward, table.check) if request.is_scored else (None, None)
         settings = AttemptSettings(
             known.identity, config.model, config.data, config.agent, config.eval, reward
@@ -202,10 +203,15 @@ async def _play(
     Produces attempts in the store. A watchdog reports what it waits for.
     """
     config, chat, plugins = prepared.config, prepared.chat, prepared.plugins
-    reward = (
-        config.reward if prepared.request.is_scored else without_rewards(plugins, _sources(prepared.problems))
+    sources = {problem.task.data_source for problem in prepared.problems}
+    reward = config.reward if prepared.request.is_scored else without_rewards(plugins, sources)
+    connect = partial(
+        SGLangClient,
+        api_key=servers.api_key,
+        max_connections=config.rollout.max_concurrent_trajectories,
+        unpublished=UNPUBLISHED_VERSION,
+        num_ids=num_ids_of(config.model),
     )
-    connect = _connector(config.rollout, config.model, api_key=servers.api_key)
     turns = _turns(prepared, concurrency, connect, api_key=servers.api_key)
     failures = FailureBook(
         prepared.request.folder,
@@ -283,26 +289,3 @@ def _as_evaluated(config: Config) -> Config:
     }
     own = config.of_validation
     return own.model_copy(update={"agent": own.agent.model_copy(update=lengths)})
-
-
-def _connector(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Connect:
-    """Return what opens the client of a server."""
-    return partial(
-        SGLangClient,
-        api_key=api_key,
-        max_connections=rollout.max_concurrent_trajectories,
-        unpublished=UNPUBLISHED_VERSION,
-        num_ids=num_ids_of(model),
-    )
-
-
-def _sources(problems: Sequence[EvaluationProblem]) -> set[str]:
-    return {problem.task.data_source for problem in problems}
-
-
-def _refuse_reward_model(asking: Sequence[str]) -> None:
-    """Refuse rewards that need the ranks of a training run. `asking`: their config keys."""
-    if asking:
-        raise ConfigError(
-            f"{asking[0]} uses the reward model, which only a training run has; evaluate with another reward"
-        )

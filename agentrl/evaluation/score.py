@@ -7,11 +7,11 @@ counted with its reason. It never has a score of zero.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -115,8 +115,8 @@ def score_file(
     if scores_key in file.schema.names:
         raise DataError(f"{path}: a column {scores_key!r} already exists; choose another with --scores-key")
     table = RewardTable(in_processes(reward), open_plugins(agent))
-    total = _check_rows(file, table)
-    return in_trio(_score_file, file, out, table, scores_key, num_processes, _Progress(watch, total))
+    total, done = _check_rows(file, table), itertools.count(1)
+    return in_trio(_score_file, file, out, table, scores_key, num_processes, lambda: watch(next(done), total))
 
 
 def in_processes(config: RewardConfig) -> RewardConfig:
@@ -155,30 +155,19 @@ def _check_rows(file: ResponseFile, table: RewardTable) -> int:
     return total
 
 
-@dataclass(slots=True)
-class _Progress:
-    watch: Callable[[int, int], None]
-    total: int
-    done: int = 0
-
-    def add(self, num: int) -> None:
-        self.done += num
-        self.watch(self.done, self.total)
-
-
 async def _score_file(
     file: ResponseFile,
     out: Path,
     table: RewardTable,
     scores_key: str,
     num_processes: int,
-    progress: _Progress,
+    on_scored: Callable[[], None],
 ) -> list[ScoredResponse]:
     field = pa.field(scores_key, pa.list_(pa.float64()))
     scored: list[ScoredResponse] = []
     with AsyncioHost() as host, appearing_whole(out) as partial:
         calls = RewardCalls(host, num_processes=num_processes)
-        scorer = _Scorer(calls, table, num_processes, progress)
+        scorer = _Scorer(calls, table, num_processes, on_scored)
         try:
             with pq.ParquetWriter(partial, file.schema.append(field), compression="zstd") as writer:
                 start = 0
@@ -189,7 +178,7 @@ async def _score_file(
                     writer.write_table(
                         group.append_column(field, scores), row_group_size=max(1, group.num_rows)
                     )
-                    scored += chain.from_iterable(rows)
+                    scored += itertools.chain.from_iterable(rows)
                     start += group.num_rows
         finally:
             await calls.aclose()
@@ -200,7 +189,7 @@ class _Scorer:
     """Scores responses concurrently, within one trio run."""
 
     def __init__(
-        self, calls: RewardCalls, table: RewardTable, num_processes: int, progress: _Progress
+        self, calls: RewardCalls, table: RewardTable, num_processes: int, on_scored: Callable[[], None]
     ) -> None:
         self._calls = calls
         self._table = table
@@ -209,7 +198,7 @@ class _Scorer:
             "process": trio.CapacityLimiter(num_processes),
             "thread": trio.CapacityLimiter(MAX_THREAD_CALLS),
         }
-        self._progress = progress
+        self._on_scored = on_scored
 
     async def score_rows(self, rows: Iterable[StoredRow]) -> list[list[ScoredResponse]]:
         """Score all responses of `rows`, which are read lazily; return the results by row, in order."""
@@ -219,7 +208,7 @@ class _Scorer:
         async def work() -> None:
             for row, member, response, of_row in remaining:
                 of_row[member] = await self._score(row, member, response)
-                self._progress.add(1)
+                self._on_scored()
 
         async with trio.open_nursery() as nursery:
             for _ in range(MAX_CALLS):

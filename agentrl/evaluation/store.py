@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError
@@ -25,7 +25,7 @@ _ADD = "INSERT INTO attempts (key, is_failed, trajectory) VALUES (?, ?, ?)"
 _READ = "SELECT trajectory FROM attempts WHERE key = ? ORDER BY is_failed, number DESC LIMIT 1"
 
 
-class AttemptStore:
+class AttemptStore(AbstractContextManager["AttemptStore"]):
     """Attempts in one SQLite file, in the order in which they were added.
 
     Each trajectory is an Arrow IPC stream with one row. Use the store as a context manager, and call `add`
@@ -66,12 +66,7 @@ class AttemptStore:
                 f"{str(file)!r} cannot be read as attempts ({error}); remove it, or choose another --out"
             ) from error
 
-    def __enter__(self) -> AttemptStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
 
     def has(self, key: str) -> bool:

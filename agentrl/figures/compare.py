@@ -67,10 +67,6 @@ class Difference:
     num_won: int
     num_lost: int
 
-    @property
-    def num_tied(self) -> int:
-        return self.num_problems - self.num_won - self.num_lost
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -169,10 +165,7 @@ def _pair(key: Key, a: Sequence[EvaluatedAttempt], b: Sequence[EvaluatedAttempt]
 
 
 def _difference(name: str, pairs: Sequence[ProblemPair]) -> Difference:
-    values_a, values_b = (
-        np.array([pair.accuracy_a for pair in pairs]),
-        np.array([pair.accuracy_b for pair in pairs]),
-    )
+    values_a, values_b = np.array([(pair.accuracy_a, pair.accuracy_b) for pair in pairs]).T
     differences = values_b - values_a
     low, high = difference_interval(differences)
     # Sorted, so that the result of a sampled test does not depend on the order of the files.

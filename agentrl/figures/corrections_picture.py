@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agentrl.errors import InfrastructureError
-from agentrl.figures.run_picture import STYLE
+from agentrl.figures.run_picture import STYLE, save_picture
 
 _PANELS = {
     "kept": "share of action tokens kept",
@@ -38,10 +37,7 @@ def draw(
             _draw_panel(axes, lines, summary, column)
             axes.set_title(title)
         figure.tight_layout()
-        try:
-            figure.savefig(path, dpi=110)
-        except OSError as error:
-            raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
+        save_picture(figure, path)
 
 
 def _draw_panel(

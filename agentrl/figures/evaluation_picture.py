@@ -12,10 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from agentrl.errors import InfrastructureError
 from agentrl.figures.attempts import EvaluatedAttempt
 from agentrl.figures.run_panels import CYCLE, GREY, INK
-from agentrl.figures.run_picture import STYLE
+from agentrl.figures.run_picture import STYLE, save_picture
 from agentrl.figures.summary import Estimate, EstimateAt, EvalSummary, SourceSummary
 
 MAX_NAME_CHARS = 28
@@ -47,10 +46,7 @@ def draw_picture(
             draw(axes)
         figure.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", color=INK)
         figure.tight_layout()
-        try:
-            figure.savefig(path, dpi=110)
-        except OSError as error:
-            raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
+        save_picture(figure, path)
 
 
 def _draw_accuracy(axes: Axes, summary: EvalSummary) -> None:

@@ -38,9 +38,9 @@ SMOOTH_FROM = 12
 
 def draw_reward(axes: Axes, series: Series) -> None:
     axes.set_title("Training: reward and accuracy")
-    _noisy(axes, series.train("rollout/reward_mean"), BLUE, "reward")
-    # If the reward is correctness, both curves are equal: draw the second only if it differs.
     reward, accuracy = series.train("rollout/reward_mean"), series.train("rollout/accuracy")
+    _noisy(axes, reward, BLUE, "reward")
+    # If the reward is correctness, both curves are equal: draw the second only if it differs.
     if len(reward[1]) != len(accuracy[1]) or not np.allclose(reward[1], accuracy[1]):
         _noisy(axes, accuracy, ORANGE, "accuracy")
     _finish(axes)
@@ -225,12 +225,7 @@ def _noisy(axes: Axes, curve: Curve, color: str, label: str) -> None:
         axes.plot(x, y, color=color, linewidth=1.8, marker="o", markersize=3, label=label)
         return
     axes.plot(x, y, color=color, linewidth=0.9, alpha=0.35)
-    axes.plot(x, _smoothed(y), color=color, linewidth=2.0, label=label)
-
-
-def _smoothed(values: np.ndarray) -> np.ndarray:
-    span = 1 if len(values) < SMOOTH_FROM else 2 * (len(values) // 30 + 1) + 1
-    return smooth(values, span=span)
+    axes.plot(x, smooth(y, span=2 * (len(y) // 30 + 1) + 1), color=color, linewidth=2.0, label=label)
 
 
 def _share(axes: Axes) -> None:

@@ -60,14 +60,22 @@ def draw_report(run_dir: Path, *, max_staleness: int | None = None, title: str |
         raise CheckpointError(f"{source} is empty; a report needs at least one step or validation")
     with matplotlib.rc_context(STYLE):
         figure = draw_figure(series, title or run_dir.resolve().name, max_staleness)
-        path = run_dir / "report.png"
-        try:
-            partial = path.with_suffix(f".{os.getpid()}.png")
-            figure.savefig(partial, dpi=110)
-            partial.replace(path)  # atomic: a reader never sees half a picture of a live run
-        except OSError as error:
-            raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+        save_picture(figure, run_dir / "report.png")
+    return run_dir / "report.png"
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Save atomically: a reader never sees half a picture of a live run.
+
+    Raises:
+        InfrastructureError: the picture cannot be written.
+    """
+    try:
+        partial = path.with_suffix(f".{os.getpid()}.png")
+        figure.savefig(partial, dpi=110)
+        partial.replace(path)
+    except OSError as error:
+        raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def draw_figure(series: Series, title: str, max_staleness: int | None) -> Figure:

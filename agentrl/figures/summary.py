@@ -100,6 +100,11 @@ class EvalSummary:
     sources: tuple[SourceSummary, ...]
     overall: SourceSummary
 
+    @property
+    def shown(self) -> tuple[SourceSummary, ...]:
+        """The sources, and the overall summary if there are several."""
+        return (*self.sources, self.overall) if len(self.sources) > 1 else self.sources
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
         return dataclasses.asdict(self)
@@ -117,6 +122,11 @@ def summarise(attempts: Sequence[EvaluatedAttempt]) -> EvalSummary:
     by_source = _grouped(problems.values(), lambda problem: problem[0].source)
     sources = tuple(_summary(name, members) for name, members in sorted(by_source.items()))
     return EvalSummary(sources, _summary(OVERALL, list(problems.values())))
+
+
+def estimate_at(figures: Iterable[EstimateAt], k: int | None) -> Estimate | None:
+    """Return the estimate for k attempts; None if there is none."""
+    return next((at.estimate for at in figures if at.k == k), None)
 
 
 def by_problem(attempts: Iterable[EvaluatedAttempt]) -> Mapping[tuple[str, str], list[EvaluatedAttempt]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from agentrl.figures.summary import Estimate, EstimateAt, EvalSummary
+from agentrl.figures.summary import Estimate, EvalSummary, estimate_at
 
 
 def summary_table(summary: EvalSummary) -> Table:
@@ -12,13 +12,12 @@ def summary_table(summary: EvalSummary) -> Table:
 
     95 % intervals are in brackets.
     """
-    sources = [*summary.sources, *([summary.overall] if len(summary.sources) > 1 else [])]
-    n = max(source.n for source in sources)
+    n = max(source.n for source in summary.shown)
     of_several = (f"pass@{n}", f"maj@{n}") if n > 1 else ()
     table = Table("data set", "problems", f"mean@{n}", *of_several, "format", "truncated", "tokens", "failed")
-    for source in sources:
+    for source in summary.shown:
         several = (
-            (with_interval(_at(source.pass_at, n)), with_interval(_at(source.majority_at, n)))
+            (with_interval(estimate_at(figures, n)) for figures in (source.pass_at, source.majority_at))
             if n > 1
             else ()
         )
@@ -47,7 +46,3 @@ def with_interval(estimate: Estimate | None) -> str:
 
 def _value(estimate: Estimate | None) -> str:
     return "-" if estimate is None else f"{estimate.value:.3f}"
-
-
-def _at(estimates: tuple[EstimateAt, ...], k: int) -> Estimate | None:
-    return next((at.estimate for at in estimates if at.k == k), None)

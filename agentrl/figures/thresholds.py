@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
-from agentrl.figures.summary import OVERALL, Estimate, EstimateAt, EvalSummary, SourceSummary
+from agentrl.figures.summary import OVERALL, Estimate, EstimateAt, EvalSummary, SourceSummary, estimate_at
 
 EXIT_BELOW = 3
 """Exit code if a threshold was missed. 1 is an infrastructure failure, 2 a user error."""
@@ -131,8 +131,7 @@ def _resolve(written: str, sources: Sequence[str]) -> str:
 def _estimate(threshold: Threshold, source: SourceSummary) -> Estimate | None:
     if threshold.k is None:
         return _PLAIN[threshold.figure](source)
-    found = _AT[threshold.figure.partition("@")[0]](source)
-    return next((at.estimate for at in found if at.k == threshold.k), None)
+    return estimate_at(_AT[threshold.figure.partition("@")[0]](source), threshold.k)
 
 
 def _interval(estimate: Estimate) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +125,8 @@ def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
     needed = [count > 0 for count, t in zip(calls, scored, strict=True) if t.extra_info.get("needs_tool")]
     if needed:
         values["tool_use/needs_tool"] = _mean(needed)
-    return values | _means_of(scored, {"num_tool_errors": "tool_errors/mean"})
+    errors = [t.metrics["num_tool_errors"] for t in scored if "num_tool_errors" in t.metrics]
+    return values | ({"tool_errors/mean": _mean(errors)} if errors else {})
 
 
 def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
@@ -150,12 +151,6 @@ def _lags(scored: Sequence[Trajectory], lags_of: Lags) -> dict[str, float]:
         f"lag/{lag}": count / len(lags) for lag, count in zip(found.tolist(), counts.tolist(), strict=True)
     }
     return {"lag/mean": float(lags.mean()), "lag/max": float(lags.max()), **shares}
-
-
-def _means_of(scored: Sequence[Trajectory], names: Mapping[str, str]) -> dict[str, float]:
-    """Return the mean of each metric over the trajectories that have it. names: metric -> result."""
-    found = {name: [t.metrics[fact] for t in scored if fact in t.metrics] for fact, name in names.items()}
-    return {name: _mean(values) for name, values in found.items() if values}
 
 
 def _mean(values: Iterable[float]) -> float:

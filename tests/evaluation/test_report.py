@@ -18,7 +18,7 @@ import agentrl
 from agentrl.errors import InfrastructureError
 from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
-from agentrl.evaluation.evidence import ExampleKind, gather
+from agentrl.evaluation.evidence import Evidence, ExampleKind
 from agentrl.evaluation.report import write_report
 from agentrl.figures.thresholds import parse_threshold
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
@@ -110,6 +110,13 @@ def description(**changes) -> RunDescription:
         "commit": "0123456789ab",
     }
     return RunDescription(**{**fields, **changes})
+
+
+def gather(trajectories):
+    evidence = Evidence()
+    for trajectory in trajectories:
+        evidence.add(trajectory)
+    return evidence
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,7 @@ def test_a_comparison_by_hand():
     found = compare(a, b)
     assert found.sources == (dataclasses.replace(found.overall, name="gsm8k"),)
     assert found.overall.difference.value == pytest.approx((1 + 0.5 - 0.5) / 4)
-    assert (found.overall.num_won, found.overall.num_lost, found.overall.num_tied) == (2, 1, 1)
+    assert (found.overall.num_won, found.overall.num_lost, found.overall.num_problems) == (2, 1, 4)
     assert [(pair.problem, pair.accuracy_a, pair.accuracy_b) for pair in found.won] == [
         ("p", 0.0, 1.0),
         ("q", 0.5, 1.0),
@@ -171,7 +171,7 @@ def test_problems_must_match_unless_the_common_ones_are_asked_for():
 def test_attempts_without_a_score_are_no_wrong_answers():
     a, b = evaluation({"p": [1, None], "q": [1, 1]}), evaluation({"p": [1, 1], "q": [None, None]})
     found = compare(a, b)
-    assert (found.overall.num_problems, found.overall.num_tied) == (1, 1)
+    assert (found.overall.num_problems, found.overall.num_won, found.overall.num_lost) == (1, 0, 0)
     assert found.notes[0] == "1 of 2 problems have no score in one of the two evaluations and are left out"
     with pytest.raises(DataError, match=r"none of the 2 problems"):
         compare(a, evaluation({"p": [None], "q": [None]}))
