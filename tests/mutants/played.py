@@ -86,7 +86,7 @@ class Stage:
             (folder / "agentrl" / name).symlink_to(folder / name)
         (folder / ".venv").symlink_to(root / ".venv")
         os.environ["PYTHONPATH"] = str(folder)
-        os.environ.setdefault("AGENTRL_SHARED", str(root.parent / "shared"))  # tests look for it beside the copy
+        os.environ.setdefault("AGENTRL_SHARED", str(root.parent / "shared"))  # beside the copy, for tests
         os.environ["OMP_NUM_THREADS"] = "1"
         sys.path[:0] = [str(folder), str(folder / "tests")]
         for module in [*SLOW_TO_IMPORT, *never_mutated(folder, mutated)]:
