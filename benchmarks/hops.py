@@ -1,9 +1,12 @@
 """The functions between a row and its gradient, seen in a real run of one step.
 
 A run of the quickstart's config, on a policy that has learned nothing, is started with the functions of
-MILESTONES wrapped. Each records the functions of agentrl on the stack when it is first called, in whatever
-process. The union of these stacks is what a reader opens to follow one trajectory, plus one border per
-further process.
+MILESTONES wrapped. Each records the functions of agentrl on the stack when it is first called on the way of
+one row: leased from the buffer, played by the tool agent, learned from by the controller's loop. The union of
+these stacks is what a reader opens to follow one trajectory, plus one border per further process.
+
+`hops_of_all_agents` is the same figure without following one row: the stacks of all agents are united, rows
+are read by the check of the data, and the frames of the command above the controller's loop count.
 
 Usage: python benchmarks/hops.py [--out docs/results/hops.json]
 """
@@ -21,56 +24,80 @@ from typing import Any
 
 from machine import ROOT, write_result
 
+AGENT = "agents/tool_agent.py:ToolAgent.run"
+LEASE = "agentrl/buffer/buffer.py:ReplayBuffer.lease"
+LOOP = "agentrl/controller/train.py:train"
 MILESTONES = {
-    # module: {function at the end of a part of the way: the process whose call counts, by a file on its
-    # stack}
-    "agentrl.data.rows": {"read_row": "agentrl/buffer/"},
-    "agentrl.buffer.ledger": {"Ledger.lease": "", "Ledger.add_member": "", "Ledger.take": ""},
-    "agentrl.chat.conversation": {
-        "Conversation.next_prompt": "agents/",
-        "Conversation.add_generation": "agents/",
+    # module: {function at the end of a part of the way: (how a function on its stack begins for the figure
+    # of all agents, a function on its stack for the way of one row)}
+    "agentrl.data.rows": {"read_row": ("agentrl/buffer/", LEASE)},
+    "agentrl.buffer.ledger": {
+        "Ledger.lease": ("", ""),
+        "Ledger.add_member": ("", ""),
+        "Ledger.take": ("", ""),
     },
-    "agentrl.serving.embedded.sampler": {"sample": ""},
-    "agentrl.sglang.protocol": {"parse_generation": "agents/"},
-    "agentrl.data.trajectories": {"encode": ""},
-    "agentrl.algorithms.advantages.groups": {"grpo": ""},
-    "agentrl.learner.packing": {"pack": ""},
-    "agentrl.algorithms.corrections": {"importance_weights": ""},
-    "agentrl.algorithms.policy_losses": {"PolicyTokens.log_ratios": ""},
+    "agentrl.chat.conversation": {
+        "Conversation.next_prompt": ("agents/", AGENT),
+        "Conversation.add_generation": ("agents/", AGENT),
+    },
+    "agentrl.serving.embedded.sampler": {"sample": ("", "")},
+    "agentrl.sglang.protocol": {"parse_generation": ("agents/", AGENT)},
+    "agentrl.data.trajectories": {"encode": ("", "")},
+    "agentrl.algorithms.advantages.groups": {"grpo": ("", LOOP)},
+    "agentrl.learner.packing": {"pack": ("", LOOP)},
+    "agentrl.algorithms.corrections": {"importance_weights": ("", "")},
+    "agentrl.algorithms.policy_losses": {"PolicyTokens.log_ratios": ("", "")},
 }
 LOSS = "PolicyTokens.log_ratios"
 TIMEOUT_S = 600
 
 HOOK = """
 import functools, importlib.abc, importlib.machinery, json, os, sys
-MILESTONES, FOLDER, ROOT = {milestones!r}, {folder!r}, {root!r}
+MILESTONES, FOLDERS, ROOT = {milestones!r}, {folders!r}, {root!r}
+AGENT, LOOP = {agent!r}, {loop!r}
 PACKAGES = tuple(os.path.join(ROOT, name) + os.sep for name in ("agentrl", "agents", "tools", "interactions"))
 
-def recording(name, function, place):
-    file = os.path.join(FOLDER, name)
+def stack_above(frame):
+    names = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(PACKAGES) and not code.co_name.startswith("<"):
+            names.append(os.path.relpath(code.co_filename, ROOT) + ":" + code.co_qualname)
+        frame = frame.f_back
+    return names[::-1]
+
+def of_any_row(names, place):
+    return names if any(each.startswith(place) for each in names) else None
+
+def of_one_row(names, function):
+    agents = [each for each in names if each.startswith("agents/")]
+    if (function and function not in names) or agents not in ([], [AGENT]):
+        return None
+    return names[names.index(LOOP):] if LOOP in names else names
+
+def record(file, names, name):
+    with open(file + "." + str(os.getpid()), "w") as out:
+        json.dump(dict(process=os.getpid(), stack=names + [name]), out)
+    os.replace(file + "." + str(os.getpid()), file)
+
+def recording(name, function, places):
+    ways = [(os.path.join(folder, name), way, place)
+            for folder, way, place in zip(FOLDERS, (of_any_row, of_one_row), places)]
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
-        if not os.path.exists(file):
-            frame, names = sys._getframe(1), []
-            while frame is not None:
-                code = frame.f_code
-                if code.co_filename.startswith(PACKAGES) and not code.co_name.startswith("<"):
-                    names.append(os.path.relpath(code.co_filename, ROOT) + ":" + code.co_qualname)
-                frame = frame.f_back
-            if any(each.startswith(place) for each in names):
-                with open(file + "." + str(os.getpid()), "w") as out:
-                    json.dump(dict(process=os.getpid(), stack=names[::-1] + [name]), out)
-                os.replace(file + "." + str(os.getpid()), file)
+        for file, way, place in ways:
+            if not os.path.exists(file) and (names := way(stack_above(sys._getframe(1)), place)) is not None:
+                record(file, names, name)
         return function(*args, **kwargs)
     return wrapped
 
 class Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module):
         super().exec_module(module)
-        for path, place in MILESTONES[module.__name__].items():
+        for path, places in MILESTONES[module.__name__].items():
             owner, _, name = path.rpartition(".")
             holder = getattr(module, owner) if owner else module
-            setattr(holder, name, recording(path, getattr(holder, name), place))
+            setattr(holder, name, recording(path, getattr(holder, name), places))
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -95,10 +122,12 @@ def agentrl(*arguments: str, **environment: str) -> None:
     )
 
 
-def stacks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what each milestone recorded in a run of one step in `folder`: its process and the functions
-    above it.
-    """
+Stacks = dict[str, dict[str, Any]]
+"""By milestone: its process, and the functions above it."""
+
+
+def stacks(folder: Path) -> tuple[Stacks, Stacks]:
+    """Return what the milestones recorded in a run of one step in `folder`: of any row, and of one row."""
     agentrl("data", "arithmetic", str(folder / "data"))
     outputs = [f"trainer.output={folder / 'policy'}", "trainer.untrained_output=null", "trainer.steps=1"]
     agentrl(
@@ -107,11 +136,11 @@ def stacks(folder: Path) -> dict[str, dict[str, Any]]:
         f"data.train_files=[{folder / 'data' / 'sft.parquet'}]",
         *outputs,
     )
-    found = folder / "stacks"
-    found.mkdir()
-    (folder / "sitecustomize.py").write_text(
-        HOOK.format(milestones=MILESTONES, folder=str(found), root=str(ROOT))
-    )
+    found = folder / "any_row", folder / "one_row"
+    for each in found:
+        each.mkdir()
+    names = {"milestones": MILESTONES, "folders": [str(each) for each in found], "root": str(ROOT)}
+    (folder / "sitecustomize.py").write_text(HOOK.format(**names, agent=AGENT, loop=LOOP))
     files = [
         f"data.train_files=[{folder / 'data' / 'train.parquet'}]",
         f"model.path={folder / 'policy'}",
@@ -119,7 +148,7 @@ def stacks(folder: Path) -> dict[str, dict[str, Any]]:
     ]
     small = [
         "trainer.steps=1",
-        "buffer.groups_per_step=4",
+        "buffer.groups_per_step=6",  # of six rows, one is for the tool agent
         "rollout.group_size=4",
         "trainer.val_before_train=false",
     ]
@@ -130,7 +159,20 @@ def stacks(folder: Path) -> dict[str, dict[str, Any]]:
         "buffer.drop_constant_groups=false",
     ]
     agentrl("train", "configs/quickstart.yaml", *files, *small, *without, PYTHONPATH=str(folder))
-    return {file.name: json.loads(file.read_text()) for file in sorted(found.iterdir())}
+    of_any, of_one = (
+        {file.name: json.loads(file.read_text()) for file in sorted(each.iterdir())} for each in found
+    )
+    if missing := {name for names in MILESTONES.values() for name in names} - (of_any.keys() & of_one.keys()):
+        raise SystemExit(f"no row came by {', '.join(sorted(missing))}")
+    return of_any, of_one
+
+
+def functions_of(recorded: Stacks) -> list[str]:
+    return list(dict.fromkeys(name for one in recorded.values() for name in one["stack"]))
+
+
+def num_processes(recorded: Stacks) -> int:
+    return len({one["process"] for one in recorded.values()})
 
 
 def main() -> None:
@@ -140,13 +182,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        recorded = stacks(Path(folder))
-    functions = list(dict.fromkeys(name for one in recorded.values() for name in one["stack"]))
-    processes = {one["process"] for one in recorded.values()}
+        of_any, recorded = stacks(Path(folder))
+    functions, processes = functions_of(recorded), num_processes(recorded)
     result = {
-        "hops": len(functions) + len(processes) - 1,
+        "hops": len(functions) + processes - 1,
+        "hops_of_all_agents": len(functions_of(of_any)) + num_processes(of_any) - 1,
         "files": len({name.partition(":")[0] for name in functions if ":" in name}),
-        "processes": len(processes),
+        "processes": processes,
         "rank_to_loss": len(recorded[LOSS]["stack"]),
         "stacks": {name: one["stack"] for name, one in recorded.items()},
     }

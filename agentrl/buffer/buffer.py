@@ -14,9 +14,10 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -30,8 +31,6 @@ from agentrl.buffer.samplers import ReadyGroup
 from agentrl.data.trajectories import accuracies, from_ipc, sampled_versions, to_ipc
 from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
-
-T = TypeVar("T")
 
 
 class TaskSequence(Protocol):
@@ -107,13 +106,19 @@ class ReplayBuffer:
         `held`: the groups that the owner knows it holds. Groups leased to it that are missing from `held` are
         returned again, because the answer that leased them was lost. None: the owner knows all its groups.
         """
-        with self._changed:
-            lost = (
-                []
-                if held is None
-                else [group_id for group_id in self._groups.held_by(owner) if group_id not in held]
-            )
-            group_ids = lost if lost else self._lease(owner, limit, timeout_s)
+        with self._changed, self._counted("lease"):
+            deadline = time.monotonic() + timeout_s
+            group_ids = [] if held is None else [g for g in self._groups.held_by(owner) if g not in held]
+            while not (group_ids or self._is_closed or owner in self._groups.released):
+                now = self._clock()
+                self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
+                while len(group_ids) < limit and self._ledger.can_lease():
+                    group_ids.append(self._ledger.lease(owner, now))
+                if not group_ids:
+                    copied = self._ledger.lease_copy(owner, older_than=now - self._duplicate_after_s, now=now)
+                    group_ids.extend([] if copied is None else [copied])
+                if not (group_ids or self._wait_until(deadline)):
+                    break
             version = self._groups.version
         # Outside the lock: reading one dataset row may decode a whole Parquet row group.
         leases = [
@@ -124,24 +129,6 @@ class ReplayBuffer:
             with self._changed:
                 self._journal.name_tasks({lease.group_id: lease.task.task_id for lease in leases})
         return leases
-
-    def _lease(self, owner: str, limit: int, timeout_s: float) -> list[int]:
-        group_ids: list[int] = []
-
-        def attempt() -> bool | None:
-            if owner in self._groups.released:
-                return True
-            now = self._clock()
-            self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
-            while len(group_ids) < limit and self._ledger.can_lease():
-                group_ids.append(self._ledger.lease(owner, now))
-            if not group_ids:
-                copied = self._ledger.lease_copy(owner, older_than=now - self._duplicate_after_s, now=now)
-                group_ids.extend([] if copied is None else [copied])
-            return True if group_ids else None
-
-        self._wait("lease", attempt, timeout_s)
-        return group_ids
 
     def withdrawn(self, owner: str, held: Collection[int]) -> list[int]:
         """Return the groups in `held` that `owner` no longer holds.
@@ -231,8 +218,16 @@ class ReplayBuffer:
         of a group are adjacent and ordered by member. Returns None after `timeout_s` seconds, or at once if
         the buffer is closed. A step that was taken but not published returns the same batch again.
         """
-        with self._changed:
-            groups = self._wait("take", lambda: self._take(num_groups, step), timeout_s)
+        groups: list[ReadyGroup] | None = None
+        with self._changed, self._counted("take"):
+            deadline = time.monotonic() + timeout_s
+            while groups is None and not self._is_closed:
+                if stale := self._ledger.drop_stale():
+                    self._rows.forget(stale)
+                    self._changed.notify_all()  # dropped groups make room for new leases
+                groups = self._ledger.take(num_groups, step)
+                if groups is None and not self._wait_until(deadline):
+                    break
             if groups is None:
                 return None
             self._last_lags = Counter(self._groups.lag(group) for group in groups)
@@ -287,13 +282,6 @@ class ReplayBuffer:
         with self._changed:
             self._rows.forget(self._ledger.roll_back(step, is_kept=self._rows.has))
             self._changed.notify_all()
-
-    def _take(self, num_groups: int, step: int | None) -> list[ReadyGroup] | None:
-        stale = self._ledger.drop_stale()
-        if stale:
-            self._rows.forget(stale)
-            self._changed.notify_all()  # dropped groups make room for new leases
-        return self._ledger.take(num_groups, step)
 
     def _let_go(self) -> None:
         """Forget trajectories of the batch just published if no rollback could make their groups ready again.
@@ -418,19 +406,23 @@ class ReplayBuffer:
 
     # ------------------------------------------------------------------------------------ under the lock only
 
-    def _wait(self, what: str, attempt: Callable[[], T | None], timeout_s: float) -> T | None:
-        # The condition calls `attempt` again, with the lock held, after every notify_all.
+    def _wait_until(self, deadline: float) -> bool:
+        """Release the lock until the next change, or until the deadline (monotonic seconds).
+
+        False if the deadline had passed before.
+        """
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        self._changed.wait(left_s)
+        return True
+
+    @contextmanager
+    def _counted(self, what: str) -> Iterator[None]:
+        """Count the block's time as time waited."""
         start = self._clock()
-        result: T | None = None
-
-        def is_over() -> bool:
-            nonlocal result
-            result = None if self._is_closed else attempt()
-            return self._is_closed or result is not None
-
-        self._changed.wait_for(is_over, timeout_s)
+        yield
         self._waited_s[what] += self._clock() - start
-        return result
 
     def _record(self, events: Sequence[Event]) -> None:
         """Write events to the journal, with the trajectories that they refer to."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import estimate, find_estimator
+from agentrl.algorithms.advantages import checked, find_estimator
 from agentrl.algorithms.advantages.reinforce import whiten
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 from agentrl.algorithms.reward_kl import penalize
@@ -63,7 +63,8 @@ def credit(
         batch = replace(
             action_batch(trajectories, group_size=group_size), greedy_rewards_N=greedy_rewards(groups)
         )
-        found = estimate(estimator, assessed(batch, trajectories, assessment), advantage_options(algorithm))
+        batch = assessed(batch, trajectories, assessment)
+        found = checked(estimator(batch, advantage_options(algorithm)), batch)
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
     advantages_A = whiten(found.advantages_A) if algorithm.whiten else found.advantages_A

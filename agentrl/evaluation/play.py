@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -171,6 +172,9 @@ class _EvaluationLog:
     def end(self, attempt: Attempt) -> None:
         del self._rounds[attempt.key]
         self._concurrency.end(attempt.key)
+
+    def slot(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
+        return nullcontext()  # of a member that was admitted, one attempt after another is played
 
     def tried(self, lease: Lease, attempt: Attempt, trajectory: Trajectory, retry: Retry | None) -> None:
         self.last_end = time.monotonic()

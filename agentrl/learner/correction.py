@@ -55,10 +55,14 @@ class Corrector:
     def __init__(self, algorithm: AlgorithmConfig, mode: Mode = "decoupled") -> None:
         self._algorithm = algorithm
         self._mode = mode
-        self._config = algorithm.correction
+        self._config = config = algorithm.correction
+        self._weight_rule = (
+            WeightRule(config.weight, config.cap, config.floor, config.outside)
+            if config.weight != "none" and mode == "decoupled"
+            else None
+        )
         self._rules = {
-            name: RejectionRule(r.statistic, r.level, r.lower, r.upper)
-            for name, r in self._config.reject.items()
+            name: RejectionRule(r.statistic, r.level, r.lower, r.upper) for name, r in config.reject.items()
         }
 
     def correct(
@@ -72,8 +76,11 @@ class Corrector:
         split = SplitSequences.find(microbatches)
         facts = _find_facts(microbatches, proximal, split)
         accepted, rejected = self._reject(facts)
-        is_corrected = self._mode == "decoupled" and all(p is not None for p in proximal)
-        weights = self._weigh(facts, accepted, split, is_corrected=is_corrected)
+        weights: Sequence[Tensor] = [torch.ones_like(f.log_ratios) for f in facts]
+        if (rule := self._weight_rule) is not None and all(p is not None for p in proximal):
+            weights = [f.own(importance_weights(f.whole_ratios, f.whole_ids, rule)) for f in facts]
+            if self._config.self_normalize:
+                weights = self._self_normalized(weights, facts, accepted, split)
         selected = self._select(facts, accepted)
         rests = _exchange_decisions(
             facts, split, accepted, weights, selected, is_bypass=self._mode == "bypass"
@@ -131,31 +138,23 @@ class Corrector:
 
     # ------------------------------------------------------------------------------------------------ weights
 
-    def _weigh(
+    def _self_normalized(
         self,
+        weights: Sequence[Tensor],
         facts: Sequence[_Facts],
         accepted: Sequence[Tensor],
         split: SplitSequences,
-        *,
-        is_corrected: bool,
-    ) -> list[Tensor]:
-        config = self._config
-        if config.weight == "none" or not is_corrected:
-            return [torch.ones_like(f.log_ratios) for f in facts]
-        rule = WeightRule(config.weight, config.cap, config.floor, config.outside)
-        weights = [f.own(importance_weights(f.whole_ratios, f.whole_ids, rule)) for f in facts]
-        if not config.self_normalize:
-            return weights
+    ) -> Sequence[Tensor]:
+        """Scale the weights so that their mean is 1: self-normalized importance sampling."""
         # A weight shared by a sequence counts once in the mean, whatever the sequence's length.
         shares = (
             [a.double() for a in accepted]
-            if config.weight == "token"
+            if self._config.weight == "token"
             else _shares_of_sequences(facts, accepted, split)
         )
         weight = sum(float((w * s).sum()) for w, s in zip(weights, shares, strict=True))
         local = {"weight": weight, "count": sum(float(s.sum()) for s in shares)}
         sums = add_over_ranks(local)
-        # Self-normalized importance sampling: the mean weight becomes 1.
         return [w * (sums["count"] / sums["weight"]) for w in weights] if sums["weight"] > 0 else weights
 
     # ---------------------------------------------------------------------------------------------- selection

@@ -4,7 +4,8 @@ budget.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from agentrl.chat.conversation import Conversation
@@ -94,11 +95,12 @@ class ConversationLine:
         assert self.max_tokens is not None, "the prompt is not fixed"
         return self.max_tokens - self.conversation.num_next_tokens()
 
-    async def sample(self, generate: Callable[[Sequence[int]], Awaitable[Generation]]) -> Sampled:
-        """Add the pending messages to the prompt, await `generate` with all tokens, and record context and
-        turn.
+    @contextmanager
+    def turn(self) -> Iterator[Sequence[int]]:
+        """Add the pending messages to the prompt and yield all its tokens; the block samples a turn from
+        them.
 
-        If `generate` raises or is cancelled, nothing is recorded, and the same turn can be sampled again.
+        If the block raises or is cancelled, the same turn can be sampled again. Else `record` it.
         """
         assert not self.is_sampling, "one turn at a time"
         num_forks = self.conversation.num_forks
@@ -108,16 +110,15 @@ class ConversationLine:
         ):  # the history was edited: `block` extends no existing segment
             self._segment, self._context = None, []
         self._context += block
-        num_prompt_tokens = len(self.conversation.token_ids)
         self.is_sampling = self.is_interrupted = True
         try:
-            generation = await generate(self.conversation.token_ids)
+            yield self.conversation.token_ids
         finally:
             self.is_sampling = False
         self.is_interrupted = False
-        return Sampled(self._record(generation), generation, num_prompt_tokens)
 
-    def _record(self, generation: Generation) -> Turn:
+    def record(self, generation: Generation) -> Turn:
+        """Record the turn that was sampled, and the context before it."""
         is_truncated = generation.finish_reason == "length"
         state = anchor(
             self._task_id, self.conversation.messages[self._num_recorded_messages :], self.reported_states

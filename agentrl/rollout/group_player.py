@@ -13,6 +13,7 @@ Training, validation and evaluation play groups the same way. Only the parts dif
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,12 +52,17 @@ class GroupScorer(Protocol):
 
 
 class Admission(Protocol):
-    """Limits how many members are played at once, retries and their pauses included."""
+    """Limits how many members are played at once, retries and their pauses included, and how many attempts of
+    them.
+    """
 
     async def begin(self, attempt: Attempt) -> None:
         """Wait until the member may be played."""
 
     def end(self, attempt: Attempt) -> None: ...
+
+    def slot(self, attempt: Attempt) -> AbstractAsyncContextManager[None]:
+        """Wait for a slot and occupy it in the block, which plays one attempt of the member."""
 
 
 class PlayLog(Protocol):
@@ -142,34 +148,36 @@ class GroupPlayer:
             await deliver(DroppedGroup(lease.group_id, policy.dropped_by.value))
 
     async def _play_member(self, group: _Group, attempt: Attempt) -> None:
-        """Play a member until it is settled. A compared one then waits for the others."""
+        """Play a member, retry it while its outcome allows a retry and the retry budget lasts, and settle
+        it.
+        """
+        budget = RetryBudget(self._outcomes)
+        sampling = GreedySampling() if attempt.is_greedy else group.sampling
+        member = f"{self._unit} {attempt.group_id} member {attempt.member}"
+        title = f"{member} ({attempt.task.agent_name})"
         try:
-            last = await self._play_to_last(group, attempt)
+            while True:
+                with attempt.scope.attach(self._scopes, title, doing="its agent loop", key=attempt.key):
+                    async with self._admission.slot(attempt):
+                        last = await self._player.play(attempt, sampling)
+                retry = budget.after(last.outcome)
+                self._log.tried(group.lease, attempt, last, retry)
+                if retry is None:
+                    break
+                attempt.survived.clear()
+                with self._scopes.open(f"{member}: pause before another attempt"):
+                    await trio.sleep(retry.pause_s)
         finally:
             self._admission.end(attempt)
+        await self._settle(group, last)
+
+    async def _settle(self, group: _Group, last: Trajectory) -> None:
+        """Settle a member after its last attempt. A compared one waits for the others."""
         settlement = group.policy.settle(last)
         if group.is_compared and last.outcome in SCORED_OUTCOMES and settlement in ("train", "mask", "keep"):
             group.waiting.append((last, settlement))
         else:
             await self._end(group, last, settlement)
-
-    async def _play_to_last(self, group: _Group, attempt: Attempt) -> Trajectory:
-        """Play a member, and retry it while its outcome allows a retry and the retry budget lasts."""
-        budget = RetryBudget(self._outcomes)
-        sampling = GreedySampling() if attempt.is_greedy else group.sampling
-        member = f"{self._unit} {attempt.group_id} member {attempt.member}"
-        while True:
-            with attempt.scope.attach(
-                self._scopes, f"{member} ({attempt.task.agent_name})", doing="its agent loop", key=attempt.key
-            ):
-                trajectory = await self._player.play(attempt, sampling)
-            retry = budget.after(trajectory.outcome)
-            self._log.tried(group.lease, attempt, trajectory, retry)
-            if retry is None:
-                return trajectory
-            attempt.survived.clear()
-            with self._scopes.open(f"{member}: pause before another attempt"):
-                await trio.sleep(retry.pause_s)
 
     async def _score_together(self, group: _Group) -> None:
         """Score the waiting members together, ordered by member. If scoring fails for good, all of them

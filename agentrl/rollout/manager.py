@@ -5,7 +5,8 @@ finishes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -18,7 +19,7 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.group_player import GroupPlayer
 from agentrl.rollout.outcomes import OutcomeTable, Retry
-from agentrl.rollout.player import Player, unplayed
+from agentrl.rollout.player import unplayed
 from agentrl.rollout.player_stack import PlayerParts, Validating, open_stack
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
@@ -103,21 +104,21 @@ class AgentLoopManager:
         limit = rollout.max_concurrent_trajectories
         slots = trio.CapacityLimiter(limit)
         self._training = GroupPlayer(
-            _SlotPlayer(training.player, slots, self._stats),
+            training.player,
             training.scorer,
             OutcomeTable.of_training(rollout),
             _TrainingLog(self.attempts, self._stats),
-            admission=_Queue(math.inf),  # leases are limited by `_room`
+            admission=_Queue(math.inf, slots, self._stats),  # leases are limited by `_room`
             scopes=self.scopes,
             unit="group",
         )
         self._validation = GroupPlayer(
-            _SlotPlayer(validating.player, slots, self._stats),
+            validating.player,
             validating.scorer,
             OutcomeTable.keeping(),
-            _ValidationLog(self.attempts),
+            _ValidationLog(self.attempts, self._stats),
             # Slots are FIFO. This queue keeps training attempts from waiting behind a whole validation.
-            admission=_Queue(limit),
+            admission=_Queue(limit, slots, self._stats),
             scopes=self.scopes,
             unit="validation row",
         )
@@ -257,38 +258,30 @@ class AgentLoopManager:
         }
 
 
-class _SlotPlayer:
-    """Plays attempts one per slot of the process, and counts them."""
+class _Queue:
+    """Admits up to `limit` members at once, and their attempts to the slots of the process."""
 
-    def __init__(self, player: Player, slots: trio.CapacityLimiter, stats: RolloutStats) -> None:
-        self._player = player
+    def __init__(self, limit: float, slots: trio.CapacityLimiter, stats: RolloutStats) -> None:
+        self._limiter = trio.CapacityLimiter(limit)
         self._slots = slots
         self._stats = stats
-
-    async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
-        with attempt.scope.open("queue for a slot"):
-            await self._slots.acquire()
-        self._stats.begin()
-        try:
-            trajectory = await self._player.play(attempt, sampling)
-        finally:
-            self._stats.end()
-            self._slots.release()
-        self._stats.finished(trajectory)
-        return trajectory
-
-
-class _Queue:
-    """Admits up to `limit` members at once."""
-
-    def __init__(self, limit: float) -> None:
-        self._limiter = trio.CapacityLimiter(limit)
 
     async def begin(self, attempt: Attempt) -> None:
         await self._limiter.acquire_on_behalf_of(attempt.key)
 
     def end(self, attempt: Attempt) -> None:
         self._limiter.release_on_behalf_of(attempt.key)
+
+    @asynccontextmanager
+    async def slot(self, attempt: Attempt) -> AsyncIterator[None]:
+        with attempt.scope.open("queue for a slot"):
+            await self._slots.acquire()
+        self._stats.begin()
+        try:
+            yield
+        finally:
+            self._stats.end()
+            self._slots.release()
 
 
 class _TrainingLog:
@@ -299,6 +292,7 @@ class _TrainingLog:
         self._stats = stats
 
     def tried(self, lease: Lease, attempt: Attempt, trajectory: Trajectory, retry: Retry | None) -> None:
+        self._stats.finished(trajectory)
         self._attempts.survived(trajectory, lease, attempt.survived, is_training=True)
         if retry is not None:
             self._stats.became(retry.how, trajectory)
@@ -311,12 +305,16 @@ class _TrainingLog:
 
 
 class _ValidationLog:
-    """Reports the tool failures that attempts survived. The driver reports how the attempts ended."""
+    """Reports the tool failures that attempts survived, and counts attempts. The driver reports how they
+    ended.
+    """
 
-    def __init__(self, attempts: AttemptLog) -> None:
+    def __init__(self, attempts: AttemptLog, stats: RolloutStats) -> None:
         self._attempts = attempts
+        self._stats = stats
 
     def tried(self, lease: Lease, attempt: Attempt, trajectory: Trajectory, retry: Retry | None) -> None:
+        self._stats.finished(trajectory)
         self._attempts.survived(trajectory, lease, attempt.survived, is_training=False)
 
     def ended(self, lease: Lease, trajectory: Trajectory, became: Became | None) -> None:

@@ -66,7 +66,7 @@ class MessageLine(ConversationLine):
 
     def __init__(self, messages: Sequence[Message], recorder: TrajectoryRecorder, *, task_id: str) -> None:
         self._said = Messages(messages)
-        # The cast is safe: only `ConversationLine.sample` needs tokens, and it is never called on this line.
+        # The cast is safe: only `ConversationLine.turn` needs tokens, and it is never called on this line.
         super().__init__(cast(Conversation, self._said), recorder, task_id=task_id)
         self._segment = recorder.begin_segment()
         self._num_counted = 0  # messages that the server has counted

@@ -5,7 +5,8 @@ Every error inside becomes its outcome; only cancellation escapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import trio
 
@@ -24,7 +25,7 @@ from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import AttemptSession, SessionParts
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Task, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajectory
 
 OpenSession = Callable[[SessionParts], AttemptSession]
 
@@ -108,7 +109,8 @@ class Player:
         """Run the agent loop and return why the attempt stopped, with the failure if there was one."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
-                await _until_end(agent, attempt.task, session)
+                with _ended_by_session(agent):
+                    await agent.run(attempt.task, session)
                 if session.num_action_tokens:
                     await session.collect_scores()
             except Exception as error:  # noqa: BLE001 - boundary of one trajectory
@@ -130,14 +132,15 @@ class Player:
         return Outcome.ABORTED, Failure("the agent loop ended without generating", _agent_of(attempt))
 
 
-async def _until_end(agent: AgentLoop, task: Task, session: AttemptSession) -> None:
-    """Run the agent loop until it returns or the session ends the trajectory.
+@contextmanager
+def _ended_by_session(agent: AgentLoop) -> Iterator[None]:
+    """Leave the block, which runs the agent loop, when the session ends the trajectory.
 
     The session then has the outcome.
     """
     try:
         with contained(trio.Cancelled):
-            await agent.run(task, session)
+            yield
     except Exception as error:  # an agent may wrap TrajectoryEnd, e.g. in an exception group
         cause = _cause(error)
         if (found := foreign_loop(cause, "trio")) is not None:

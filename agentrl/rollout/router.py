@@ -128,13 +128,25 @@ class Router:
         self._check(input_ids, params)
         prompt = list(input_ids)
         pieces: list[Generation] = []
+        failures = 0  # since the last piece
         while True:
-            piece = await self._piece(
-                prompt,
-                params if not pieces else _rest(params, pieces),
-                trajectory_key,
-                len(prompt) - len(input_ids),
-            )
+            num_sampled = len(prompt) - len(input_ids)
+            try:
+                piece = await self._ask(prompt, _rest(params, pieces), trajectory_key, num_sampled)
+            except RequestRefused:
+                raise
+            except ServerError as error:
+                failures += 1
+                self.num_server_failures += 1
+                if failures == MAX_SERVER_FAILURES:
+                    raise ServerError(
+                        f"{failures} consecutive server failures, the last: {error}", status=error.status
+                    ) from error
+                await trio.sleep(failures * FAILURE_PAUSE_S)
+                continue
+            if piece is None:  # its server was left: ask another one
+                continue
+            failures = 0
             pieces.append(piece)
             if (reason := _finish(pieces, params)) is not None:
                 whole = _joined(pieces, reason)
@@ -149,36 +161,13 @@ class Router:
         """Forget which server holds the prefix of an attempt that is over."""
         self._affinity.forget(trajectory_key)
 
-    async def _piece(
-        self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int
-    ) -> Generation:
-        """Ask servers until one answers.
-
-        `num_sampled`: tokens at the end of the prompt that this turn already sampled.
-        """
-        failures = 0
-        while True:
-            try:
-                piece = await self._ask(prompt, params, key, num_sampled)
-            except RequestRefused:
-                raise
-            except ServerError as error:
-                failures += 1
-                self.num_server_failures += 1
-                if failures == MAX_SERVER_FAILURES:
-                    raise ServerError(
-                        f"{failures} consecutive server failures, the last: {error}", status=error.status
-                    ) from error
-                await trio.sleep(failures * FAILURE_PAUSE_S)
-            else:
-                if piece is not None:
-                    return piece
-
     async def _ask(
         self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int
     ) -> Generation | None:
         """Wait for a server that is up and send one request; None if that server was left before it
         answered.
+
+        `num_sampled`: tokens at the end of the prompt that this turn already sampled.
         """
         while not (up := self._pool.up):
             await self._pool.until_changed()

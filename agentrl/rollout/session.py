@@ -358,21 +358,22 @@ class TrajectorySession(AttemptSession):
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
         params = self._params(room if max_tokens is None else min(room, max_tokens))
-
-        async def generate(token_ids: Sequence[int]) -> Generation:
-            generation = await self._generator.generate(token_ids, params, trajectory_key=self._attempt.key)
-            self._tally.count("num_interruptions", generation.num_interruptions)
-            return adjust(generation)
-
         self._num_sampling += 1
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
-                sampled = await line.sample(generate)
+                with line.turn() as token_ids:
+                    num_prompt_tokens = len(token_ids)
+                    sampled = await self._generator.generate(
+                        token_ids, params, trajectory_key=self._attempt.key
+                    )
+                    self._tally.count("num_interruptions", sampled.num_interruptions)
+                    generation = adjust(sampled)
+                turn = line.record(generation)
         finally:
             self._num_sampling -= 1
         self._line = line
-        self._is_cut = sampled.turn.is_truncated
-        return sampled
+        self._is_cut = turn.is_truncated
+        return Sampled(turn, generation, num_prompt_tokens)
 
     def count(self, name: str) -> None:
         """Add 1 to a metric."""

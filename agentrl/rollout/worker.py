@@ -136,7 +136,8 @@ class RolloutWorker:
         self._old_garbage = OldGarbage()
         self._calls: set[trio.CancelScope] = set()
         self._is_started = threading.Event()
-        self._thread = threading.Thread(target=self._run_loop, name="rollout", daemon=True)
+        loop = partial(trio.run, self._main, instruments=[self._gaps])
+        self._thread = threading.Thread(target=loop, name="rollout", daemon=True)
         self._thread.start()
         if not self._is_started.wait(START_TIMEOUT_S):
             raise InfrastructureError(
@@ -217,9 +218,6 @@ class RolloutWorker:
             return None
 
         return trio.from_thread.run(cancellable, trio_token=self._token)
-
-    def _run_loop(self) -> None:
-        trio.run(self._main, instruments=[self._gaps])
 
     async def _main(self) -> None:
         """Main task of the trio thread. All calls from outside end before the plugins' asyncio loop does."""

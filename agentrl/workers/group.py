@@ -194,7 +194,6 @@ class WorkerGroup(Workers[W]):
     ) -> Handle[R]:
         how, what = dispatch_of(method), method.__name__
         per_rank, num_items = self._split(how, what, args)
-        remote = "call" if how.join != "remote" else "call_remote"
         options: dict[str, Any] = {
             "name": method.__qualname__,
             "num_returns": 1 if how.join != "remote" else 2,
@@ -202,7 +201,7 @@ class WorkerGroup(Workers[W]):
         if how.thread is not None:
             options["concurrency_group"] = how.thread
         refs = [
-            getattr(self._hosts[rank], remote).options(**options).remote(what, *own, **kwargs)
+            self._hosts[rank].call.options(**options).remote(what, how.join, *own, **kwargs)
             for rank, own in per_rank.items()
         ]
         call: _Call[Any] = _Call(

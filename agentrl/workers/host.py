@@ -13,7 +13,7 @@ import ray
 
 from agentrl.errors import AgentRLError
 from agentrl.ports import ReservedPort
-from agentrl.workers.dispatch import threads_of
+from agentrl.workers.dispatch import Join, threads_of
 
 
 class ActorHost:
@@ -63,13 +63,14 @@ class WorkerHost:
         self._worker = worker(*args, rank=rank, address=address, port=port)
         gc.enable()
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._worker, method)(*args, **kwargs)
+    def call(self, method: str, join: Join, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker.
 
-    def call_remote(self, method: str, *args: Any, **kwargs: Any) -> tuple[int, Any]:
-        """Return the number of items and the items, as two references; the group fetches only the first."""
-        items = getattr(self._worker, method)(*args, **kwargs)
-        return len(items), items
+        With join `remote`, return the number of items and the items, as two references; the group fetches
+        only the first.
+        """
+        result = getattr(self._worker, method)(*args, **kwargs)
+        return (len(result), result) if join == "remote" else result
 
 
 def host_class(worker: type) -> Any:

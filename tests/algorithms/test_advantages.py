@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algorithms.advantages import ESTIMATORS, estimate, find_estimator
+from agentrl.algorithms.advantages import ESTIMATORS, checked, find_estimator
 from agentrl.algorithms.advantages.groups import grpo
 from agentrl.algorithms.advantages.reinforce import whiten
 from agentrl.algorithms.advantages.scan import BLOCK, sums_to_go
@@ -117,7 +117,8 @@ def compact(batch: list[Attempt]) -> ActionBatch:
 
 def advantages(name: str, batch: list[Attempt], options: AdvantageOptions = OPTIONS) -> list[list[float]]:
     """Return what the estimator says, attempt by attempt."""
-    flat = iter(estimate(ESTIMATORS[name], compact(batch), options).advantages_A.tolist())
+    whole = compact(batch)
+    flat = iter(checked(ESTIMATORS[name](whole, options), whole).advantages_A.tolist())
     return [[next(flat) for _ in a.rewards] for a in batch]
 
 
@@ -542,7 +543,7 @@ def test_an_estimator_of_ones_own(tmp_path):
     batch = compact(make_batch(4))
 
     def run(name):
-        return estimate(find_estimator(f"{file}:{name}"), batch, OPTIONS)
+        return checked(find_estimator(f"{file}:{name}")(batch, OPTIONS), batch)
 
     assert torch.equal(run("half").advantages_A, batch.over_tokens(batch.outcomes_N / 2))
     for name, message in (("short", "of shape"), ("bare", "got Tensor"), ("broken", "not finite")):

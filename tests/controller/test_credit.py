@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentrl.algorithms.advantages import ESTIMATORS, estimate
+from agentrl.algorithms.advantages import ESTIMATORS, checked
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig
 from agentrl.config.schema import Config
 from agentrl.controller.credit import (
@@ -116,7 +116,8 @@ def advantages_on_tokens(name: str, trajectories: list[Trajectory], seed: int) -
         greedy_rewards_N=torch.rand(len(trajectories), generator=generator).double(),
         anchors_K=torch.randint(2, (len(batch.turns.lengths_K),), generator=generator),
     )
-    return lay_on_tokens(trajectories, estimate(ESTIMATORS[name], full, OPTIONS).advantages_A.numpy())
+    found = checked(ESTIMATORS[name](full, OPTIONS), full)
+    return lay_on_tokens(trajectories, found.advantages_A.numpy())
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

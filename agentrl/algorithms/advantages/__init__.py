@@ -22,7 +22,7 @@ from agentrl.algorithms.advantages.turns import gigpo, turn_group
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 from agentrl.algorithms.registry import find_function
 
-__all__ = ["ESTIMATORS", "Estimator", "estimate", "find_estimator"]
+__all__ = ["ESTIMATORS", "Estimator", "checked", "find_estimator"]
 
 Estimator = Callable[[ActionBatch, AdvantageOptions], Credit]
 
@@ -57,13 +57,12 @@ def find_estimator(name: str) -> Estimator:
     return find_function("advantage estimator", name, ESTIMATORS, group=ENTRY_POINTS)
 
 
-def estimate(estimator: Estimator, batch: ActionBatch, options: AdvantageOptions) -> Credit:
-    """Run `estimator` and check its result, since it may be the user's own.
+def checked(credit: object, batch: ActionBatch) -> Credit:
+    """Return what an estimator returned for `batch`, checked because the estimator may be the user's own.
 
     Raises:
-        ValueError: it did not return a Credit with one finite advantage per action token.
+        ValueError: it is not a Credit with one finite advantage per action token.
     """
-    credit = estimator(batch, options)
     if not isinstance(credit, Credit) or credit.advantages_A.shape != batch.rewards_A.shape:
         got = (
             f"shape {list(credit.advantages_A.shape)}"
