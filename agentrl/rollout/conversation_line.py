@@ -100,7 +100,7 @@ class ConversationLine:
         """Add the pending messages to the prompt and yield all its tokens; the block samples a turn from
         them.
 
-        If the block raises or is cancelled, the same turn can be sampled again. Else `record` it.
+        If the block raises or is cancelled, the same turn can be sampled again. Else `record_turn` follows.
         """
         assert not self.is_sampling, "one turn at a time"
         num_forks = self.conversation.num_forks
@@ -117,7 +117,7 @@ class ConversationLine:
             self.is_sampling = False
         self.is_interrupted = False
 
-    def record(self, generation: Generation) -> Turn:
+    def record_turn(self, generation: Generation) -> Turn:
         """Record the turn that was sampled, and the context before it."""
         is_truncated = generation.finish_reason == "length"
         state = anchor(

@@ -368,7 +368,7 @@ class TrajectorySession(AttemptSession):
                     )
                     self._tally.count("num_interruptions", sampled.num_interruptions)
                     generation = adjust(sampled)
-                turn = line.record(generation)
+                turn = line.record_turn(generation)
         finally:
             self._num_sampling -= 1
         self._line = line
