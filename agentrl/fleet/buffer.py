@@ -50,9 +50,8 @@ def launch_buffer(
 
 def open_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool) -> TrainingBuffer:
     """Return the buffer, in its process. `is_new`: the journal in `folder` belongs to an abandoned run."""
-    pa.set_memory_pool(
-        pa.system_memory_pool()
-    )  # Arrow's own keeps for each of the many threads what that thread has freed
+    # Arrow's own pool keeps, for each of the many threads, what that thread has freed.
+    pa.set_memory_pool(pa.system_memory_pool())
     is_restarted = ray.get_runtime_context().was_current_actor_reconstructed
     return TrainingBuffer(
         settings, None if folder is None else Path(folder), is_new=is_new and not is_restarted
@@ -83,9 +82,8 @@ class RemoteBuffer:
     async def withdrawn(self) -> Sequence[int]:
         asked = dict(self._missing)
         gone = await self._buffer.run_async(ReplayBuffer.withdrawn, self._owner, tuple(asked))
-        mine = [
-            group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]
-        ]  # not ended or leased again since
+        # Not those that ended or were leased again since.
+        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]
         for group_id in mine:
             del self._missing[group_id]
         return mine

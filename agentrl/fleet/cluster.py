@@ -9,16 +9,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 
 from agentrl import heap
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.errors import InfrastructureError
-from agentrl.fleet.ray_processes import watching_ray
+from agentrl.fleet.ray_processes import end_at_once, watching_ray
 from agentrl.fleet.user_files import shipped
 from agentrl.granted import Granted, granted
 from agentrl.workers.folder import in_drivers_folder
@@ -56,9 +56,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
         try:
             with shipped(user_files) as runtime_env, _keeping_signals():
                 _start(config, runtime_env)
-        except (
-            Exception
-        ) as error:  # boundary: Ray raises any type, a bare Exception if its processes start slowly
+        except Exception as error:  # boundary: Ray raises a bare Exception if its processes start slowly
             where = (
                 f"no Ray cluster answers at cluster.address={config.address!r}"
                 if config.address
@@ -77,20 +75,17 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
 def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
     # "local": else Ray would join a cluster of RAY_ADDRESS or an earlier `ray start`
     if config.address is None:
-        where = {"address": "local", "runtime_env": runtime_env} | _resources(config, granted())
+        grant, free_bytes = granted(), shutil.disk_usage(SHARED_MEMORY).free
+        where: dict[str, Any] = {
+            "address": "local",
+            "runtime_env": runtime_env,
+            "num_cpus": config.num_cpus or grant.num_cpus,
+            "object_store_memory": config.object_store_bytes or object_store_bytes(grant, free_bytes),
+            "include_dashboard": False,
+        }
     else:
         where = {"address": config.address, "runtime_env": in_drivers_folder(runtime_env)}
     ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, namespace="agentrl")
-
-
-def _resources(config: ClusterConfig, grant: Granted) -> dict[str, Any]:
-    """Return the resources of a local Ray, as arguments of `ray.init`."""
-    free_bytes = shutil.disk_usage(SHARED_MEMORY).free
-    return {
-        "num_cpus": config.num_cpus or grant.num_cpus,
-        "object_store_memory": config.object_store_bytes or object_store_bytes(grant, free_bytes),
-        "include_dashboard": False,
-    }
 
 
 def object_store_bytes(grant: Granted, free_bytes: int) -> int | None:
@@ -182,20 +177,12 @@ def ending_at_the_second_interrupt() -> Iterator[None]:
 
             def heed(_signal: int, _frame: FrameType | None) -> None:
                 if time.monotonic() - interrupted > SAME_INTERRUPT_S:
-                    _end_at_once()
+                    end_at_once(
+                        "interrupted twice: ended at once; the newest whole checkpoint is untouched, the "
+                        "same command resumes",
+                        status=INTERRUPTED_STATUS,
+                    )
 
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, heed)
         raise
-
-
-def _end_at_once() -> NoReturn:
-    text = (
-        b"interrupted twice: ended at once; the newest whole checkpoint is untouched, the same command "
-        b"resumes\n"
-    )
-    if os.isatty(1):
-        text = b"\x1b[?25h" + text  # a display may have hidden the cursor
-    with suppress(OSError):
-        os.write(2, text)
-    os._exit(INTERRUPTED_STATUS)

@@ -36,7 +36,7 @@ class Colocation:
 
         A publish must follow: only it lets them sample again.
         """
-        lending = self._each(self._servers.urls, _pause)
+        lending = self._each(self._servers.urls, lambda client: client.pause("abort"))
         self._rollouts.set_servers([], version=version)
         lending = self._each(lending, SGLangClient.release_memory)
         try:
@@ -59,7 +59,3 @@ class Colocation:
             self._say(f"server {url} does not release its memory: {why}; restarting it")
             self._servers.restart(url)
         return [url for url in urls if url not in failed]
-
-
-async def _pause(client: SGLangClient) -> None:
-    await client.pause("abort")

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -54,19 +54,15 @@ class Answer(_Message):
     message: str
 
 
-class ShownServer(_Message):
+@dataclass(frozen=True, slots=True)
+class ShownServer(ServerLine):
     """A server in servers.json.
 
     outstanding_tokens: of the requests in flight, their prompt and the tokens that they may still sample.
     """
 
-    name: str
-    url: str
-    origin: str
-    kind: str
-    state: str
-    restarts: int
-    message: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     outstanding_tokens: int
 
 

@@ -33,11 +33,12 @@ def watching_ray() -> Iterator[None]:
         while not leaving.wait(POLL_S):
             for name, process in processes.items():
                 if not _is_alive(process) and not leaving.is_set():
-                    _end(
-                        f"{name} of Ray ({NEEDED[name]}, process {process.pid}) died and the run "
-                        "cannot continue; the same command resumes it"
+                    # From this thread: the main one may be in a call of Ray that cannot be interrupted.
+                    end_at_once(
+                        f"error (infrastructure): {name} of Ray ({NEEDED[name]}, process {process.pid}) died "
+                        "and the run cannot continue; the same command resumes it",
+                        status=LOST_STATUS,
                     )
-                    return
 
     if processes:
         threading.Thread(target=watch, name="watch-ray", daemon=True).start()
@@ -65,11 +66,9 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _end(line: str) -> NoReturn:
-    """End this process from a thread: the main thread may be in a call of Ray that cannot be interrupted."""
-    text = f"error (infrastructure): {line}\n".encode()
-    if os.isatty(1):
-        text = b"\x1b[?25h" + text  # a display may have hidden the cursor
+def end_at_once(line: str, *, status: int) -> NoReturn:
+    """Write a line to standard error and end this process, without closing anything."""
+    show_cursor = "\x1b[?25h" if os.isatty(1) else ""  # a display may have hidden it
     with suppress(OSError):
-        os.write(2, text)
-    os._exit(LOST_STATUS)
+        os.write(2, f"{show_cursor}{line}\n".encode())
+    os._exit(status)

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pyarrow as pa
 import ray
@@ -27,6 +28,8 @@ from agentrl.types import Lease, Trajectory
 from agentrl.workers.actors import Actor, ActorKind, get, translate
 from agentrl.workers.starting import Readiness, num_done
 
+N = TypeVar("N", int, float)
+
 CALL_TIMEOUT_S = 60.0
 ROLLOUT = ActorKind("RolloutActor", "a rollout actor", CALL_TIMEOUT_S, num_threads=8)
 START_TIMEOUT_S = 600.0
@@ -37,9 +40,8 @@ def rollout_worker(
     owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None
 ) -> RolloutWorker:
     """Return the worker, in its process. It leases as `owner`; `buffer` None: only `play` can be used."""
-    pa.set_memory_pool(
-        pa.system_memory_pool()
-    )  # Arrow's own keeps for each thread what that thread has freed
+    # Arrow's own pool keeps, for each thread, what that thread has freed.
+    pa.set_memory_pool(pa.system_memory_pool())
     remote = None if buffer is None else RemoteBuffer(owner, buffer)
     worker = RolloutWorker(settings, remote)
     collect_rarely()
@@ -228,12 +230,7 @@ class RolloutFleet:
 
     def stats(self) -> dict[str, float]:
         """Return the sums of all actors' counters; an actor that does not answer is left out."""
-        total: dict[str, float] = {}
-        for member in self._members:
-            with suppress(InfrastructureError):
-                for name, value in member.actor.run(RolloutWorker.stats).items():
-                    total[name] = total.get(name, 0.0) + value
-        return total
+        return self._summed(RolloutWorker.stats)
 
     def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
         """Return counts of how training attempts ended, and the failures since the last call.
@@ -252,11 +249,14 @@ class RolloutFleet:
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the tokens of requests in flight by server URL, summed over the actors that answer."""
-        total: dict[str, int] = {}
+        return self._summed(RolloutWorker.outstanding_tokens)
+
+    def _summed(self, method: Callable[[RolloutWorker], dict[str, N]]) -> dict[str, N]:
+        total: dict[str, N] = {}
         for member in self._members:
             with suppress(InfrastructureError):
-                for url, tokens in member.actor.run(RolloutWorker.outstanding_tokens).items():
-                    total[url] = total.get(url, 0) + tokens
+                for name, value in member.actor.run(method).items():
+                    total[name] = total[name] + value if name in total else value
         return total
 
     def close(self) -> None:

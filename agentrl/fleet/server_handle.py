@@ -113,9 +113,8 @@ class StartedServer:
         self._actor = SERVER.launch(
             seat.ray_options(), supervisor, rollout, model, log_file, api_key=api_key, is_open=is_open
         )
-        self._start: ObjectRef | None = self._actor.begin(
-            Supervisor.start, model.path, UNPUBLISHED
-        )  # None: the start has ended
+        # None: the start has ended
+        self._start: ObjectRef | None = self._actor.begin(Supervisor.start, model.path, UNPUBLISHED)
         self._deadline = time.monotonic() + rollout.server_start_timeout_s + SUPERVISOR_START_S
         self._last = ServerStatus("", "starting", rollout.backend)
         self._stop: ObjectRef | None = None

@@ -17,7 +17,14 @@ from typing import Any, Literal
 import trio
 
 from agentrl.errors import ServerError
-from agentrl.serving.health import PROBE_TIMEOUT_S, ServerStatus, ServerWatchdog, generates, kind_of
+from agentrl.serving.health import (
+    PROBE_TIMEOUT_S,
+    ServerStatus,
+    ServerWatchdog,
+    WatchedServer,
+    generates,
+    kind_of,
+)
 from agentrl.sglang.client import SGLangClient
 from agentrl.workers.starting import Readiness
 
@@ -27,7 +34,7 @@ _JOIN_TIMEOUT_S = 2 * PROBE_TIMEOUT_S
 """Each probe that the thread sends has a shorter deadline."""
 
 
-class AttachedServer:
+class AttachedServer(WatchedServer):
     """The server at `url`, which the fleet handles like one that the run started. Thread-safe.
 
     Whoever calls and the thread that watches share `_status` under `_lock`. The thread alone decides when the
@@ -55,11 +62,10 @@ class AttachedServer:
         api_key: str | None,
     ) -> None:
         self.name = url.rstrip("/")
+        super().__init__(ServerStatus(self.name, "starting"))
         self.api_key = api_key
         self._start_timeout_s = start_timeout_s
         self._max_restarts = max_restarts
-        self._lock = threading.Lock()
-        self._status = ServerStatus(self.name, "starting")
         self._watchdog = ServerWatchdog(timeout_s=hang_timeout_s, api_key=api_key)
         self._is_stopping = threading.Event()
         self._failure = threading.Event()  # set by `restart` and `stop`: wakes the thread between two probes
@@ -80,16 +86,6 @@ class AttachedServer:
             time.sleep(_POLL_S)  # the thread sets `failed` after start_timeout_s
         if status.state == "failed":
             raise ServerError(status.message)
-
-    def status(self) -> ServerStatus:
-        with self._lock:
-            return self._status
-
-    def mark_ready(self, url: str) -> None:
-        """Record that the server at `url` has the current weights. Ignored if the state has changed since."""
-        with self._lock:
-            if self._status.url == url and self._status.state == "needs_weights":
-                self._status = replace(self._status, state="ready")
 
     def restart(self, url: str) -> None:
         """Treat the server at `url`, which did not obey a command, as failed until it generates again."""
@@ -163,7 +159,3 @@ class AttachedServer:
                 with suppress(ServerError):
                     await verb()
         await client.aclose()
-
-    def _set(self, **changes: Any) -> None:
-        with self._lock:
-            self._status = replace(self._status, **changes)

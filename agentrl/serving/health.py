@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import trio
 
@@ -43,6 +44,28 @@ class ServerStatus:
     restarts: int = 0
     pid: int | None = None
     message: str = ""
+
+
+class WatchedServer:
+    """A server that a thread watches: its status, shared with all callers under `_lock`."""
+
+    def __init__(self, status: ServerStatus) -> None:
+        self._lock = threading.Lock()
+        self._status = status
+
+    def status(self) -> ServerStatus:
+        with self._lock:
+            return self._status
+
+    def mark_ready(self, url: str) -> None:
+        """Record that the server at `url` has the current weights. Ignored if the state has changed since."""
+        with self._lock:
+            if self._status.url == url and self._status.state == "needs_weights":
+                self._status = replace(self._status, state="ready")
+
+    def _set(self, **changes: Any) -> None:
+        with self._lock:
+            self._status = replace(self._status, **changes)
 
 
 def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:

@@ -102,9 +102,8 @@ def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None)
     if rollout.backend == "embedded":
         library = model.external_lib
         if library is not None and library.endswith(".py"):
-            library = str(
-                locate(library).absolute()
-            )  # the copy shipped to this process; the server's process has none
+            # The copy shipped to this process; the server's process has none.
+            library = str(locate(library).absolute())
         return EmbeddedServer(rollout.embedded, model.dtype, api_key, model.trust_remote_code, library)
     lora = model.lora if rollout.weights.adapter == "alone" else None
     return SGLangServer(

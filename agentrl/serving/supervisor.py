@@ -18,11 +18,17 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from agentrl.errors import ServerError
 from agentrl.ports import ReservedPort
-from agentrl.serving.health import PROBE_TIMEOUT_S, ServerKind, ServerStatus, ServerWatchdog, generates
+from agentrl.serving.health import (
+    PROBE_TIMEOUT_S,
+    ServerKind,
+    ServerStatus,
+    ServerWatchdog,
+    WatchedServer,
+    generates,
+)
 from agentrl.serving.launch import Launcher
 
 _POLL_S = 0.1
@@ -37,7 +43,7 @@ _REFUSAL = re.compile(r"^(?:\S+: )?error: (.+)$", re.MULTILINE)
 """How SGLang and the embedded server report a bad option."""
 
 
-class Supervisor:
+class Supervisor(WatchedServer):
     """One server process and its replacements. Thread-safe: `_lock` guards `_process` and `_status`.
 
     Args:
@@ -60,15 +66,14 @@ class Supervisor:
         kind: ServerKind | None = None,
         host: str = "127.0.0.1",
     ) -> None:
+        super().__init__(ServerStatus("", "starting", kind))
         self._launcher = launcher
         self._log_file = log_file
         self._start_timeout_s = start_timeout_s
         self._max_restarts = max_restarts
         self._host = host
         self._api_key = launcher.api_key
-        self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._status = ServerStatus("", "starting", kind)
         self._watchdog = (
             None
             if hang_timeout_s is None
@@ -96,16 +101,6 @@ class Supervisor:
         self._watcher = threading.Thread(target=self._watch, name="server-watch", daemon=True)
         self._watcher.start()
         return self.status().url
-
-    def status(self) -> ServerStatus:
-        with self._lock:
-            return self._status
-
-    def mark_ready(self, url: str) -> None:
-        """Record that the server at `url` has the current weights. Ignored if it was replaced since."""
-        with self._lock:
-            if self._status.url == url and self._status.state == "needs_weights":
-                self._status = replace(self._status, state="ready")
 
     def restart(self, url: str) -> None:
         """Kill the server at `url` because it did not obey a command; it is restarted as after a crash.
@@ -162,20 +157,19 @@ class Supervisor:
         process, dog = self._process, self._watchdog
         assert process is not None
         if dog is None:
-            return _end_text(process.wait())  # without a deadline: `stop` or a crash ends it
+            # Without a deadline: `stop` or a crash ends the wait.
+            return f"the server ended ({_exit_text(process.wait())})"
         dog.begin(self.status().url)
         while True:
             try:
-                return _end_text(process.wait(timeout=dog.interval_s))
+                return f"the server ended ({_exit_text(process.wait(timeout=dog.interval_s))})"
             except subprocess.TimeoutExpired:
                 hung = dog.probe()
             if hung is not None and not self._is_stopping.is_set():
-                self._set(
-                    state="starting", message=hung
-                )  # before the kill: the router must stop sending requests
-                _signal_group(
-                    process.pid, signal.SIGKILL
-                )  # not SIGTERM: a stopped (SIGSTOP) process never handles it
+                # Before the kill, because the router must stop sending requests.
+                self._set(state="starting", message=hung)
+                # Not SIGTERM: a stopped (SIGSTOP) process never handles it.
+                _signal_group(process.pid, signal.SIGKILL)
                 _wait_for_the_killed(process)
                 return hung
 
@@ -253,18 +247,12 @@ class Supervisor:
             lines = log.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:])
 
-    def _set(self, **changes: Any) -> None:
-        with self._lock:
-            self._status = replace(self._status, **changes)
-
 
 def _hand_over(key: str | None, process: subprocess.Popen[bytes]) -> None:
     """Pass the API key by standard input: command lines and environments are visible to other processes."""
     if key is not None and process.stdin is not None:
-        with (
-            contextlib.suppress(BrokenPipeError),
-            process.stdin as pipe,
-        ):  # if it exited, the waiting caller reports why
+        # If the process has exited, the waiting caller reports why.
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             pipe.write(f"{key}\n".encode())
 
 
@@ -279,10 +267,6 @@ def _wait_for_the_killed(process: subprocess.Popen[bytes]) -> None:
     """Wait for a process that got SIGKILL. One stuck in the kernel is abandoned after a timeout."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_KILL_TIMEOUT_S)
-
-
-def _end_text(code: int) -> str:
-    return f"the server ended ({_exit_text(code)})"
 
 
 def _exit_text(code: int) -> str:

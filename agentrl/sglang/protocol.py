@@ -250,9 +250,8 @@ def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
 def parse_adapter_support(info: Mapping[str, Any], *, server: str) -> AdapterSupport:
     """Read the LoRA settings of /server_info. A server that does not mention LoRA loads no adapters."""
     if info.get("enable_lora") is not True or parse_setting(info, "dp_size", default=1, server=server) > 1:
-        return AdapterSupport(
-            0
-        )  # with several data-parallel ranks, SGLang loads adapters on only one of them
+        # With several data-parallel ranks, SGLang loads adapters on only one of them.
+        return AdapterSupport(0)
     return AdapterSupport(parse_setting(info, "max_lora_rank", default=0, server=server))
 
 

@@ -83,17 +83,14 @@ class ChangesTransport(FolderTransport):
     def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
         super().__init__(learner, config, folder=folder)
         self._version: int | None = None  # the last version written
-        self._base: int | None = (
-            None  # version that the changes of `_version` apply to; None: they were not written
-        )
+        # The version that the changes of `_version` apply to; None: they were not written.
+        self._base: int | None = None
         self._holds: dict[str, int] = {}  # url -> version
         self._sizes = (0, 0)  # bytes of the changed elements, and of the changed tensors
         self._is_whole_written = False
 
     async def prepare(self, version: int) -> None:
-        if (
-            version == self._version
-        ):  # a second publish of the same version, for servers that missed the first
+        if version == self._version:  # published again, for servers that missed the first attempt
             return
         folder = self._folder_of(version)
         if self._version is None:

@@ -55,12 +55,9 @@ class GroupTransport(Transport):
             async with hold(server) as may_flush:
                 await self._receive(server, version, may_flush=may_flush)
 
-        async def receive_all() -> None:
-            failed.update(await self._try_each(servers, receive))
-
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive_all)
             nursery.start_soon(self._send, times, broken)
+            failed = await self._try_each(servers, receive)
         if failed or broken:
             await self.close(servers)
         # A server that received every bucket has the weights, even if other servers failed.
@@ -134,9 +131,6 @@ class GroupTransport(Transport):
                 backend=backend,
             )
 
-        async def ask_all() -> None:
-            failed.update(await self._try_each(servers, ask))
-
         async def join() -> None:
             try:
                 await self._learner.run(
@@ -155,8 +149,8 @@ class GroupTransport(Transport):
 
         async with trio.open_nursery() as nursery:
             # Concurrently: each side blocks until all ranks have joined.
-            nursery.start_soon(ask_all)
             nursery.start_soon(join)
+            failed = await self._try_each(servers, ask)
         if not failed and not broken:
             return {}
         await self.close(servers)

@@ -137,9 +137,8 @@ class AdapterSlot:
             return None
         if all(sees for _, sees in self._rows):
             return output + pair.product(x)
-        mask_T = torch.zeros(
-            x.shape[-2], 1, dtype=torch.bool, device=x.device
-        )  # padding after the requests: False
+        # False for the padding after the requests.
+        mask_T = torch.zeros(x.shape[-2], 1, dtype=torch.bool, device=x.device)
         start = 0
         for num_tokens, sees in self._rows:
             mask_T[start : start + num_tokens] = sees

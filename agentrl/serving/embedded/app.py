@@ -44,6 +44,7 @@ from agentrl.serving.embedded.service import Result, Service
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
+Handler = Callable[[Request], Awaitable[Response]]
 Decode = Callable[[list[int], bool], str]
 """(token ids, whether to skip special tokens) -> text; "" for a model without a tokenizer."""
 
@@ -74,7 +75,7 @@ class App:
             request, [asyncio.ensure_future(self._service.generate(each)) for each in requests]
         )
         if results is None:
-            return _gone()
+            return await _gone(request)
         answers = [self._answer(result) for result in results]
         return json_response(answers if is_batch else answers[0])
 
@@ -117,21 +118,6 @@ class App:
             raise BadRequest(_ONLY_ABORT.format(shown(mode)))
         self._service.pause()
         return json_response({"status": "ok", "message": "Generation paused successfully."})
-
-    async def resume(self, request: Request) -> Response:
-        await read_body(request)
-        self._service.resume()
-        return json_response({"status": "ok", "message": "Generation continued successfully."})
-
-    async def release_memory(self, request: Request) -> Response:
-        await read_body(request)
-        await self._service.release_memory()
-        return json_response(None)
-
-    async def resume_memory(self, request: Request) -> Response:
-        await read_body(request)
-        self._service.resume_memory()
-        return json_response(None)
 
     async def flush_cache(self, request: Request) -> Response:
         """Wait until the server is idle.
@@ -219,10 +205,8 @@ class App:
         await update(
             text_of(body, "model_path"), version=version, abort_all=flag_of(body, "abort_all_requests", False)
         )
-        return _success(
-            f"Succeeded to update model weights. Weight version updated to {self._service.version}.",
-            num_paused_requests=0,
-        )
+        message = f"Succeeded to update model weights. Weight version updated to {self._service.version}."
+        return json_response(_done(message, num_paused_requests=0))
 
     async def load_adapter(self, request: Request) -> Response:
         body = await read_body(request)
@@ -239,16 +223,6 @@ class App:
             {"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}}
         )
 
-    async def begin_update(self, request: Request) -> Response:
-        await read_body(request)
-        await self._service.begin_update()
-        return _success("Weight update begun.")
-
-    async def end_update(self, request: Request) -> Response:
-        await read_body(request)
-        await self._service.end_update()
-        return _success("Weight update ended.")
-
     async def update_from_group(self, request: Request) -> Response:
         body = await read_body(request)
         load_format = body.get("load_format")
@@ -264,7 +238,7 @@ class App:
             version=version_of(body, "weight_version"),
             abort_all=flag_of(body, "abort_all_requests", False),
         )
-        return _success("Succeeded to update parameter online.")
+        return json_response(_done("Succeeded to update parameter online."))
 
     async def update_from_tensor(self, request: Request) -> Response:
         raise BadRequest(
@@ -292,13 +266,13 @@ class App:
             name=text_of(body, "group_name", "weight_update_group"),
             backend=backend,
         )
-        return _success("Succeeded to initialize custom process group.")
+        return json_response(_done("Succeeded to initialize custom process group."))
 
     async def destroy_group(self, request: Request) -> Response:
         await self._service.leave_group(
             text_of(await read_body(request), "group_name", "weight_update_group")
         )
-        return _success("Succeeded to destroy custom process group.")
+        return json_response(_done("Succeeded to destroy custom process group."))
 
     async def rename(self, request: Request) -> Response:
         body = await read_body(request)
@@ -308,31 +282,30 @@ class App:
         if flag_of(body, "abort_all_requests", True):
             self._service.abort_all()
         self._service.rename(version)
-        return json_response(
-            {"success": True, "message": f"Weight version updated to {version}", "new_version": version}
-        )
+        return json_response(_done(f"Weight version updated to {version}", new_version=version))
 
     def routes(self) -> list[Route]:
-        posts: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
+        resumed = {"status": "ok", "message": "Generation continued successfully."}
+        posts: Mapping[str, Handler] = {
             "/generate": self.generate,
             "/abort_request": self.abort,
             "/pause_generation": self.pause,
-            "/continue_generation": self.resume,
-            "/release_memory_occupation": self.release_memory,
-            "/resume_memory_occupation": self.resume_memory,
+            "/continue_generation": _command(self._service.resume, resumed),
+            "/release_memory_occupation": _command(self._service.release_memory, None),
+            "/resume_memory_occupation": _command(self._service.resume_memory, None),
             "/weights_checker": self.check_weights,
             "/update_weights_from_disk": self.update_from_disk,
             "/load_lora_adapter": self.load_adapter,
             "/unload_lora_adapter": self.unload_adapter,
-            "/begin_weight_update": self.begin_update,
-            "/end_weight_update": self.end_update,
+            "/begin_weight_update": _command(self._service.begin_update, _done("Weight update begun.")),
+            "/end_weight_update": _command(self._service.end_update, _done("Weight update ended.")),
             "/update_weights_from_distributed": self.update_from_group,
             "/update_weights_from_tensor": self.update_from_tensor,
             "/init_weights_update_group": self.init_group,
             "/destroy_weights_update_group": self.destroy_group,
             "/update_weight_version": self.rename,
         }
-        gets: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
+        gets: Mapping[str, Handler] = {
             "/ready": self.ready,
             "/health": self.ready,
             "/v1/loads": self.loads,
@@ -363,7 +336,7 @@ def build_app(
             InfrastructureError: _refused_update,
             EngineError: _failed,
             NotFinite: _failed,
-            ClientDisconnect: _disconnected_early,
+            ClientDisconnect: _gone,
         },
     )
     return AdmissionMiddleware(starlette, api_key, is_on_loopback=is_on_loopback)
@@ -400,8 +373,20 @@ def _finish_reason(result: Result) -> dict[str, Any]:
     return {"type": "abort", "message": result.message, "status_code": None, "err_type": None}
 
 
-def _success(message: str, **more: Any) -> Response:
-    return json_response({"success": True, "message": message, **more})
+def _command(verb: Callable[[], Awaitable[None] | None], answer: Any) -> Handler:
+    """Return the handler of a command without fields."""
+
+    async def handle(request: Request) -> Response:
+        await read_body(request)
+        if (running := verb()) is not None:
+            await running
+        return json_response(answer)
+
+    return handle
+
+
+def _done(message: str, **more: Any) -> dict[str, Any]:
+    return {"success": True, "message": message, **more}
 
 
 async def _bad_request(request: Request, error: Exception) -> Response:
@@ -424,9 +409,5 @@ async def _failed(request: Request, error: Exception) -> Response:
     )
 
 
-async def _disconnected_early(request: Request, error: Exception) -> Response:
-    return _gone()
-
-
-def _gone() -> Response:
+async def _gone(request: Request, error: Exception | None = None) -> Response:
     return Response(status_code=499)  # nobody reads it

@@ -88,9 +88,8 @@ def _prefill(query_HQD: Tensor, key_GKD: Tensor, value_GKD: Tensor, scale: float
     )
     queries, keys = query_HQD.shape[1], key_HKD.shape[1]
     mask = None
-    if (
-        keys > queries
-    ):  # a later chunk of a prompt: SDPA's causal flag would align the first query with the first key
+    # In a later chunk of a prompt, SDPA's causal flag would align the first query with the first key.
+    if keys > queries:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query_HQD.device).tril(keys - queries)
     output = scaled_dot_product_attention(
         query_HQD[None], key_HKD[None], value_HKD[None], attn_mask=mask, is_causal=mask is None, scale=scale

@@ -6,7 +6,7 @@ Anything else is a BadRequest that names the field.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -53,48 +53,27 @@ async def read_body(request: Request) -> Mapping[str, Any]:
 
 
 def text_of(body: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = body.get(name)
-    if value is None and default is not None:
-        return default
-    return _text(value, name)
+    wanted = f"a string of at most {MAX_TEXT} characters without NUL"
+    text: str = _field(body, name, default, _is_text, wanted)
+    return text
 
 
 def version_of(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    return None if value is None else _text(value, name)
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT or "\0" in value:
-        raise BadRequest(
-            f"`{name}` must be a string of at most {MAX_TEXT} characters without NUL, got {shown(value)}"
-        )
-    return value
+    return None if body.get(name) is None else text_of(body, name)
 
 
 def list_of(body: Mapping[str, Any], name: str) -> list[Any]:
-    value = body.get(name)
-    if not isinstance(value, list):
-        raise BadRequest(f"`{name}` must be a list, got {shown(value)}")
-    return value
+    values: list[Any] = _field(body, name, None, lambda value: isinstance(value, list), "a list")
+    return values
 
 
 def flag_of(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name)
-    if value is None:
-        return default
-    if type(value) is not bool:
-        raise BadRequest(f"`{name}` must be true or false, got {shown(value)}")
-    return value
+    flag: bool = _field(body, name, default, lambda value: type(value) is bool, "true or false")
+    return flag
 
 
 def number_of(body: Mapping[str, Any], name: str, default: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise BadRequest(f"`{name}` must be a number, got {shown(value)}")
-    return float(value)
+    return float(_field(body, name, default, _is_number, "a number"))
 
 
 def integer_of(
@@ -105,12 +84,34 @@ def integer_of(
     minimum: int = 0,
     maximum: int = MAX_INTEGER,
 ) -> int:
+    integer: int = _field(
+        body,
+        name,
+        default,
+        lambda value: type(value) is int and minimum <= value <= maximum,
+        f"an integer from {minimum} to {maximum}",
+    )
+    return integer
+
+
+def _field(
+    body: Mapping[str, Any], name: str, default: Any, is_right: Callable[[Any], bool], wanted: str
+) -> Any:
+    """Return a field, or its default if it is missing or null. Without a default it is required."""
     value = body.get(name)
     if value is None and default is not None:
         return default
-    if type(value) is not int or not minimum <= value <= maximum:
-        raise BadRequest(f"`{name}` must be an integer from {minimum} to {maximum}, got {shown(value)}")
+    if not is_right(value):
+        raise BadRequest(f"`{name}` must be {wanted}, got {shown(value)}")
     return value
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT and "\0" not in value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def seconds_of(text: str) -> float:

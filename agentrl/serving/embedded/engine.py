@@ -16,10 +16,8 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +39,8 @@ from agentrl.serving.embedded.adapter import AdapterSlot
 from agentrl.serving.embedded.attention import segment_attention
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 from agentrl.serving.embedded.threads import in_thread
+
+T = TypeVar("T")
 
 _PROBE_TOKENS = 8
 
@@ -65,7 +65,7 @@ class Job:
 
 
 class Engine:
-    """Continuous batching of one model. For one event loop; only `parked` is for other threads."""
+    """Continuous batching of one model. For one event loop."""
 
     def __init__(self, model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
         self.model = model.eval()
@@ -144,7 +144,7 @@ class Engine:
         """
         probe = list(range(0, self.vocab_size, -(-self.vocab_size // _PROBE_TOKENS)))
         activations = Activations(self.model)
-        await in_thread(partial(self._while_parked, activations.start))
+        await self.while_parked(activations.start)
         job = self.submit(
             probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, sees_adapter=with_adapter
         )
@@ -154,18 +154,20 @@ class Engine:
             return False
         finally:
             self.cancel(job)
-            await in_thread(partial(self._while_parked, activations.stop))
+            await self.while_parked(activations.stop)
         return activations.are_finite
 
-    def _while_parked(self, work: Callable[[], None]) -> None:
-        with self.parked():
-            work()
+    async def while_parked(self, work: Callable[[], T]) -> T:
+        """Return `work()`, called in a thread while the generation loop is held between two forwards.
 
-    @contextmanager
-    def parked(self) -> Iterator[None]:
-        """Hold the generation loop between two forwards. Blocks, so call it in a worker thread."""
-        with self._manager.pause():
-            yield
+        A cancelled request may still be in its last one.
+        """
+
+        def parked() -> T:
+            with self._manager.pause():
+                return work()
+
+        return await in_thread(parked)
 
     def _fail(self, job: Job) -> None:
         """End a job whose logits are not finite. Called in the engine's thread."""
@@ -199,9 +201,8 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         jobs = self._row_jobs
-        one_hot = torch.zeros_like(
-            scores
-        )  # the rest belongs to unfinished prompts, whose token is never read
+        # Rows after the jobs belong to unfinished prompts, whose token is never read.
+        one_hot = torch.zeros_like(scores)
         if jobs:
             tokens_B, logprobs_B = sample(
                 scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs]

@@ -99,7 +99,8 @@ def serve(
             f"host {host} is open to other machines: name an environment variable with an API key "
             "(--api-key-env), or use 127.0.0.1"
         )
-    _check_model(model_path)
+    if not (Path(model_path) / "config.json").is_file():
+        raise UserError(f"{model_path!r} is no model folder: it has no config.json")
     listener = _bind(host, port)
     torch.set_num_threads(config.threads)
     if external_lib is not None:
@@ -122,7 +123,7 @@ def serve(
 
     service = Service(engine, Weights(model), model_path=model_path, version=weight_version)
     info = {
-        "version": _version(),
+        "version": f"agentrl-{importlib.metadata.version('agentrl')}",
         "backend": "agentrl-embedded",
         "dtype": dtype,
         "enable_lora": True,
@@ -189,11 +190,6 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _check_model(model_path: str) -> None:
-    if not (Path(model_path) / "config.json").is_file():
-        raise UserError(f"{model_path!r} is no model folder: it has no config.json")
-
-
 def _load(model_path: str, dtype: str, *, trust_remote_code: bool) -> PreTrainedModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -233,7 +229,3 @@ def _decoder(model_path: str) -> Decode:
         return lambda ids, skip_special: ""
     tokenizer = Tokenizer.from_file(str(file))
     return lambda ids, skip_special: tokenizer.decode(ids, skip_special_tokens=skip_special)
-
-
-def _version() -> str:
-    return f"agentrl-{importlib.metadata.version('agentrl')}"

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
@@ -27,8 +27,6 @@ from agentrl.serving.embedded.requests import GenerateRequest
 from agentrl.serving.embedded.threads import in_thread
 from agentrl.serving.embedded.weights import Undo, Weights, WeightSpec, WeightsRefused, name_of
 from agentrl.sglang.protocol import adapter_tensor
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +99,8 @@ class Service:
         self.is_warm = False
         self.adapter: LoadedAdapter | None = None
         self._weights = weights
-        self._weights_name: str | None = (
-            None  # None: unknown; only weights from the learner's disk transport have a name
-        )
+        # None: unknown. Only weights from the learner's disk transport have a name.
+        self._weights_name: str | None = None
         self._entries: dict[str, _Entry] = {}
         self._num_running = 0
         self._idle = asyncio.Event()
@@ -112,9 +109,8 @@ class Service:
         self._session: _Session | None = None
         self._is_released = False
         self._update_lock = asyncio.Lock()
-        self._disk_lock = (
-            asyncio.Lock()
-        )  # one reader at a time: each holds a second copy of the model in memory
+        # One reader at a time: each holds a second copy of the model in memory.
+        self._disk_lock = asyncio.Lock()
         self.groups = UpdateGroups()
 
     # ----------------------------------------------------------------------------------------------- requests
@@ -154,9 +150,9 @@ class Service:
 
     async def _run(self, entry: _Entry) -> None:
         request = entry.request
-        self._check_adapter(
-            request
-        )  # after the gate: a request that waited for a publish sees the adapter it brought
+        # After the gate: a request that waited for a publish sees the adapter that it brought.
+        if request.adapter is not None and (self.adapter is None or self.adapter.name != request.adapter):
+            raise BadRequest(f"no LoRA adapter {shown(request.adapter)} is loaded; {self._loaded_text()}")
         job = self.engine.submit(
             request.input_ids,
             max_new_tokens=request.max_new_tokens,
@@ -175,10 +171,6 @@ class Service:
             self._num_running -= 1
             if self._num_running == 0:
                 self._idle.set()
-
-    def _check_adapter(self, request: GenerateRequest) -> None:
-        if request.adapter is not None and (self.adapter is None or self.adapter.name != request.adapter):
-            raise BadRequest(f"no LoRA adapter {shown(request.adapter)} is loaded; {self._loaded_text()}")
 
     def _loaded_text(self) -> str:
         return f"loaded: {self.adapter.name!r}" if self.adapter is not None else "none is"
@@ -311,7 +303,7 @@ class Service:
             tensors = await in_thread(partial(self._weights.read_folder, folder))
             name = await in_thread(partial(name_of, folder))
             async with self._exclusive(abort_all=abort_all):
-                await self._check(await self._changed(partial(self._weights.replace, tensors)))
+                await self._check(await self.engine.while_parked(partial(self._weights.replace, tensors)))
                 self.model_path = folder
                 self._weights_name = name
                 if version is not None:
@@ -333,7 +325,7 @@ class Service:
                         f"{folder} changes weights called {changes.base!r}; this server has "
                         f"{self._weights_name!r}"
                     )
-                await self._check(await self._changed(partial(self._weights.change, changes)))
+                await self._check(await self.engine.while_parked(partial(self._weights.change, changes)))
                 self._weights_name = changes.name
                 if version is not None:
                     self.rename(version)
@@ -367,7 +359,7 @@ class Service:
 
     async def _close(self, session: _Session) -> None:
         if session.num_coming:  # do not take the lock: the pending update holds it, and may hang for long
-            await self._changed(session.undo.restore)
+            await self.engine.while_parked(session.undo.restore)
             self.rename(session.version)
             raise WeightsRefused(
                 "the session ended while weights of it were on their way; the old weights are kept"
@@ -404,9 +396,11 @@ class Service:
                 # The session may end during either await. If it ends during the receive, nothing is replaced;
                 # if it ends during the replacement, the old weights are restored below.
                 if self._session is session:
-                    session.undo.extend(await self._changed(partial(self._weights.replace, tensors)))
+                    session.undo.extend(
+                        await self.engine.while_parked(partial(self._weights.replace, tensors))
+                    )
                 if self._session is not session:
-                    await self._changed(session.undo.restore)
+                    await self.engine.while_parked(session.undo.restore)
                     raise WrongState(
                         "the session of this update ended while its weights were on their way; the old "
                         "weights are kept"
@@ -426,23 +420,11 @@ class Service:
             return
         for with_adapter in (False, True) if self.adapter is not None else (False,):
             if not await self.engine.computes(with_adapter=with_adapter):
-                await self._changed(undo.restore)
+                await self.engine.while_parked(undo.restore)
                 raise WeightsRefused(
                     "a forward of these weights is not finite, so that nothing could be sampled; the old "
                     "weights are kept"
                 )
-
-    async def _changed(self, change: Callable[[], T]) -> T:
-        """Return `change()`, called while no forward runs.
-
-        A cancelled request may still be in its last one.
-        """
-
-        def parked() -> T:
-            with self.engine.parked():
-                return change()
-
-        return await in_thread(parked)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         """Load the LoRA adapter of `folder`; raise WrongState or WeightsRefused, with nothing changed."""
@@ -454,9 +436,9 @@ class Service:
                         f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, "
                         "unload it first"
                     )
-                await self._changed(partial(self.engine.adapter_slot.put, adapter))
+                await self.engine.while_parked(partial(self.engine.adapter_slot.put, adapter))
                 if not await self.engine.computes(with_adapter=True):
-                    await self._changed(partial(self.engine.adapter_slot.put, None))
+                    await self.engine.while_parked(partial(self.engine.adapter_slot.put, None))
                     raise WeightsRefused(
                         "a forward with this adapter is not finite, so that nothing could be sampled; it is "
                         "not loaded"
@@ -468,7 +450,7 @@ class Service:
         async with self._exclusive(abort_all=False):
             if self.adapter is None or self.adapter.name != name:
                 raise WrongState(f"no LoRA adapter {shown(name)} is loaded; {self._loaded_text()}")
-            await self._changed(partial(self.engine.adapter_slot.put, None))
+            await self.engine.while_parked(partial(self.engine.adapter_slot.put, None))
             self.adapter = None
 
     async def checksums(self) -> dict[str, str]:
