@@ -137,9 +137,8 @@ def measure(kind: Kind, workload: Workload, folder: Path, *, warmup: int, steps:
     """Make `warmup + steps` steps with a paced learner, and return the figures of the last `steps`."""
     served = replace(workload, slots=workload.slots * kind.resources)
     with paced_servers(served, folder / "model") as (url,):
-        config = config_of(
-            kind, folder, url, steps=warmup + steps + MAX_STALENESS + 1
-        )  # so that no step lacks groups to play next
+        # So that no step lacks groups to play next.
+        config = config_of(kind, folder, url, steps=warmup + steps + MAX_STALENESS + 1)
         with open_run(config) as run:
             run.publish()
             run.start_rollouts()

@@ -281,9 +281,8 @@ def main(s: Settings, *, warm_steps: int = 400) -> list[float]:
     warm_start(policy, taught, steps=warm_steps)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=s.lr, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, s.steps)
-    versions = deque(
-        [(0, copy.deepcopy(policy))], maxlen=s.max_lag + 1
-    )  # oldest first; the last is the newest published
+    # Oldest first; the last is the newest published.
+    versions = deque([(0, copy.deepcopy(policy))], maxlen=s.max_lag + 1)
     validated = [accuracy(policy, val, s)]
     print(f"warm start: validation accuracy {validated[0]:.3f}")
     for step in range(s.steps):

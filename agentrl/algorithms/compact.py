@@ -156,9 +156,8 @@ class Credit:
 
 def repeat(values: Tensor, counts: Tensor) -> Tensor:
     """Repeat each value `counts` times, in order."""
-    return torch.from_numpy(
-        np.repeat(values.numpy(), counts.numpy())
-    )  # five times as fast as torch.repeat_interleave
+    # Five times as fast as torch.repeat_interleave.
+    return torch.from_numpy(np.repeat(values.numpy(), counts.numpy()))
 
 
 def segment_sums(values: Tensor, lengths: Tensor) -> Tensor:

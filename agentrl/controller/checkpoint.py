@@ -5,10 +5,11 @@ Each is complete or absent: written to a partial folder, hashed, synced, renamed
 ```
 checkpoints/step_000020/
   manifest.json   {format, step, version, metric, files: {path: [bytes, sha256]}}   written last
-  learner/        DCP: model, optimizer, schedule, random state; model.json, huggingface/: all that `agentrl export` needs
+  learner/        DCP: model, optimizer, schedule, random state
+                  model.json, huggingface/: all that `agentrl export` needs
   buffer.bin      dataset cursor, ledger, ready groups
 ```
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ class Conversations:
         self._agent = agent
         self._plugins = plugins
         self._offered = OfferedTools(agent, plugins)
-        self._try(_PLAIN)
+        self._tokens(_PLAIN, [])
         if agent.tools or plugins.served_tools:
-            self._try(_WITH_TOOLS)
+            self._tokens(_WITH_TOOLS, [])
 
     def render(self, attempt: Attempted) -> Rendered | None:
         """Return an attempt's conversation, or None.
@@ -93,9 +93,6 @@ class Conversations:
         except ConfigError as error:
             raise _of_section(error) from error
         return replay.token_ids[replay.segment_starts[-1] :]
-
-    def _try(self, messages: Sequence[Message]) -> None:
-        self._tokens(messages, [])
 
 
 def _of_section(error: ConfigError) -> ConfigError:

@@ -237,7 +237,6 @@ class Observer:
 
 
 def _greedy(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the mean reward of the greedy attempts; empty if there are none."""
     rewards = [group.greedy.reward for group in groups if group.greedy is not None]
     return {"rollout/greedy_reward_mean": sum(rewards) / len(rewards)} if rewards else {}
 
@@ -250,9 +249,8 @@ def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _one(name: str, values: Sequence[float]) -> float:
     _, _, own_name = name.rpartition("/")  # metrics of the critic have the prefix `critic/`
-    if (
-        name.endswith("_max") or own_name == "non_finite_updates"
-    ):  # the latter counts from the start of the process
+    # `non_finite_updates` counts from the start of the process.
+    if name.endswith("_max") or own_name == "non_finite_updates":
         return max(values)
     if own_name.startswith("num_") or own_name == "is_skipped":
         return sum(values)

@@ -58,8 +58,8 @@ class Ranks:
                     raise
                 say(f"{lost}; restarting all ranks ({self.count_restart(lost)})")
                 start_up.remove(*ranks)
-                self.stop()
-                self.start_again()
+                self.roles.stop()
+                self.roles = self._launch()
             else:
                 return
 
@@ -75,14 +75,6 @@ class Ranks:
             ) from cause
         self.num_restarts += 1
         return f"restart {self.num_restarts} of {self._max_restarts}"
-
-    def start_again(self) -> None:
-        """Launch all ranks again in the same seats. The old ranks must be stopped."""
-        self.roles = self._launch()
-
-    def stop(self) -> None:
-        """End all ranks, dead ones included."""
-        self.roles.stop()
 
     @contextmanager
     def recovering(
@@ -111,7 +103,7 @@ class Ranks:
                 checkpoint = self._stop_and_choose(lost, checkpoints, say)
                 try:
                     with timer("recover"):
-                        self.start_again()
+                        self.roles = self._launch()
                         wait_until_all_ready(self.roles.ranks)
                         if checkpoint is not None:
                             self.roles.load(read_checkpoint(checkpoint.folder).learner)
@@ -126,7 +118,7 @@ class Ranks:
         """Stop all ranks; return the checkpoint to start from, None for the initial weights."""
         if not self.roles.is_lost:
             raise cause
-        self.stop()  # at once: survivors in a collective would wait for learner.collective_timeout_s
+        self.roles.stop()  # at once: survivors in a collective would wait for learner.collective_timeout_s
         which = self.count_restart(cause)
         checkpoint = checkpoints.give_up()
         begin = "the initial weights" if checkpoint is None else checkpoint.folder.name

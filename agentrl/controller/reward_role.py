@@ -46,7 +46,12 @@ class RewardRole:
             LearnerError: a rank was lost, failed or did not answer in time.
         """
         rendered = [self._conversations.render(attempt) for attempt in attempts]
-        samples = [_sample(index, one.token_ids) for index, one in enumerate(rendered) if one is not None]
+        # `pack` takes samples: these have an empty loss mask.
+        samples = [
+            Sample.supervised(index, one.token_ids, np.zeros(len(one.token_ids), np.bool_))
+            for index, one in enumerate(rendered)
+            if one is not None
+        ]
         scores = self._score(samples) if samples else {}
         return [
             None if one is None else RewardResult(scores[index], {"truncated": float(one.is_truncated)})
@@ -54,7 +59,6 @@ class RewardRole:
         ]
 
     def _score(self, samples: Sequence[Sample]) -> dict[int, float]:
-        """Return the score of each sample by its index."""
         with self._lock:
             shards = pack(
                 samples,
@@ -92,11 +96,6 @@ def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
         raise ConfigError(f"reward_model.{error}") from error
     find_classifier(model)
     return config.model_copy(update={"model": model})
-
-
-def _sample(index: int, token_ids: NDArray[np.int32]) -> Sample:
-    """Return a conversation as a sample for `pack`, with an empty loss mask."""
-    return Sample.supervised(index, token_ids, np.zeros(len(token_ids), np.bool_))
 
 
 def _by_index(

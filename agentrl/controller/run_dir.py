@@ -5,10 +5,11 @@ config.yaml        the resolved config            metrics.jsonl   one record per
 versions.jsonl     every version ever published   checkpoints/    step_000020/ ...
 weights/           the disk transport's versions  trajectories/   step_000001.parquet ...
 validation/        step_000010.parquet ...        servers/        logs of the servers
-validations.json   of baselines, initial, final  alarms.jsonl    alarms raised and cleared; alarms/ keeps groups
-failures.parquet   every failed attempt           result.json  summary.md  report.png
+validations.json   of baselines, initial, final   alarms.jsonl    alarms raised and cleared
+alarms/            the groups they concern        failures.parquet   every failed attempt
+result.json  summary.md  report.png
 ```
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

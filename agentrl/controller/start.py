@@ -122,7 +122,7 @@ def open_run(config: Config) -> Iterator[Run]:
         # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
         # save.
         stack.callback(checkpoints.close)
-        stack.callback(ranks.stop)
+        stack.callback(lambda: ranks.roles.stop())  # a recovery replaces them
         ranks.bring_up([rollouts, servers, *reward_ranks], checkpoint, start_up=start_up, say=observer.say)
         _resume(buffer, run_dir, checkpoint, observer)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))

@@ -89,29 +89,20 @@ class Asker:
         return ask_loads(clients, answer_s=self._answer_s, stopping=self._stopping)
 
 
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """How far the run is. A field is None if nobody answered.
+def look_at_progress(parts: Parts, asker: Asker) -> tuple[float | None, float | None]:
+    """Ask the buffer and the rollout actors for their progress.
 
-    since_add_s: seconds since a trajectory reached the buffer.
-    num_finished: attempts that ended, those of validations included.
+    Returns:
+        Seconds since a trajectory reached the buffer, and the number of attempts that ended, those of
+        validations included. None where nobody answered.
     """
-
-    since_add_s: float | None
-    num_finished: float | None
-
-
-def look_at_progress(parts: Parts, asker: Asker) -> RunProgress:
-    """Ask the buffer and the rollout actors for their progress."""
     asked = {name: actor.begin(RolloutWorker.stats) for name, actor in parts.rollouts.actors.items()}
     said = asker.answers({BUFFER: parts.buffer.begin(ReplayBuffer.stats), **asked})
     buffer = said.pop(BUFFER)
     # A counter is missing until its first count.
     finished = [stats.get("finished", 0.0) for stats in said.values() if not isinstance(stats, NoAnswer)]
-    return RunProgress(
-        None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"],
-        sum(finished) if finished else None,
-    )
+    since_add_s = None if isinstance(buffer, NoAnswer) else buffer["since_last_add_s"]
+    return since_add_s, sum(finished) if finished else None
 
 
 def find(parts: Parts, asker: Asker) -> Findings:
@@ -201,13 +192,13 @@ class WatchedRun:
         silent_s = time.monotonic() - max(since, self._last_progress)
         if silent_s < limit_s / 2:
             return silent_s
-        progress = look_at_progress(self._parts, self._asker)
-        if progress.num_finished is not None:
-            if self._num_finished is not None and progress.num_finished > self._num_finished:
+        since_add_s, num_finished = look_at_progress(self._parts, self._asker)
+        if num_finished is not None:
+            if self._num_finished is not None and num_finished > self._num_finished:
                 self._last_progress = time.monotonic()
-            self._num_finished = progress.num_finished
+            self._num_finished = num_finished
         silent_s = time.monotonic() - max(since, self._last_progress)
-        return silent_s if progress.since_add_s is None else min(silent_s, progress.since_add_s)
+        return silent_s if since_add_s is None else min(silent_s, since_add_s)
 
     def find(self) -> Findings:
         return find(self._parts, self._asker)

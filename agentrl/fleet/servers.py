@@ -328,7 +328,6 @@ class ServerFleet:
 
     @property
     def _rollout_gpus(self) -> float:
-        """GPUs of each started server."""
         return next((m.seat.num_gpus for m in self._members if m.seat is not None), 0.0)
 
     def leaving(self, url_or_name: str) -> str:

@@ -196,6 +196,11 @@ class Microbatch:
         return bool((self.sample_indices < 0).all())
 
 
+def count_tokens(microbatches: Sequence[Microbatch]) -> int:
+    """Return the packed tokens of all microbatches, without fillers."""
+    return sum(m.num_tokens for m in microbatches)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RestOfSequences:
     """The E action tokens of a microbatch's sequences that are in other microbatches, on any rank.

@@ -100,9 +100,8 @@ class Corrector:
     def _reject(self, facts: Sequence[_Facts]) -> tuple[list[Tensor], list[dict[str, int]]]:
         accepted = [torch.tensor(f.microbatch.loss_mask) for f in facts]
         rejected: list[dict[str, int]] = [{} for _ in facts]
-        if (
-            self._config.max_lag is not None
-        ):  # already removed from the loss mask, where the versions are known
+        # Already removed from the loss mask, where the versions are known.
+        if self._config.max_lag is not None:
             for f, counts in zip(facts, rejected, strict=True):
                 counts[MAX_LAG] = f.microbatch.num_action_tokens - f.microbatch.num_loss_tokens
         kept_by = {

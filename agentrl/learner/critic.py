@@ -20,7 +20,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner import weights
 from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
-from agentrl.learner.batch import Floats, Microbatch
+from agentrl.learner.batch import Floats, Microbatch, count_tokens
 from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
@@ -101,14 +101,12 @@ class Critic:
     """
 
     def __init__(self, spec: CriticSpec, place: RankPlace) -> None:
-        from agentrl.learner.checkpoint import (
-            Saver,
-        )  # takes a second to load; the controller needs only the names of this module
+        # Takes a second to load; the controller needs only the names of this module.
+        from agentrl.learner.checkpoint import Saver
 
         self._place = place
-        with (
-            torch.random.fork_rng()
-        ):  # leaves the random state of the policy's dropout in the same process unchanged
+        # Leaves the random state of the policy's dropout in the same process unchanged.
+        with torch.random.fork_rng():
             torch.manual_seed(spec.seed)  # a new head must be equal on all ranks
             self._model = _build(spec, place)
         self._stepper = Stepper(
@@ -127,7 +125,7 @@ class Critic:
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
         """Return per microbatch the value before each of its action tokens, f32[A]. A collective."""
         self._model.module.eval()
-        with self._meter.phase("values", num_tokens=_count_tokens(microbatches)), torch.no_grad():
+        with self._meter.phase("values", num_tokens=count_tokens(microbatches)), torch.no_grad():
             found = [scores_at(self._model, m, m.predictor_positions).cpu().numpy() for m in microbatches]
             self._model.reshard()
         return found
@@ -143,7 +141,7 @@ class Critic:
         """
         self._model.module.train()
         counts = count_update(microbatches)
-        with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
+        with self._meter.phase("update", num_tokens=count_tokens(microbatches)):
             metrics = self._stepper.run(
                 microbatches, lambda i: self._objective.part(self._model, microbatches[i], counts), counts
             )
@@ -229,7 +227,3 @@ def _with_explained_variance(metrics: dict[str, float]) -> dict[str, float]:
         share = explained_variance(return_mean=metrics["return_mean"], **moments)
         metrics |= {"explained_variance": share} if share == share else {}  # NaN where all returns are equal
     return metrics
-
-
-def _count_tokens(microbatches: Sequence[Microbatch]) -> int:
-    return sum(m.num_tokens for m in microbatches)

@@ -18,7 +18,7 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
-from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch
+from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
@@ -73,9 +73,8 @@ class Learner:
     """
 
     def __init__(self, spec: LearnerSpec, *, rank: int, address: str, port: int) -> None:
-        from agentrl.learner.checkpoint import (
-            Saver,
-        )  # takes a second to load; the controller needs only the names of this module
+        # Takes a second to load; the controller needs only the names of this module.
+        from agentrl.learner.checkpoint import Saver
 
         self._spec = spec
         self._place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
@@ -118,7 +117,7 @@ class Learner:
         needs_proximal = self._objective.needs_scores
         reference = self._reference if self._spec.algorithm.kl.place == "loss" else None
         num_forwards = int(needs_proximal) + int(reference is not None)
-        with self._meter.phase("score", num_tokens=num_forwards * _count_tokens(microbatches)):
+        with self._meter.phase("score", num_tokens=num_forwards * count_tokens(microbatches)):
             proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
             ref = [self._logprobs(reference, m) if reference is not None else None for m in microbatches]
             corrections = self._corrector.correct(microbatches, proximal)
@@ -131,7 +130,7 @@ class Learner:
     def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
         """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A]."""
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
-        with self._meter.phase("assess", num_tokens=2 * _count_tokens(microbatches)):
+        with self._meter.phase("assess", num_tokens=2 * count_tokens(microbatches)):
             return [
                 (self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches
             ]
@@ -156,7 +155,7 @@ class Learner:
         self._policy.module.train()
         counts = count_update(minibatch)
         with self._meter.phase(
-            "update", num_tokens=_count_tokens([scored.microbatch for scored in minibatch])
+            "update", num_tokens=count_tokens([scored.microbatch for scored in minibatch])
         ):
             rest = self._objective.score_rest(self._policy, minibatch)
             return self._stepper.run(
@@ -175,7 +174,7 @@ class Learner:
         self._policy.module.train()
         counts = count_update(microbatches)
         objective = self._supervised
-        with self._meter.phase("update", num_tokens=_count_tokens(microbatches)):
+        with self._meter.phase("update", num_tokens=count_tokens(microbatches)):
             return self._stepper.run(
                 microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts
             )
@@ -397,7 +396,3 @@ class Learner:
         logprobs = policy.score_actions(microbatch, temperature=self._spec.temperature)
         policy.reshard()
         return np.asarray(logprobs.cpu().numpy())
-
-
-def _count_tokens(microbatches: Sequence[Microbatch]) -> int:
-    return sum(m.num_tokens for m in microbatches)

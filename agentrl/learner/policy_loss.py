@@ -46,10 +46,6 @@ def _clip_dual(algorithm: AlgorithmConfig) -> Mapping[str, Any]:
     return {"clip": ClipConfig(algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip)}
 
 
-def _none(algorithm: AlgorithmConfig) -> Mapping[str, Any]:
-    return {}
-
-
 def _weight_rule(algorithm: AlgorithmConfig) -> WeightRule:
     config = algorithm.reinforce
     return WeightRule(config.weight, _or_inf(config.cap), config.floor, config.outside)
@@ -65,7 +61,7 @@ _OPTIONS: Mapping[str, Callable[[AlgorithmConfig], Mapping[str, Any]]] = {
     "gmpo": _clip,
     "cispo": _clip,
     "reinforce": lambda a: {"weight": _weight_rule(a)},
-    "gpg": _none,
+    "gpg": lambda a: {},
     "sapo": lambda a: {"tau_positive": a.sapo.tau_positive, "tau_negative": a.sapo.tau_negative},
     "clip_cov": _clip_dual,
     "kl_cov": lambda a: {"coefficient": a.kl_cov.coefficient},

@@ -75,7 +75,6 @@ def read_policy(model: ModelConfig, folder: Path) -> Policy:
 
 
 def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model of a config with uninitialized weights."""
     if model.external_lib is not None:
         import_source(model.external_lib)
     config = AutoConfig.from_pretrained(description, trust_remote_code=model.trust_remote_code)
@@ -109,9 +108,8 @@ def _trained(module: PreTrainedModel) -> Mapping[str, Tensor]:
 def _read(tensors: Mapping[str, Tensor], folder: Path) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "torch.distributed is disabled"
-            )  # expected: this is a single process
+            # The warning is expected: this is a single process.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
             dcp.load(
                 {"model": dict(tensors)},
                 storage_reader=PlainReader(folder),

@@ -86,7 +86,8 @@ def find_head_form(module: PreTrainedModel) -> HeadForm | None:
         return None  # a forward that needs more than tokens; it is scored from its logits
     if logits is None:
         return None
-    forms = (HeadForm(scale, _softcap(module)) for scale in _scales(module))
+    softcap = getattr(module.config, "final_logit_softcapping", None)
+    forms = (HeadForm(scale, softcap) for scale in _scales(module))
     return next(
         (form for form in forms if torch.allclose(form.apply(products), logits.float(), rtol=1e-4)), None
     )
@@ -128,10 +129,6 @@ def _hidden_states(hidden: Tensor) -> Any:
                 raise AttributeError(name)
 
     return HiddenStates(last_hidden_state=hidden)  # type: ignore[arg-type]
-
-
-def _softcap(module: PreTrainedModel) -> float | None:
-    return getattr(module.config, "final_logit_softcapping", None)
 
 
 def _scales(module: PreTrainedModel) -> list[float]:

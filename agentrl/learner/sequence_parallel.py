@@ -134,7 +134,6 @@ def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """Return the types of rotary embeddings, of the model or of each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return {str(p["rope_type"]) for p in (parameters, *nested) if "rope_type" in p}
 

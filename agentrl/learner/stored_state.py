@@ -121,7 +121,6 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def _problem(found: object) -> str | None:
-    """Return what is wrong with the metadata, or None."""
     if not isinstance(found, Metadata):
         return f"it contains a {type(found).__name__} instead of metadata"
     if not isinstance(found.state_dict_metadata, dict) or not isinstance(found.storage_data, dict):

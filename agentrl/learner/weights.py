@@ -267,9 +267,8 @@ class FolderWriter:
 
 def _write_weights(tensors: dict[str, Tensor], file: str, folder: Path) -> None:
     save_file(tensors, str(folder / file), metadata={"format": "pt"})
-    (folder / file).chmod(
-        0o644
-    )  # safetensors creates private files, but a server may run under another account
+    # Safetensors creates private files, but a server may run under another account.
+    (folder / file).chmod(0o644)
 
 
 def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:

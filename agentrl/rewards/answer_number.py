@@ -10,6 +10,7 @@ All patterns are bounded, and so is the text: the checkers run in the event loop
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from bisect import bisect_left
@@ -327,9 +328,7 @@ def _concluded(sentence: str) -> Fraction | None:
     """
     sentence = _what_is_meant(sentence)
     found = numbers_in(sentence)
-    if not found:
-        return None
-    if is_false(sentence):
+    if not found or is_false(sentence):
         return None
     if (value := worked_out(sentence)) is not None:
         return value
@@ -342,7 +341,6 @@ def _concluded(sentence: str) -> Fraction | None:
 
 
 def _first_sentence(text: str) -> tuple[str, str]:
-    """Return the first sentence of a text, and the rest."""
     text = text.strip()
     end = _SENTENCE_END.search(text)
     return (text[: end.start()], text[end.end() :]) if end else (text, "")
@@ -440,14 +438,8 @@ def _are_same(line: str, one: FoundNumber, other: FoundNumber) -> bool:
 
 def _is_breakdown(value: Fraction | None, parts: Sequence[Fraction | None]) -> bool:
     """Return whether the numbers after an answer are its parts: 22 legs, 12 from dogs and 10 from birds."""
-    return len(parts) > 1 and value in (sum(part or 0 for part in parts), _product(parts))
-
-
-def _product(parts: Sequence[Fraction | None]) -> Fraction:
-    product = Fraction(1)
-    for part in parts[:6]:
-        product *= part or 0
-    return product
+    numbers = [part or Fraction(0) for part in parts]
+    return len(parts) > 1 and value in (sum(numbers), math.prod(numbers[:6]))
 
 
 def _last_sentence(text: str) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from agentrl.plugins.options import Options
 
-_TOKENS = re.compile(
-    r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL
-)  # \{ and \} are characters, not braces
+# \{ and \} are characters, not braces.
+_TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL)
 _ONLY_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s{0,10}\{(.*)\}\s*", re.DOTALL)
 _JOINT = re.compile(
     r"(?i)[\s$.]{0,6}(?:,|;|/|&|\\\\|\\text\{|\\quad|%|\b(?:and/or|or|and|und|oder|alternatively|otherwise|maybe|perhaps|possibly)\b|[\s$}]|\\[,;:]){0,8}[\s$}]{0,6}"
@@ -87,7 +86,6 @@ def answer_box(text: str) -> str | None:
 
 
 def _is_denied(text: str, begin: int) -> bool:
-    r"""Return whether the words before a box deny it: "it is not \boxed{5}"."""
     return _DENIED.search(text[max(0, begin - MAX_DENIAL_CHARS) : begin]) is not None
 
 

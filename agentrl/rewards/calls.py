@@ -165,7 +165,6 @@ class RewardCalls:
 
 
 def _why(term: Term, subject: Subject, error: Exception) -> str:
-    """Describe what went wrong in a reward, with the remedy if one is known."""
     runs_in = term.reward.runs_in
     if (runs_in == "asyncio" or runs_in == "trio") and (found := foreign_loop(error, runs_in)) is not None:
         return f'{found}: write `runs_in = "{"trio" if runs_in == "asyncio" else "asyncio"}"` in its class'

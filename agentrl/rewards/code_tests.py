@@ -124,11 +124,12 @@ def read_suite(texts: Sequence[str]) -> Suite:
         functions, test_cases = _uncalled(tree, text)
         free, own = _names(ast.unparse(tree))
         used = set(_modules(tree, free))
+        # Names bound by a test are its own.
         needed = [
             *(name for name in free if name not in used | bound),
             *taken,
             *classes,
-        ]  # names bound by a test are its own
+        ]
         names.update(
             dict.fromkeys([*needed, *_hidden_entry(tree, is_alone=not needed and bound.isdisjoint(free))])
         )

@@ -34,9 +34,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
     previous = signal.signal(signal.SIGVTALRM, interrupt)
     try:
-        signal.setitimer(
-            signal.ITIMER_VIRTUAL, seconds, seconds / 4
-        )  # repeated, in case a `finally` swallows the first
+        # Repeated, in case a `finally` swallows the first.
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 4)
         yield
     except _OutOfTimeError:
         raise TooCostlyError(f"more than {seconds:g} s of CPU") from None

@@ -117,7 +117,6 @@ def load_function(
 def _check_takes(
     function: Callable[..., Any], kind: type[CustomFunction | CustomBatchFunction], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise PluginError if `function` cannot be called with the arguments of `kind`."""
     names = [name for name in kind.passes if name != "extra_info" or _takes(function, name)]
     try:
         signature = inspect.signature(function)

@@ -97,9 +97,8 @@ def worked_out(line: str) -> Fraction | None:
         not equations
         or len(equations) != num_equals
         or not all(left.is_whole and right.is_whole for left, _, right in equations)
+        or not all(_agree(left, right, sign) for left, sign, right in equations)
     ):
-        return None
-    if not all(_agree(left, right, sign) for left, sign, right in equations):
         return None
     if len({equations[0][0].written, *(right.written for _, _, right in equations)}) == 1:
         return None  # 18 = 18
@@ -221,7 +220,6 @@ def _right_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
 
 
 def _is_unit(tokens: Sequence[_Token], position: int) -> bool:
-    """Return whether a word is the first or second after a number."""
     signs = [token.sign for token in tokens[max(0, position - 2) : position]]
     return signs[-1:] == ["n"] or signs == ["n", "w"]
 
@@ -250,21 +248,12 @@ def _computed(tokens: Sequence[_Token]) -> _Side | None:
     )
 
 
-def _as_written(token: _Token) -> Fraction:
-    return token.value or Fraction(0)
-
-
-def _as_share(token: _Token) -> Fraction:
-    """Return 20% as 0.2."""
-    return _as_written(token) / (100 if token.is_share else 1)
-
-
-def _without_scale(token: _Token) -> Fraction:
-    """Return 3 of "3 million": if only the result has a scale, it is a unit (120 - 60 = 60 million)."""
-    return _as_written(token) / token.scale
-
-
-_READINGS = (_as_written, _as_share, _without_scale)
+_READINGS: Sequence[Callable[[_Token], Fraction]] = (
+    lambda token: token.value or Fraction(0),
+    lambda token: (token.value or Fraction(0)) / (100 if token.is_share else 1),  # 20% as 0.2
+    # 3 of "3 million": if only the result has a scale, it is a unit (120 - 60 = 60 million).
+    lambda token: (token.value or Fraction(0)) / token.scale,
+)
 
 
 class _Parser:

@@ -85,9 +85,8 @@ def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
     has_other_symbols = bool(answer.free_symbols - truth.free_symbols) or bool(
         truth.free_symbols and not answer.free_symbols
     )
-    if has_other_symbols and (
-        truth.free_symbols or not _is_trigonometric(answer)
-    ):  # sin^2 x + cos^2 x may be 1
+    # sin^2 x + cos^2 x may be 1
+    if has_other_symbols and (truth.free_symbols or not _is_trigonometric(answer)):
         return False
     if not symbols:
         return _same_values(_value(answer), _value(truth), tolerance)

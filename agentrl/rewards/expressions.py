@@ -28,9 +28,8 @@ from agentrl.rewards.numbers import numbers_in, with_signs
 from agentrl.rewards.plain_text import plain
 from agentrl.rewards.readings import RELATIVE_TOLERANCE
 
-logging.getLogger("math_verify").setLevel(
-    logging.ERROR
-)  # it warns that its timeouts are off; our deadline replaces them
+# math_verify warns that its timeouts are off; our deadline replaces them.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 MAX_ANSWER_CHARS = 1000
 """A longer answer is not parsed: it would take the time of many others."""
@@ -344,7 +343,6 @@ def _whole_number(answer: str) -> _Number | None:
 
 
 def _worded_number(answer: str) -> _Number | None:
-    """Return the number at the beginning of an answer in words."""
     worded = _WORDED.fullmatch(answer.strip())
     if worded is None:
         return None

@@ -93,9 +93,8 @@ class LLMJudge(Reward):
         self.max_concurrent = options.max_concurrent
         url = options.url.rstrip("/") + "/chat/completions"
         self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
-        self._verdicts: OrderedDict[str, str] = (
-            OrderedDict()
-        )  # hash of a request -> the judge's text; least recently used first
+        # Hash of a request -> the judge's text; least recently used first.
+        self._verdicts: OrderedDict[str, str] = OrderedDict()
         self._under_way: dict[str, trio.Event] = {}  # hash of a request in flight -> set when it ends
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]  # runs_in trio: async

@@ -106,7 +106,6 @@ class Math(Reward):
         return readings.result(wrong=self._options.score_wrong(has_box=bool(boxed)))
 
     def _read(self, attempt: Attempted, text: str, boxed: str | None, truth: str) -> tuple[Reading, Reading]:
-        """Return the readings in the requested form and in any form."""
         tolerance = relative_tolerance(attempt.task)
         if boxed is not None:
             read = Reading(None, False) if _is_taken_back(boxed, text) else _read_box(boxed, truth, tolerance)

@@ -21,10 +21,11 @@ _PARTS = {
     "fifth": 5, "fifths": 5,
     "sixths": 6, "eighth": 8, "eighths": 8, "tenths": 10,
 }  # fmt: skip
-_SKIPPED = frozenset(
-    "a an the is it its exactly approximately about only just total of equal equals to therefore so answer final be are there has she "  # noqa: E501, SIM905
-    "he they makes gets we have".split()
+_SKIPPED_WORDS = (
+    "a an the is it its exactly approximately about only just total of equal equals to therefore so answer "
+    "final be are there has she he they makes gets we have"
 )
+_SKIPPED = frozenset(_SKIPPED_WORDS.split())
 _UNSURE = frozenset(
     [
         "of",
@@ -64,7 +65,7 @@ def number_in_words(text: str) -> Fraction | None:
         ["million"],
         ["dozen"],
     ):
-        words, start = [*words[:start], "one", *words[start:]], start
+        words = [*words[:start], "one", *words[start:]]
     value, end = _read(words, start)
     if value is None:
         return None

@@ -206,8 +206,6 @@ def _decimal(digits: str) -> Fraction:
         digits = digits.replace(separator, "")
     if digits.count(".") > 1 or digits.rfind(",") > digits.rfind(".") >= 0:  # 1.234.567 and 1.234,56
         digits = digits.replace(".", "").replace(",", ".")
-    elif re.fullmatch(r"[0-9]+,[0-9]{1,20}", digits) and not re.fullmatch(
-        r"[0-9]{1,3},[0-9]{3}", digits
-    ):  # 1 234,56
-        digits = digits.replace(",", ".")
+    elif re.fullmatch(r"[0-9]+,[0-9]{1,20}", digits) and not re.fullmatch(r"[0-9]{1,3},[0-9]{3}", digits):
+        digits = digits.replace(",", ".")  # 1 234,56
     return Fraction("0" + digits.replace(",", ""))

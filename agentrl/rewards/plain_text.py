@@ -12,7 +12,10 @@ import unicodedata
 _SPACES_OF_WIDTH = (
     "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 )
-_INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\u20e3\ufe0f\ufeff"  # noqa: E501
+_INVISIBLE = (
+    "\u00ad\u200b\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060"
+    "\u2066\u2067\u2068\u2069\u20e3\ufe0f\ufeff"
+)
 _CHARACTERS: dict[int, str | int | None] = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2013\u2010\u2011\uff0d\ufe63", "-"),  # minus, en dash, hyphens

@@ -45,8 +45,7 @@ def recipe_of_class(cls: type[AnyReward], *arguments: Any) -> Recipe:
             "of a file, where other processes can import it"
         )
     module = cls.__module__
-    if (
-        module.startswith("agentrl_user_") or module == "__main__"
-    ):  # a file of the user's cannot be imported by name
+    # A user's file cannot be imported by name.
+    if module.startswith("agentrl_user_") or module == "__main__":
         module = str(sys.modules[module].__file__)
     return Recipe(module, cls.__qualname__, arguments)

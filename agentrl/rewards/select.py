@@ -184,7 +184,6 @@ class RewardTable:
 
 
 def _named(config: RewardConfig) -> list[str]:
-    """Return the config's references to rewards: names, classes and functions."""
     return [*config.sources.values(), *(term.reward for term in config.terms.values() if term.reward)]
 
 

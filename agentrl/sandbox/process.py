@@ -148,9 +148,8 @@ class LauncherProcess:
         """Kill a launcher that still runs; its program is killed with it."""
         if process.poll() is None:
             process.kill()
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # one stuck in the kernel, say in a driver, is abandoned
+            # A process that is stuck in the kernel, say in a driver, is abandoned.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILL_TIMEOUT_S)
         with self._lock:
             for stream in (process.stdin, process.stdout, process.stderr):

@@ -37,13 +37,6 @@ class SandboxResult:
     def is_timed_out(self) -> bool:
         return self.ended_by in ("wall", "cpu")
 
-    @property
-    def is_out_of_memory(self) -> bool:
-        """Whether all processes together exceeded the limit, or the program died of a MemoryError."""
-        return self.ended_by == "memory" or (
-            self.exit_code == 1 and self.stderr.rstrip().rpartition("\n")[2].startswith("MemoryError")
-        )
-
     def describe(self) -> str:
         """Describe a failed program in words, "" if it exited with 0."""
         match self.ended_by:

@@ -92,10 +92,11 @@ class Sandbox:
         Raises:
             SandboxError, ConfigError: as in `run`.
         """
+        # Close-on-exec: each launcher inherits only the ends passed to it.
         asked, answered = (
             os.pipe(),
             os.pipe(),
-        )  # close-on-exec: each launcher inherits only the ends passed to it
+        )
         first = self._process(program, channel=(asked[0], answered[1]))
         second = self._process(judge, channel=(answered[0], asked[1]))
         ended, judged = await self._play(LauncherPair(first, second))

@@ -142,7 +142,6 @@ class ChangesTransport(FolderTransport):
         return Sent(sum(sizes.values()), failed)
 
     async def _write_whole(self, folder: Path) -> None:
-        """Write all weights of the last version, once."""
         if not self._is_whole_written:
             await self._learner.run(Learner.write_base, str(folder), True)
             self._is_whole_written = True

@@ -61,7 +61,6 @@ class Groups:
         return self._over_groups(np.minimum, values_N)
 
     def _over_groups(self, operation: np.ufunc, values_N: Floats) -> Floats:
-        """Return f[N], for each member the reduction over its group."""
         if not self.count:  # reduceat fails on empty arrays
             return values_N
         members: Floats = operation.reduceat(values_N[self._order], self._starts)
@@ -111,7 +110,6 @@ class Groups:
 
 
 def _places(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of each label among the distinct labels."""
     return np.unique(labels, return_inverse=True)[1]
 
 

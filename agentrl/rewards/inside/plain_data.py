@@ -130,9 +130,8 @@ def _decimal(text: str) -> Any:
 
 def _fraction(content: Any, extra: Any) -> Any:
     numerator, denominator = decode(content, extra)
-    if (
-        type(numerator) is not int or type(denominator) is not int
-    ):  # a text could contain an exponent, which is expanded
+    # A text could contain an exponent, which is expanded.
+    if type(numerator) is not int or type(denominator) is not int:
         raise TypeError("no fraction")
     if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:  # gcd takes n * n steps
         raise ValueError("too large a number")

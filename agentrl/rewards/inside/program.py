@@ -264,9 +264,8 @@ class LoadedProgram:
             line = line[os.write(self._out, line) :]
 
     def _start_clocks(self) -> None:
-        signal.setitimer(
-            signal.ITIMER_PROF, self._cpu_s
-        )  # the signals of both timers kill a process without handlers
+        # The signals of both timers kill a process without handlers.
+        signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
         signal.setitimer(signal.ITIMER_REAL, self._wall_s)
 
     def _stop_clocks(self) -> None:

@@ -180,9 +180,8 @@ def execute(
 
     keep: a close-on-exec descriptor, to report a failure of the exec.
     """
-    channel = [
-        fcntl.fcntl(descriptor, fcntl.F_DUPFD, NUM_DESCRIPTORS) for descriptor in request.channel
-    ]  # they may be 4 and 3
+    # Duplicated, because they may be 4 and 3.
+    channel = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, NUM_DESCRIPTORS) for descriptor in request.channel]
     given = [*descriptors, *channel]
     for target, descriptor in enumerate(given):
         os.dup2(descriptor, target)
@@ -190,9 +189,8 @@ def execute(
     os.closerange(keep + 1, 4096)
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(
-        signal.SIGXFSZ, signal.SIG_IGN
-    )  # then a file beyond the limit raises OSError instead of a silent death
+    # Ignored, so that a file beyond the limit raises OSError instead of a silent death.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     os.chdir(layout.work)
     os.umask(0o077)
     os.execve(layout.python, layout.command(request), layout.environment())

@@ -101,9 +101,8 @@ class Execution:
             try:
                 kernel.unshare(kernel.CLONE_NEWNS | NAMESPACES)
                 self._user = user
-            except (
-                OSError
-            ):  # a container's root without CAP_SYS_ADMIN: an unprivileged user may be allowed more
+            except OSError:
+                # A container's root without CAP_SYS_ADMIN: an unprivileged user may be allowed more.
                 if not _may_unshare(user):
                     return self._go_without("not permitted")
                 self._groups.remove()  # they are root's
@@ -183,9 +182,8 @@ class Execution:
             os.close(descriptor)
         self._groups.add(pid)
         try:
-            os.write(
-                go[1], b"g"
-            )  # the child waits for this until it is in its control group; it exits if the launcher dies
+            # The child waits for this until it is in its control group; it exits if the launcher dies.
+            os.write(go[1], b"g")
         except BrokenPipeError:
             self.step = "starting the program, which ended at once"
         watch = ProcessWatch(
@@ -215,9 +213,8 @@ class Execution:
 
     def _kill(self, pid: int) -> None:
         if self._has_namespaces:
-            os.kill(
-                pid, signal.SIGKILL
-            )  # process 1 of the PID namespace: the kernel kills all others with it
+            # Process 1 of the PID namespace: the kernel kills all others with it.
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return
         if self._user is not None:
@@ -246,9 +243,8 @@ class Execution:
     def _reply(self, watch: ProcessWatch) -> dict[str, object]:
         status, cpu_s, error = NO_STATUS, watch.cpu_s, ""
         has_started = watch.report.startswith(STARTED)
-        report = watch.report.removeprefix(STARTED).partition(b"\n")[
-            0
-        ]  # if the start failed, a second line follows: ignore it
+        # If the start failed, a second line follows: ignore it.
+        report = watch.report.removeprefix(STARTED).partition(b"\n")[0]
         if report[:1] == b"!":
             return {"error": report[1:].decode("utf-8", "replace")}
         if report:
@@ -341,9 +337,8 @@ class Inside:
             kernel.drop_bounding_set()
             identity.become(self._user)
         identity.renounce()
-        kernel.prctl(
-            kernel.PR_SET_DUMPABLE, 0
-        )  # the program has the same user: it must not trace or read this process
+        # The program has the same user: it must not trace or read this process.
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def _run_program(self, streams: tuple[int, int, int], status: int) -> None:

@@ -144,12 +144,8 @@ IOCTL = {"x86_64": 16, "aarch64": 29}
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_NUMBER, _ARCH, _ARG0, _ARG1 = (
-    0,
-    4,
-    16,
-    24,
-)  # offsets in struct seccomp_data; low halves, on a little-endian machine
+# Offsets in struct seccomp_data; low halves, on a little-endian machine.
+_NUMBER, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
 
 Instruction = tuple[int, int, int, int]
 
@@ -170,12 +166,8 @@ def filter_program(arch: str, *, keeps_metadata: bool) -> list[Instruction]:
         (_RETURN, 0, 0, _KILL),
         (_AT_LEAST, 0, 1, LAST_KNOWN + 1),
         (_RETURN, 0, 0, unknown),
-        (
-            _EQUAL,
-            0,
-            1,
-            CLONE3,
-        ),  # its flags are in memory, which a filter cannot read: libraries fall back to clone
+        # The flags of clone3 are in memory, which a filter cannot read: libraries fall back to clone.
+        (_EQUAL, 0, 1, CLONE3),
         (_RETURN, 0, 0, unknown),
     ]
     column = 0 if arch == "x86_64" else 1

@@ -53,9 +53,8 @@ def pack(folder: int, budget: Budget) -> bytes:
 def unpack(data: bytes, folder: int, *, owner: int | None) -> None:
     """Unpack the result of `pack` into an empty folder that no other process can reach yet."""
     entries: list[Entry] = marshal.loads(data) if data else []
-    for path, mode, content in sorted(
-        entries, key=lambda entry: stat.S_ISLNK(entry[1])
-    ):  # links last: nothing is written through one
+    # Links last: nothing is written through one.
+    for path, mode, content in sorted(entries, key=lambda entry: stat.S_ISLNK(entry[1])):
         if isinstance(content, str):
             os.symlink(content, path, dir_fd=folder)
         elif content is None:
