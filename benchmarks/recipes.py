@@ -18,9 +18,8 @@ from quickstart_runs import Figures, Plan, Results, add_arguments, measure_all
 RECIPES = "ppo,grpo,rloo,reinforce_plus_plus,dapo,gspo,cispo"
 ON_THIS_TASK = {
     "ppo": ("critic.optimizer.lr=1e-3",),  # the recipe's rate is for large models
-    "dapo": (
-        "buffer.max_constant_batches=100",
-    ),  # towards the end nearly all groups are solved by every attempt
+    # Towards the end nearly all groups are solved by every attempt.
+    "dapo": ("buffer.max_constant_batches=100",),
 }
 """Overrides that a recipe needs on this task."""
 

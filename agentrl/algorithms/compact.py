@@ -154,6 +154,17 @@ class Credit:
     returns_A: Tensor | None = None
 
 
+def needed(value: Tensor | None, estimator: str, what: str) -> Tensor:
+    """Return a column that an estimator needs beyond rewards.
+
+    Raises:
+        ValueError: the batch lacks it: `value` is None.
+    """
+    if value is None:
+        raise ValueError(f"{estimator} needs {what}, and the batch has none")
+    return value
+
+
 def repeat(values: Tensor, counts: Tensor) -> Tensor:
     """Repeat each value `counts` times, in order."""
     # Five times as fast as torch.repeat_interleave.

@@ -56,10 +56,6 @@ def raw_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRule) -> T
     return _bounded_exp(LEVELS[rule.level](log_ratios, sequence_ids))
 
 
-def _per_token(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
-    return log_ratios
-
-
 def _per_sequence(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
     index = torch.unique(sequence_ids, return_inverse=True)[1]
     return log_products(log_ratios, sequence_ids)[index]
@@ -71,7 +67,7 @@ def _geometric(log_ratios: Tensor, sequence_ids: Tensor) -> Tensor:
 
 
 LEVELS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "token": _per_token,
+    "token": lambda log_ratios, _: log_ratios,
     "sequence": _per_sequence,
     "geometric": _geometric,
 }
@@ -119,7 +115,7 @@ def correction_statistics(
         "above_cap": (weights > cap).double().sum(),
         "sequence_weight_squared": sequence_weights.square().sum(),
     }
-    return CorrectionStatistics(sums, {"weight": _max(weights)})
+    return CorrectionStatistics(sums, {"weight": largest(weights)})
 
 
 def correction_metrics(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
@@ -163,5 +159,6 @@ def _effective_share(total: float, squares: float, count: float) -> float:
     return total * total / (count * squares) if squares > 0 else 1.0
 
 
-def _max(values: Tensor) -> Tensor:
+def largest(values: Tensor) -> Tensor:
+    """Return the maximum, 0-d; -inf without values."""
     return values.max() if len(values) else values.new_tensor(-math.inf)

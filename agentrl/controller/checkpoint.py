@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from agentrl.config.trainer import TrainerConfig
-from agentrl.data.atomic_files import write_atomically
+from agentrl.data.atomic_files import sync, write_atomically
 from agentrl.errors import CheckpointError, ConfigError, DiskError
 
 FORMAT = 2
@@ -90,7 +89,7 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
         if final.exists():  # the step was made again after a resume from an earlier one
             final.rename(replaced)
         partial.rename(final)
-        _sync(parent)
+        sync(parent)
     except (OSError, DiskError) as error:
         raise unwritten(partial, error) from error
     shutil.rmtree(replaced, ignore_errors=True)
@@ -160,7 +159,7 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
     aside.mkdir()
     for other in reversed(others):  # newest first: after an interruption, the rest is still one branch
         other.folder.rename(aside / other.folder.name)
-    _sync(parent)
+    sync(parent)
     begin_with = "nothing" if checkpoint is None else str(checkpoint.folder)
     return (
         f"{len(others)} checkpoint(s), up to {others[-1].folder.name}, were moved to {aside}: this run "
@@ -274,7 +273,7 @@ def _manifest(folder: Path) -> _Manifest:
 def _write_manifest(folder: Path, *, step: int, version: int, metric: float | None) -> None:
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        _sync(path)
+        sync(path)
         files[str(path.relative_to(folder))] = [path.stat().st_size, _sha256(path)]
     manifest = {"format": FORMAT, "step": step, "version": version, "metric": metric, "files": files}
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1))
@@ -293,11 +292,3 @@ def _verify(checkpoint: Checkpoint, *, older: list[Checkpoint]) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

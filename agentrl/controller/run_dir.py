@@ -46,7 +46,8 @@ class RunDir:
         Raises:
             ConfigError: the folder cannot be written, or another run has locked it.
         """
-        root = run_folder(trainer)
+        named = Path("runs") / trainer.project_name / trainer.experiment_name
+        root = Path(trainer.run_dir) if trainer.run_dir else named
         try:
             for name in ("checkpoints", "servers", "weights"):
                 (root / name).mkdir(parents=True, exist_ok=True)
@@ -113,12 +114,3 @@ class RunDir:
         line = json.dumps({"version": version, "step": step, "what": what, "time": time.time()}) + "\n"
         self.versions.append(line.encode())
         os.fsync(self.versions.fileno())
-
-
-def run_folder(trainer: TrainerConfig) -> Path:
-    """Return the folder of the run that `trainer` names."""
-    return (
-        Path(trainer.run_dir)
-        if trainer.run_dir
-        else Path("runs") / trainer.project_name / trainer.experiment_name
-    )

@@ -26,6 +26,15 @@ def appearing_whole(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Write a file or folder through to the disk: after a power failure it is as it is now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` atomically: a reader or a crash sees either the old file or the new one.
 

@@ -314,7 +314,7 @@ class ServerFleet:
         Raises:
             ConfigError: no GPU is free for it.
         """
-        gpus = self._rollout_gpus
+        gpus = next((m.seat.num_gpus for m in self._members if m.seat is not None), 0.0)  # of each
         if self._free_seats:
             seat = self._free_seats.pop()
         elif gpus and ray.available_resources().get("GPU", 0.0) < gpus:
@@ -325,10 +325,6 @@ class ServerFleet:
         else:
             seat = Seat(gpus)
         return self._start(seat, is_guest=True).label
-
-    @property
-    def _rollout_gpus(self) -> float:
-        return next((m.seat.num_gpus for m in self._members if m.seat is not None), 0.0)
 
     def leaving(self, url_or_name: str) -> str:
         """Return the URL of the server to be drained, its name if it has no URL yet.

@@ -25,7 +25,7 @@ from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.ranks import SAVING, Device, RankPlace, join_ranks, leave_ranks
+from agentrl.learner.ranks import SAVING, Device, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
@@ -77,18 +77,18 @@ class Learner:
         from agentrl.learner.checkpoint import Saver
 
         self._spec = spec
-        self._place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
+        self.place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
         self._policy = self._build(has_backward=True)
         self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
         self._stepper = Stepper(
             self._policy,
-            self._place,
+            self.place,
             spec.learner.optimizer,
             total_updates=spec.total_updates,
             dump_folder=spec.dump_folder,
             is_offloaded=spec.learner.offload == "optimizer",
         )
-        self._meter = Meter(self._place)
+        self._meter = Meter(self.place)
         self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._supervised: Objective = (
@@ -96,14 +96,9 @@ class Learner:
         )
         self._weights_group: ProcessGroup | None = None
         self._sender: weights.BucketSender | None = None
-        self._written = WrittenWeights(self._policy, self._place, spec.model)
+        self._written = WrittenWeights(self._policy, self.place, spec.model)
         self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
-
-    @property
-    def place(self) -> RankPlace:
-        """Rank, device and process groups, for a critic in the same process."""
-        return self._place
 
     # -------------------------------------------------------------------------------------------------- learn
 
@@ -218,7 +213,7 @@ class Learner:
         proximal = [self._logprobs(self._policy, m) for m in microbatches]
         return compare(
             self._policy,
-            self._place,
+            self.place,
             microbatches,
             proximal,
             reference,
@@ -231,7 +226,7 @@ class Learner:
     @dispatch("rank0")
     def collective_backend(self) -> str:
         """Return the backend for collectives of this rank's weights: `gloo` on a CPU, `nccl` on a GPU."""
-        return "gloo" if self._place.device.type == "cpu" else "nccl"
+        return "gloo" if self.place.device.type == "cpu" else "nccl"
 
     @dispatch("all")
     def tensor_specs(self) -> list[TensorSpec]:
@@ -249,7 +244,7 @@ class Learner:
     @dispatch("all")
     def export(self, folder: str) -> None:
         """Write the policy as a folder that transformers and SGLang load; rank 0 writes."""
-        weights.export(self._policy, self._place, self._spec.model, Path(folder))
+        weights.export(self._policy, self.place, self._spec.model, Path(folder))
 
     @dispatch("all")
     def write_base(self, folder: str, is_again: bool) -> None:
@@ -280,7 +275,7 @@ class Learner:
     @dispatch("all")
     def export_adapter(self, folder: str) -> None:
         """Write only the LoRA adapter, as a folder that peft and SGLang load; rank 0 writes."""
-        weights.export_adapter(self._policy, self._place, self._spec.model, Path(folder))
+        weights.export_adapter(self._policy, self.place, self._spec.model, Path(folder))
 
     @dispatch("all")
     def join_weights_group(
@@ -291,7 +286,7 @@ class Learner:
         Blocks until all members have joined, at most `timeout_s`.
         """
         self.leave_weights_group()
-        if self._place.is_first:
+        if self.place.is_first:
             self._weights_group = join_weights_group(
                 address=address,
                 port=port,
@@ -305,7 +300,7 @@ class Learner:
     @dispatch("all")
     def send_bucket(self, names: Sequence[str]) -> None:
         """Gather the named weights and start sending them, concatenated in this order, to all servers."""
-        assert not self._place.is_first or self._weights_group is not None, (
+        assert not self.place.is_first or self._weights_group is not None, (
             "send_bucket before join_weights_group"
         )
         if self._sender is None:
@@ -322,7 +317,7 @@ class Learner:
     @dispatch("all")
     def pickle_bucket(self, names: Sequence[str]) -> str:
         """Return the named weights pickled, in base64, for local servers (see `agentrl.weights.tensor`)."""
-        return weights.pickle_bucket(self._policy, self._place, names)
+        return weights.pickle_bucket(self._policy, self.place, names)
 
     @dispatch("all")
     def leave_weights_group(self) -> None:
@@ -340,7 +335,7 @@ class Learner:
 
         Only one save may run at a time.
         """
-        self._saver.start(self._policy, self._stepper, self._place, Path(folder))
+        self._saver.start(self._policy, self._stepper, self.place, Path(folder))
 
     @dispatch("all", thread=SAVING)
     def finish_save(self) -> None:
@@ -358,7 +353,7 @@ class Learner:
         """Read what `save` wrote; the world size may differ."""
         from agentrl.learner import checkpoint
 
-        checkpoint.load(self._policy, self._stepper, self._place, Path(folder))
+        checkpoint.load(self._policy, self._stepper, self.place, Path(folder))
 
     def close(self) -> None:
         """Leave all process groups."""
@@ -375,7 +370,7 @@ class Learner:
         return build_policy(
             spec.model,
             spec.learner,
-            self._place,
+            self.place,
             from_scratch=spec.from_scratch,
             has_backward=has_backward,
             master_dtype=spec.master_dtype,

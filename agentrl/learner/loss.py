@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
-from agentrl.algorithms.corrections import CorrectionStatistics, correction_statistics, log_products
+from agentrl.algorithms.corrections import CorrectionStatistics, correction_statistics, largest, log_products
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens, opsm_keeps
 from agentrl.config.algorithm import AlgorithmConfig
@@ -108,8 +108,8 @@ class PolicyObjective:
             **self._rejected(scored, ~kept, like=logprobs),
         }
         maxima = {
-            "ratio_max": _largest(policy_loss.ratios_A),
-            "mismatch_max": _largest(mismatch),
+            "ratio_max": largest(policy_loss.ratios_A),
+            "mismatch_max": largest(mismatch),
             **{CORRECTION + name: value for name, value in statistics.maxima.items()},
         }
         return LossPart(loss, sums, maxima)
@@ -210,7 +210,3 @@ def _clip_sums(loss: PolicyLoss) -> dict[str, Tensor]:
         "clip_high": loss.is_clipped_high_A.sum(),
         "clip_dual": loss.is_clipped_dual_A.sum(),
     }
-
-
-def _largest(values: Tensor) -> Tensor:
-    return values.max() if len(values) else values.new_tensor(-torch.inf)

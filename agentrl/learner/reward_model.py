@@ -22,7 +22,7 @@ from agentrl.learner.attention import attention_parity, choose_attention, regist
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.model import Policy, as_policy
 from agentrl.learner.ranks import Device, join_ranks, leave_ranks
-from agentrl.learner.score_head import answer_with_scores, segment_ends
+from agentrl.learner.score_head import answer_with_scores
 from agentrl.plugins.sources import import_source
 from agentrl.workers.dispatch import dispatch
 
@@ -83,7 +83,8 @@ def score_segments(model: Policy, microbatch: Microbatch) -> Tensor:
 
     For a filler it is empty, and its gradient is 0.
     """
-    return scores_at(model, microbatch, segment_ends(microbatch))
+    ends = np.zeros(0, np.int64) if microbatch.is_filler else np.cumsum(microbatch.segment_lengths) - 1
+    return scores_at(model, microbatch, ends)
 
 
 def scores_at(model: Policy, microbatch: Microbatch, positions: NDArray[np.int64]) -> Tensor:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.learner.batch import Microbatch
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
@@ -63,11 +61,6 @@ def answer_with_scores(module: PreTrainedModel) -> None:
             "such as Llama or Qwen"
         )
     module.forward = partial(_scores_at, module)
-
-
-def segment_ends(microbatch: Microbatch) -> np.ndarray:
-    """Return the position of each segment's last token, i64[G]; empty for a filler."""
-    return np.zeros(0, np.int64) if microbatch.is_filler else np.cumsum(microbatch.segment_lengths) - 1
 
 
 def _scores_at(module: Any, *, input_ids: Tensor, positions_G: Tensor, **arguments: Any) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import pickle
 import shutil
 import time
@@ -26,6 +25,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from agentrl.config.model import ModelConfig
+from agentrl.data.atomic_files import sync
 from agentrl.errors import DiskError
 from agentrl.learner.lora import adapter_tensors, write_adapter
 from agentrl.learner.model import Policy
@@ -259,7 +259,10 @@ class FolderWriter:
             ) from self._error
 
     def _replace(self, written: Path) -> None:
-        _sync(written)
+        # A rename may reach the disk before the data: after a power failure the folder would exist, but be
+        # empty.
+        for path in [*written.iterdir(), written]:
+            sync(path)
         if self._folder.exists():
             shutil.rmtree(self._folder)
         written.rename(self._folder)
@@ -305,16 +308,6 @@ def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
     if model.chat_template is not None:
         shutil.copyfile(locate(model.chat_template), folder / "chat_template.jinja")
-
-
-def _sync(folder: Path) -> None:
-    # A rename may reach the disk before the data: after a power failure the folder would exist, but be empty.
-    for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class BucketSender:

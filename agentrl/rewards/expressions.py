@@ -113,13 +113,10 @@ def equal(answer: str, truth: str, *, tolerance: float = RELATIVE_TOLERANCE) -> 
     if (verdict := _equal_at_sight(answer, truth, tolerance)) is not None:
         return verdict
     parsed = parse_box_of_truth(truth)
-    if _PLUS_MINUS.search(answer) and not _PLUS_MINUS.search(truth) and _are_single(parsed):
+    is_single = any(isinstance(one, Expr) for one in parsed)
+    if is_single and _PLUS_MINUS.search(answer) and not _PLUS_MINUS.search(truth):
         return False  # 5 ± 0 states two values
     return equal_expressions(parse_boxed(answer), parsed, tolerance=tolerance)
-
-
-def _are_single(parsed: Sequence[Any]) -> bool:
-    return any(isinstance(one, Expr) for one in parsed)
 
 
 @lru_cache(maxsize=1024)
@@ -287,7 +284,9 @@ def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
         return bool(true)
     based, digits = _IN_BASE.match(truth.strip()), _IN_BASE.match(answer.strip())
     if based and based[2] and digits:
-        return digits[1] == based[1] and (not digits[2] or _base(digits[2]) == _base(based[2]))
+        return digits[1] == based[1] and (
+            not digits[2] or _BASES.get(digits[2], digits[2]) == _BASES.get(based[2], based[2])
+        )
     if digits and digits[2] and not (based and based[2]):
         return False  # the answer has a base, the truth has none
     one, other = _whole_number(answer), _whole_number(truth)
@@ -365,10 +364,6 @@ def _repeating(text: str) -> Fraction | None:
 def _have_other_names(answer: str, truth: str) -> bool:
     names = [found["name"] for found in (_NAMED.match(answer), _NAMED.match(truth)) if found]
     return len(set(names)) > 1
-
-
-def _base(text: str) -> str:
-    return _BASES.get(text, text)
 
 
 def _cleaned(answer: str) -> str:

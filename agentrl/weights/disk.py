@@ -134,17 +134,14 @@ class ChangesTransport(FolderTransport):
         failed = await self._try_each(servers, load_changes)
         if without_base:
             # Written in between, so that no server's deadline runs while the learner writes.
-            await self._write_whole(whole)
+            if not self._is_whole_written:
+                await self._learner.run(Learner.write_base, str(whole), True)
+                self._is_whole_written = True
             refused = {server.url for server in without_base}
             failed = {url: why for url, why in failed.items() if url not in refused}
             failed |= await self._try_each(without_base, load_whole)
         self._holds |= dict.fromkeys((server.url for server in servers if server.url not in failed), version)
         return Sent(sum(sizes.values()), failed)
-
-    async def _write_whole(self, folder: Path) -> None:
-        if not self._is_whole_written:
-            await self._learner.run(Learner.write_base, str(folder), True)
-            self._is_whole_written = True
 
 
 def _num_bytes(specs: Sequence[TensorSpec]) -> int:

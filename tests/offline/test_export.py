@@ -156,7 +156,7 @@ def test_bfloat16_is_exported_as_published(base, tmp_path):
 def test_large_models_are_cut_into_files_with_an_index(base, tmp_path):
     with learner(ModelConfig(path=str(base))) as one:
         weights.export(
-            one._policy, one._place, ModelConfig(path=str(base)), tmp_path / "out", max_file_bytes=20_000
+            one._policy, one.place, ModelConfig(path=str(base)), tmp_path / "out", max_file_bytes=20_000
         )
         expected = one.checksums()
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())

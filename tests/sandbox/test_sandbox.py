@@ -236,7 +236,7 @@ def test_who_ends_the_process_that_waits_for_it_has_failed_itself(
     report: bytes, status: int, error: str
 ) -> None:
     request = ExecutionRequest({**SANDBOX._request(Program(""), Limits()), "channel": []})
-    watch = ProcessWatch(request, 0, outputs=(1, 2), status=3, host=0, num_oom_kills=lambda: 0)
+    watch = ProcessWatch(request, outputs=(1, 2), status=3, host=0, num_oom_kills=lambda: 0)
     watch.report = report
     reply = Execution(request, 0)._reply(watch)
     assert reply["status"] == status

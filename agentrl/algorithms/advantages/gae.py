@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.advantages.needs import needed
 from agentrl.algorithms.advantages.scan import following, sums_to_go
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, repeat, segment_sums
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, needed, repeat, segment_sums
 
 
 def gae(batch: ActionBatch, options: AdvantageOptions) -> Credit:

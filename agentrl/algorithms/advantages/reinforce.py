@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.advantages.groups import Groups
-from agentrl.algorithms.advantages.needs import needed
 from agentrl.algorithms.advantages.scan import sums_to_go
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, needed
 
 VARIANCE_EPS = 1e-8
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from agentrl.algorithms.advantages.groups import STD_EPS, Groups, grpo
-from agentrl.algorithms.advantages.needs import needed
 from agentrl.algorithms.advantages.scan import sums_to_go
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, repeat, segment_sums
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, needed, repeat, segment_sums
 
 
 def turn_group(batch: ActionBatch, options: AdvantageOptions) -> Credit:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 
+from .processes import read
+
 PREFIX = "agentrl-sandbox-"
 FILES = {  # controller: (its limit's file in version 2, in version 1)
     "memory": ("memory.max", "memory.limit_in_bytes"),
@@ -48,7 +50,7 @@ class ControlGroup:
         """Return how many of its processes the kernel's OOM killer has killed."""
         folder = self._folders.get("memory", "")
         for name in ("memory.events", "memory.oom_control"):
-            for line in _read(f"{folder}/{name}").splitlines():
+            for line in read(f"{folder}/{name}").splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
         return 0
@@ -62,14 +64,14 @@ class ControlGroup:
 def _parents() -> dict[str, tuple[str, int]]:
     """Return {controller: (folder of this process's own group, version of its hierarchy)}, if writable."""
     found: dict[str, tuple[str, int]] = {}
-    for line in _read("/proc/self/cgroup").splitlines():
+    for line in read("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         for controller in FILES:
             if controller in names.split(","):
                 found[controller] = (f"/sys/fs/cgroup/{controller}{path.rstrip('/')}", 1)
             elif not names and controller not in found:
                 parent = f"/sys/fs/cgroup{path.rstrip('/')}"
-                if controller in _read(f"{parent}/cgroup.subtree_control").split():
+                if controller in read(f"{parent}/cgroup.subtree_control").split():
                     found[controller] = (parent, 2)
     return {
         controller: (parent, version)
@@ -95,11 +97,3 @@ def _remove(folder: str) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -188,7 +188,6 @@ class Execution:
             self.step = "starting the program, which ended at once"
         watch = ProcessWatch(
             self._request,
-            pid,
             outputs=(out[0], err[0]),
             status=status[0],
             host=self._host,

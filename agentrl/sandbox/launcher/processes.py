@@ -11,14 +11,6 @@ KILL_S, PAUSE_S = 10.0, 0.001
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Usage:
-    """Memory in use, and CPU time of processes, including that of ended children they waited for."""
-
-    def __init__(self) -> None:
-        self.memory_bytes = 0
-        self.cpu_s = 0.0
-
-
 def descendants(root: int) -> list[int]:
     """Return the processes below `root`, without itself.
 
@@ -33,18 +25,17 @@ def descendants(root: int) -> list[int]:
         except OSError:
             continue
         for thread in threads:
-            children = _read(f"/proc/{pid}/task/{thread}/children").split()
+            children = read(f"/proc/{pid}/task/{thread}/children").split()
             found += map(int, children)
             waiting += map(int, children)
     return found
 
 
-def usage(pids: list[int]) -> Usage:
-    total = Usage()
-    for pid in pids:
-        total.memory_bytes += _memory_bytes(pid)
-        total.cpu_s += _cpu_s(pid)
-    return total
+def usage(pids: list[int]) -> tuple[int, float]:
+    """Return the memory in use, in bytes, and the CPU seconds of processes and of ended children that they
+    waited for.
+    """
+    return sum(map(_memory_bytes, pids)), sum(map(_cpu_s, pids))
 
 
 def kill_all(root: int) -> None:
@@ -94,20 +85,21 @@ def _has_children() -> bool:
 
 def _memory_bytes(pid: int) -> int:
     kilobytes = 0
-    for line in _read(f"/proc/{pid}/status").splitlines():
+    for line in read(f"/proc/{pid}/status").splitlines():
         if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
             kilobytes += int(line.split()[1])
     return kilobytes * 1024
 
 
 def _cpu_s(pid: int) -> float:
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICKS_PER_S if len(fields) > 15 else 0.0
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """Return the text of a file of the kernel; "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
-        return ""  # the process has ended
+        return ""  # the process has ended, or the controller is not there

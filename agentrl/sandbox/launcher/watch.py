@@ -31,7 +31,6 @@ class ProcessWatch:
     def __init__(
         self,
         request: ExecutionRequest,
-        root: int,
         *,
         outputs: tuple[int, int],
         status: int,
@@ -43,7 +42,6 @@ class ProcessWatch:
         The others must end too.
         """
         self._request = request
-        self._root = root
         self._outputs = outputs
         self._status = status
         self._host = host
@@ -118,9 +116,9 @@ class ProcessWatch:
         return bool(piece)
 
     def _look(self, pids: list[int]) -> str:
-        used = processes.usage(pids)
-        self.cpu_s = max(self.cpu_s, used.cpu_s)
-        self.peak_bytes = max(self.peak_bytes, used.memory_bytes)
-        if used.memory_bytes > self._request.memory_bytes or self._num_oom_kills():
+        memory_bytes, cpu_s = processes.usage(pids)
+        self.cpu_s = max(self.cpu_s, cpu_s)
+        self.peak_bytes = max(self.peak_bytes, memory_bytes)
+        if memory_bytes > self._request.memory_bytes or self._num_oom_kills():
             return "memory"
-        return "cpu" if used.cpu_s > self._request.cpu_s + 1 else ""
+        return "cpu" if cpu_s > self._request.cpu_s + 1 else ""
