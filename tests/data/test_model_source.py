@@ -5,10 +5,8 @@ machine; never the network.
 import json
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
@@ -24,6 +22,7 @@ from agentrl.fleet.user_files import user_files
 from agentrl.offline.supervised_loop import model_with_tokenizer
 from agentrl.plugins.sources import import_source
 from agentrl.serving.launch import launcher
+from parts.hub import Repository, ask_in_process, hub_with
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "fedcba9876543210fedcba9876543210fedcba98"
@@ -93,32 +92,20 @@ import json, sys
 from agentrl.config.model import ModelConfig
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-given = ModelConfig(**json.loads(sys.argv[1]))
-try:
-    found = resolve_model(given, with_weights=len(sys.argv) == 2)
-    print(json.dumps([found.path, found.tokenizer_path]))
-except ConfigError as error:
-    print(json.dumps(str(error)))
+
+def resolve(model):
+    try:
+        found = resolve_model(ModelConfig(**model), with_weights=len(sys.argv) == 2)
+        return [found.path, found.tokenizer_path]
+    except ConfigError as error:
+        return str(error)
+
+print(json.dumps([resolve(model) for model in json.loads(sys.argv[1])]))
 """
 
 
-def resolve_in_process(model: dict, environment: dict, *flags: str):
-    """The environment of huggingface_hub is read at its import: a process of its own."""
-    clean = {
-        "PATH": "/usr/bin:/bin",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_XET": "1",
-        "PYTHONPATH": ":".join(sys.path),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", RESOLVE, json.dumps(model), *flags],
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def resolve_in_process(environment: Mapping[str, str], *models: dict, flags: Sequence[str] = ()) -> list:
+    return ask_in_process(RESOLVE, environment, json.dumps(models), *flags)
 
 
 def cache_with(path: Path, commit: str = COMMIT, files=FILES) -> dict:
@@ -130,16 +117,17 @@ def cache_with(path: Path, commit: str = COMMIT, files=FILES) -> dict:
 
 
 def test_a_hub_id_in_the_cache_becomes_its_folder_without_a_network(tmp_path):
-    environment = cache_with(tmp_path)
-    path, tokenizer = resolve_in_process({"path": "team/tiny", "tokenizer_path": "team/tiny"}, environment)
-    assert path == tokenizer == str(tmp_path / "models--team--tiny/snapshots" / COMMIT)
-    environment = cache_with(tmp_path, OTHER)
-    assert resolve_in_process({"path": "team/tiny", "revision": COMMIT}, environment)[0] == path
-    assert resolve_in_process({"path": "team/tiny"}, environment)[0].endswith(OTHER)
+    tiny = {"path": "team/tiny"}
+    (first,) = resolve_in_process(cache_with(tmp_path), {**tiny, "tokenizer_path": "team/tiny"})
+    assert first == [str(tmp_path / "models--team--tiny/snapshots" / COMMIT)] * 2
+    older, newest = resolve_in_process(cache_with(tmp_path, OTHER), {**tiny, "revision": COMMIT}, tiny)
+    assert older[0] == first[0]
+    assert newest[0].endswith(OTHER)
 
 
 def test_offline_and_not_in_the_cache_is_one_clear_line(tmp_path):
-    said = resolve_in_process({"path": "team/tiny"}, {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"})
+    environment = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    (said,) = resolve_in_process(environment, {"path": "team/tiny"})
     assert said.startswith(
         "model.path='team/tiny' cannot be loaded: no such folder, and the hub cannot be reached"
     )
@@ -147,94 +135,43 @@ def test_offline_and_not_in_the_cache_is_one_clear_line(tmp_path):
 
 
 def test_no_network_is_one_clear_line(tmp_path):
-    said = resolve_in_process(
-        {"path": "team/tiny"}, {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
-    )
+    environment = {"HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    (said,) = resolve_in_process(environment, {"path": "team/tiny"})
     assert "the hub cannot be reached" in said
 
 
 # -------------------------------------------------------------------------------------- a hub on this machine
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's protocol as a snapshot needs; `asked` are the files that were fetched."""
-
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        if self.path.startswith(("/api/models/team/tiny/revision/", "/api/models/team/tiny/tree/")):
-            revision = self.path.split("/")[6].split("?")[0]
-            if revision not in ("main", COMMIT):
-                return self.answer(
-                    404, b"{}", {"X-Error-Code": "RevisionNotFound", "X-Error-Message": "no such revision"}
-                )
-            siblings = [{"rfilename": name} for name in FILES]
-            tree = [
-                {"type": "file", "path": name, "size": len(content), "oid": name}
-                for name, content in FILES.items()
-            ]
-            described = (
-                tree
-                if "/tree/" in self.path
-                else {"id": "team/tiny", "modelId": "team/tiny", "sha": COMMIT, "siblings": siblings}
-            )
-            return self.answer(200, json.dumps(described).encode(), {"Content-Type": "application/json"})
-        name = self.path.rpartition("/")[2]
-        if self.path.startswith(f"/team/tiny/resolve/{COMMIT}/") and name in FILES:
-            if self.command == "GET":
-                self.asked.append(name)
-            return self.answer(200, FILES[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT})
-        return self.answer(
-            404, b"{}", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "no such repository"}
-        )
-
-    do_HEAD = do_GET
-
-    def answer(self, status: int, body: bytes, headers: dict) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_) -> None:
-        pass
-
-
 @pytest.fixture
 def hub(tmp_path):
-    Hub.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_CACHE": str(tmp_path / "cache")}
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with hub_with({"team/tiny": Repository({"main": COMMIT}, {COMMIT: FILES})}, tmp_path) as hub:
+        yield hub
 
 
 def test_what_describes_a_model_is_fetched_first_and_weights_when_they_are_needed(hub):
-    path, _ = resolve_in_process({"path": "team/tiny"}, hub, "without weights")
+    tiny = {"path": "team/tiny"}
+    ((path, _),) = resolve_in_process(hub.environment, tiny, flags=["without weights"])
     assert path.endswith(COMMIT)
-    assert sorted(Hub.asked) == ["config.json", "tokenizer.json"]
-    again, _ = resolve_in_process({"path": "team/tiny"}, hub)
+    assert sorted(hub.asked) == ["config.json", "tokenizer.json"]
+    ((again, _),) = resolve_in_process(hub.environment, tiny)
     assert again == path
-    assert sorted(Hub.asked) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(hub.asked) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (Path(path) / "model.safetensors").read_bytes() == b"weights"
     assert not (Path(path) / "run.py").exists(), "code of a model is not even fetched unless it may run"
 
 
 def test_code_comes_along_where_it_may_run(hub):
-    path, _ = resolve_in_process({"path": "team/tiny", "trust_remote_code": True}, hub)
+    trusted = {"path": "team/tiny", "trust_remote_code": True}
+    ((path, _),) = resolve_in_process(hub.environment, trusted)
     assert (Path(path) / "run.py").is_file()
 
 
 def test_an_unknown_model_and_an_unknown_revision_are_told_apart(hub):
-    assert "no such model on the hub" in resolve_in_process({"path": "team/other"}, hub)
-    assert "the hub does not have revision 'v2'" in resolve_in_process(
-        {"path": "team/tiny", "revision": "v2"}, hub
-    )
+    unknown = {"path": "team/tiny", "revision": "v2"}
+    no_model, no_revision = resolve_in_process(hub.environment, {"path": "team/other"}, unknown)
+    assert "no such model on the hub" in no_model
+    assert "the hub does not have revision 'v2'" in no_revision
 
 
 def test_a_tokenizer_is_found_as_a_model_is(tmp_path):

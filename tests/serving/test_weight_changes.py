@@ -5,7 +5,6 @@ given all of them.
 from types import SimpleNamespace
 
 import pytest
-import trio
 from safetensors.torch import load_file, save_file
 
 from agentrl.config.algorithm import AlgorithmConfig
@@ -16,10 +15,10 @@ from agentrl.errors import RequestRefused
 from agentrl.learner.learner import LearnerSpec
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.weight_changes import CHANGES_FILE, CHANGES_FORMAT
 from agentrl.weights.publish import Publisher
 from agentrl.workers.workers import LocalWorker
+from parts.clients import talk
 from parts.learner import lone_learner, update_once, write_tiny_model
 
 VOCABULARY = 61
@@ -46,19 +45,6 @@ def url(learner, tmp_path_factory):
     )
     yield supervisor.start(learner.path, "default")
     supervisor.stop()
-
-
-def talk(script, url):
-    async def main():
-        client = SGLangClient(url)
-        with trio.fail_after(200):
-            try:
-                return await script(client)
-            finally:
-                await client.resume()
-                await client.aclose()
-
-    return trio.run(main)
 
 
 def publisher(learner, folder, **options):

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import trio
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
@@ -15,12 +14,12 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ServerError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.weights.transport import LearnerCalls
 from agentrl.weights.verify import Verifier, policy_logprobs
 from agentrl.workers.workers import LocalWorker
+from parts.clients import talk
 from parts.learner import lone_learner, update_once, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu
 
@@ -47,19 +46,6 @@ def url(learner, tmp_path_factory):
     )
     yield supervisor.start(learner.path, "default")
     supervisor.stop()
-
-
-def talk(script, url):
-    async def main():
-        client = SGLangClient(url)
-        with trio.fail_after(300):
-            try:
-                return await script(client)
-            finally:
-                await client.resume()
-                await client.aclose()
-
-    return trio.run(main)
 
 
 def publisher(learner, folder, **options):
