@@ -327,12 +327,13 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 free_form = st.dictionaries(
     st.text(st.characters(categories=["L"]), min_size=1, max_size=5),
     scalars | st.lists(scalars, max_size=3),
-    max_size=3,
+    max_size=12,
 )
 
 
-@given(kwargs=free_form, name=texts, files=st.lists(texts, max_size=3))
-@settings(max_examples=30, deadline=None)
+# Few examples of many values each: reading a whole config takes most of the time.
+@given(kwargs=free_form, name=texts, files=st.lists(texts, max_size=6))
+@settings(max_examples=10, deadline=None)
 def test_every_config_survives_a_dump(
     tmp_path_factory: pytest.TempPathFactory, kwargs: Any, name: str, files: list[str]
 ) -> None:

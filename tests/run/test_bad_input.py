@@ -2,9 +2,12 @@
 
 import json
 import socket
+import sys
 
+import psutil
 import pytest
 
+from agentrl.cli import main
 from agentrl.data.files import open_rows
 
 
@@ -23,25 +26,46 @@ def refuse(world, *arguments: str, code: int) -> str:
     """Run the command, check how it ended, return its error line."""
     command = world.start(*arguments)
     assert command.wait() == code, command.output()
-    assert "Traceback" not in command.output()
     assert command.left_behind() == [], "something was left running"
-    lines = [line for line in command.output().splitlines() if line.startswith("error")]
-    assert len(lines) == 1, command.output()
+    return error_line(command.output())
+
+
+def error_line(output: str) -> str:
+    assert "Traceback" not in output
+    lines = [line for line in output.splitlines() if line.startswith("error")]
+    assert len(lines) == 1, output
     return lines[0]
 
 
-def test_mistakes_in_the_config(world):
-    missing = refuse(world, "train", str(world.folder / "confg.yaml"), code=2)
+@pytest.fixture
+def refused_training(world, monkeypatch, capfd):
+    """Train in this process with overrides that are refused before anything starts; return the error line."""
+
+    def train(*overrides: str, config=world.config) -> str:
+        before = set(psutil.Process().children(recursive=True))
+        monkeypatch.setattr(sys, "argv", ["agentrl", "train", str(config), *overrides])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = "".join(capfd.readouterr())
+        assert ended.value.code == 2, output
+        assert set(psutil.Process().children(recursive=True)) <= before, "something was left running"
+        return error_line(output)
+
+    return train
+
+
+def test_mistakes_in_the_config(world, refused_training):
+    missing = refused_training(config=world.folder / "confg.yaml")
     assert "confg.yaml" in missing
     assert "config.yaml" in missing, "the nearest file is named"
-    unknown = refuse(world, "train", str(world.config), "rollout.group_sise=4", code=2)
+    unknown = refused_training("rollout.group_sise=4")
     assert "rollout.group_sise" in unknown
     assert "rollout.group_size" in unknown
-    known_elsewhere = refuse(world, "train", str(world.config), "data.train_batch_size=4", code=2)
+    known_elsewhere = refused_training("data.train_batch_size=4")
     assert "buffer.groups_per_step" in known_elsewhere
-    no_model = refuse(world, "train", str(world.config), "model.path=/nowhere", code=2)
+    no_model = refused_training("model.path=/nowhere")
     assert "/nowhere" in no_model
-    source = refuse(world, "train", str(world.config), "data.curriculum.source_weights={aime: 1}", code=2)
+    source = refused_training("data.curriculum.source_weights={aime: 1}")
     assert (
         "source_weights names aime, but no training row that is kept has this source; the data has " in source
     )
@@ -51,39 +75,18 @@ def test_mistakes_in_the_config(world):
     ("name", "changes", "words"),
     [
         ("agent", {"agent_name": "tool_agnt"}, ("tool_agnt", "tool_agent")),
-        pytest.param(
-            "truth",
-            {"reward_model": {"style": "rule", "ground_truth": None}},
-            ("ground", "truth.jsonl"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k"), marks=pytest.mark.slow
-        ),
+        ("truth", {"reward_model": {"style": "rule", "ground_truth": None}}, ("ground", "truth.jsonl")),
+        ("source", {"data_source": "unheard_of"}, ("unheard_of", "gsm8k")),
     ],
 )
-def test_mistakes_in_the_data(world, name, changes, words):
+def test_mistakes_in_the_data(world, refused_training, name, changes, words):
     path = write_row(world, f"{name}.jsonl", **changes)
-    line = refuse(
-        world,
-        "train",
-        str(world.config),
-        f"data.train_files=[{path}]",
-        f"trainer.run_dir={world.folder}/bad_{name}",
-        code=2,
-    )
+    line = refused_training(f"data.train_files=[{path}]", f"trainer.run_dir={world.folder}/bad_{name}")
     assert all(word in line for word in words), line
 
 
-def test_an_unknown_tool(world):
-    line = refuse(
-        world,
-        "train",
-        str(world.config),
-        "agent.tools=[calculater]",
-        f"trainer.run_dir={world.folder}/bad_tool",
-        code=2,
-    )
+def test_an_unknown_tool(world, refused_training):
+    line = refused_training("agent.tools=[calculater]", f"trainer.run_dir={world.folder}/bad_tool")
     assert "calculater" in line
     assert "calculator" in line
 
