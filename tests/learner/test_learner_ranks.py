@@ -1,8 +1,8 @@
 """Two FSDP ranks against one: rows of one sequence, batches that are not finite, weights sent to a peer;
 beside test_world_sizes.py.
 
-The file is also the program of a rank: one world of two processes plays every scene once, and the tests look
-at what it wrote.
+The file is also the program that forks both ranks: they play every scene once, and the tests look at what
+they wrote.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ from agentrl.sglang.process_group import (
 )
 from parts.learner import reserved_ports
 from parts.programs import PROGRAM
+from parts.ranks import run_ranks
 
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -209,18 +210,16 @@ def one_rank(tmp_path_factory):
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
     ports = reserved_ports(3)
-    arguments = [*PROGRAM, __file__, str(folder), *map(str, ports)]
-    ranks = [
-        subprocess.Popen([*arguments, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
+    ranks = subprocess.Popen(
+        [*PROGRAM, __file__, str(folder), *map(str, ports)], stderr=subprocess.PIPE, text=True
+    )
     try:
         received = receive(ports[-1])
-        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], errors
+        errors = ranks.communicate(timeout=TIMEOUT_S)[1]
+        assert ranks.returncode == 0, errors
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        ranks.kill()
+        ranks.wait()
     save_file(received, str(folder / "received.safetensors"))
     return folder
 
@@ -334,6 +333,5 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(one_rank, two_ranks, tmp_path
 
 
 if __name__ == "__main__":
-    folder, *numbers = sys.argv[1:]
-    *ports, rank = map(int, numbers)
-    play(rank, 2, ports, Path(folder))
+    folder, *ports = sys.argv[1:]
+    sys.exit(run_ranks((play, (rank, 2, [*map(int, ports)], Path(folder))) for rank in range(2)))

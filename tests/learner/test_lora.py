@@ -27,6 +27,7 @@ from agentrl.learner.supervised_loss import SupervisedObjective
 from agentrl.sglang.process_group import tensor_checksum
 from parts.learner import lone_learner, random_samples, reserved_port, tiny_sizes
 from parts.programs import PROGRAM
+from parts.ranks import run_ranks
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
@@ -306,20 +307,9 @@ def test_two_ranks_learn_as_one(tmp_path):
     for folder in (one_rank, two_ranks):
         folder.mkdir()
     play(0, 1, reserved_port(), one_rank)
-    port = str(reserved_port())
-    ranks = [
-        subprocess.Popen(
-            [*PROGRAM, __file__, str(two_ranks), port, str(r)], stderr=subprocess.PIPE, text=True
-        )
-        for r in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    program = [*PROGRAM, __file__, str(two_ranks), str(reserved_port())]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
     one, two = (json.loads((folder / "facts.json").read_text()) for folder in (one_rank, two_ranks))
     for mine, other in zip(one, two, strict=True):
         assert other == pytest.approx(mine, rel=1e-9, abs=1e-11)
@@ -343,5 +333,5 @@ def test_two_ranks_learn_as_one(tmp_path):
 
 
 if __name__ == "__main__":
-    folder, port, rank = sys.argv[1:]
-    play(int(rank), 2, int(port), Path(folder))
+    folder, port = sys.argv[1:]
+    sys.exit(run_ranks((play, (rank, 2, int(port), Path(folder))) for rank in range(2)))

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as processes
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from transformers import GptOssConfig, LlamaConfig, Qwen2Config
@@ -32,6 +31,7 @@ from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.sequence_parallel import check_sequence_parallel
 from parts.learner import reserved_ports
 from parts.programs import PROGRAM
+from parts.ranks import run_ranks
 
 VOCABULARY = 61
 SIZES = {
@@ -168,11 +168,6 @@ def use_sgd(learner):
     learner._stepper.optimizer = torch.optim.SGD(learner._policy.module.parameters(), lr=1e-2)
 
 
-def run_rank(rank, world_size, sequence_parallel, ports, folder):
-    torch.set_num_threads(1)
-    play(rank, world_size, sequence_parallel, list(ports), folder)
-
-
 # ----------------------------------------------------------------------------------------------------- worlds
 
 
@@ -278,12 +273,17 @@ def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path
         check_folder(ModelConfig(path=str(tmp_path / "nowhere")), learner)
 
 
+def play_worlds(worlds):
+    """Play every world; return how many processes failed."""
+    for name in WORLDS:
+        (worlds / name).mkdir()
+    ports = {name: reserved_ports(3) for name in WORLDS}
+    return run_ranks(
+        (play, (rank, world_size, sequence_parallel, list(ports[name]), worlds / name))
+        for name, (world_size, sequence_parallel) in WORLDS.items()
+        for rank in range(world_size)
+    )
+
+
 if __name__ == "__main__":
-    for name, (
-        world_size,
-        sequence_parallel,
-    ) in WORLDS.items():  # one process, so that the imports are paid for once
-        folder = Path(sys.argv[1]) / name
-        folder.mkdir()
-        arguments = (world_size, sequence_parallel, reserved_ports(3), folder)
-        processes.start_processes(run_rank, arguments, nprocs=world_size, start_method="fork")
+    sys.exit(play_worlds(Path(sys.argv[1])))

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as processes
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from torch.distributed.tensor import DTensor
@@ -37,6 +36,7 @@ from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from parts.learner import reserved_ports
 from parts.programs import PROGRAM
+from parts.ranks import run_ranks
 
 VOCABULARY = 61
 SIZES = {
@@ -132,11 +132,6 @@ def play(rank, world_size, tensor_parallel, ports, models, folder):
 
 def local_size(parameter):
     return parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
-
-
-def run_rank(rank, world_size, ports, models, folder):
-    torch.set_num_threads(1)
-    play(rank, world_size, 2, list(ports), models, folder)
 
 
 # ----------------------------------------------------------------------------------------------------- worlds
@@ -274,10 +269,17 @@ def test_options_that_do_not_go_together_are_refused_by_the_config(other):
         LearnerConfig(world_size=3, tensor_parallel=2)
 
 
+def play_worlds(models, worlds):
+    """Play every world; return how many processes failed."""
+    for name in WORLDS:
+        (worlds / name).mkdir()
+    ports = {name: reserved_ports(len(CONFIGS)) for name in WORLDS}
+    return run_ranks(
+        (play, (rank, world_size, 2, list(ports[name]), models, worlds / name))
+        for name, world_size in WORLDS.items()
+        for rank in range(world_size)
+    )
+
+
 if __name__ == "__main__":
-    models, worlds = map(Path, sys.argv[1:])
-    for name, world_size in WORLDS.items():  # one process, so that the imports are paid for once
-        folder = worlds / name
-        folder.mkdir()
-        arguments = (world_size, reserved_ports(len(CONFIGS)), models, folder)
-        processes.start_processes(run_rank, arguments, nprocs=world_size, start_method="fork")
+    sys.exit(play_worlds(*map(Path, sys.argv[1:])))

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from parts.learner import random_samples, reserved_ports
 from parts.programs import PROGRAM
+from parts.ranks import run_ranks
 
 VOCABULARY = 61
 SIZES = {
@@ -162,32 +162,20 @@ def go_on(rank, world_size, port, folder, saved_by):
         (folder / f"loaded{saved_by}by{world_size}.json").write_text(json.dumps(facts))
 
 
-def fork(function, *arguments):
-    child = os.fork()
-    if child == 0:
-        try:
-            function(*arguments)
-        except Exception:  # noqa: BLE001 - boundary: a child tells why it fails and must not run the parent's code
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    return child
-
-
-def fork_worlds(folder):
+def play_worlds(folder):
     """Play every world, then every loaded one; return how many processes failed."""
-    children = []
-    for world_size in WORLDS:
-        ports = reserved_ports(3)
-        children += [fork(play, rank, world_size, list(ports), folder) for rank in range(world_size)]
-    failed = sum(os.waitpid(child, 0)[1] != 0 for child in children)
-    if failed:
-        return failed
-    children = []
-    for saved_by, world_size in LOADED:
-        [port] = reserved_ports(1)
-        children += [fork(go_on, rank, world_size, port, folder, saved_by) for rank in range(world_size)]
-    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    worlds = [(world_size, reserved_ports(3)) for world_size in WORLDS]
+    failed = run_ranks(
+        (play, (rank, world_size, list(ports), folder))
+        for world_size, ports in worlds
+        for rank in range(world_size)
+    )
+    loaded = zip(LOADED, reserved_ports(len(LOADED)), strict=True)
+    return failed or run_ranks(
+        (go_on, (rank, world_size, port, folder, saved_by))
+        for (saved_by, world_size), port in loaded
+        for rank in range(world_size)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- laws
@@ -272,4 +260,4 @@ def test_a_checkpoint_goes_on_in_another_world(worlds, saved_by, world_size):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_worlds(Path(sys.argv[1])))
+    sys.exit(play_worlds(Path(sys.argv[1])))

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from agentrl.learner.score_head import ScoreHead
 from agentrl.offline.supervised_data import pair_sample
 from parts.learner import reserved_ports, tiny_sizes
 from parts.programs import PROGRAM
+from parts.ranks import run_ranks
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47, tie_word_embeddings=False)
@@ -94,22 +94,15 @@ def play(kind, rank, world_size, port, folder):
         (folder / f"{kind}{world_size}.json").write_text(json.dumps(facts))
 
 
-def fork_ranks(folder):
-    """Play every world in processes forked from this one; return how many failed."""
-    children = []
+def play_worlds(folder):
+    """Play every world; return how many processes failed."""
     scenes = [(kind, world_size) for kind in KINDS for world_size in WORLDS]
-    for (kind, world_size), port in zip(scenes, reserved_ports(len(scenes)), strict=True):
-        for rank in range(world_size):
-            child = os.fork()
-            if child == 0:
-                try:
-                    play(kind, rank, world_size, port, folder)
-                except Exception:  # noqa: BLE001 - boundary: a child tells why it fails and must not run the parent's code
-                    traceback.print_exc()
-                    os._exit(1)
-                os._exit(0)
-            children.append(child)
-    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+    ports = reserved_ports(len(scenes))
+    return run_ranks(
+        (play, (kind, rank, world_size, port, folder))
+        for (kind, world_size), port in zip(scenes, ports, strict=True)
+        for rank in range(world_size)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -158,4 +151,4 @@ def test_counts_are_those_of_the_whole_update(worlds, kind):
 
 
 if __name__ == "__main__":
-    sys.exit(fork_ranks(Path(sys.argv[1])))
+    sys.exit(play_worlds(Path(sys.argv[1])))
