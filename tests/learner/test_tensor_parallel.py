@@ -105,7 +105,7 @@ def play(rank, world_size, tensor_parallel, ports, models, folder):
         )
         learner = Learner(spec, rank=rank, address="127.0.0.1", port=ports.pop(0))
         try:
-            steps = [learner.update(learner.score(shard)) for _ in range(3)]
+            steps = [learner.update(learner.score(shard)) for _ in range(2)]
             variants = {
                 "as_is": algorithm,
                 "masked": algorithm.model_copy(update={"correction": CorrectionConfig(outside="mask")}),
