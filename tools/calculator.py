@@ -73,12 +73,8 @@ def evaluate(expression: str) -> Fraction:
         raise ValueError(f"{' '.join(unknown[:5])!r} is not supported; use numbers, {OPERATORS}")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
-    except (
-        SyntaxError,
-        RecursionError,
-        MemoryError,
-        ValueError,
-    ):  # the last three: nesting too deep, null bytes, too many digits
+    # ast raises the last three for deep nesting, null bytes and too many digits.
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
         raise ValueError(f"cannot read the expression; use numbers, {OPERATORS}") from None
     return _value(tree.body, depth=0)
 

@@ -75,9 +75,8 @@ def _text(result: SandboxResult) -> str:
     notes = []
     if result.is_output_truncated:
         notes.append("the output was cut")
-    is_told = (
-        result.exit_code == 1 and "Traceback (most recent call last)" in output
-    )  # the exit code adds no information
+    # After a traceback, the exit code adds no information.
+    is_told = result.exit_code == 1 and "Traceback (most recent call last)" in output
     if (how := result.describe()) and not is_told:
         notes.append(how)
     if result.is_workspace_cut:

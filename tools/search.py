@@ -181,9 +181,8 @@ def snippet(text: str, words: Sequence[str], max_chars: int) -> str:
     text = " ".join(text.split())
     if len(text) <= max_chars:
         return text
-    stems = tuple(
-        {word[:5] for word in words if len(word) > 2}
-    )  # equal beginnings approximate the index's stems
+    # Equal beginnings approximate the index's stems.
+    stems = tuple({word[:5] for word in words if len(word) > 2})
     lowered = text.lower()
     starts = (
         [found.start() for found in WORD.finditer(lowered) if lowered.startswith(stems, found.start())]

@@ -179,6 +179,27 @@ class ToolFormat(ABC):
         parser.finish(text, is_truncated=is_truncated)
         return parser.parsed
 
+    def broken(
+        self, source: SampledText, start: int, name: str, error: str, *, marks: re.Pattern[str]
+    ) -> ParsedPiece | None:
+        """Return a call that cannot be read.
+
+        It ends at its closing mark, else before the next of `marks`, else with the turn.
+        """
+        mark = source.search(marks, start)
+        if mark is not None and mark[0] == self.closing:
+            return ParsedPiece(mark.end(), (ToolCall("", name, None, error),))
+        if mark is not None:
+            return ParsedPiece(mark.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
+        return self.cut(source, name)
+
+    @staticmethod
+    def cut(source: SampledText, name: str) -> ParsedPiece | None:
+        """Return a call that ends with the turn; None if the turn goes on."""
+        if source.unfinished is None:
+            return None
+        return ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
+
     def unfinished(self, *, is_truncated: bool) -> str:
         """Return the error for a call without an end."""
         if is_truncated:

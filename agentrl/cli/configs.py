@@ -146,7 +146,8 @@ def _read(arguments: Sequence[str], config_path: str | None, config_name: str | 
     from agentrl.verl.importing.launches import MAIN, source_of, source_of_file
     from agentrl.verl.importing.script import Launch, is_script, read_launch
 
-    first, rest = (arguments[0], arguments[1:]) if arguments and _is_file(arguments[0]) else (None, arguments)
+    is_file = bool(arguments) and "=" not in arguments[0] and not arguments[0].startswith("~")
+    first, rest = (arguments[0], arguments[1:]) if is_file else (None, arguments)
     if first is not None and is_script(first):
         launch = read_launch(first, rest)
         return source_of(
@@ -161,10 +162,6 @@ def _read(arguments: Sequence[str], config_path: str | None, config_name: str | 
     if config_name is None:
         return source_of_file(None, arguments)
     return source_of(Launch(MAIN, tuple(arguments), config_path, config_name))
-
-
-def _is_file(argument: str) -> bool:
-    return "=" not in argument and not argument.startswith("~")
 
 
 def account(translation: Translation, source: WrittenConfig) -> Iterator[str]:

@@ -162,10 +162,10 @@ class Config(Section):
         """
         rollout, lora = self.rollout, self.model.lora
         bound, copies = rollout.embedded.max_lora_rank, rollout.sglang.args.get("dp_size", 1)
+        transport, is_sglang = rollout.weights.transport, rollout.backend == "sglang"
         objections = {
             "model.lora.rank=0: there is no adapter": lora.rank == 0,
-            f"rollout.weights.transport={rollout.weights.transport}: adapters are sent only by disk": rollout.weights.transport  # noqa: E501
-            != "disk",
+            f"rollout.weights.transport={transport}: adapters are sent only by disk": transport != "disk",
             f"rollout.weights.pause_mode={rollout.weights.pause_mode}: adapters can only change "
             "while no request runs, so it must be auto or abort": (
                 rollout.weights.pause_mode not in ("auto", "abort")
@@ -173,20 +173,21 @@ class Config(Section):
             "tracking.baselines are whole models, which replace the base weights": bool(
                 self.tracking.baselines
             ),
-            "model.lora.target_modules contains lm_head, for which servers load no adapter": "lm_head"
-            in lora.target_modules,
+            "model.lora.target_modules contains lm_head, for which servers load no adapter": (
+                "lm_head" in lora.target_modules
+            ),
             f"rollout.embedded.max_lora_rank={bound} is below model.lora.rank={lora.rank}": (
                 rollout.backend == "embedded" and rollout.num_started > 0 and lora.rank > bound
             ),
             "rollout.weights.verify compares checksums, and SGLang reports none for adapters": (
-                rollout.backend == "sglang" and rollout.weights.verify
+                is_sglang and rollout.weights.verify
             ),
             "rollout.sglang.args.device=cpu: SGLang pins the memory of adapters, which requires a GPU": (
-                rollout.backend == "sglang" and rollout.sglang.args.get("device") == "cpu"
+                is_sglang and rollout.sglang.args.get("device") == "cpu"
             ),
-            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters only with dp_size=1": rollout.backend  # noqa: E501
-            == "sglang"
-            and copies != 1,
+            f"rollout.sglang.args.dp_size={copies}: SGLang loads adapters only with dp_size=1": (
+                is_sglang and copies != 1
+            ),
         }
         return next((why for why, holds in objections.items() if holds), None)
 

@@ -36,8 +36,8 @@ class Observer:
         self._config = config
         self._dir = run_dir
         self._trackers = open_trackers(
-            config.tracking,
             config.trainer.logger,
+            wandb_mode=config.tracking.wandb_mode,
             run_dir=run_dir.root,
             project=config.trainer.project_name,
             experiment=config.trainer.experiment_name,

@@ -140,44 +140,30 @@ def _product(term: str) -> int:
 
 
 @functools.cache
-def _forms(kind: Kind, split: Split, mix: ArithmeticMix) -> tuple[tuple[str, ...], ...]:
-    """Return the expressions of a kind that belong to a split, by form. All forms are drawn equally often."""
-    forms = {"tool": lambda: _tool_forms(mix), "easy": _easy_forms, "interaction": _interaction_forms}[kind]()
-    return tuple(
-        tuple(e for e in form if split_of(e, val_percent=mix.val_percent) == split) for form in forms
-    )
-
-
-def _tool_forms(mix: ArithmeticMix) -> tuple[Iterator[str], ...]:
-    factors = range(mix.factors[0], mix.factors[1] + 1)
-    return ((f"{a}*{b}" for a in factors for b in factors),)
-
-
-def _easy_forms() -> tuple[Iterator[str], ...]:
-    return ((f"{100 * a}+{b}" for a in range(1, 10) for b in range(10, 100)),)
-
-
-def _interaction_forms() -> tuple[Iterator[str], ...]:
-    return ((f"{100 * a + b}-{100 * a}" for a in range(1, 10) for b in range(10, 100)),)
+def _expressions(kind: Kind, split: Split, mix: ArithmeticMix) -> tuple[str, ...]:
+    """Return the expressions of a kind that belong to a split."""
+    factors, hundreds, rest = range(mix.factors[0], mix.factors[1] + 1), range(1, 10), range(10, 100)
+    all_of_kind = {
+        "tool": (f"{a}*{b}" for a in factors for b in factors),
+        "easy": (f"{100 * a}+{b}" for a in hundreds for b in rest),
+        "interaction": (f"{100 * a + b}-{100 * a}" for a in hundreds for b in rest),
+    }[kind]
+    return tuple(e for e in all_of_kind if split_of(e, val_percent=mix.val_percent) == split)
 
 
 def _draw(kind: Kind, split: Split, count: int, rng: random.Random, mix: ArithmeticMix) -> list[str]:
-    """Return `count` expressions, with alternating forms; all distinct for `val`.
+    """Return `count` expressions; all distinct for `val`.
 
     Raises:
         DataError: `val` has fewer expressions.
     """
-    forms = _forms(kind, split, mix)
-    drawn = []
-    for position, form in enumerate(forms):
-        share = len(range(position, count, len(forms)))
-        if split == "val" and share > len(form):
-            raise DataError(
-                f"the validation split has {len(form)} expressions of kind {kind!r}, but {share} are needed; "
-                "lower num_val"
-            )
-        drawn.append(rng.sample(form, share) if split == "val" else rng.choices(form, k=share))
-    return [drawn[i % len(forms)][i // len(forms)] for i in range(count)]
+    known = _expressions(kind, split, mix)
+    if split == "val" and count > len(known):
+        raise DataError(
+            f"the validation split has {len(known)} expressions of kind {kind!r}, but {count} are needed; "
+            "lower num_val"
+        )
+    return rng.sample(known, count) if split == "val" else rng.choices(known, k=count)
 
 
 def _draw_kinds(

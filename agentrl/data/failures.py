@@ -70,8 +70,7 @@ class FailureTable:
 
     def earlier(self) -> Iterator[FailedAttempt]:
         """Yield the attempts of the loaded rows."""
-        for row in self._table.to_pylist():
-            yield _attempt(row)
+        return map(_attempt, self._table.to_pylist())
 
     def add(self, attempts: Sequence[FailedAttempt], *, step: int) -> None:
         self._rows += [_row(failed, step) for failed in attempts]
@@ -133,15 +132,17 @@ class FailureBook:
 
     def lines(self) -> list[str]:
         """Return the most frequent failures in words, and the path of the file; [] if nothing failed."""
-        lines = self.tally.lines()
-        return [*lines, f"all failures: {self._file}"] if lines else []
+        return _lines(self.tally, self._file)
 
 
 def failure_lines(file: Path) -> list[str]:
     """Return `FailureBook.lines` for an existing file of failures; [] if there is none."""
     tally = FailureTally(lambda text: None, where=str(file))
-    if file.exists():
-        tally.restore(FailureTable(file, keeps_earlier=True).earlier())
+    tally.restore(FailureTable(file, keeps_earlier=True).earlier())
+    return _lines(tally, file)
+
+
+def _lines(tally: FailureTally, file: Path) -> list[str]:
     lines = tally.lines()
     return [*lines, f"all failures: {file}"] if lines else []
 

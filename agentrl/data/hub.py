@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: their files are downloaded once, into the cache of `huggingface_hub`.
+"""The Hugging Face hub: files are downloaded once, into the cache of `huggingface_hub`.
 
 The environment variables (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) are those of
 `huggingface_hub`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, Literal
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -41,31 +42,53 @@ def fetch_dataset(name: str, *, subset: str | None = None, revision: str | None 
     """
     if not _HUB_ID.fullmatch(name):
         raise DataError(f"{name!r}: no such file or folder, and not a hub id either (owner/name)")
-    if revision is not None:
-        return _download(name, revision, list(_DATA))
+    converted = [f"{subset}/*.parquet"] if subset else ["*.parquet"]
     try:
-        return _download(name, CONVERTED, [f"{subset}/*.parquet"] if subset else ["*.parquet"])
-    except _NoRevision:
-        return _download(name, "main", list(_DATA))
+        if revision is not None:
+            return download("dataset", name, revision, list(_DATA))
+        try:
+            return download("dataset", name, CONVERTED, converted)
+        except NoRevisionError:
+            return download("dataset", name, "main", list(_DATA))
+    except HubError as error:
+        raise DataError(f"dataset {name!r}: {error}") from None
 
 
-class _NoRevision(DataError):
-    pass
+class HubError(Exception):
+    """The hub does not give the files; the text says why."""
 
 
-def _download(name: str, revision: str, patterns: list[str]) -> Path:
+class NoRevisionError(HubError):
+    """The hub does not have the revision."""
+
+
+def download(
+    kind: Literal["dataset", "model"], name: str, revision: str | None, patterns: list[str], **options: Any
+) -> Path:
+    """Download the files of a hub id that match `patterns`; return the folder, which is named after the
+    commit.
+
+    Raises:
+        HubError: they are neither on the hub nor in its cache.
+    """
     try:
-        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns, **options)
+        )
     except GatedRepoError:
         why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
     except RevisionNotFoundError:
-        raise _NoRevision(f"dataset {name!r}: the hub does not have revision {revision!r}") from None
+        raise NoRevisionError(f"the hub does not have revision {revision!r}") from None
     except RepositoryNotFoundError:
-        why = "no such folder, and no such dataset on the hub (or it is private: set HF_TOKEN)"
+        why = f"no such folder, and no such {kind} on the hub (or it is private: set HF_TOKEN)"
     except LocalEntryNotFoundError:
-        why = "no such folder, and the hub cannot be reached (the dataset is not in the hub's cache either)"
+        why = f"no such folder, and the hub cannot be reached (the {kind} is not in the hub's cache either)"
     except HFValidationError as error:
-        why = f"not a valid hub id: {str(error).splitlines()[0]}"
+        why = (
+            f"not a valid hub id: {str(error).splitlines()[0]}"
+            if kind == "dataset"
+            else "no such folder, and not a hub id either (owner/name)"
+        )
     except (HfHubHTTPError, OSError) as error:
         why = f"the download from the hub failed: {str(error).splitlines()[0]}"
-    raise DataError(f"dataset {name!r}: {why}")
+    raise HubError(why)

@@ -10,17 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from agentrl.config.model import ModelConfig
+from agentrl.data.hub import HubError, download
 from agentrl.errors import ConfigError
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -93,24 +84,6 @@ def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
         *(_CODE if model.trust_remote_code else ()),
     ]
     try:
-        return Path(
-            snapshot_download(
-                model.path,
-                revision=model.revision,
-                allow_patterns=patterns,
-                ignore_patterns=list(_OTHER_COPIES),
-            )
-        )
-    except GatedRepoError:
-        why = "the hub asks for permission; accept its terms there and set HF_TOKEN"
-    except RevisionNotFoundError:
-        why = f"the hub does not have revision {model.revision!r}"
-    except RepositoryNotFoundError:
-        why = "no such folder, and no such model on the hub (or it is private: set HF_TOKEN)"
-    except LocalEntryNotFoundError:
-        why = "no such folder, and the hub cannot be reached (the model is not in the hub's cache either)"
-    except HFValidationError:
-        why = "no such folder, and not a hub id either (owner/name)"
-    except (HfHubHTTPError, OSError) as error:
-        why = f"the download from the hub failed: {str(error).splitlines()[0]}"
-    raise ConfigError(f"{key}={model.path!r} cannot be loaded: {why}")
+        return download("model", model.path, model.revision, patterns, ignore_patterns=list(_OTHER_COPIES))
+    except HubError as error:
+        raise ConfigError(f"{key}={model.path!r} cannot be loaded: {error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,6 @@ from agentrl.types import SCORED_OUTCOMES
 _COLUMNS = ["outcome", "metrics", "rewards", "extra_info", "messages"]
 
 
-@dataclass
-class PassTally:
-    right: float = 0.0
-    num: int = 0
-
-
 @dataclass(frozen=True)
 class PassRates:
     """The share of right attempts, in [0, 1], for each question.
@@ -33,13 +28,13 @@ class PassRates:
     in another file.
     """
 
-    tallies: Mapping[str, PassTally]
+    accuracies: Mapping[str, Sequence[float]]
 
     def of(self, candidate: Candidate) -> float | None:
         """Return the pass rate of a row; None if its question was never asked."""
         for text in (candidate.question, normalise(first_user_text(candidate.row["prompt"]))):
-            if tally := self.tallies.get(text):
-                return tally.right / tally.num
+            if found := self.accuracies.get(text):
+                return sum(found) / len(found)
         return None
 
 
@@ -59,16 +54,14 @@ def read_pass_rates(path: Path) -> PassRates:
         raise DataError(
             f"{str(path)!r}: no Parquet file of attempts; give one that an evaluation or a run has written"
         )
-    tallies: dict[str, PassTally] = {}
+    accuracies: defaultdict[str, list[float]] = defaultdict(list)
     for row in (row for file in files for row in _rows(file)):
         accuracy = _accuracy(row)
         if accuracy is not None:
-            tally = tallies.setdefault(normalise(_question(row)), PassTally())
-            tally.right += accuracy
-            tally.num += 1
-    if not tallies:
+            accuracies[normalise(_question(row))].append(accuracy)
+    if not accuracies:
         raise DataError(f"{str(path)!r}: no attempt in it has a score")
-    return PassRates(tallies)
+    return PassRates(accuracies)
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:

@@ -84,7 +84,7 @@ def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[
     """
     notes: list[str] = []
     kept, found = _deduplicated(candidates)
-    if found.num:
+    if found:
         notes.append(
             f"{found}: {'left out' if selection.deduplicate else 'kept; --deduplicate leaves them out'}"
         )
@@ -102,27 +102,11 @@ def select(candidates: Sequence[Candidate], selection: Selection) -> tuple[list[
 # ------------------------------------------------------------------------------------------------- duplicates
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicates:
-    """Number of rows that repeat another row.
+def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], str]:
+    """Keep the first row of each identity; rows of held-out splits take precedence.
 
-    Of those, rows with another answer, and rows from another split.
+    Returns the kept rows, and how many repeat another one, in words; "" if none does.
     """
-
-    num: int = 0
-    num_conflicting: int = 0
-    num_across: int = 0
-
-    def __str__(self) -> str:
-        beside = [f"{self.num_conflicting:,} with another answer"] if self.num_conflicting else []
-        beside += [f"{self.num_across:,} of another split"] if self.num_across else []
-        return f"{self.num:,} row{'s repeat' if self.num != 1 else ' repeats'} another one" + (
-            f" ({', '.join(beside)})" if beside else ""
-        )
-
-
-def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], Duplicates]:
-    """Keep the first row of each identity; rows of held-out splits take precedence."""
     order = sorted(range(len(candidates)), key=lambda index: candidates[index].split not in HELD_OUT)
     first: dict[str, Candidate] = {}
     kept, conflicting, across = [], 0, 0
@@ -133,9 +117,11 @@ def _deduplicated(candidates: Sequence[Candidate]) -> tuple[list[Candidate], Dup
             kept.append(index)
         conflicting += earlier.answer != candidate.answer
         across += earlier.split != candidate.split
-    return [candidates[index] for index in sorted(kept)], Duplicates(
-        len(order) - len(kept), conflicting, across
-    )
+    facts = ((conflicting, "with another answer"), (across, "of another split"))
+    beside = ", ".join(f"{count:,} {what}" for count, what in facts if count)
+    num = len(order) - len(kept)
+    found = f"{num:,} row{'s repeat' if num != 1 else ' repeats'} another one" if num else ""
+    return [candidates[index] for index in sorted(kept)], found + (f" ({beside})" if beside else "")
 
 
 # --------------------------------------------------------------------------------------------- held-out share

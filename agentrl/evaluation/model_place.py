@@ -184,9 +184,26 @@ def open_servers(
     """
     if place.urls:
         yield RunningServers(place.urls, server_key(config.api_key_env))
-    else:
-        with _started(config, model, say) as servers:
-            yield servers
+        return
+    count, key = max(config.num_started, 1), key_of_started(config.api_key_env)
+    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:
+        supervisors = tuple(
+            Supervisor(
+                launcher(config, model, api_key=key),
+                log_file=Path(folder) / f"server_{index}.log",
+                start_timeout_s=config.server_start_timeout_s,
+                hang_timeout_s=config.server_hang_timeout_s,
+                max_restarts=config.max_server_restarts,
+            )
+            for index in range(count)
+        )
+        say(f"starting {count} {config.backend} server{'s' if count > 1 else ''} of {model.path}")
+        began = time.monotonic()
+        for supervisor in supervisors:
+            stack.callback(supervisor.stop)
+            supervisor.start(model.path, str(UNPUBLISHED_VERSION))
+        say(f"started in {time.monotonic() - began:.0f} s")
+        yield StartedServers(supervisors, key)
 
 
 def _identity(info: ModelInfo) -> str:
@@ -244,27 +261,3 @@ async def _infos(urls: Sequence[str], api_key: str | None) -> list[ModelInfo]:
         finally:
             await client.aclose()
     return infos
-
-
-@contextmanager
-def _started(rollout: RolloutConfig, model: ModelConfig, say: Say) -> Iterator[StartedServers]:
-    """Start `rollout.num_servers` servers of the config's backend; stop them afterwards."""
-    count, key = max(rollout.num_started, 1), key_of_started(rollout.api_key_env)
-    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:
-        supervisors = tuple(
-            Supervisor(
-                launcher(rollout, model, api_key=key),
-                log_file=Path(folder) / f"server_{index}.log",
-                start_timeout_s=rollout.server_start_timeout_s,
-                hang_timeout_s=rollout.server_hang_timeout_s,
-                max_restarts=rollout.max_server_restarts,
-            )
-            for index in range(count)
-        )
-        say(f"starting {count} {rollout.backend} server{'s' if count > 1 else ''} of {model.path}")
-        began = time.monotonic()
-        for supervisor in supervisors:
-            stack.callback(supervisor.stop)
-            supervisor.start(model.path, str(UNPUBLISHED_VERSION))
-        say(f"started in {time.monotonic() - began:.0f} s")
-        yield StartedServers(supervisors, key)

@@ -18,7 +18,7 @@ from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
 from agentrl.errors import DataError
 from agentrl.tracking.attempts import ended_in
-from agentrl.tracking.closing_table import ClosingTable, closing_rows, closing_table, write_summary
+from agentrl.tracking.closing_table import ClosingTable, closing_rows, write_summary
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import BufferCounts
 
@@ -63,7 +63,7 @@ def closing_of(
     notes = [f"{step} steps, version {version}", f"groups: {counts}"]
     notes += [f"attempts: {ended.words()}"] if ended.num_ended else []
     notes += ["failures, validation included:", *(f"  {line}" for line in failures)] if failures else []
-    return closing_table(closing_rows(results, step=step), notes=notes)
+    return ClosingTable(closing_rows(results, step=step), notes)
 
 
 class ReportRefresher:

@@ -40,7 +40,8 @@ def refusal_of(headers: Mapping[str, str], *, is_on_loopback: bool) -> Refusal |
     if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
         return Refusal(403, "requests of web pages are refused: leave Origin and Sec-Fetch-Site out")
     content_type = headers.get("content-type", "")
-    if _has_body(headers) and content_type.partition(";")[0].strip().lower() != JSON:
+    has_body = "transfer-encoding" in headers or headers.get("content-length", "0").strip() not in ("", "0")
+    if has_body and content_type.partition(";")[0].strip().lower() != JSON:
         return Refusal(415, f"the body must be sent as Content-Type: {JSON}, got {content_type[:100]!r}")
     return None
 
@@ -51,7 +52,3 @@ def _name_of(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _has_body(headers: Mapping[str, str]) -> bool:
-    return "transfer-encoding" in headers or headers.get("content-length", "0").strip() not in ("", "0")

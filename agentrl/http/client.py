@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,7 +48,7 @@ class _StaleConnection(Exception):
     """A kept-alive connection was closed before any byte of the reply: the request may be sent again."""
 
 
-class HttpClient:
+class HttpClient(AbstractAsyncContextManager["HttpClient"]):
     """Requests to one origin over a pool of keep-alive connections.
 
     Safe to share among the tasks of one trio run.
@@ -83,12 +83,7 @@ class HttpClient:
         self._slots = trio.CapacityLimiter(max_connections)
         self._is_closed = False
 
-    async def __aenter__(self) -> HttpClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def request(self, method: str, path: str, *, json: Any = None) -> HttpReply:

@@ -8,7 +8,6 @@ proximal policy taken as their sampler (`proximal := policy`).
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -30,6 +29,7 @@ from agentrl.data.atomic_files import write_atomically
 from agentrl.learner.counterfactual import Counterfactual
 from agentrl.learner.learner import Learner
 from agentrl.offline.stored_steps import StoredStep, is_fresh
+from agentrl.tracking.alarms import finite
 
 CORRECTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {"weight": "none"},
@@ -109,7 +109,7 @@ class CorrectionsReport:
         }
         with self._lines.open("a", encoding="utf-8") as file:
             for name, one in found.items():
-                file.write(json.dumps({**facts, "correction": name, **_without_nan(asdict(one))}) + "\n")
+                file.write(json.dumps({**facts, "correction": name, **finite(asdict(one))}) + "\n")
 
     def finish(self, say: Callable[[str], None]) -> Path:
         """Write corrections.json, .md and .png, show the table, and return the Markdown file."""
@@ -154,10 +154,6 @@ def _mean(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         name: statistics.fmean(values) if values else None for name, values in columns.items()
     }
     return means | {"cosine_std": statistics.pstdev(columns["cosine"]) if columns["cosine"] else None}
-
-
-def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _cells(values: Mapping[str, float | None]) -> list[str]:

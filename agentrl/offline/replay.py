@@ -175,7 +175,8 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
     """Yield a replay that is ready to learn: its ranks run, in this process if there is one, with the newest
     checkpoint.
     """
-    stored = StoredSteps.find(_trajectories(folder, config.trainer.rollout_data_dir))
+    elsewhere = None if (folder / "trajectories").is_dir() else config.trainer.rollout_data_dir
+    stored = StoredSteps.find(Path(elsewhere) if elsewhere else folder)
     with ExitStack() as stack:
         run_dir = RunDir.open(config.trainer, dump_config(config))
         stack.callback(run_dir.close)
@@ -217,11 +218,6 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
         if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
             observer.say(aside)
         yield run
-
-
-def _trajectories(folder: Path, elsewhere: str | None) -> Path:
-    """Return the folder with the run's trajectories: `folder`, or `trainer.rollout_data_dir`."""
-    return Path(elsewhere) if elsewhere and not (folder / "trajectories").is_dir() else folder
 
 
 def _digest(learner: Workers[Learner]) -> str:

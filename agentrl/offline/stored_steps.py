@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,14 +87,15 @@ class StoredSteps:
         """
         batch = read_parquet(self.files[step - 1])
         groups = tuple(group_trajectories(decode(batch)))
-        named = "learned_by" in batch.schema.names and batch.num_rows > 0
-        return StoredStep(
-            step, groups, self._lineage(batch.column("learned_by")[0].as_py() if named else _newest(groups))
-        )
-
-    def _lineage(self, version: int) -> Lineage:
+        if "learned_by" in batch.schema.names and batch.num_rows > 0:
+            version = batch.column("learned_by")[0].as_py()
+        else:  # a lower bound, for files without it: the newest version of any token
+            newest = (int(t.versions.max(initial=-1)) for group in groups for t in group.trajectories)
+            version = max(newest, default=-1)
         lineage = Lineage.of(publish for publish in self.publishes if publish[0] <= version)
-        return lineage if lineage.version == version else Lineage.of([(version, 0)])
+        if lineage.version != version:
+            lineage = Lineage.of([(version, 0)])
+        return StoredStep(step, groups, lineage)
 
 
 def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
@@ -111,8 +111,3 @@ def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
 def is_fresh(trajectory: Trajectory, version: int) -> bool:
     """Return whether every token of the trajectory was sampled by `version` (or a newer one)."""
     return trajectory.num_action_tokens > 0 and trajectory.min_version >= version
-
-
-def _newest(groups: Sequence[Group]) -> int:
-    """Return the newest version of any token: a lower bound of `learned_by`, for files without it."""
-    return max((int(t.versions.max(initial=-1)) for group in groups for t in group.trajectories), default=-1)

@@ -5,6 +5,7 @@ SFT also makes the quickstart's initial policy. A reward model is a sequence cla
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.adapters.catalog import agent_plugins
@@ -27,14 +28,7 @@ def supervise(config: SFTConfig) -> Path:
     Raises:
         UserError: a wrong key or a malformed conversation.
     """
-    check_files({"model": config.model}, config.agent)
-    plugins = agent_plugins(config.agent)
-    model = model_with_tokenizer(config)
-    chat = Chat.of(model)
-    data = config.data
-    train = read_conversations(data.train_files, data, chat, plugins)
-    validation = read_conversations(data.val_files, data, chat, plugins) if data.val_files else None
-    return run_job(SupervisedJob("sft", "conversation", config, model, train, validation))
+    return _train("sft", "conversation", config, read_conversations)
 
 
 def train_reward_model(config: RMConfig) -> Path:
@@ -43,15 +37,18 @@ def train_reward_model(config: RMConfig) -> Path:
     Raises:
         UserError: a wrong key, a malformed pair, or no token that can serve as padding.
     """
+    return _train("rm", "pair", config, read_pairs)
+
+
+def _train(name: str, noun: str, config: SFTConfig | RMConfig, read: Callable[..., Examples]) -> Path:
     check_files({"model": config.model}, config.agent)
     plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)
-    chat = Chat.of(model)
-    data = config.data
-    train = read_pairs(data.train_files, data, chat, plugins)
-    validation = read_pairs(data.val_files, data, chat, plugins) if data.val_files else None
-    head = ScoreHead(find_padding(model, chat, train))
-    return run_job(SupervisedJob("rm", "pair", config, model, train, validation, head))
+    chat, data = Chat.of(model), config.data
+    train = read(data.train_files, data, chat, plugins)
+    validation = read(data.val_files, data, chat, plugins) if data.val_files else None
+    head = ScoreHead(find_padding(model, chat, train)) if isinstance(config, RMConfig) else None
+    return run_job(SupervisedJob(name, noun, config, model, train, validation, head))
 
 
 def find_padding(model: ModelConfig, chat: Chat, examples: Examples) -> int:

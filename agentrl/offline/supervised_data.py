@@ -159,10 +159,13 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
     def build(row: RawRow, place: RowPlace) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         value = _column(row, config.prompt_key)
         prompt = () if value is None else _prompt(value, place, config.prompt_key)
-        chosen, rejected = (
-            _last_row(renderer.render(row, place, _answered(prompt, _column(row, key), place, key)))
+        replays = (
+            renderer.render(row, place, _answered(prompt, _column(row, key), place, key))
             for key in (config.chosen_key, config.rejected_key)
         )
+        # The last segment is the final conversation: if the template edits the history, earlier segments
+        # contain the conversation before the edit.
+        chosen, rejected = (replay.token_ids[replay.segment_starts[-1] :] for replay in replays)
         return chosen, rejected
 
     examples = _collect(files, build, lambda index, pair: _compare(index, pair, config))
@@ -206,14 +209,6 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
             field, f"must end with a message of the assistant, ends with a message of {messages[-1].role}"
         )
     return list(messages) if messages[: len(prompt)] == tuple(prompt) else [*prompt, *messages]
-
-
-def _last_row(replay: Replay) -> NDArray[np.int32]:
-    """Return the tokens of the last segment, i32[T]: the final conversation.
-
-    If the template edits the history, earlier segments contain the conversation before the edit.
-    """
-    return replay.token_ids[replay.segment_starts[-1] :]
 
 
 # ------------------------------------------------------------------------------------------------------- rows

@@ -332,8 +332,8 @@ def _open_trackers(job: SupervisedJob, order: Order, checkpoint: Checkpoint | No
         else None
     )
     return open_trackers(
-        trainer,
         trainer.logger,
+        wandb_mode=trainer.wandb_mode,
         run_dir=job.run_dir,
         project="agentrl",
         experiment=Path(trainer.output).name,

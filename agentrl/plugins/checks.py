@@ -178,8 +178,8 @@ def _check_tool(label: str, tool: Any) -> None:
     if not isinstance(parameters, Mapping):
         found = "no `parameters`" if parameters is None else f"parameters = {parameters!r}"
         raise PluginError(
-            f"{label} has {found}: write the JSON schema of its arguments, such as "
-            '`parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}`'  # noqa: E501
+            f"{label} has {found}: write the JSON schema of its arguments, such as `parameters = "
+            '{"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}`'
         )
     if parameters.get("type") != "object":
         raise PluginError(

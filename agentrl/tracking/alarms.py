@@ -154,7 +154,7 @@ class Alarms:
 
     def _append(self, alarms: Sequence[Alarm]) -> None:
         if alarms:
-            self._file.append("".join(json.dumps(_finite(asdict(alarm))) + "\n" for alarm in alarms).encode())
+            self._file.append("".join(json.dumps(finite(asdict(alarm))) + "\n" for alarm in alarms).encode())
 
 
 class _Watch:
@@ -204,7 +204,7 @@ class _Watch:
         return Alarm(step, event, rule.name, metric, value, rule.side, bound, rule.advice)
 
 
-def _finite(fields: dict[str, object]) -> dict[str, object]:
+def finite(fields: Mapping[str, object]) -> dict[str, object]:
     """Replace non-finite numbers by None, because JSON has none."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

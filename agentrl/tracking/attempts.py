@@ -119,12 +119,8 @@ class AttemptCounts:
 
 def ended_in(records: Sequence[StepRecord]) -> AttemptCounts:
     """Return the outcomes of all attempts, summed over the records of steps."""
-    outcomes: Counter[Outcome] = Counter()
-    for outcome in Outcome:
-        count = sum(record.values.get(f"attempts/{outcome.value}", 0.0) for record in records)
-        if count:
-            outcomes[outcome] = int(count)
-    return AttemptCounts(outcomes)
+    counts = {o: sum(record.values.get(f"attempts/{o.value}", 0.0) for record in records) for o in Outcome}
+    return AttemptCounts(Counter({outcome: int(count) for outcome, count in counts.items() if count}))
 
 
 def troubles_text(values: Mapping[str, float]) -> str:

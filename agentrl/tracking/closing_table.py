@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,10 +58,13 @@ class ClosingRow:
 
 @dataclass(frozen=True, slots=True)
 class ClosingTable:
-    """The table: a column is shown if any row has it. notes: lines below the table."""
+    """The table: baselines first, the trained policy last. A column is shown if any row has it.
 
-    rows: tuple[ClosingRow, ...]
-    notes: tuple[str, ...] = ()
+    notes: lines below the table.
+    """
+
+    rows: Sequence[ClosingRow]
+    notes: Sequence[str] = ()
 
     def header(self) -> tuple[str, ...]:
         agents = sorted({agent for row in self.rows for agent in row.accuracy_by_agent})
@@ -132,11 +136,6 @@ def closing_rows(results: Mapping[str, Mapping[str, float]], *, step: int) -> li
     return [ClosingRow.from_values(name_of(name, values), values) for name, values in results.items()]
 
 
-def closing_table(rows: Sequence[ClosingRow], *, notes: Sequence[str] = ()) -> ClosingTable:
-    """Return the table of `rows`, in their order: baselines first, the trained policy last."""
-    return ClosingTable(tuple(rows), tuple(notes))
-
-
 def write_summary(table: ClosingTable, path: Path, *, title: str) -> None:
     """Write the table, if it has rows, and one item per note as Markdown (`summary.md` of the run folder).
 
@@ -144,16 +143,12 @@ def write_summary(table: ClosingTable, path: Path, *, title: str) -> None:
         InfrastructureError: the file cannot be written.
     """
     shown = table.to_markdown() if table.rows else "No validation was made."
-    lines = [f"# {title}", "", shown, "", *(_item(note) for note in table.notes)]
+    notes = (re.sub(r"^(\s*)", r"\1- ", note, count=1) for note in table.notes)
+    lines = [f"# {title}", "", shown, "", *notes]
     try:
         path.write_text("\n".join(lines).rstrip() + "\n")
     except OSError as error:
         raise InfrastructureError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _item(note: str) -> str:
-    text = note.lstrip()
-    return f"{note[: len(note) - len(text)]}- {text}"
 
 
 def _number(value: float | None, digits: int) -> str:

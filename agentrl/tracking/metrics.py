@@ -2,10 +2,10 @@
 flat JSON object per line.
 
 ```
-{"kind": "train", "step": 12, "version": 13, "wall_s": 41.7, "rollout/reward_mean": 0.71, "learner/loss": null, ...}
+{"kind": "train", "step": 12, "version": 13, "wall_s": 41.7, "rollout/accuracy": 0.7, "learner/loss": null}
 ```
 Keys without a slash are fields of the record; every metric's name has a slash. Non-finite values are null.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

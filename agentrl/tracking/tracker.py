@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -35,14 +35,7 @@ class GoesBack(Protocol):
     def go_back(self, step: int) -> None: ...
 
 
-class TrackingOptions(Protocol):
-    """The part of the `tracking` config that this package reads."""
-
-    @property
-    def wandb_mode(self) -> WandbMode: ...
-
-
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """Sends each record to the metrics file, the console and other trackers ("guests"); a context manager.
 
     A guest that fails (the network, a service) is reported once and then left out: it never ends a run.
@@ -104,10 +97,7 @@ class Trackers:
         finally:
             self.console.close()
 
-    def __enter__(self) -> Trackers:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _call(self, name: str, verb: Callable[..., None], *arguments: object) -> None:
@@ -121,9 +111,9 @@ class Trackers:
 
 
 def open_trackers(
-    config: TrackingOptions,
     logger: Sequence[str],
     *,
+    wandb_mode: WandbMode,
     run_dir: Path,
     project: str,
     experiment: str,
@@ -145,9 +135,9 @@ def open_trackers(
         InfrastructureError: the run folder cannot be written.
     """
     openers: dict[str, Callable[[], Tracker]] = {}
-    if "wandb" in logger and config.wandb_mode != "disabled":
+    if "wandb" in logger and wandb_mode != "disabled":
         openers["wandb"] = lambda: _open_wandb(
-            config.wandb_mode, run_dir, project, experiment, redact(resolved_config)
+            wandb_mode, run_dir, project, experiment, redact(resolved_config)
         )
     if "tensorboard" in logger:
         openers["tensorboard"] = lambda: _open_tensorboard(run_dir, redact(resolved_config), restored_step)

@@ -112,7 +112,7 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.actor.pad_to_length": "sequences are always packed without padding",
     "actor_rollout_ref.actor.shuffle": "a batch is cut into minibatches by whole groups, in the order they "
     "were leased",
-    "actor_rollout_ref.actor.checkpoint": "a checkpoint always holds all that a resume needs",
+    "actor_rollout_ref.actor.checkpoint": "a checkpoint always contains everything that a resume needs",
     "actor_rollout_ref.actor.profiler": "torch's profiler records every learner rank in the steps of "
     "trainer.profile_steps",
     "actor_rollout_ref.actor.router_replay": "experts' routing is not replayed",
@@ -123,12 +123,12 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.rollout.mode": "rollouts are always asynchronous; buffer.max_staleness=0 makes "
     "training synchronous",
     "actor_rollout_ref.rollout.do_sample": "training always samples (rollout.temperature)",
-    "actor_rollout_ref.rollout.ignore_eos": "a turn ends where the model ends it",
+    "actor_rollout_ref.rollout.ignore_eos": "a turn always ends at the model's end-of-sequence token",
     "actor_rollout_ref.rollout.calculate_log_probs": "the servers' log-probabilities are always recorded",
-    "actor_rollout_ref.rollout.free_cache_engine": "servers on the learner's GPUs (rollout.colocated) give "
-    "it their memory for each step",
-    "actor_rollout_ref.rollout.load_format": "a server starts from model.path and receives weights as "
-    "rollout.weights says",
+    "actor_rollout_ref.rollout.free_cache_engine": "servers on the learner's GPUs (rollout.colocated) "
+    "release their memory for each step",
+    "actor_rollout_ref.rollout.load_format": "a server starts from model.path and receives weights "
+    "by rollout.weights",
     "actor_rollout_ref.rollout.multi_turn.enable": "each row's agent decides by its agent_name",
     "actor_rollout_ref.rollout.multi_turn.tokenization_sanity_check_mode": "text is never encoded twice; the "
     "template is checked",
@@ -141,8 +141,8 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.model.lora": "see the section model.lora",
     "actor_rollout_ref.model.lora_adapter_path": "an adapter begins at zero; merge an existing one into "
     "model.path",
-    "actor_rollout_ref.model.exclude_modules": "adapters stand beside the layers that "
-    "model.lora.target_modules names",
+    "actor_rollout_ref.model.exclude_modules": "only the layers named by "
+    "model.lora.target_modules get adapters",
     "actor_rollout_ref.model.use_remove_padding": "sequences are always packed without padding",
     "actor_rollout_ref.model.use_liger": "the model is the one of transformers, unchanged",
     "actor_rollout_ref.model.use_fused_kernels": "logits never exist as a whole "
@@ -154,19 +154,19 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.model.use_shm": "models are read from model.path directly",
     "actor_rollout_ref.model": "see the section model",
     "actor_rollout_ref": "see the sections model, agent, rollout, learner and algorithm",
-    "data.val_batch_size": "validation is always played whole, rollout.max_concurrent_trajectories at a time",
+    "data.val_batch_size": "validation always runs as a whole, rollout.max_concurrent_trajectories at a time",
     "data.validation_shuffle": "validation is always in order",
     "data.return_raw_chat": "tasks always keep their messages",
-    "data.return_raw_input_ids": "tasks keep messages; tokens are made once, by the session",
+    "data.return_raw_input_ids": "tasks keep messages; the session encodes them once",
     "data.return_full_prompt": "trajectories always keep the whole conversation",
     "data.dataloader_num_workers": "rows are read by Arrow, without worker processes",
     "data.filter_overlong_prompts_workers": "prompts are measured when they are drawn",
     "data.image_key": "rows with images are refused",
     "data.video_key": "rows with video are refused",
     "data.audio_key": "rows with audio are refused",
-    "data.return_multi_modal_inputs": "rows are text alone",
-    "data.mm_processor_kwargs": "rows are text alone",
-    "data.image_patch_size": "rows are text alone",
+    "data.return_multi_modal_inputs": "only text rows are supported",
+    "data.mm_processor_kwargs": "only text rows are supported",
+    "data.image_patch_size": "only text rows are supported",
     "data.use_shm": "files are read directly",
     "data.apply_chat_template_kwargs": "put the choice into a template of your own (model.chat_template)",
     "data.sampler": "order comes from data.shuffle, trainer.seed and data.curriculum",
@@ -175,14 +175,13 @@ MEANINGLESS: Mapping[str, str] = {
         _OF_THE_LEARNER,
         "the critic follows the learner's settings; its own are critic.model and critic.optimizer",
     ),
-    "reward_model.enable": "it is asked by each term of the reward with `reward: reward_model` "
-    "(reward.terms)",
+    "reward_model.enable": "each reward term with `reward: reward_model` uses it (reward.terms)",
     "reward_model.strategy": "the reward model is always sharded by FSDP2",
     "reward_model.use_dynamic_bsz": "microbatches are always packed by tokens "
     "(reward_model.microbatch_tokens)",
-    "reward_model.enable_resource_pool": "its ranks are processes of their own (reward_model.world_size)",
-    "reward_model.launch_reward_fn_async": "rewards are always computed while others play, the reward "
-    "model's once per batch",
+    "reward_model.enable_resource_pool": "its ranks are separate processes (reward_model.world_size)",
+    "reward_model.launch_reward_fn_async": "rewards are always computed while other attempts run, "
+    "those of the reward model once per batch",
     "reward_model.ulysses_sequence_parallel_size": "each conversation is scored by one rank",
     "reward_model.model.fsdp_config": "its weights are always sharded; see reward_model.fsdp and "
     "reward_model.offload",
@@ -191,26 +190,26 @@ MEANINGLESS: Mapping[str, str] = {
     "reward_model.model.use_shm": "models are read from reward_model.model.path directly",
     "reward_model.profiler": "torch's profiler records every learner rank in the steps of "
     "trainer.profile_steps",
-    "reward_model.rollout": "a reward model has ranks of its own (reward_model.world_size); a generative one "
-    "is a server that `reward: llm_judge` asks",
-    "reward_model.reward_loop_source": "each reward has a scope, and terms stand beside it (reward.sources, "
+    "reward_model.rollout": "a reward model has its own ranks (reward_model.world_size); a generative one "
+    "is a server that `reward: llm_judge` calls",
+    "reward_model.reward_loop_source": "each reward has a scope, and terms are added to it (reward.sources, "
     "reward.terms)",
-    "reward_model.reward_loop_module_path": "each reward has a scope, and terms stand beside it "
+    "reward_model.reward_loop_module_path": "each reward has a scope, and terms are added to it "
     "(reward.sources, reward.terms)",
-    "reward_model.reward_loop_class_name": "each reward has a scope, and terms stand beside it "
+    "reward_model.reward_loop_class_name": "each reward has a scope, and terms are added to it "
     "(reward.sources, reward.terms)",
     "reward_model.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with "
     "config.buffer_tokens",
     "reward_model.sandbox_fusion": "code is not run by a remote service",
-    "reward_model.model.input_tokenizer": "the reward model reads conversations by its own tokenizer and "
+    "reward_model.model.input_tokenizer": "the reward model reads conversations with its own tokenizer and "
     "template (reward_model.model)",
-    "reward.reward_model": "see the section reward_model; each term of the reward with `reward: "
-    "reward_model` asks it (reward.terms)",
-    "reward.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, "
-    "reward.terms, reward.custom_function.scope); docs/rewards.md goes through verl's managers",
+    "reward.reward_model": "see the section reward_model; each reward term with `reward: "
+    "reward_model` uses it (reward.terms)",
+    "reward.reward_manager": "each reward has a scope, and terms are added to it (reward.sources, "
+    "reward.terms, reward.custom_function.scope); docs/rewards.md describes verl's managers",
     "reward.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with "
     "config.buffer_tokens",
-    "reward_model.reward_manager": "each reward has a scope, and terms stand beside it (reward.sources, "
+    "reward_model.reward_manager": "each reward has a scope, and terms are added to it (reward.sources, "
     "reward.terms)",
     "reward_model.overlong_buffer": "the DAPO length penalty is a term: reward.terms.length_penalty with "
     "config.buffer_tokens",
@@ -219,7 +218,7 @@ MEANINGLESS: Mapping[str, str] = {
     "algorithm.norm_adv_by_std_in_grpo": "grpo always divides by the standard deviation of a group; "
     "algorithm.advantage=dr_grpo does not",
     "algorithm.use_kl_in_reward": "one KL, in the loss or in the reward (algorithm.kl.place)",
-    "algorithm.kl_ctrl": "the coefficient adapts where it has a target (algorithm.kl.target)",
+    "algorithm.kl_ctrl": "the coefficient adapts if algorithm.kl.target is set",
     "algorithm.filter_groups": "groups are filtered by their whole reward (buffer.drop_constant_groups)",
     "algorithm.rollout_correction": "see the section algorithm.correction",
     "algorithm.rollout_is_level": "see algorithm.correction.weight",
@@ -232,10 +231,10 @@ MEANINGLESS: Mapping[str, str] = {
     "trainer.log_val_generations": "every trajectory of validation is written to validation/ of the run "
     "directory",
     "trainer.default_hdfs_dir": "checkpoints are written to trainer.run_dir",
-    "trainer.del_local_ckpt_after_load": "checkpoints are kept as trainer.keep_last says",
-    "trainer.esi_redundant_time": "checkpoints are written as trainer.save_freq says",
-    "trainer.ray_wait_register_center_timeout": "actors register with Ray alone",
-    "trainer.checkpoint_callback_class": "checkpoints are written as trainer.save_freq says",
+    "trainer.del_local_ckpt_after_load": "trainer.keep_last decides which checkpoints are kept",
+    "trainer.esi_redundant_time": "trainer.save_freq decides when checkpoints are written",
+    "trainer.ray_wait_register_center_timeout": "actors register only with Ray",
+    "trainer.checkpoint_callback_class": "trainer.save_freq decides when checkpoints are written",
     "trainer.controller_nsight_options": "see the section profiler.nsight",
     "trainer.worker_nsight_options": "see the section profiler.nsight",
     "trainer.npu_profile": "torch's profiler records every learner rank in the steps of "

@@ -23,8 +23,8 @@ RENAMED: Mapping[str, str] = {
     "data.filter_overlong_prompts": "data.overlong_prompts; filter",
     "data.truncation": "data.overlong_prompts; error, truncate_left, truncate_right or truncate_middle",
     "data.seed": "trainer.seed",
-    "data.tool_config_path": "agent.verl_tool_config; the same file, as it is",
-    "data.function_tool_path": "agent.verl_function_tools; the same file, as it is",
+    "data.tool_config_path": "agent.verl_tool_config; the same file, unchanged",
+    "data.function_tool_path": "agent.verl_function_tools; the same file, unchanged",
     "data.trust_remote_code": "model.trust_remote_code",
     "data.custom_cls.path": "data.reader; `file.py:function` that turns a row into a Task",
     "data.custom_cls.name": "data.reader; `file.py:function` that turns a row into a Task",
@@ -65,8 +65,8 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "learner.microbatch_tokens; microbatches are "
     "packed by tokens",
     "actor_rollout_ref.actor.ppo_epochs": "learner.epochs_per_step",
-    "actor_rollout_ref.actor.clip_ratio": "algorithm.clip_low and algorithm.clip_high; in verl it counts "
-    "only where clip_ratio_low or clip_ratio_high is null",
+    "actor_rollout_ref.actor.clip_ratio": "algorithm.clip_low and algorithm.clip_high; verl uses it "
+    "only if clip_ratio_low or clip_ratio_high is null",
     "actor_rollout_ref.actor.clip_ratio_low": "algorithm.clip_low; of dppo_tv: algorithm.dppo_tv.delta_low",
     "actor_rollout_ref.actor.clip_ratio_high": "algorithm.clip_high; of dppo_tv: "
     "algorithm.dppo_tv.delta_high",
@@ -154,23 +154,27 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": "agent.max_tool_calls_per_turn",
     "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": "agent.max_tool_output_tokens; in "
     "tokens",
-    "actor_rollout_ref.rollout.multi_turn.tool_config_path": "agent.verl_tool_config; the same file, as it "
-    "is",
-    "actor_rollout_ref.rollout.multi_turn.function_tool_path": "agent.verl_function_tools; the same file, as "
-    "it is",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path": "agent.verl_tool_config; the same file, "
+    "unchanged",
+    "actor_rollout_ref.rollout.multi_turn.function_tool_path": "agent.verl_function_tools; the same file, "
+    "unchanged",
     "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side": "agent.tool_limits; per tool, "
     "`{keep: head | tail | ends}`",
     "actor_rollout_ref.rollout.multi_turn.interaction_config_path": "agent.verl_interaction_config; the same "
-    "file, as it is",
+    "file, unchanged",
     "actor_rollout_ref.rollout.multi_turn.format": "model.tool_format",
     "actor_rollout_ref.rollout.agent.num_workers": "rollout.num_actors",
     "actor_rollout_ref.rollout.agent.default_agent_loop": "agent.default",
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": "agent.plugins; each agent of your file is "
     "registered by its name",
     "actor_rollout_ref.rollout.checkpoint_engine.backend": "rollout.weights.transport; disk or distributed",
-    "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": "rollout.weights.bucket_bytes; "  # noqa: E501
-    "in bytes",
-    "actor_rollout_ref.rollout.update_weights_bucket_megabytes": "rollout.weights.bucket_bytes; in bytes",
+    **dict.fromkeys(
+        (
+            "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes",
+            "actor_rollout_ref.rollout.update_weights_bucket_megabytes",
+        ),
+        "rollout.weights.bucket_bytes; in bytes",
+    ),
     "actor_rollout_ref.nccl_timeout": "learner.collective_timeout_s",
     # actor_rollout_ref.ref
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": "learner.microbatch_tokens",
@@ -179,7 +183,7 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "learner.microbatch_tokens; microbatches are "
     "packed by tokens",
     # critic
-    "critic.enable": "critic.enabled; by itself where algorithm.advantage needs a critic",
+    "critic.enable": "critic.enabled; set automatically if algorithm.advantage needs a critic",
     "critic.model.lora_rank": "critic.model.lora.rank",
     "critic.model.lora_alpha": "critic.model.lora.alpha",
     "critic.model.target_modules": "critic.model.lora.target_modules; empty for all linear layers but the "

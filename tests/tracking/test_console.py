@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console as RichConsole
 
-from agentrl.tracking.closing_table import ClosingRow, closing_rows, closing_table, write_summary
+from agentrl.tracking.closing_table import ClosingRow, ClosingTable, closing_rows, write_summary
 from agentrl.tracking.console import PlainConsole, QuietConsole, open_console
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.panel import PanelState, draw_panel, phase_seconds, sparkline
@@ -113,7 +113,7 @@ def test_a_pipe_gets_a_plain_console_and_no_terminal_codes(capsys):
     console = open_console(3)
     assert isinstance(console, PlainConsole)
     console.log(train(1, 1.0))
-    console.show_closing(closing_table([ClosingRow.from_values("trained", VALIDATION)]))
+    console.show_closing(ClosingTable([ClosingRow.from_values("trained", VALIDATION)]))
     console.close()
     assert "\x1b" not in capsys.readouterr().out
 
@@ -124,7 +124,7 @@ def test_a_quiet_console_is_quiet(capfd):
     console.log(train(1, 1.0))
     console.set_phase("take")
     console.set_servers({"a": "ready"})
-    console.show_closing(closing_table([ClosingRow("trained")]))
+    console.show_closing(ClosingTable([ClosingRow("trained")]))
     console.close()
     assert capfd.readouterr() == ("", "")
 
@@ -182,7 +182,7 @@ def test_a_sparkline_has_one_block_per_value_in_the_order_of_the_values(values):
 PROGRAM = """
     import os, subprocess, sys
     from pathlib import Path
-    from agentrl.tracking.closing_table import ClosingRow, closing_table
+    from agentrl.tracking.closing_table import ClosingRow, ClosingTable
     from agentrl.tracking.console import open_console
     from agentrl.tracking.metrics import StepRecord
 
@@ -195,7 +195,7 @@ PROGRAM = """
     console.log(StepRecord("train", 2, 2, 2.0, {"rollout/reward_mean": 0.75}))
     if len(sys.argv) > 2:
         raise SystemExit("died without a close")
-    console.show_closing(closing_table([ClosingRow("trained", accuracy=0.9)]))
+    console.show_closing(ClosingTable([ClosingRow("trained", accuracy=0.9)]))
     console.close()
     print("the terminal is back")
 """  # noqa: E501
@@ -256,7 +256,7 @@ def test_a_run_that_dies_gives_the_terminal_back_and_its_last_words_are_kept(tmp
 
 def test_the_closing_table_in_its_three_forms(tmp_path):
     warm = ClosingRow("warm-started", accuracy=0.5, accuracy_by_agent={"tool_agent": 0.25})
-    table = closing_table(
+    table = ClosingTable(
         [warm, ClosingRow.from_values("trained", {**VALIDATION, "val/response_tokens/mean": 61.04})],
         notes=["2 steps"],
     )
@@ -306,7 +306,7 @@ def test_validation_rows_without_a_score_are_told_beside_the_accuracy():
     out = io.StringIO()
     PlainConsole(9, stream=out).log(StepRecord("validation", 3, 3, 1.0, values))
     assert out.getvalue().endswith("; 5 of 9 attempts could not be scored\n")
-    table = closing_table(
+    table = ClosingTable(
         [ClosingRow("baseline", accuracy=0.5, num_attempts=9), ClosingRow.from_values("trained", values)]
     )
     assert table.header()[:3] == ("policy", "accuracy", "not scored")
@@ -324,5 +324,5 @@ def test_validation_rows_without_a_score_are_told_beside_the_accuracy():
 
 
 def test_a_run_without_validations_has_no_table(tmp_path):
-    write_summary(closing_table([], notes=["2 steps"]), tmp_path / "summary.md", title="run")
+    write_summary(ClosingTable([], notes=["2 steps"]), tmp_path / "summary.md", title="run")
     assert (tmp_path / "summary.md").read_text() == "# run\n\nNo validation was made.\n\n- 2 steps\n"

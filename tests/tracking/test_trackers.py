@@ -47,11 +47,10 @@ def _no_wandb_account(monkeypatch, tmp_path):
 
 
 def open_in(folder: Path, *logger: str, restored_step: int | None = None, mode: str = "offline") -> Trackers:
-    config = TrackingConfig(wandb_mode=mode)
     names = {"project": "p", "experiment": "e"}
     return open_trackers(
-        config,
         logger,
+        wandb_mode=TrackingConfig(wandb_mode=mode).wandb_mode,
         run_dir=folder,
         resolved_config=CONFIG,
         total_steps=3,

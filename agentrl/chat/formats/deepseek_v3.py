@@ -10,7 +10,7 @@ import re
 from agentrl.chat.formats.json_calls import call_with, is_portable, read_json, skip_space, write_json
 from agentrl.chat.formats.writing import with_thought
 from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
-from agentrl.types import Message, ToolCall
+from agentrl.types import Message
 
 BEGIN_ALL, END_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -41,12 +41,14 @@ class DeepSeekV3(ToolFormat):
         head = _HEAD.match(source.text, body)
         name = "" if head is None else (head[2] or head[1]).strip()
         if head is None or not name or not is_portable(name):
-            return self._broken(source, body, "", f"a call must be written as name{SEPARATOR}{{...}}")
+            return self.broken(
+                source, body, "", f"a call must be written as name{SEPARATOR}{{...}}", marks=_MARK
+            )
         read = read_json(source, head.end())
         if read is None:
             return None
         if read.error is not None:
-            return self._broken(source, head.end(), name, read.error)
+            return self.broken(source, head.end(), name, read.error, marks=_MARK)
         return self._closed(source, name, read.value, read.end)
 
     def _closed(self, source: SampledText, name: str, arguments: object, position: int) -> ParsedPiece | None:
@@ -58,24 +60,8 @@ class DeepSeekV3(ToolFormat):
         if is_fenced is None or is_closed is None:
             return None
         if not is_closed:
-            return self._broken(source, end, name, f"there is text between the JSON and {END}")
+            return self.broken(source, end, name, f"there is text between the JSON and {END}", marks=_MARK)
         return ParsedPiece(end + len(END), (call_with(name, arguments),))
-
-    def _broken(self, source: SampledText, start: int, name: str, error: str) -> ParsedPiece | None:
-        """Return a call that cannot be read.
-
-        It ends at its closing mark, else at the next mark, else with the turn.
-        """
-        mark = source.search(_MARK, start)
-        if mark is not None and mark[0] == END:
-            return ParsedPiece(mark.end(), (ToolCall("", name, None, error),))
-        if mark is not None:
-            return ParsedPiece(mark.start(), (ToolCall("", name, None, self.unfinished(is_truncated=False)),))
-        return (
-            None
-            if source.unfinished is None
-            else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
-        )
 
     def write(self, message: Message) -> str:
         calls = "\n".join(

@@ -91,11 +91,7 @@ class Qwen3Coder(ToolFormat):
             return ParsedPiece(
                 tag.end() if tag[0] == CLOSE else tag.start(), (ToolCall("", name, None, error),)
             )
-        return (
-            None
-            if source.unfinished is None
-            else ParsedPiece(len(source.text), (ToolCall("", name, None, source.unfinished),))
-        )
+        return self.cut(source, name)
 
     def write(self, message: Message) -> str:
         lines = [message.content] if message.content else []
@@ -148,18 +144,14 @@ def _parameters(source: SampledText, start: int) -> tuple[list[tuple[str, int, i
 
 
 def _call(source: SampledText, function: str, spans: list[tuple[str, int, int]]) -> ToolCall:
-    arguments = {
-        name: typed(_value(source.text[start:end]), source.tools, function, name)
-        for name, start, end in spans
-    }
-    return call_with(function, arguments)
-
-
-def _value(text: str) -> str:
-    """Drop one line break at each end; they belong to the tags."""
-    return text.removeprefix("\n").removesuffix("\n")
+    # One line break at each end of a value belongs to the tags.
+    values = (
+        (name, source.text[start:end].removeprefix("\n").removesuffix("\n")) for name, start, end in spans
+    )
+    return call_with(function, {name: typed(value, source.tools, function, name) for name, value in values})
 
 
 def _written(arguments: Any) -> Iterator[str]:
     for name, value in arguments.items():
-        yield f"{PARAMETER}{name}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}\n</parameter>"  # noqa: E501
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        yield f"{PARAMETER}{name}>\n{text}\n</parameter>"

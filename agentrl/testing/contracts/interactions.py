@@ -14,8 +14,10 @@ from agentrl.testing.contracts.running import (
     check_metrics,
     check_name,
     check_number,
+    hang,
     left_tasks,
     plugin_class,
+    recorded,
     run,
     side_by_side,
 )
@@ -119,8 +121,8 @@ class InteractionContract:
         async def main(partner: Interaction) -> None:
             return None
 
-        recorded, log = self._recorded()
-        self._live(main, recorded)
+        watched, log = self._recorded()
+        self._live(main, watched)
         assert log == ["start", "finalize"]
 
     def test_it_can_be_cancelled_and_finalized(self) -> None:
@@ -128,8 +130,8 @@ class InteractionContract:
             messages = [Message("user", "?"), Message("assistant", self.says[0])]
             await cancelled_at_first_wait(partner.runtime, functools.partial(partner.respond, messages))
 
-        recorded, log = self._recorded()
-        self._live(main, recorded)
+        watched, log = self._recorded()
+        self._live(main, watched)
         assert log == ["start", "respond", "finalize"]
 
     def test_no_task_is_left_behind(self) -> None:
@@ -145,8 +147,8 @@ class InteractionContract:
     # -------------------------------------------------------------------------------------------- in the loop
 
     def test_in_the_loop_it_is_started_answers_scores_and_is_finalized(self) -> None:
-        recorded, log = self._recorded()
-        trajectory = self._play(recorded)
+        watched, log = self._recorded()
+        trajectory = self._play(watched)
         assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
         replies = log.count("respond")
         assert replies >= 1
@@ -156,13 +158,13 @@ class InteractionContract:
         async def broken(partner: Interaction, messages: Sequence[Message]) -> InteractionReply:
             raise ToolError("broken on purpose")
 
-        recorded, log = self._recorded(broken)
-        assert self._play(recorded).outcome is Outcome.TOOL_ERROR
+        watched, log = self._recorded(broken)
+        assert self._play(watched).outcome is Outcome.TOOL_ERROR
         assert log == ["start", "respond", "finalize"]
 
     def test_in_the_loop_a_cancelled_trajectory_is_finalized_too(self) -> None:
-        recorded, log = self._recorded(_hang)
-        assert self._play(recorded, trajectory_timeout_s=0.3).outcome is Outcome.TIMEOUT
+        watched, log = self._recorded(hang)
+        assert self._play(watched, trajectory_timeout_s=0.3).outcome is Outcome.TIMEOUT
         assert log == ["start", "respond", "finalize"]
 
     # ------------------------------------------------------------------------------------------------- inside
@@ -210,26 +212,8 @@ class InteractionContract:
 
         `behaviour` replaces its replies.
         """
-        base, log = self._class(), []
-
-        async def start(partner: Any, **kwargs: Any) -> None:
-            log.append("start")
-            await base.start(partner, **kwargs)
-
-        async def respond(partner: Any, messages: Sequence[Message]) -> InteractionReply:
-            log.append("respond")
-            return await (behaviour or base.respond)(partner, messages)
-
-        async def score(partner: Any) -> float | None:
-            log.append("score")
-            return await base.score(partner)
-
-        async def finalize(partner: Any) -> None:
-            await base.finalize(partner)
-            log.append("finalize")
-
-        methods = {"start": start, "respond": respond, "score": score, "finalize": finalize}
-        return type(base.__name__, (base,), {**methods, "__module__": base.__module__}), log
+        replaced = {} if behaviour is None else {"respond": behaviour}
+        return recorded(self._class(), ("start", "respond", "score", "finalize"), replaced)
 
     def _play(self, interaction: type[Interaction], **settings: Any) -> Trajectory:
         return play(
@@ -243,17 +227,6 @@ class InteractionContract:
                 **settings,
             },
         )
-
-
-async def _hang(partner: Interaction, messages: Sequence[Message]) -> InteractionReply:
-    if partner.runtime == "trio":
-        import trio
-
-        await trio.sleep_forever()
-    import asyncio
-
-    await asyncio.sleep(3600)
-    raise AssertionError("unreachable")
 
 
 async def _replies(partner: Interaction, says: Sequence[str]) -> list[InteractionReply]:

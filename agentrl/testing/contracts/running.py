@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import trio
@@ -87,6 +87,36 @@ async def cancelled_at_first_wait(runtime: Runtime, function: Callable[[], Await
     assert problem is None, (
         f"a cancelled call raised {type(problem).__name__}: {problem}; let asyncio.CancelledError pass"
     )
+
+
+def recorded(
+    base: type[Any], verbs: Sequence[str], behaviour: Mapping[str, Any], **attributes: Any
+) -> tuple[type[Any], list[str]]:
+    """Return a subclass of a plugin that logs the calls of `verbs`, and the log.
+
+    The last verb ends the plugin's life: it is logged when it has returned. `behaviour` replaces methods.
+    """
+    log: list[str] = []
+
+    def logged(verb: str) -> Callable[..., Awaitable[Any]]:
+        async def method(plugin: Any, *args: Any, **kwargs: Any) -> Any:
+            if verb != verbs[-1]:
+                log.append(verb)
+            result = await behaviour.get(verb, getattr(base, verb))(plugin, *args, **kwargs)
+            if verb == verbs[-1]:
+                log.append(verb)
+            return result
+
+        return method
+
+    methods = {verb: logged(verb) for verb in verbs}
+    return type(base.__name__, (base,), {**methods, **attributes, "__module__": base.__module__}), log
+
+
+async def hang(plugin: Any, *_: Any) -> Any:
+    """Never answer, in the runtime of the plugin."""
+    await (asyncio.sleep(3600) if plugin.runtime == "asyncio" else trio.sleep_forever())
+    raise AssertionError("unreachable")
 
 
 def left_tasks() -> set[asyncio.Task[Any]]:

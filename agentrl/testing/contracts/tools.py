@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,8 +16,10 @@ from agentrl.testing.contracts.running import (
     check_metrics,
     check_name,
     check_number,
+    hang,
     left_tasks,
     plugin_class,
+    recorded,
     run,
     side_by_side,
 )
@@ -136,8 +137,8 @@ class ToolContract:
         async def main(tool: Tool) -> None:
             return None
 
-        recorded, log = self._recorded()
-        self._live(main, recorded)
+        watched, log = self._recorded()
+        self._live(main, watched)
         assert log == ["start", "close"]
 
     def test_it_can_be_cancelled_and_closed(self) -> None:
@@ -146,8 +147,8 @@ class ToolContract:
         async def main(tool: Tool) -> None:
             await cancelled_at_first_wait(tool.runtime, functools.partial(tool.call, self.valid_calls[0]))
 
-        recorded, log = self._recorded()
-        self._live(main, recorded)
+        watched, log = self._recorded()
+        self._live(main, watched)
         assert log == ["start", "call", "close"]
 
     def test_no_task_is_left_behind(self) -> None:
@@ -167,8 +168,8 @@ class ToolContract:
     # -------------------------------------------------------------------------------------------- in the loop
 
     def test_in_the_loop_it_is_started_called_and_closed(self) -> None:
-        recorded, log = self._recorded()
-        trajectory = self._play([*self._calls(), "done"], recorded)
+        watched, log = self._recorded()
+        trajectory = self._play([*self._calls(), "done"], watched)
         assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
         assert trajectory.metrics["num_tool_errors"] == 0, [
             m.content for m in trajectory.messages if m.role == "tool"
@@ -177,9 +178,9 @@ class ToolContract:
 
     def test_in_the_loop_wrong_arguments_never_reach_call(self) -> None:
         wrong = self._wrong_calls()
-        recorded, log = self._recorded()
+        watched, log = self._recorded()
         trajectory = self._play(
-            [*(Call(recorded.name, dict(arguments)) for arguments in wrong), "done"], recorded
+            [*(Call(watched.name, dict(arguments)) for arguments in wrong), "done"], watched
         )
         assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
         assert trajectory.metrics["num_tool_errors"] == len(wrong)
@@ -189,20 +190,14 @@ class ToolContract:
         async def broken(tool: Tool, arguments: Arguments) -> ToolResult:
             raise ToolError("broken on purpose")
 
-        recorded, log = self._recorded(broken)
-        trajectory = self._play([*self._calls(), "done"], recorded)
+        watched, log = self._recorded(broken)
+        trajectory = self._play([*self._calls(), "done"], watched)
         assert trajectory.outcome is Outcome.TOOL_ERROR
         assert log == ["start", "call", "close"]
 
     def test_in_the_loop_a_call_past_its_deadline_is_closed_too(self) -> None:
-        async def hanging(tool: Tool, arguments: Arguments) -> ToolResult:
-            import trio
-
-            await (asyncio.sleep(3600) if tool.runtime == "asyncio" else trio.sleep_forever())
-            raise AssertionError("unreachable")
-
-        recorded, log = self._recorded(hanging)
-        trajectory = self._play([*self._calls()[:1], "done"], recorded, tool_timeout_s=0.05)
+        hanging, log = self._recorded(hang)
+        trajectory = self._play([*self._calls()[:1], "done"], hanging, tool_timeout_s=0.05)
         assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
         assert trajectory.metrics["num_tool_errors"] == 1
         assert log == ["start", "call", "close"]
@@ -244,22 +239,8 @@ class ToolContract:
         self, behaviour: Callable[[Tool, Arguments], Awaitable[ToolResult]] | None = None
     ) -> tuple[type[Tool], list[str]]:
         """Return a subclass of the tool that logs its calls, and the log. `behaviour` replaces its calls."""
-        base, log = self._class(), []
-
-        async def start(tool: Any, **kwargs: Any) -> None:
-            log.append("start")
-            await base.start(tool, **kwargs)
-
-        async def call(tool: Any, arguments: Arguments) -> ToolResult:
-            log.append("call")
-            return await (behaviour or base.call)(tool, arguments)
-
-        async def close(tool: Any) -> None:
-            await base.close(tool)
-            log.append("close")
-
-        methods = {"start": start, "call": call, "close": close, "is_idempotent": False}
-        return type(base.__name__, (base,), {**methods, "__module__": base.__module__}), log
+        replaced = {} if behaviour is None else {"call": behaviour}
+        return recorded(self._class(), ("start", "call", "close"), replaced, is_idempotent=False)
 
     def _play(self, turns: Sequence[Any], tool: type[Tool], **settings: Any) -> Trajectory:
         return play(

@@ -56,7 +56,9 @@ def source_of(launch: Launch) -> WrittenConfig:
                 "checkout, or give --config-path"
             )
         else:
-            tree, more = read_with_defaults(file, _searched(launch))
+            # verl's own config folder in each possible checkout
+            searched = [root / Path(*MAIN.split(".")[:-1]) / "config" for root in _roots(launch)]
+            tree, more = read_with_defaults(file, searched)
             unread += more
     main = launch.module.rpartition(".")[2]
     if launch.module and main not in OWN_TRAINERS and not main.startswith(("main_generation", "main_eval")):
@@ -120,11 +122,6 @@ def _roots(launch: Launch) -> Iterator[Path]:
     yield Path()
     if launch.file is not None:
         yield from launch.file.resolve().parents
-
-
-def _searched(launch: Launch) -> list[Path]:
-    """Return verl's own config folder in each possible checkout, for entries of a `defaults` list."""
-    return [root / Path(*MAIN.split(".")[:-1]) / "config" for root in _roots(launch)]
 
 
 def read_with_defaults(

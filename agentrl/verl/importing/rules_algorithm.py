@@ -112,7 +112,7 @@ def losses(source: WrittenConfig) -> Iterator[Finding]:
         yield Dropped(keys[0], why, is_decisive=True)
     how = AGGREGATIONS.get(source.get(aggregation))
     if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
-        note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode says"
+        note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode is"
         yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, *keys), note)
     elif how is not None:
         note = (
@@ -164,7 +164,9 @@ def clips(source: WrittenConfig) -> Iterator[Finding]:
         used, value = (both, source.get(both)) if is_null else (key, source.get(key))
         is_used |= is_null
         if side in targets:
-            yield _bound_of_side(targets[side], value, used)
+            is_none = targets[side] == "algorithm.clip_low" and value > 1
+            note = "a ratio is never below 0" if is_none else ""
+            yield Setting(targets[side], 1.0 if is_none else value, (used,), note)
         elif source.has(used):
             yield Dropped(used, f"{loss} does not bound the ratio with it")
     if source.has(both) and not is_used:
@@ -184,15 +186,6 @@ def clips(source: WrittenConfig) -> Iterator[Finding]:
         )
     elif source.has(dual):
         yield Dropped(dual, f"{loss} has no such bound")
-
-
-def _bound_of_side(target: str, value: float, key: str) -> Setting:
-    is_none = target == "algorithm.clip_low" and value > 1
-    return (
-        Setting(target, 1.0, (key,), "a ratio is never below 0")
-        if is_none
-        else Setting(target, value, (key,))
-    )
 
 
 def selections(source: WrittenConfig) -> Iterator[Finding]:

@@ -125,7 +125,7 @@ def microbatches(source: WrittenConfig) -> Iterator[Finding]:
         )
     for key, ours in RENAMED.items():
         if key != used and ours.partition("; ")[0] == BUDGET and source.has(key):
-            yield Dropped(key, f"all passes of the learner share {BUDGET}, and {used} says how large it is")
+            yield Dropped(key, f"all passes of the learner share {BUDGET}, and {used} sets its size")
 
 
 def warmups(source: WrittenConfig) -> Iterator[Finding]:

@@ -87,7 +87,7 @@ def batches(source: WrittenConfig) -> Iterator[Finding]:
         key for key in (budget, size, old_size, "data.use_dynamic_bsz") if key != used and source.has(key)
     )
     yield from (
-        Dropped(key, f"{used} says how large a microbatch is")
+        Dropped(key, f"{used} sets the size of a microbatch")
         for key in unused
         if key != "data.use_dynamic_bsz" or used != budget
     )
@@ -175,13 +175,7 @@ def model(source: WrittenConfig) -> Iterator[Finding]:
         yield from (
             Dropped(key, off) for key in (rank, "model.lora_alpha", "model.target_modules") if source.has(key)
         )
-    names = {
-        "bf16": "bfloat16",
-        "fp16": "float16",
-        "fp32": "float32",
-        "bfloat16": "bfloat16",
-        "float32": "float32",
-    }
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     dtype = f"{ENGINE}.dtype"
     yield Setting(
         "model.dtype", names.get(source.get(dtype) or "bf16", source.get(dtype)), (dtype,), "of computing"

@@ -188,11 +188,5 @@ def _option(words: Sequence[str], name: str) -> str | None:
     for index, word in enumerate(words):
         spelled = word.replace("-", "_").replace("__", "--", 1)
         if spelled.partition("=")[0] == name:
-            return (
-                word.partition("=")[2]
-                if "=" in word
-                else words[index + 1]
-                if index + 1 < len(words)
-                else None
-            )
+            return word.partition("=")[2] if "=" in word else next(iter(words[index + 1 :]), None)
     return None

@@ -180,14 +180,11 @@ class _Reader:
                 if ends:
                     raise self.error(f"the script ends before {' or '.join(ends)}")
                 return Chain(tuple(parts))
-            if self._is_at_end(ends):
+            if any(self._is_at(end) if end in (")", ";;") else self._is_at_word(end) for end in ends):
                 return Chain(tuple(parts))
             is_inverted = self._take_word("!")
             parts.append((before, is_inverted, self._command()))
             before = self._separator()
-
-    def _is_at_end(self, ends: Sequence[str]) -> bool:
-        return any(self._is_at(end) if end in (")", ";;") else self._is_at_word(end) for end in ends)
 
     def _separator(self) -> str:
         self._skip_blank()
@@ -409,7 +406,8 @@ class _Reader:
                 break
             if char == "(":
                 # An extglob pattern, or a call in an override
-                plain += "(" + self._balanced_behind("(", ")") + ")"
+                self.at += 1
+                plain += f"({self._balanced(')')})"
             elif self._is_at("\\\n"):
                 self.at += 2  # the word continues in the next line
             elif char == "\\":
@@ -419,7 +417,8 @@ class _Reader:
                 add(WordPart("text", self._quoted("'"), is_quoted=True))
             elif self.text.startswith("$'", self.at):
                 self.at += 1
-                add(WordPart("text", self._escaped(), is_quoted=True))
+                value = self._quoted("'").replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\")
+                add(WordPart("text", value, is_quoted=True))
             elif char == '"' or self.text.startswith('$"', self.at):
                 self.at += char == "$"
                 add()
@@ -439,10 +438,6 @@ class _Reader:
         value = self.text[self.at + 1 : end]
         self.at = end + 1
         return value
-
-    def _escaped(self) -> str:
-        value = self._quoted("'")
-        return value.replace("\\n", "\n").replace("\\t", "\t").replace("\\\\", "\\")
 
     def _double_quoted(self) -> list[WordPart]:
         self.at += 1
@@ -486,10 +481,6 @@ class _Reader:
         value = name[0] if name is not None else self.text[self.at + 1]
         self.at += 1 + len(value)
         return WordPart("parameter", value, is_quoted)
-
-    def _balanced_behind(self, opening: str, closing: str) -> str:
-        self.at += len(opening)
-        return self._balanced(closing)
 
     def _balanced(self, closing: str) -> str:
         """Read up to the `closing` bracket that matches the bracket already consumed; consume it too."""

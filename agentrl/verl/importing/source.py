@@ -160,7 +160,11 @@ def read_source(file: str | None, overrides: Sequence[str]) -> WrittenConfig:
         ConfigError: the file is missing or not YAML, or an override cannot be read.
     """
     tree = read_file(file) if file is not None else {}
-    unread = tuple(_unread_defaults(tree.pop("defaults", None) or []))
+    unread = tuple(
+        f"defaults: {entry}: give its settings as overrides"
+        for entry in tree.pop("defaults", None) or []
+        if entry not in OF_VERL
+    )
     tree.pop("hydra", None)
     with_overrides(tree, overrides)
     return resolve(tree, unread)
@@ -203,12 +207,6 @@ def read_file(file: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: a config of verl must be a mapping of sections")
     return {str(key): value for key, value in tree.items()}
-
-
-def _unread_defaults(entries: Sequence[Any]) -> Iterator[str]:
-    for entry in entries:
-        if entry not in OF_VERL:
-            yield f"defaults: {entry}: give its settings as overrides"
 
 
 def _parse(text: str) -> Override:

@@ -128,7 +128,8 @@ def translate(source: WrittenConfig) -> Translation:
 def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
     """Refuse a file most of whose keys are not verl's: a config of another program, or of this one."""
     own = [key for key in source.written if key in POLICY.keys or key in IMITATION.keys]
-    known = [key for key in source.written if _is_of_verl(key, target)]
+    verls = {*KEPT, *RENAMED, *RENAMED_IN_SFT, *DEFAULTS}
+    known = [key for key in source.written if key in verls or target.reason_without(key) is not None]
     strange = len(source.written) - len(known)
     if source.written and strange > len(known) and len(own) >= strange:
         raise ConfigError(f"{own[0]} is a key of agentrl: this is not a config of verl and needs no import")
@@ -142,16 +143,6 @@ def _refuse_foreign(source: WrittenConfig, target: Target) -> None:
             f"this is not a config of a verl trainer: {strange} of its {len(source.written)} keys are "
             f"unknown ({names})"
         )
-
-
-def _is_of_verl(key: str, target: Target) -> bool:
-    return (
-        key in KEPT
-        or key in RENAMED
-        or key in RENAMED_IN_SFT
-        or key in DEFAULTS
-        or target.reason_without(key) is not None
-    )
 
 
 def _findings(source: WrittenConfig, target: Target) -> Iterator[Setting | Dropped]:

@@ -20,7 +20,6 @@ TOOL_FORMATS = {
     "deepseek_v3": "deepseek_v3",
 }
 TRANSPORTS = {"nccl": "distributed", "hccl": "distributed"}
-WEIGHTS = {"token": "token", "sequence": "sequence", "geometric": "geometric"}
 
 
 def one_of(table: Mapping[str, str]) -> Callable[[Any], str]:
