@@ -8,9 +8,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 from parts.rooms import MAY_IMPORT_VERL, PLUGINS, ROWS
 
@@ -40,10 +39,19 @@ def sources() -> dict[str, Path]:
 SOURCES = sources()
 
 
-def imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) of every import of a file: also inside functions, and by `import_module` of a
-    literal.
+def file_of(module: str) -> str:
+    return str(SOURCES[module].relative_to(ROOT))
+
+
+@cache
+def imports(module: str) -> tuple[tuple[str, str], ...]:
+    """Return (file:line, dotted name) of every import of a module: also inside functions, and by
+    `import_module` of a literal.
     """
+    return tuple((f"{file_of(module)}:{line}", name) for line, name in _imports(module, SOURCES[module]))
+
+
+def _imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
         if isinstance(node, ast.Import):
@@ -82,57 +90,56 @@ def may_import(importer: str, imported: str) -> bool:
     return imported not in PLUGINS and row_of(imported) < row_of(importer)
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_module_belongs_to_a_row(module: str) -> None:
-    part = part_of(module)
-    assert part in {"", *PLUGINS, *set().union(*ROWS)}, (
-        f"{module}: give {part!r} a row in docs/architecture.md and here"
-    )
+def test_every_module_belongs_to_a_row() -> None:
+    known = {"", *PLUGINS, *set().union(*ROWS)}
+    rowless = [module for module in SOURCES if part_of(module) not in known]
+    assert rowless == [], "give its part a row in docs/architecture.md and in parts/rooms.py"
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_imports_point_to_lower_rows(module: str) -> None:
-    path = SOURCES[module]
-    part = part_of(module)
-    if part == "":  # the package's own face: `agentrl.train` and friends are looked up on use
-        return
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for line, name in imports(module, path)
-        if name.split(".")[0] == "agentrl" and not may_import(part, part_of(name))
-    ]
-    assert not wrong
-
-
-@pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) != "verl" and m not in MAY_IMPORT_VERL])
-def test_nothing_depends_on_the_translation_of_verl(module: str) -> None:
+def test_imports_point_to_lower_rows() -> None:
     assert [
-        name
-        for _, name in imports(module, SOURCES[module])
+        f"{place} imports {name}"
+        for module in SOURCES
+        if (part := part_of(module)) != ""  # the package's own face: its names are looked up on use
+        for place, name in imports(module)
+        if name.split(".")[0] == "agentrl" and not may_import(part, part_of(name))
+    ] == []
+
+
+def test_nothing_depends_on_the_translation_of_verl() -> None:
+    assert [
+        f"{place} imports {name}"
+        for module in SOURCES
+        if part_of(module) != "verl" and module not in MAY_IMPORT_VERL
+        for place, name in imports(module)
         if part_of(name) == "verl" and name.startswith("agentrl.")
     ] == []
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_heavy_packages_are_imported_only_where_they_belong(module: str) -> None:
-    path = SOURCES[module]
-    part, file = part_of(module), str(path.relative_to(ROOT))
-    is_torch_allowed = part in WITH_TORCH or file in TORCH_FILES
-    is_ray_allowed = part in WITH_RAY
-    for line, name in imports(module, path):
-        top = name.split(".")[0]
-        assert top not in {"torch", "transformers"} or is_torch_allowed, f"{file}:{line} imports {name}"
-        assert top != "ray" or is_ray_allowed, f"{file}:{line} imports {name}"
+def test_heavy_packages_are_imported_only_where_they_belong() -> None:
+    assert [
+        f"{place} imports {name}"
+        for module in SOURCES
+        for place, name in imports(module)
+        if name.split(".")[0] in HEAVY - allowed_heavy(module)
+    ] == []
 
 
-@pytest.mark.parametrize("module", [m for m in SOURCES if part_of(m) in ROWS[0]])
-def test_the_carriers_need_only_numpy(module: str) -> None:
-    outside = (
-        {name.split(".")[0] for _, name in imports(module, SOURCES[module])}
-        - set(sys.stdlib_module_names)
-        - {"agentrl"}
-    )
-    assert outside <= {"numpy"}
+def allowed_heavy(module: str) -> set[str]:
+    is_torch_allowed = part_of(module) in WITH_TORCH or file_of(module) in TORCH_FILES
+    is_ray_allowed = part_of(module) in WITH_RAY
+    return ({"torch", "transformers"} if is_torch_allowed else set()) | ({"ray"} if is_ray_allowed else set())
+
+
+def test_the_carriers_need_only_numpy() -> None:
+    allowed = {*sys.stdlib_module_names, "agentrl", "numpy"}
+    assert [
+        f"{place} imports {name}"
+        for module in SOURCES
+        if part_of(module) in ROWS[0]
+        for place, name in imports(module)
+        if name.split(".")[0] not in allowed
+    ] == []
 
 
 def run_fresh(code: str) -> str:

@@ -116,17 +116,17 @@ def places(translation: Translation, key: str) -> int:
     )
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_every_key_of_verl_is_mapped_dropped_with_a_reason_or_without_meaning(key):
-    for value in SAMPLES[KEYS[key]]:
+def test_every_key_of_verl_is_mapped_dropped_with_a_reason_or_without_meaning():
+    for key, value in ((key, value) for key, kind in KEYS.items() for value in SAMPLES[kind]):
         try:
             translation = translate(WrittenConfig({key: value}))
         except ConfigError as error:
             assert key in str(error), error  # noqa: PT017 - a value that no key takes is refused by its name
             continue
-        assert places(translation, key) >= 1
-        assert key not in translation.unknown
-        assert all(finding.reason for finding in (*translation.dropped, *translation.meaningless))
+        assert places(translation, key) >= 1, (key, value)
+        assert key not in translation.unknown, (key, value)
+        findings = (*translation.dropped, *translation.meaningless)
+        assert all(finding.reason for finding in findings), (key, value)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
