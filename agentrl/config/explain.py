@@ -61,7 +61,7 @@ def explain(config: Config, *, num_train_rows: int | None = None) -> str:
     parts = [
         ("One step", _step_lines(config, numbers)),
         ("Asynchrony", _asynchrony_lines(config, numbers)),
-        ("Loss", _loss_lines(config)),
+        ("Loss", [("advantage", _advantage(config)), *critic_lines(config), *loss_lines(config)]),
         ("Run", _run_lines(config, num_train_rows)),
         ("Placement", list(placement_lines(config.placement, config.num_ranks))),
     ]
@@ -163,10 +163,6 @@ def _asynchrony_lines(config: Config, numbers: RunSize) -> Lines:
             f"{config.agent.trajectory_timeout_s:g} s",
         ),
     ]
-
-
-def _loss_lines(config: Config) -> Lines:
-    return [("advantage", _advantage(config)), *critic_lines(config), *loss_lines(config)]
 
 
 def _advantage(config: Config) -> str:

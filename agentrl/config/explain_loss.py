@@ -38,15 +38,13 @@ def loss_lines(config: Config) -> Lines:
     algorithm, mode = config.algorithm, config.policy_mode
     rejected = _rejected(algorithm.correction, is_bypass=mode == "bypass")
     resolved = f"{mode} (auto)" if algorithm.mode == "auto" else mode
+    counted = ", rejected tokens counted" if algorithm.correction.denominator == "original" else ""
     lines = [
         ("policy loss", _policy_loss(algorithm)),
         ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
         ("importance weight", _weight(config)),
         *(("rejected" if number == 0 else "", text) for number, text in enumerate(rejected)),
-        (
-            "aggregation",
-            algorithm.aggregation + _constant_length(config) + _denominator(algorithm.correction),
-        ),
+        ("aggregation", algorithm.aggregation + _constant_length(config) + counted),
         ("KL", _kl(algorithm)),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
     ]
@@ -221,10 +219,6 @@ def _constant_length(config: Config) -> str:
     return (
         f", by {config.algorithm.constant_length or config.agent.max_response_tokens:,} tokens per trajectory"
     )
-
-
-def _denominator(correction: CorrectionConfig) -> str:
-    return ", rejected tokens counted" if correction.denominator == "original" else ""
 
 
 def _kl(algorithm: AlgorithmConfig) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, overload
 
@@ -127,14 +126,9 @@ def function_tool(
         "is_idempotent": is_idempotent,
         "function": staticmethod(function),
         "arguments": arguments,
+        "threads": None if inspect.iscoroutinefunction(function) else trio.CapacityLimiter(MAX_THREADS),
     }
-    if inspect.iscoroutinefunction(function):
-        return type(function.__name__, (AsyncFunctionTool,), attributes)
-    return type(
-        function.__name__,
-        (BlockingFunctionTool,),
-        attributes | {"threads": trio.CapacityLimiter(MAX_THREADS)},
-    )
+    return type(function.__name__, (FunctionTool,), attributes)
 
 
 class FunctionTool(Tool):
@@ -143,6 +137,8 @@ class FunctionTool(Tool):
     function: ClassVar[Callable[..., Any]]
     arguments: ClassVar[type[BaseModel]]
     """One field per parameter, with the parameter's name as alias: a field cannot be named `json` or `_x`."""
+    threads: ClassVar[trio.CapacityLimiter | None]
+    """None: `function` is async. Else each call runs in a thread, which is abandoned at the deadline."""
 
     async def call(self, arguments: JsonObject) -> ToolResult:
         """Call the function. Text is returned unchanged, None as "", any other value as JSON.
@@ -163,8 +159,16 @@ class FunctionTool(Tool):
         )
         return value if isinstance(value, ToolResult) else ToolResult(self._text(value))
 
-    @abstractmethod
-    async def _run(self, arguments: Mapping[str, Any]) -> Any: ...
+    async def _run(self, arguments: Mapping[str, Any]) -> Any:
+        if self.threads is None:
+            return await self.function(**arguments)
+        return await trio.to_thread.run_sync(
+            self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads
+        )
+
+    def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
+        with contained():
+            return self.function(**arguments)
 
     def _text(self, value: object) -> str:
         if value is None or isinstance(value, str):
@@ -175,28 +179,6 @@ class FunctionTool(Tool):
             raise ToolError(
                 f"tool {self.name!r} returned {type(value).__name__}, which is not JSON: {error}"
             ) from error
-
-
-class AsyncFunctionTool(FunctionTool):
-    """The tool of an `async def`."""
-
-    async def _run(self, arguments: Mapping[str, Any]) -> Any:
-        return await self.function(**arguments)
-
-
-class BlockingFunctionTool(FunctionTool):
-    """The tool of a `def`. Each call runs in a thread, which is abandoned when the deadline passes."""
-
-    threads: ClassVar[trio.CapacityLimiter]
-
-    async def _run(self, arguments: Mapping[str, Any]) -> Any:
-        return await trio.to_thread.run_sync(
-            self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads
-        )
-
-    def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
-        with contained():
-            return self.function(**arguments)
 
 
 def _documented(function: Callable[..., Any], label: str) -> Docstring:

@@ -103,7 +103,9 @@ class PlainConsole:
     def log(self, record: StepRecord) -> None:
         self._progress.add(record)
         self.say(
-            validation_line(record) if record.kind == "validation" else step_line(record, self._progress)
+            f"validation at step {record.step}: {validation_text(record.values)}"
+            if record.kind == "validation"
+            else step_line(record, self._progress)
         )
 
     def set_total_steps(self, total_steps: int) -> None:
@@ -145,11 +147,6 @@ def step_line(record: StepRecord, progress: Progress) -> str:
         f"eta {duration(progress.eta_s()):>7}",
     )
     return "  ".join([*cells, *([troubles] if (troubles := troubles_text(record.values)) else [])])
-
-
-def validation_line(record: StepRecord) -> str:
-    """Return the line of a validation."""
-    return f"validation at step {record.step}: {validation_text(record.values)}"
 
 
 def validation_text(values: Mapping[str, float]) -> str:
