@@ -1,10 +1,15 @@
 """Settings of all tests."""
 
 import gc
+import inspect
 import os
 import signal
+from functools import partial
 
+import pytest
+import trio
 from hypothesis import settings
+from trio.testing import MockClock
 
 # Before torch is loaded: with two threads, small operations mostly wait for a core on which another test
 # process runs.
@@ -18,6 +23,24 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture
+def mock_clock() -> MockClock:
+    """A clock that jumps to the next deadline when every task waits; an async test that asks for it runs on
+    it.
+    """
+    return MockClock(autojump_threshold=0)
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test in trio."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    trio.run(partial(pyfuncitem.obj, **given), clock=given.get("mock_clock"))
+    return True
 
 
 # A shell starts its background jobs with Ctrl-C ignored, and whatever they start inherits that: commands of

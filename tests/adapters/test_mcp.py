@@ -147,11 +147,8 @@ def test_discovery_leaves_no_server_behind():
     assert started_servers() == []
 
 
-def test_discovery_within_a_running_event_loop(url):
-    async def main() -> None:
-        assert open_plugins(AgentConfig(mcp_servers={"s": MCPServerConfig(url=url)})).served_tools
-
-    trio.run(main)
+async def test_discovery_within_a_running_event_loop(url):
+    assert open_plugins(AgentConfig(mcp_servers={"s": MCPServerConfig(url=url)})).served_tools
 
 
 @pytest.mark.parametrize(

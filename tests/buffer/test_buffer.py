@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, DataError
-from agentrl.types import NO_VERSION, Failure, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import Failure, Lease, Outcome, Trajectory
+from parts.trajectories import Rows, play
 
 FOREVER_S = 60.0  # a test that reaches it has failed
-
-
-class Tasks:
-    def task(self, position: int) -> Task:
-        return Task(f"t:{position}", "s", (Message("user", str(position)),), "single_turn_agent")
-
-
-def play(
-    lease: Lease, member: int, *, version: int | None = None, length: int = 4, reward: float = 0.0
-) -> Trajectory:
-    """A trajectory whose tokens tell where it came from."""
-    mask = np.arange(length) > 0
-    return Trajectory(
-        group_id=lease.group_id,
-        member=member,
-        task_id=lease.task.task_id,
-        data_source="s",
-        agent_name=lease.task.agent_name,
-        token_ids=np.full(length, 100 * lease.group_id + member, np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.zeros(length, np.float32),
-        versions=np.where(mask, lease.version if version is None else version, NO_VERSION).astype(np.int32),
-        turn_ids=np.where(mask, 0, -1).astype(np.int16),
-        messages=(*lease.task.messages, Message("assistant", "ok")),
-        rewards=(RewardEvent("r", reward, length - 1),),
-        outcome=Outcome.COMPLETED,
-    )
 
 
 def wire(*trajectories: Trajectory) -> bytes:
@@ -51,7 +24,7 @@ def buffer(
     *, groups_per_step: int = 2, max_staleness: int = 0, group_size: int = 2, total_groups: int | None = None
 ) -> ReplayBuffer:
     made = ReplayBuffer(
-        Tasks(),
+        Rows(),
         LedgerRules(
             groups_per_step=groups_per_step,
             max_staleness=max_staleness,
@@ -112,7 +85,7 @@ def test_a_batch_is_whole_groups_in_order_of_lease_and_member():
 
 def test_groups_without_variance_are_replaced_and_the_counts_balance():
     target = ReplayBuffer(
-        Tasks(),
+        Rows(),
         LedgerRules(groups_per_step=2, max_staleness=0, group_size=2, total_groups=2),
         drop_constant_groups=True,
     )
@@ -133,7 +106,7 @@ def test_groups_without_variance_are_replaced_and_the_counts_balance():
 
 def test_a_group_with_a_greedy_attempt_is_complete_with_it():
     target = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
     )
     target.advance(0)
     [lease, _] = target.lease("a", 9, 0.0)
@@ -142,7 +115,7 @@ def test_a_group_with_a_greedy_attempt_is_complete_with_it():
     assert target.take(1, 0.0) is None
     target.add("a", wire(play(lease, 2).replace(is_greedy=True)))
     resumed = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
     )
     resumed.restore(target.state())
     for one in (target, resumed):
@@ -158,7 +131,7 @@ def test_a_group_with_a_greedy_attempt_is_complete_with_it():
 
 def test_an_old_greedy_attempt_makes_its_group_old():
     target = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True
     )
     target.advance(3)
     [lease] = target.lease("a", 1, 0.0)
@@ -171,7 +144,7 @@ def test_an_old_greedy_attempt_makes_its_group_old():
 @pytest.mark.parametrize(("greedy_reward", "is_dropped"), [(0.5, True), (1.0, False)])
 def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greedy_reward, is_dropped):
     target = ReplayBuffer(
-        Tasks(),
+        Rows(),
         LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
         has_greedy=True,
         drop_constant_groups=True,
@@ -187,7 +160,7 @@ def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greed
 @pytest.mark.parametrize(("reward", "is_dropped"), [(1.0, True), (0.0, False)])
 def test_a_failed_member_earned_nothing_that_could_differ(reward, is_dropped):
     target = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=3), drop_constant_groups=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=3), drop_constant_groups=True
     )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
@@ -316,7 +289,7 @@ def test_close_ends_all_waiting():
 def test_waiting_is_measured_with_the_clock():
     ticks = iter(range(1000))
     target = ReplayBuffer(
-        Tasks(),
+        Rows(),
         LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
         clock=lambda: float(next(ticks)),
     )
@@ -338,7 +311,7 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
     target.add("a", wire(play(leases[1], 0)))
     saved = target.state()
 
-    resumed = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=2, max_staleness=1, group_size=2))
+    resumed = ReplayBuffer(Rows(), LedgerRules(groups_per_step=2, max_staleness=1, group_size=2))
     resumed.restore(saved)
     resumed.advance(1)
     counts = resumed.counts()
@@ -356,7 +329,7 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
 
 def test_a_checkpoint_without_ready_groups_and_one_that_comes_too_late():
     empty = buffer()
-    resumed = ReplayBuffer(Tasks(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2))
+    resumed = ReplayBuffer(Rows(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2))
     resumed.restore(empty.state())
     assert resumed.counts() == empty.counts()
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,16 +25,10 @@ from agentrl.data.trajectories import accuracies, encode, to_ipc
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.plugins import load_plugins
 from agentrl.testing import tiny_chat
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import Lease, Outcome, Trajectory
+from parts.trajectories import Rows, play
 
 NUM_TASKS = 6
-
-
-class Tasks:
-    """A dataset of NUM_TASKS rows that is not shuffled."""
-
-    def task(self, position: int) -> Task:
-        return Task(f"t:{position % NUM_TASKS}", "s", (Message("user", "?"),), "single_turn_agent")
 
 
 def curriculum(**options) -> Curriculum:
@@ -48,57 +41,40 @@ def buffer(
     chosen = curriculum(by_pass_rate=True) if has_curriculum else None
     rules = LedgerRules(**{"groups_per_step": 2, "max_staleness": 0, "group_size": 2, **rules})
     target = ReplayBuffer(
-        Tasks(), rules, drop_constant_groups=drop_constant_groups, has_greedy=has_greedy, curriculum=chosen
+        Rows(NUM_TASKS),
+        rules,
+        drop_constant_groups=drop_constant_groups,
+        has_greedy=has_greedy,
+        curriculum=chosen,
     )
     target.advance(0)
     return target
 
 
-def play(lease: Lease, member: int, accuracy: float | None, *, reward: float = 0.0, **changes) -> Trajectory:
-    """A trajectory of two tokens; accuracy None: its reward reports none."""
-    return Trajectory(
-        group_id=lease.group_id,
-        member=member,
-        task_id=lease.task.task_id,
-        data_source=lease.task.data_source,
-        agent_name=lease.task.agent_name,
-        token_ids=np.array([1, 2], np.int32),
-        action_mask=np.array([False, True]),
-        behavior_logprobs=np.zeros(2, np.float32),
-        versions=np.array([NO_VERSION, lease.version], np.int32),
-        turn_ids=np.array([-1, 0], np.int16),
-        messages=(*lease.task.messages, Message("assistant", "ok")),
-        rewards=(RewardEvent("r", reward, 1),),
-        outcome=Outcome.COMPLETED,
-        metrics={} if accuracy is None else {"accuracy": accuracy},
-    ).replace(**changes)
+def attempt(lease: Lease, member: int, accuracy: float | None, **fields) -> Trajectory:
+    """Its reward reports `accuracy`; None: nothing."""
+    return play(lease, member, metrics={} if accuracy is None else {"accuracy": accuracy}, **fields)
 
 
-def finish(target: ReplayBuffer, lease: Lease, *members: float) -> None:
-    target.add(
-        "a",
-        to_ipc(
-            encode(
-                [play(lease, member, accuracy, reward=accuracy) for member, accuracy in enumerate(members)]
-            )
-        ),
-    )
+def finish(target: ReplayBuffer, lease: Lease, *accuracies: float) -> None:
+    members = [attempt(lease, member, value, reward=value) for member, value in enumerate(accuracies)]
+    target.add("a", to_ipc(encode(members)))
 
 
 # ------------------------------------------------------------------------------------------------ what counts
 
 
 def test_what_counts_as_accuracy():
-    lease = Lease(0, Tasks().task(0), 2, 0)
+    lease = Lease(0, Rows(NUM_TASKS).task(0), 2, 0)
     cases = [
-        (play(lease, 0, 0.25, reward=-1.0), 0.25),  # unshaped, whatever else was earned
-        (play(lease, 0, None, reward=0.1), 1.0),
-        (play(lease, 0, None, reward=0.0), 0.0),
-        (play(lease, 0, 1.0, outcome=Outcome.TRUNCATED), 1.0),
-        (play(lease, 0, 1.0, outcome=Outcome.TOOL_ERROR), None),
-        (play(lease, 0, 1.0, is_greedy=True), None),
-        (play(lease, 0, 37.0), None),
-        (play(lease, 0, float("nan")), None),
+        (attempt(lease, 0, 0.25, reward=-1.0), 0.25),  # unshaped, whatever else was earned
+        (attempt(lease, 0, None, reward=0.1), 1.0),
+        (attempt(lease, 0, None, reward=0.0), 0.0),
+        (attempt(lease, 0, 1.0, outcome=Outcome.TRUNCATED), 1.0),
+        (attempt(lease, 0, 1.0, outcome=Outcome.TOOL_ERROR), None),
+        (attempt(lease, 0, 1.0, is_greedy=True), None),
+        (attempt(lease, 0, 37.0), None),
+        (attempt(lease, 0, float("nan")), None),
     ]
     assert accuracies(encode([trajectory for trajectory, _ in cases])) == [accuracy for _, accuracy in cases]
 
@@ -106,10 +82,10 @@ def test_what_counts_as_accuracy():
 def test_results_count_when_the_group_is_complete_also_where_it_is_dropped_then():
     target = buffer(drop_constant_groups=True)
     [lease, _] = target.lease("a", 2, 0.0)
-    target.add("a", to_ipc(encode([play(lease, 0, 1.0)])))
+    target.add("a", to_ipc(encode([attempt(lease, 0, 1.0)])))
     target.advance(1)
     assert target.curriculum()["num_attempts"] == 0.0
-    target.add("a", to_ipc(encode([play(lease, 1, 1.0)])))
+    target.add("a", to_ipc(encode([attempt(lease, 1, 1.0)])))
     assert target.counts().dropped == {"no_variance": 1}
     target.advance(2)
     metrics = target.curriculum()
@@ -120,7 +96,7 @@ def test_results_count_when_the_group_is_complete_also_where_it_is_dropped_then(
 def test_greedy_late_and_repeated_members_do_not_count():
     target = buffer(group_size=1, has_greedy=True)
     [lease] = target.lease("a", 1, 0.0)
-    first, greedy = play(lease, 0, 1.0), play(lease, 1, 0.0, is_greedy=True)
+    first, greedy = attempt(lease, 0, 1.0), attempt(lease, 1, 0.0, is_greedy=True)
     target.add("a", to_ipc(encode([first, first.replace(metrics={"accuracy": 0.0}), greedy, greedy, first])))
     target.advance(1)
     assert (target.curriculum()["num_attempts"], target.curriculum()["pass_rate/s"]) == (1.0, 1.0)
@@ -129,7 +105,7 @@ def test_greedy_late_and_repeated_members_do_not_count():
 def test_members_of_a_dead_owner_do_not_count():
     target = buffer()
     [lease] = target.lease("dead", 1, 0.0)
-    target.add("dead", to_ipc(encode([play(lease, 0, 0.0)])))
+    target.add("dead", to_ipc(encode([attempt(lease, 0, 0.0)])))
     target.release("dead")
     [again] = target.lease("a", 1, 0.0)
     assert again.group_id == lease.group_id
@@ -141,7 +117,7 @@ def test_members_of_a_dead_owner_do_not_count():
 def test_without_results_nothing_is_read_and_no_pass_rate_is_told():
     chosen = curriculum(source_weights={"s": 1})
     target = ReplayBuffer(
-        Tasks(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), curriculum=chosen
+        Rows(NUM_TASKS), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), curriculum=chosen
     )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)

@@ -23,40 +23,17 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.records import Records
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, JournalError
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import NO_VERSION, Lease
 
 import numpy as np  # isort: skip
+from parts.trajectories import Rows, play
 
 FOREVER_S = 60.0
 
 
-class Tasks:
-    def task(self, position: int) -> Task:
-        return Task(f"t:{position}", "s", (Message("user", str(position)),), "single_turn_agent")
-
-
-def play(lease: Lease, member: int, version: int) -> Trajectory:
-    mask = np.arange(4) > 0
-    return Trajectory(
-        group_id=lease.group_id,
-        member=member,
-        task_id=lease.task.task_id,
-        data_source="s",
-        agent_name="single_turn_agent",
-        token_ids=np.full(4, 100 * lease.group_id + member, np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.zeros(4, np.float32),
-        versions=np.where(mask, version, NO_VERSION).astype(np.int32),
-        turn_ids=np.where(mask, 0, -1).astype(np.int16),
-        messages=(Message("assistant", "ok"),),
-        rewards=(RewardEvent("r", float(member), 3),),
-        outcome=Outcome.COMPLETED,
-    )
-
-
 def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
     return ReplayBuffer(
-        Tasks(),
+        Rows(),
         LedgerRules(groups_per_step=2, max_staleness=staleness, group_size=2),
         journal=Journal(folder / FILE),
         **options,
@@ -64,7 +41,10 @@ def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
 
 
 def finish(target: ReplayBuffer, lease: Lease, owner: str = "a", *, version: int, members=(0, 1)) -> None:
-    target.add(owner, to_ipc(encode([play(lease, member, version) for member in members])))
+    target.add(
+        owner,
+        to_ipc(encode([play(lease, member, version=version, reward=float(member)) for member in members])),
+    )
 
 
 def taken(batch: bytes | None) -> list[tuple[int, int]]:

@@ -63,18 +63,15 @@ def test_a_row_that_breaks_later_is_named_and_what_was_journaled_stays(tmp_path:
     assert leases[0].group_id == first.group_id
 
 
-def test_an_error_of_ours_is_found_in_the_groups_of_nurseries() -> None:
+async def test_an_error_of_ours_is_found_in_the_groups_of_nurseries() -> None:
     async def lease() -> None:
         async with trio.open_nursery() as inner:
             inner.start_soon(trio.sleep_forever)
             raise DataError("rows.jsonl: row 7: broken")
 
-    async def main() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
         async with trio.open_nursery() as outer:
             outer.start_soon(lease)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        trio.run(main)
     found = translate(RayTaskError("run", "", caught.value), who="a rollout actor")
     assert (type(found), str(found)) == (DataError, "rows.jsonl: row 7: broken")
     other = translate(RayTaskError("run", "", ExceptionGroup("x", [KeyError("boom")])), who="a rollout actor")

@@ -21,11 +21,7 @@ def test_an_error_names_its_file() -> None:
     assert full_disk(error, []) == LINE.format(" of '/data/run/rows.parquet'")
 
 
-def test_it_is_found_in_groups_and_causes() -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(write)
-
+async def test_it_is_found_in_groups_and_causes() -> None:
     async def write() -> None:
         try:
             with open("/dev/full", "w") as file:
@@ -34,7 +30,8 @@ def test_it_is_found_in_groups_and_causes() -> None:
             raise RuntimeError("could not") from error
 
     with pytest.raises(ExceptionGroup) as caught:
-        trio.run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
     assert str(full_disk(caught.value, [])).startswith("disk full: ")
 
 

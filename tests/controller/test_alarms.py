@@ -20,7 +20,8 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.metrics import StepRecord
-from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+from agentrl.types import Group
+from parts.trajectories import make_trajectory
 
 QUIET = {
     "learner/entropy": 1.0,
@@ -62,13 +63,11 @@ def written(tmp_path):
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def trajectory(group_id, member, *, reward=0.0, length=4, version=0):
-    mask = np.array([False] + [True] * length)
-    ints = np.where(mask, version, -1).astype(np.int32)
-    return Trajectory(
-        group_id, member, f"task{group_id}", "test", "agent", np.arange(length + 1, dtype=np.int32), mask,
-        np.where(mask, -1.0, 0.0).astype(np.float32), ints, np.where(mask, 0, -1).astype(np.int16), (),
-        (RewardEvent("outcome", reward, length),), Outcome.COMPLETED,
+def trajectory(group_id, member, *, length=4, **fields):
+    tokens, logprobs = np.arange(length + 1), [0.0] + [-1.0] * length
+    return make_trajectory(
+        [-1] + [0] * length, group_id=group_id, member=member, token_ids=tokens, behavior_logprobs=logprobs,
+        **{"reward": 0.0, **fields},
     )  # fmt: skip
 
 

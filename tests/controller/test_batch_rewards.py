@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,8 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.validation import describe, examined
 from agentrl.errors import RewardError
 from agentrl.plugins import load_plugins
-from agentrl.types import NO_VERSION, Failure, Message, Outcome, RewardEvent, Task, ToolCall, Trajectory
+from agentrl.types import Failure, Message, Outcome, RewardEvent, Task, ToolCall, Trajectory
+from parts.trajectories import make_trajectory
 
 FUNCTION = """
 def compute_score(data_sources, solution_strs, ground_truths, extra_infos, error=None):
@@ -27,23 +27,8 @@ ROW = Task("t:0", "s", (Message("user", "q"),), "a", ground_truth="72")
 
 
 def attempt(answer: str = "72", **fields) -> Trajectory:
-    mask = np.array([False, True, True])
-    values = {
-        "group_id": 0,
-        "member": 0,
-        "task_id": "t:0",
-        "data_source": "s",
-        "agent_name": "a",
-        "token_ids": np.zeros(3, np.int32),
-        "action_mask": mask,
-        "behavior_logprobs": np.zeros(3, np.float32),
-        "versions": np.where(mask, 0, NO_VERSION).astype(np.int32),
-        "turn_ids": np.where(mask, 0, -1).astype(np.int16),
-        "messages": (Message("user", "q"), Message("assistant", answer)),
-        "rewards": (),
-        "outcome": Outcome.COMPLETED,
-    }
-    return Trajectory(**{**values, **fields})
+    messages = (Message("user", "q"), Message("assistant", answer))
+    return make_trajectory([-1, 0, 0], **{"messages": messages, **fields})
 
 
 def rewards_of(tmp_path, **kwargs) -> BatchRewards:

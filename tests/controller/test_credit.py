@@ -29,7 +29,8 @@ from agentrl.data.trajectories import decode, encode
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
-from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+from parts.trajectories import make_trajectory
 
 OPTIONS = advantage_options(AlgorithmConfig(gamma=0.9, lam=0.8, passk_k=2, solved_reward=0.5))
 seeds = st.integers(0, 2**31)
@@ -52,34 +53,19 @@ def trajectory(rows: list[list[Piece]], *, group: int = 0, member: int = 0, **fi
     """Return an attempt of these rows; the state of a turn is its number, unless `anchors` says otherwise."""
     pieces = [piece for row in rows for piece in row]
     turns = np.concatenate([np.full(p.length, -1 if p.turn is None else p.turn, np.int16) for p in pieces])
-    mask = turns >= 0
     starts = np.cumsum([0, *(sum(p.length for p in row) for row in rows)])[:-1]
     ends = np.cumsum([p.length for p in pieces]) - 1
     rewards = tuple(
         RewardEvent("r", p.reward, int(end)) for p, end in zip(pieces, ends, strict=True) if p.reward
     )
-    logprobs = np.where(mask, np.float32(-0.5), np.float32(0))
-    versions = np.where(mask, 0, NO_VERSION).astype(np.int32)
-    tokens = np.arange(len(turns), dtype=np.int32)
-    return Trajectory(
-        *(
-            group,
-            member,
-            "t",
-            "d",
-            "a",
-            tokens,
-            mask,
-            logprobs,
-            versions,
-            turns,
-            (),
-            rewards,
-            Outcome.COMPLETED,
-        ),
-        segment_starts=tuple(int(s) for s in starts),
-        **{"anchors": np.arange(turns.max(initial=-1) + 1, dtype=np.int64), **fields},
-    )
+    own = {
+        "token_ids": np.arange(len(turns)),
+        "behavior_logprobs": np.where(turns >= 0, -0.5, 0.0),
+        "rewards": rewards,
+        "segment_starts": tuple(int(s) for s in starts),
+        "anchors": np.arange(turns.max(initial=-1) + 1, dtype=np.int64),
+    }
+    return make_trajectory(turns, group_id=group, member=member, **{**own, **fields})
 
 
 def greedy(reward: float, *, group: int = 0) -> Trajectory:

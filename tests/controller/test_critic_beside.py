@@ -16,9 +16,10 @@ from agentrl.controller.train import learn
 from agentrl.errors import LearnerError
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
-from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+from agentrl.types import Group
 from agentrl.workers.workers import Handle, LocalWorker
 from parts.learner import tiny_sizes
+from parts.trajectories import make_trajectory
 
 VOCABULARY = 31
 
@@ -56,30 +57,14 @@ def groups():
     rng = np.random.default_rng(0)
 
     def attempt(group, member):
-        mask = np.array([False] * 3 + [True] * int(rng.integers(2, 6)))
-        logprobs = np.where(mask, -np.log(VOCABULARY), 0.0).astype(np.float32)
-        versions, turns = (
-            np.where(mask, 0, NO_VERSION).astype(np.int32),
-            np.where(mask, 0, -1).astype(np.int16),
-        )
-        tokens, rewards = (
-            rng.integers(0, VOCABULARY, len(mask)).astype(np.int32),
-            (RewardEvent("r", float(member % 2), len(mask) - 1),),
-        )
-        return Trajectory(
-            group,
-            member,
-            "t",
-            "s",
-            "a",
-            tokens,
-            mask,
-            logprobs,
-            versions,
+        turns = np.array([-1] * 3 + [0] * int(rng.integers(2, 6)))
+        return make_trajectory(
             turns,
-            (),
-            rewards,
-            Outcome.COMPLETED,
+            group_id=group,
+            member=member,
+            token_ids=rng.integers(0, VOCABULARY, len(turns)),
+            behavior_logprobs=np.where(turns < 0, 0.0, -np.log(VOCABULARY)),
+            reward=float(member % 2),
         )
 
     return [Group(group, tuple(attempt(group, member) for member in range(4))) for group in range(2)]

@@ -15,8 +15,9 @@ from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
-from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+from agentrl.types import Group, Outcome, Trajectory
 from parts.learner import tiny_sizes
+from parts.trajectories import make_trajectory
 
 VOCABULARY = 31
 MASKED, FAILED = Outcome.TRUNCATED, Outcome.TIMEOUT
@@ -26,13 +27,15 @@ REWARDS = (1.0, 0.0, 0.0)
 
 def attempt(group: int, member: int, outcome: Outcome, reward: float, *, seed: int = 0) -> Trajectory:
     rng = np.random.default_rng((group, member, seed))
-    mask = np.array([False] * 3 + [True] * int(rng.integers(2, 6)))
-    logprobs = np.where(mask, -np.log(VOCABULARY), 0.0).astype(np.float32)
-    versions, turns = np.where(mask, 0, NO_VERSION).astype(np.int32), np.where(mask, 0, -1).astype(np.int16)
-    tokens = rng.integers(0, VOCABULARY, len(mask)).astype(np.int32)
-    rewards = () if outcome is FAILED else (RewardEvent("r", reward, len(mask) - 1),)
-    return Trajectory(
-        group, member, "t", "s", "a", tokens, mask, logprobs, versions, turns, (), rewards, outcome
+    turns = np.array([-1] * 3 + [0] * int(rng.integers(2, 6)))
+    return make_trajectory(
+        turns,
+        group_id=group,
+        member=member,
+        token_ids=rng.integers(0, VOCABULARY, len(turns)),
+        behavior_logprobs=np.where(turns < 0, 0.0, -np.log(VOCABULARY)),
+        reward=None if outcome is FAILED else reward,
+        outcome=outcome,
     )
 
 

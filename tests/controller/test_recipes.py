@@ -17,8 +17,9 @@ from agentrl.controller.credit import Assessment, credit, leave_out_old
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
-from agentrl.types import NO_VERSION, Group, Outcome, RewardEvent, Trajectory
+from agentrl.types import Group, Trajectory
 from parts.learner import lone_learner
+from parts.trajectories import make_trajectory
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(file.stem for file in (ROOT / "configs" / "algorithm").glob("*.yaml"))
@@ -41,22 +42,15 @@ def trajectory(group: int, member: int, rng: np.random.Generator) -> Trajectory:
     """Prompt, action, tool output, action: what was sampled is near the new model's uniform distribution."""
     mask = np.array([False] * 3 + [True] * int(rng.integers(2, 6)) + [False] * 2 + [True] * 2)
     turns = np.where(mask, np.cumsum(np.diff(mask, prepend=False) & mask) - 1, -1)
-    return Trajectory(
+    return make_trajectory(
+        turns,
         group_id=group,
         member=member,
         task_id=f"t:{group}",
-        data_source="s",
-        agent_name="a",
-        token_ids=rng.integers(0, SIZES["vocab_size"], len(mask)).astype(np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.where(
-            mask, -math.log(SIZES["vocab_size"]) + rng.normal(0, 0.3, len(mask)), 0.0
-        ).astype(np.float32),
-        versions=np.where(mask, 1, NO_VERSION).astype(np.int32),
-        turn_ids=turns.astype(np.int16),
-        messages=(),
-        rewards=(RewardEvent("answer", float(member % 2), len(mask) - 1),),
-        outcome=Outcome.COMPLETED,
+        token_ids=rng.integers(0, SIZES["vocab_size"], len(mask)),
+        behavior_logprobs=np.where(mask, -math.log(SIZES["vocab_size"]) + rng.normal(0, 0.3, len(mask)), 0.0),
+        version=1,
+        reward=float(member % 2),
         anchors=np.arange(2),
     )
 

@@ -34,8 +34,9 @@ from agentrl.controller.reward_role import RewardRole, resolve_reward_model
 from agentrl.errors import ConfigError, LearnerError, RewardError
 from agentrl.learner.reward_model import RewardModel, load_classifier
 from agentrl.plugins import Attempted, load_plugins
-from agentrl.types import NO_VERSION, Message, Outcome, Task, ToolCall, Trajectory
+from agentrl.types import Message, Outcome, Task, ToolCall
 from agentrl.workers.workers import LocalWorker
+from parts.trajectories import make_trajectory
 
 SIZES = {
     "hidden_size": 32,
@@ -291,29 +292,10 @@ def test_a_lost_rank_ends_the_run_and_is_no_verdict_on_a_batch(folders):
         raise LearnerError("reward model rank 0 was lost in 'score'")
 
     rewards.connect(ask)
-    task, trajectory = SOME[0].task, finished()
+    task, trajectory = SOME[0].task, make_trajectory([-1, 0], messages=SOME[0].messages)
     for score in (rewards.score, rewards.score_validation):
         with pytest.raises(LearnerError, match=r"^reward model rank 0 was lost"):
             score([task], [trajectory])
-
-
-def finished():
-    mask = np.array([False, True])
-    return Trajectory(
-        group_id=0,
-        member=0,
-        task_id="t:0",
-        data_source="s",
-        agent_name="single_turn_agent",
-        token_ids=np.zeros(2, np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.zeros(2, np.float32),
-        versions=np.where(mask, 0, NO_VERSION).astype(np.int32),
-        turn_ids=np.where(mask, 0, -1).astype(np.int16),
-        messages=SOME[0].messages,
-        rewards=(),
-        outcome=Outcome.COMPLETED,
-    )
 
 
 # ---------------------------------------------------------------------------------------------------- refused

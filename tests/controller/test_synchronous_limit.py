@@ -23,8 +23,8 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
-from agentrl.types import Message, Outcome, RewardEvent, Task, Trajectory
 from parts.learner import tiny_sizes
+from parts.trajectories import make_task, make_trajectory
 
 VOCABULARY, PROMPT, TURN, TURNS = 18, 3, 4, 2
 SIZES = tiny_sizes(VOCABULARY)
@@ -39,12 +39,8 @@ class Rows:
         prompt = tuple(
             int(token) for token in np.random.default_rng(position).integers(0, VOCABULARY, PROMPT)
         )
-        return Task(
-            f"t:{position}",
-            "s",
-            (Message("user", "?"),),
-            "agent",
-            extra_info={"prompt": prompt, "right": position % VOCABULARY},
+        return make_task(
+            task_id=f"t:{position}", extra_info={"prompt": prompt, "right": position % VOCABULARY}
         )
 
 
@@ -84,12 +80,16 @@ class Server:
         turns = np.where(is_action, np.cumsum(~is_action) - PROMPT, -1)
         sampled = np.array(ids)[is_action]
         reward = float((sampled == task.extra_info["right"]).mean() + (sampled % 2).mean())
-        return Trajectory(
-            group_id, member, task.task_id, "s", "agent", np.array(ids, np.int32), is_action,
-            np.array(logprobs, np.float32), np.where(is_action, version, -1).astype(np.int32),
-            turns.astype(np.int16),
-            task.messages, (RewardEvent("right", reward, len(ids) - 1),), Outcome.COMPLETED,
-        )  # fmt: skip
+        return make_trajectory(
+            turns,
+            group_id=group_id,
+            member=member,
+            task_id=task.task_id,
+            token_ids=ids,
+            behavior_logprobs=logprobs,
+            version=version,
+            reward=reward,
+        )
 
 
 def config_of(minibatches):

@@ -23,6 +23,7 @@ from agentrl.fleet.user_files import user_files
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from parts.trajectories import make_trajectory
 
 SOURCES = ("gsm8k", "aime_2024")
 N = 4
@@ -92,22 +93,16 @@ class Driver:
 
 def attempt(task: Task, group: int, member: int, version: int) -> Trajectory:
     is_right = float(member < 2)
-    ids = np.arange(4, dtype=np.int32)
-    mask = np.array([False, False, True, True])
-    return Trajectory(
+    return make_trajectory(
+        [-1, -1, 0, 0],
         group_id=group,
         member=member,
+        version=version,
         task_id=task.task_id,
         data_source=task.data_source,
         agent_name=task.agent_name,
-        token_ids=ids,
-        action_mask=mask,
-        behavior_logprobs=np.where(mask, -0.5, 0.0).astype(np.float32),
-        versions=np.where(mask, version, -1).astype(np.int32),
-        turn_ids=np.where(mask, 0, -1).astype(np.int16),
         messages=(*task.messages, Message("assistant", "2")),
         rewards=(RewardEvent("gsm8k", is_right, 3),),
-        outcome=Outcome.COMPLETED,
         metrics={"accuracy": is_right, "reward/gsm8k": is_right},
         extra_info={"reward_details": {"gsm8k": {"answer": "2" if member < 2 else f"{member} apples"}}},
     )

@@ -24,6 +24,7 @@ from agentrl.data.trajectories import (
 )
 from agentrl.errors import DataError
 from agentrl.types import NO_VERSION, Failure, Message, Outcome, PluginId, RewardEvent, ToolCall, Trajectory
+from parts.trajectories import make_trajectory
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 JSON = st.recursive(
@@ -90,23 +91,9 @@ def assert_same(left: list[Trajectory], right: list[Trajectory]) -> None:
 
 
 def simple(text: str = "x", *, versions: list[int] | None = None, member: int = 0) -> Trajectory:
-    stamps = np.array([NO_VERSION, 3] if versions is None else versions, dtype=np.int32)
-    mask = stamps != NO_VERSION
-    return Trajectory(
-        group_id=1,
-        member=member,
-        task_id="t",
-        data_source="s",
-        agent_name="a",
-        token_ids=np.arange(len(stamps), dtype=np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.zeros(len(stamps), np.float32),
-        versions=stamps,
-        turn_ids=np.where(mask, 0, -1).astype(np.int16),
-        messages=(Message("assistant", text),),
-        rewards=(),
-        outcome=Outcome.COMPLETED,
-    )
+    stamps = np.array([NO_VERSION, 3] if versions is None else versions)
+    turns, messages = np.where(stamps != NO_VERSION, 0, -1), (Message("assistant", text),)
+    return make_trajectory(turns, group_id=1, member=member, versions=stamps, messages=messages)
 
 
 @settings(max_examples=80, deadline=None)

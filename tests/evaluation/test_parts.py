@@ -290,17 +290,14 @@ def test_servers_that_collapse_get_as_many_as_they_bear() -> None:
     assert max(seen[50:]) <= 200
 
 
-def test_no_more_begin_than_there_is_room_for() -> None:
-    async def main() -> None:
-        concurrency = Concurrency(3)
-        attempts = ["a", "b", "c", "d"]
-        for attempt in attempts[:3]:
-            await concurrency.begin(attempt)
-        with trio.move_on_after(0.01) as waited:
-            await concurrency.begin(attempts[3])
-        assert waited.cancelled_caught
-        concurrency.end(attempts[0])
-        with trio.fail_after(1):
-            await concurrency.begin(attempts[3])
-
-    trio.run(main)
+async def test_no_more_begin_than_there_is_room_for() -> None:
+    concurrency = Concurrency(3)
+    attempts = ["a", "b", "c", "d"]
+    for attempt in attempts[:3]:
+        await concurrency.begin(attempt)
+    with trio.move_on_after(0.01) as waited:
+        await concurrency.begin(attempts[3])
+    assert waited.cancelled_caught
+    concurrency.end(attempts[0])
+    with trio.fail_after(1):
+        await concurrency.begin(attempts[3])

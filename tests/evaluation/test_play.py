@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import trio
 from rich.console import Console
@@ -25,7 +24,8 @@ from agentrl.evaluation.store import AttemptStore
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import GreedySampling
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.types import Failure, Message, Outcome, Task, Trajectory
+from agentrl.types import Failure, Outcome, Task, Trajectory
+from parts.trajectories import Rows, make_trajectory
 
 SERVERS = RunningServers(("http://a",), None)
 Outcomes = Callable[[Attempt, int], Outcome]
@@ -47,20 +47,12 @@ class FakePlayer:
         await trio.sleep(1)
         self._running -= 1
         outcome = self._outcomes(attempt, self.tries[key])
-        tokens = np.zeros(2, np.int32)
-        return Trajectory(
+        return make_trajectory(
+            [0, 0],
             group_id=attempt.group_id,
             member=attempt.member,
             task_id=attempt.task.task_id,
-            data_source="s",
-            agent_name="a",
-            token_ids=tokens,
-            action_mask=tokens == 0,
-            behavior_logprobs=np.zeros(2, np.float32),
-            versions=tokens,
-            turn_ids=np.zeros(2, np.int16),
             messages=attempt.task.messages,
-            rewards=(),
             outcome=outcome,
             failure=None if outcome is Outcome.COMPLETED else Failure("broken"),
             metrics={"accuracy": 1.0, "generate_s": 1.0},
@@ -96,10 +88,10 @@ class LostServers:
 
 
 def problems(num: int, n: int) -> list[EvaluationProblem]:
-    tasks = [Task(f"t:{number}", "s", (Message("user", str(number)),), "a") for number in range(num)]
+    rows = Rows()
     return [
-        EvaluationProblem(number, task, tuple(f"{number}/{member}" for member in range(n)))
-        for number, task in enumerate(tasks)
+        EvaluationProblem(number, rows.task(number), tuple(f"{number}/{member}" for member in range(n)))
+        for number in range(num)
     ]
 
 

@@ -22,6 +22,7 @@ from agentrl.evaluation.evidence import Evidence, ExampleKind
 from agentrl.evaluation.report import write_report
 from agentrl.figures.thresholds import parse_threshold
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
+from parts.trajectories import make_trajectory
 
 N = 8
 SECRET = "sk-very-secret"
@@ -34,7 +35,6 @@ def trajectory(
     draw = np.random.default_rng([problem, member]).random()
     is_right, has_form = float(draw < chance), float(draw < 0.8)
     length = 5 + (7 * problem + 3 * member) % 40
-    mask = np.arange(length) >= 3
     name = source.rpartition("/")[2]
     fields = {
         "group_id": problem,
@@ -42,11 +42,6 @@ def trajectory(
         "task_id": f"{name}:{problem}",
         "data_source": source,
         "agent_name": "tool_agent",
-        "token_ids": np.zeros(length, np.int32),
-        "action_mask": mask,
-        "behavior_logprobs": np.zeros(length, np.float32),
-        "versions": np.where(mask, 0, -1).astype(np.int32),
-        "turn_ids": np.where(mask, 0, -1).astype(np.int16),
         "messages": (
             Message("system", "You are a tutor."),
             Message("user", f"What is {problem} + 1 | 2?"),
@@ -60,7 +55,6 @@ def trajectory(
             Message("assistant", "```\n#### 2\n```" + "x" * 9000 * (member == 0)),
         ),
         "rewards": (RewardEvent(name, is_right, length - 1),),
-        "outcome": Outcome.COMPLETED,
         "metrics": {
             "accuracy": is_right * has_form,
             f"reward/{name}": is_right,
@@ -71,7 +65,7 @@ def trajectory(
         "extra_info": {"reward_details": {name: {"answer": "2" if is_right else str(member)}}}
         | ({"difficulty": difficulty} if difficulty else {}),
     }
-    return Trajectory(**{**fields, **changes})
+    return make_trajectory([-1] * 3 + [0] * (length - 3), **{**fields, **changes})
 
 
 def evaluation(n: int = N) -> list[Trajectory]:

@@ -7,32 +7,20 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.evaluation.store import AttemptStore
 from agentrl.types import Message, Outcome, Trajectory
+from parts.trajectories import make_trajectory
 
 FILE = "attempts.sqlite"
 
 
 def attempt(member: int = 0, outcome: Outcome = Outcome.COMPLETED, length: int = 3) -> Trajectory:
-    return Trajectory(
-        group_id=0,
-        member=member,
-        task_id="set:0",
-        data_source="arithmetic",
-        agent_name="single_turn_agent",
-        token_ids=np.arange(length, dtype=np.int32),
-        action_mask=np.arange(length) > 0,
-        behavior_logprobs=np.zeros(length, np.float32),
-        versions=np.zeros(length, np.int32),
-        turn_ids=np.zeros(length, np.int16),
-        messages=(Message("user", "?"), Message("assistant", "é" * member)),
-        rewards=(),
-        outcome=outcome,
-    )
+    messages = (Message("user", "?"), Message("assistant", "é" * member))
+    turns = [-1] + [0] * (length - 1)
+    return make_trajectory(turns, member=member, task_id="set:0", messages=messages, outcome=outcome)
 
 
 def kept(folder: Path, keys: list[str]) -> list[int | None]:
@@ -52,11 +40,12 @@ def test_what_was_added_is_there_after_any_number_of_openings(tmp_path: Path) ->
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
 def test_a_killed_process_leaves_all_that_it_had_added(tmp_path: Path, delay_s: float) -> None:
     script = (
-        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; from test_store import "
-        "attempt;from agentrl.evaluation.store import AttemptStore; store = AttemptStore(Path(sys.argv[1]));"
-        "[(store.add([(f'k{i}', attempt(i))]), print(i, flush=True)) for i in range(100000)]"
+        "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; "
+        "from agentrl.evaluation.store import AttemptStore; from parts.trajectories import make_trajectory; "
+        "store = AttemptStore(Path(sys.argv[1])); [(store.add([(f'k{i}', make_trajectory([0], member=i))]), "
+        "print(i, flush=True)) for i in range(100000)]"
     )
-    command = [sys.executable, "-c", script, str(tmp_path / FILE), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", script, str(tmp_path / FILE), str(Path(__file__).parents[1])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "0\n"

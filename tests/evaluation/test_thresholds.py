@@ -10,28 +10,13 @@ from agentrl.errors import ConfigError
 from agentrl.figures.attempts import EvaluatedAttempt
 from agentrl.figures.summary import summarise
 from agentrl.figures.thresholds import Threshold, failed_thresholds, parse_threshold, refuse_unknown
+from parts.attempts import evaluated
 
 
 def attempts(source: str, right: dict[str, int], n: int = 4) -> list[EvaluatedAttempt]:
     """n attempts per problem, of which `right[problem]` are right."""
     return [
-        EvaluatedAttempt(
-            source=source,
-            problem=problem,
-            member=member,
-            accuracy=float(member < num),
-            reward=float(member < num),
-            answer="7" if member < num else "8",
-            format=1.0,
-            is_truncated=False,
-            num_tokens=10,
-            num_turns=1,
-            num_tool_calls=0,
-            num_tool_errors=0,
-            failure=None,
-            difficulty=None,
-            agent="single_turn_agent",
-        )
+        evaluated(problem, member, float(member < num), source=source, answer="7" if member < num else "8")
         for problem, num in right.items()
         for member in range(n)
     ]

@@ -16,38 +16,17 @@ from scipy import stats
 from typer.testing import CliRunner, Result
 
 from agentrl.cli import app
-from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
 from agentrl.figures.attempts import EvaluatedAttempt
 from agentrl.figures.compare import compare
 from agentrl.figures.paired import sign_flip_test
-from agentrl.types import Outcome, RewardEvent, Trajectory
-
-
-def attempt(problem: str, member: int, accuracy: float | None, *, source: str = "gsm8k") -> EvaluatedAttempt:
-    failure = None if accuracy is not None else "no server answered"
-    return EvaluatedAttempt(
-        source,
-        problem,
-        member,
-        accuracy,
-        accuracy,
-        None,
-        None,
-        False,
-        1,
-        1,
-        0,
-        0,
-        failure,
-        None,
-        "tool_agent",
-    )
+from parts.attempts import attempts, evaluated
+from parts.trajectories import make_trajectory
 
 
 def evaluation(rows: dict[str, list[float | None]], **fields: Any) -> list[EvaluatedAttempt]:
     return [
-        attempt(problem, member, value, **fields)
+        evaluated(problem, member, value, **fields)
         for problem, row in rows.items()
         for member, value in enumerate(row)
     ]
@@ -181,28 +160,14 @@ def test_attempts_without_a_score_are_no_wrong_answers():
 
 
 def stored(path: Path, accuracies: dict[str, float]) -> Path:
-    mask = np.array([False, True])
     rows = [
-        Trajectory(
-            group_id=i,
-            member=0,
-            task_id=problem,
-            data_source="gsm8k",
-            agent_name="tool_agent",
-            token_ids=np.zeros(2, np.int32),
-            action_mask=mask,
-            behavior_logprobs=np.zeros(2, np.float32),
-            versions=np.array([-1, 0], np.int32),
-            turn_ids=np.array([-1, 0], np.int16),
-            messages=(),
-            rewards=(RewardEvent("gsm8k", value, 1),),
-            outcome=Outcome.COMPLETED,
+        make_trajectory(
+            [-1, 0], group_id=i, task_id=problem, data_source="gsm8k", agent_name="tool_agent", reward=value,
             metrics={"accuracy": value},
         )
         for i, (problem, value) in enumerate(accuracies.items())
-    ]
-    write_parquet(path, encode(rows))
-    return path
+    ]  # fmt: skip
+    return attempts(path, *rows)
 
 
 def invoke(*arguments: str | Path) -> Result:

@@ -19,6 +19,8 @@ from agentrl.errors import DataError
 from agentrl.figures.attempts import EvaluatedAttempt, attempt_of, attempts_of, read_attempts
 from agentrl.figures.summary import FEW, OVERALL, SourceSummary, summarise
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
+from parts.attempts import evaluated
+from parts.trajectories import make_trajectory
 
 
 def trajectory(
@@ -29,7 +31,6 @@ def trajectory(
     **fields: Any,
 ) -> Trajectory:
     """Two tokens of prompt, a turn of two, one of context, a turn of one."""
-    mask = np.array([False, False, True, True, False, True])
     defaults: dict[str, Any] = {
         "metrics": {}
         if value is None
@@ -37,17 +38,12 @@ def trajectory(
         "extra_info": {"level": 3, "reward_details": {"gsm8k": {"answer": "42"}}},
         "messages": (Message("assistant", "", (ToolCall("1", "calculator", {}),)),),
     }
-    return Trajectory(
-        group_id=0,
+    return make_trajectory(
+        [-1, -1, 0, 0, -1, 1],
         member=2,
         task_id="test/7",
         data_source="openai/gsm8k",
         agent_name="tool_agent",
-        token_ids=np.zeros(6, np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.zeros(6, np.float32),
-        versions=np.where(mask, 0, -1).astype(np.int32),
-        turn_ids=np.array([-1, -1, 0, 0, -1, 1], np.int16),
         rewards=()
         if value is None
         else (RewardEvent("gsm8k", value, 5), RewardEvent("length_penalty", -0.25, 5)),
@@ -57,31 +53,10 @@ def trajectory(
     )
 
 
-def attempt(problem: str, member: int, accuracy: float | None = 1.0, **fields: Any) -> EvaluatedAttempt:
-    values: dict[str, Any] = {
-        "source": "gsm8k",
-        "problem": problem,
-        "member": member,
-        "accuracy": accuracy,
-        "reward": accuracy,
-        "answer": None if accuracy is None else str(accuracy),
-        "format": None if accuracy is None else 1.0,
-        "is_truncated": False,
-        "num_tokens": 10,
-        "num_turns": 1,
-        "num_tool_calls": 0,
-        "num_tool_errors": 0,
-        "failure": "no server answered" if accuracy is None else None,
-        "difficulty": None,
-        "agent": "tool_agent",
-    }
-    return EvaluatedAttempt(**{**values, **fields})
-
-
 def attempts(rows: Sequence[Sequence[float | None]], **fields: Any) -> list[EvaluatedAttempt]:
     """One row of accuracies per problem."""
     return [
-        attempt(f"p{i}", member, value, **fields)
+        evaluated(f"p{i}", member, value, **fields)
         for i, row in enumerate(rows)
         for member, value in enumerate(row)
     ]
@@ -239,10 +214,10 @@ def test_parts_of_a_point_count_in_the_mean_and_solve_nothing():
 
 
 def test_sources_and_difficulties_are_apart():
-    easy = [attempt(f"p{i}", 0, 1.0, difficulty="1") for i in range(3)]
-    hard = [attempt(f"q{i}", 0, 0.0, difficulty="5") for i in range(2)]
+    easy = [evaluated(f"p{i}", 0, 1.0, difficulty="1") for i in range(3)]
+    hard = [evaluated(f"q{i}", 0, 0.0, difficulty="5") for i in range(2)]
     other = [
-        attempt("p0", 0, 0.0, source="aime_2024")
+        evaluated("p0", 0, 0.0, source="aime_2024")
     ]  # the same task id in another source is another problem
     found = summarise([*hard, *easy, *other])
     assert [(source.name, source.num_problems) for source in found.sources] == [

@@ -40,9 +40,10 @@ from agentrl.learner.model import load_module
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
-from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+from agentrl.types import Group, Outcome, RewardEvent
 from agentrl.workers.workers import LocalWorker
 from parts.learner import reserved_port
+from parts.trajectories import make_trajectory
 
 VOCABULARY = 61
 SIZES = {
@@ -285,23 +286,24 @@ def trajectory(rng, *, member=0, outcome=Outcome.COMPLETED):
     the last action of each.
     """
     rows = [(0, 3), (1, 2)]
-    tokens, mask, turns, starts = [], [], [], []
+    tokens, turns, starts = [], [], []
     for row in rows:
         starts.append(len(tokens))
         for turn in row:
             size = int(rng.integers(1, 4))
             tokens += rng.integers(0, VOCABULARY, 2 + size).tolist()
-            mask += [False] * 2 + [True] * size
             turns += [-1] * 2 + [turn] * size
-        tokens, mask, turns = [*tokens, 5], [*mask, False], [*turns, -1]
-    action, zeros = np.array(mask), np.zeros(len(mask), np.float32)
+        tokens, turns = [*tokens, 5], [*turns, -1]
     last = np.flatnonzero(np.array(turns) == 3)[-1]
-    return Trajectory(
-        0, member, "t", "s", "a", np.array(tokens, np.int32), action, zeros, np.where(action, 0,
-        -1).astype(np.int32),
-        np.array(turns, np.int16), (), (RewardEvent("r", float(rng.normal()), int(last)),), outcome,
+    reward = RewardEvent("r", float(rng.normal()), int(last))
+    return make_trajectory(
+        turns,
+        member=member,
+        token_ids=tokens,
+        rewards=(reward,),
+        outcome=outcome,
         segment_starts=tuple(starts),
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()

@@ -22,8 +22,9 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
-from agentrl.types import Outcome, RewardEvent, Trajectory
+from agentrl.types import RewardEvent
 from parts.learner import tiny_sizes
+from parts.trajectories import make_trajectory
 
 ROOT = Path(__file__).parents[2]
 LR = 1e-3
@@ -56,12 +57,15 @@ def trajectory(group_id, member, rng):
     versions = np.where(mask, rng.integers(0, 2) + turns, -1)
     behavior = np.where(mask, np.minimum(rng.normal(-3.0, 1.0, len(mask)), -0.01), 0.0)
     last = int(np.flatnonzero(mask)[-1])
-    return Trajectory(
-        group_id, member, f"task{group_id}", "test", "agent", rng.integers(0, VOCABULARY,
-        len(mask)).astype(np.int32), mask,
-        behavior.astype(np.float32), versions.astype(np.int32), turns.astype(np.int16), (),
-        (RewardEvent("outcome", float(rng.integers(0, 3)) / 3, last),), Outcome.COMPLETED,
-    )  # fmt: skip
+    return make_trajectory(
+        turns,
+        group_id=group_id,
+        member=member,
+        token_ids=rng.integers(0, VOCABULARY, len(mask)),
+        behavior_logprobs=behavior,
+        versions=versions,
+        rewards=(RewardEvent("outcome", float(rng.integers(0, 3)) / 3, last),),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Sample, samples_from
 from agentrl.learner.packing import budget_metrics, pack
-from agentrl.types import Outcome, Trajectory
+from parts.trajectories import make_trajectory
 
 
 @st.composite
@@ -208,21 +208,8 @@ def trajectory(spans, *, context_factor=1):
     tokens[action_mask] = np.arange(100, 100 + count)
     logprobs = np.zeros(len(mask), np.float32)
     logprobs[action_mask] = -np.arange(1, count + 1)
-    versions = np.where(action_mask, 3, -1).astype(np.int32)
-    return Trajectory(
-        0,
-        0,
-        "t",
-        "d",
-        "a",
-        tokens,
-        action_mask,
-        logprobs,
-        versions,
-        versions.astype(np.int16),
-        (),
-        (),
-        Outcome.COMPLETED,
+    return make_trajectory(
+        np.where(action_mask, 3, -1), version=3, token_ids=tokens, behavior_logprobs=logprobs
     )
 
 

@@ -17,26 +17,11 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.data.trajectories import decode, encode, from_ipc, read_parquet, to_ipc, write_parquet
 from agentrl.offline.audit import audit_run
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import NO_VERSION, Trajectory
+from parts.trajectories import Rows, play
 
 STALENESS = 1
 GROUPS = 2
-
-
-class Tasks:
-    def task(self, position: int) -> Task:
-        return Task(f"t:{position}", "s", (Message("user", str(position)),), "single_turn_agent")
-
-
-def play(lease: Lease, member: int, version: int) -> Trajectory:
-    mask = np.arange(4) > 0
-    return Trajectory(
-        lease.group_id, member, lease.task.task_id, "s", "single_turn_agent", np.arange(4, dtype=np.int32),
-        mask, np.zeros(4, np.float32),
-        np.where(mask, version, NO_VERSION).astype(np.int32), np.where(mask, 0, -1).astype(np.int16),
-        (Message("assistant", "ok"),),
-        (RewardEvent("r", float(member), 3),), Outcome.COMPLETED,
-    )  # fmt: skip
 
 
 class Writer:
@@ -48,7 +33,7 @@ class Writer:
         journal = Journal(folder / FILE)
         journal.set_fact("max_staleness", str(STALENESS))
         self.buffer = ReplayBuffer(
-            Tasks(),
+            Rows(),
             LedgerRules(groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2),
             journal=journal,
         )
@@ -62,7 +47,9 @@ class Writer:
 
     def play_all(self) -> None:
         for lease in self.buffer.lease("a", 99, 0.0):
-            self.buffer.add("a", to_ipc(encode([play(lease, member, lease.version) for member in range(2)])))
+            self.buffer.add(
+                "a", to_ipc(encode([play(lease, member, reward=float(member)) for member in range(2)]))
+            )
 
     def learn(self, step: int) -> None:
         self.play_all()

@@ -23,8 +23,9 @@ from agentrl.offline.replay import load_replay_config, replay
 from agentrl.offline.stored_steps import StoredSteps
 from agentrl.tracking.alarms import rules_from
 from agentrl.tracking.metrics import read_metrics
-from agentrl.types import Outcome, RewardEvent, Trajectory
+from agentrl.types import RewardEvent
 from parts.learner import tiny_sizes
+from parts.trajectories import make_trajectory
 
 VOCABULARY = 23
 TEMPERATURE = 0.9
@@ -62,11 +63,15 @@ def trajectory(group_id, member, rng, model, *, version, drift):
     tokens = rng.integers(0, VOCABULARY, len(mask)).astype(np.int32)
     behavior = np.where(mask, plain_logprobs(model, tokens) + rng.normal(0, drift, len(mask)), 0.0)
     reward = RewardEvent("outcome", float(rng.integers(0, 2)), int(np.flatnonzero(mask)[-1]))
-    return Trajectory(
-        group_id, member, f"task{group_id}", "test", "agent", tokens, mask, behavior.astype(np.float32),
-        np.where(mask, version, -1).astype(np.int32), turns.astype(np.int16), (), (reward,),
-        Outcome.COMPLETED,
-    )  # fmt: skip
+    return make_trajectory(
+        turns,
+        group_id=group_id,
+        member=member,
+        token_ids=tokens,
+        behavior_logprobs=behavior,
+        version=version,
+        rewards=(reward,),
+    )
 
 
 def write_run(folder, *, drift=0.4, lags=(0, 1, 2, 3), steps=4, first_version=0):

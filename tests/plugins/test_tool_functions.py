@@ -299,7 +299,7 @@ def test_what_is_no_json_is_a_broken_tool():
         run(function_tool(give))
 
 
-def test_a_blocking_function_runs_in_a_thread_and_two_at_once():
+async def test_a_blocking_function_runs_in_a_thread_and_two_at_once():
     """Each call waits for the other: alone, or in one thread, neither would end."""
     barrier = threading.Barrier(2, timeout=20)
     threads: list[int] = []
@@ -316,12 +316,9 @@ def test_a_blocking_function_runs_in_a_thread_and_two_at_once():
     async def call(name: str) -> None:
         texts.append((await cls().call({"name": name})).text)
 
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(call, "a")
-            nursery.start_soon(call, "b")
-
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call, "a")
+        nursery.start_soon(call, "b")
     assert sorted(texts) == ["a", "b"]
     assert len({*threads, threading.get_ident()}) == 3
 

@@ -58,17 +58,14 @@ def test_torch_meets_there(port, host):
     assert store.get("a") == b"b"
 
 
-def test_a_server_of_trio_listens_there(port, host):
-    async def play():
-        async with trio.open_nursery() as nursery:
-            await nursery.start(
-                partial(trio.serve_tcp, host=host), lambda stream: stream.send_all(b"hello"), port
-            )
-            async with await trio.open_tcp_stream(host, port) as stream:
-                assert await stream.receive_some() == b"hello"
-            nursery.cancel_scope.cancel()
-
-    trio.run(play)
+async def test_a_server_of_trio_listens_there(port, host):
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            partial(trio.serve_tcp, host=host), lambda stream: stream.send_all(b"hello"), port
+        )
+        async with await trio.open_tcp_stream(host, port) as stream:
+            assert await stream.receive_some() == b"hello"
+        nursery.cancel_scope.cancel()
 
 
 def test_a_server_of_asyncio_listens_there(port, host):

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import trio
 
 from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, Reward, RewardResult
@@ -120,26 +119,23 @@ CALLS = [
 """An answer, a ground truth, and the value or what the error says."""
 
 
-def test_a_process_that_an_answer_ends_is_a_wrong_answer_and_one_that_ends_without_it_is_not(tmp_path):
+async def test_a_process_that_an_answer_ends_is_a_wrong_answer_and_one_that_ends_without_it_is_not(tmp_path):
     path = tmp_path / "endless.py"
     path.write_text(ENDLESS)
     recipe = Recipe(str(path), "Endless", ({},))
     term = Term("endless", recipe.make(), 1.0, 60.0, recipe)
 
-    async def main() -> None:
-        with AsyncioHost() as host:
-            calls = RewardCalls(host, num_processes=1)
-            for text, truth, expected in CALLS:
-                if isinstance(expected, str):
-                    with pytest.raises(RewardError, match=expected):
-                        await calls.call(term, attempt(text, truth))
-                else:
-                    result = await calls.call(term, attempt(text, truth))
-                    assert isinstance(result, RewardResult)
-                    assert result.value == expected, text
-            await calls.aclose()
-
-    trio.run(main)
+    with AsyncioHost() as host:
+        calls = RewardCalls(host, num_processes=1)
+        for text, truth, expected in CALLS:
+            if isinstance(expected, str):
+                with pytest.raises(RewardError, match=expected):
+                    await calls.call(term, attempt(text, truth))
+            else:
+                result = await calls.call(term, attempt(text, truth))
+                assert isinstance(result, RewardResult)
+                assert result.value == expected, text
+        await calls.aclose()
 
 
 def test_math_asks_again_when_its_ground_truth_is_no_expression():

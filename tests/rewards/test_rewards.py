@@ -7,7 +7,6 @@ import re
 from fractions import Fraction
 
 import pytest
-import trio
 from agentrl.interactions.gsm8k import FEEDBACK
 from agentrl.interactions.gsm8k import Gsm8k as Gsm8kPartner
 from hypothesis import given
@@ -203,15 +202,12 @@ def test_a_missing_function_is_named(tmp_path):
 # ------------------------------------------------------------------------------------------------ the partner
 
 
-def test_the_partner_ends_on_success_and_says_so_otherwise():
-    async def main():
-        partner = Gsm8kPartner()
-        await partner.start(ground_truth="72", query="How many?")
-        wrong = await partner.respond(said("#### 71"))
-        assert (wrong.text, wrong.is_done, wrong.reward) == (FEEDBACK, False, 0.0)
-        right = await partner.respond(said("#### 71", "#### 72"))
-        assert (right.is_done, right.reward) == (True, 1.0)
-        with pytest.raises(DataError, match="ground_truth"):
-            await Gsm8kPartner().start(query="How many?")
-
-    trio.run(main)
+async def test_the_partner_ends_on_success_and_says_so_otherwise():
+    partner = Gsm8kPartner()
+    await partner.start(ground_truth="72", query="How many?")
+    wrong = await partner.respond(said("#### 71"))
+    assert (wrong.text, wrong.is_done, wrong.reward) == (FEEDBACK, False, 0.0)
+    right = await partner.respond(said("#### 71", "#### 72"))
+    assert (right.is_done, right.reward) == (True, 1.0)
+    with pytest.raises(DataError, match="ground_truth"):
+        await Gsm8kPartner().start(query="How many?")

@@ -32,7 +32,7 @@ def test_thousands_of_calls_run_side_by_side():
     trio.run(main)
 
 
-def test_asyncio_works_inside_and_errors_come_back():
+async def test_asyncio_works_inside_and_errors_come_back():
     async def fail() -> None:
         await asyncio.wait_for(asyncio.sleep(0), 1)
         await asyncio.get_running_loop().run_in_executor(None, int, "7")
@@ -47,21 +47,18 @@ def test_asyncio_works_inside_and_errors_come_back():
         task.cancel()
         await asyncio.sleep(0)
 
-    async def main():
-        with AsyncioHost() as host:
-            with pytest.raises(LookupError, match="mine"):
-                await host.run(fail)
-            with pytest.raises(RuntimeError, match=r"sys\.exit\(3\)"):
-                await host.run(leave)
-            with pytest.raises(RuntimeError, match="cancelled from within"):
-                await host.run(cancel_itself)
-            with pytest.raises(LookupError):  # the loop is still there
-                await host.run(fail)
-
-    trio.run(main)
+    with AsyncioHost() as host:
+        with pytest.raises(LookupError, match="mine"):
+            await host.run(fail)
+        with pytest.raises(RuntimeError, match=r"sys\.exit\(3\)"):
+            await host.run(leave)
+        with pytest.raises(RuntimeError, match="cancelled from within"):
+            await host.run(cancel_itself)
+        with pytest.raises(LookupError):  # the loop is still there
+            await host.run(fail)
 
 
-def test_a_cancelled_call_has_cleaned_up_before_its_caller_goes_on():
+async def test_a_cancelled_call_has_cleaned_up_before_its_caller_goes_on():
     steps: list[str] = []
 
     async def work(begun: threading.Event) -> None:
@@ -72,20 +69,17 @@ def test_a_cancelled_call_has_cleaned_up_before_its_caller_goes_on():
             await asyncio.sleep(0)
             steps.append("cleaned up")
 
-    async def main():
-        with AsyncioHost() as host:
-            begun = threading.Event()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(host.run, work, begun)
-                await trio.to_thread.run_sync(begun.wait)
-                nursery.cancel_scope.cancel()
-            steps.append("caller goes on")
-
-    trio.run(main)
+    with AsyncioHost() as host:
+        begun = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.run, work, begun)
+            await trio.to_thread.run_sync(begun.wait)
+            nursery.cancel_scope.cancel()
+        steps.append("caller goes on")
     assert steps == ["cleaned up", "caller goes on"]
 
 
-def test_a_call_that_refuses_to_end_is_left_behind():
+async def test_a_call_that_refuses_to_end_is_left_behind():
     async def stubborn(begun: threading.Event) -> None:
         begun.set()
         while True:
@@ -95,21 +89,18 @@ def test_a_call_that_refuses_to_end_is_left_behind():
                 if released.is_set():
                     return
 
-    async def main():
-        with AsyncioHost(grace_s=0.05) as host:
-            begun = threading.Event()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(host.run, stubborn, begun)
-                await trio.to_thread.run_sync(begun.wait)
-                nursery.cancel_scope.cancel()
-            assert nursery.cancel_scope.cancelled_caught
-            released.set()
-
     released = threading.Event()
-    trio.run(main)
+    with AsyncioHost(grace_s=0.05) as host:
+        begun = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.run, stubborn, begun)
+            await trio.to_thread.run_sync(begun.wait)
+            nursery.cancel_scope.cancel()
+        assert nursery.cancel_scope.cancelled_caught
+        released.set()
 
 
-def test_tasks_that_a_plugin_left_running_end_with_the_host():
+async def test_tasks_that_a_plugin_left_running_end_with_the_host():
     ended = threading.Event()
 
     async def forget() -> None:
@@ -124,9 +115,6 @@ def test_tasks_that_a_plugin_left_running_end_with_the_host():
 
     kept: list[asyncio.Task] = []
 
-    async def main():
-        with AsyncioHost() as host:
-            await host.run(forget)
-
-    trio.run(main)
+    with AsyncioHost() as host:
+        await host.run(forget)
     assert ended.is_set()

@@ -192,46 +192,40 @@ CONTRADICTS = [
 
 
 @pytest.mark.parametrize("fault", [*ANSWERS_NOTHING, *CONTRADICTS])
-def test_no_answer_of_a_broken_server_becomes_a_generation(fault):
+async def test_no_answer_of_a_broken_server_becomes_a_generation(fault):
     """It is the server's failure, not a refusal of the request, which nobody would try elsewhere."""
 
-    async def main():
-        async with serving(Speaker(fault=fault)) as url:
-            client = SGLangClient(url, num_ids=NUM_IDS)
-            with trio.fail_after(30), pytest.raises(ServerError) as caught:
-                await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
-            assert not isinstance(caught.value, RequestRefused)
-            await client.aclose()
-
-    trio.run(main)
+    async with serving(Speaker(fault=fault)) as url:
+        client = SGLangClient(url, num_ids=NUM_IDS)
+        with trio.fail_after(30), pytest.raises(ServerError) as caught:
+            await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
+        assert not isinstance(caught.value, RequestRefused)
+        await client.aclose()
 
 
 @pytest.mark.parametrize(
     "fault", ["404", "500", "garbage", "no_json", "half_a_body", "other_tokens", "drops"]
 )
-def test_a_server_that_fails_is_drained_and_comes_back_when_it_generates(fault):
+async def test_a_server_that_fails_is_drained_and_comes_back_when_it_generates(fault):
     bad, good = Speaker(interrupts=True), Speaker()
 
-    async def main():
-        async with routed(bad, good) as (router, _):
-            bad.fault = fault
-            first = await turn(router)
-            check(first)
-            assert first.num_interruptions == 0
-            assert (router.num_server_failures, router.num_drained) == (1, 1)
-            tried = len(bad.generations)  # twice on a kept connection that closed without an answer
-            assert tried == (2 if fault == "drops" else 1)
-            await turn(router)
-            assert len(bad.generations) == tried  # it is left alone, and the trajectory has another home
-            bad.version = 2
-            bad.fault = None
-            with trio.move_on_after(0.7):
-                await until(lambda: router.num_up == 2)
-            assert router.num_up == 1  # it generates, but with the weights of before
-            bad.version = 3
+    async with routed(bad, good) as (router, _):
+        bad.fault = fault
+        first = await turn(router)
+        check(first)
+        assert first.num_interruptions == 0
+        assert (router.num_server_failures, router.num_drained) == (1, 1)
+        tried = len(bad.generations)  # twice on a kept connection that closed without an answer
+        assert tried == (2 if fault == "drops" else 1)
+        await turn(router)
+        assert len(bad.generations) == tried  # it is left alone, and the trajectory has another home
+        bad.version = 2
+        bad.fault = None
+        with trio.move_on_after(0.7):
             await until(lambda: router.num_up == 2)
-
-    trio.run(main)
+        assert router.num_up == 1  # it generates, but with the weights of before
+        bad.version = 3
+        await until(lambda: router.num_up == 2)
     assert [len(body["input_ids"]) for body in good.generations] == [2, 2]
 
 
@@ -260,29 +254,26 @@ def test_what_was_sampled_before_the_failure_is_kept():
     assert good.generations[0]["sampling_params"]["max_new_tokens"] == TOTAL - PIECE
 
 
-def test_a_server_that_hangs_is_drained_unless_it_is_paused():
+async def test_a_server_that_hangs_is_drained_unless_it_is_paused():
     bad, good = Speaker(), Speaker()
 
-    async def main():
-        async with routed(bad, good, max_silence_s=0.4) as (router, _):
-            bad.fault, bad.is_paused = "hangs", True
-            done = []
+    async with routed(bad, good, max_silence_s=0.4) as (router, _):
+        bad.fault, bad.is_paused = "hangs", True
+        done = []
 
-            async def play():
-                done.append(await turn(router))
+        async def play():
+            done.append(await turn(router))
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(play)
-                await trio.sleep(3.0)  # many times the silence
-                assert not done
-                assert router.num_drained == 0
-                bad.is_paused = False  # resumed, and its load still stands still
-            check(done[0])
-            assert router.num_drained == 1
-            bad.fault = None
-            await until(lambda: router.num_up == 2)
-
-    trio.run(main)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(play)
+            await trio.sleep(3.0)  # many times the silence
+            assert not done
+            assert router.num_drained == 0
+            bad.is_paused = False  # resumed, and its load still stands still
+        check(done[0])
+        assert router.num_drained == 1
+        bad.fault = None
+        await until(lambda: router.num_up == 2)
     assert bad.aborted  # it may yet wake up
 
 
@@ -316,58 +307,49 @@ def test_a_server_that_is_retired_gives_back_what_it_has():
     assert [body["input_ids"] for body in staying.generations] == [[*PROMPT, 2, 3, 4, 5]]
 
 
-def test_what_is_cancelled_during_a_pause_is_aborted_again_after_it():
+async def test_what_is_cancelled_during_a_pause_is_aborted_again_after_it():
     speaker = Speaker(fault="hangs")
     speaker.is_paused = True
 
-    async def main():
-        async with serving(speaker) as url:
-            client = SGLangClient(url)
-            with trio.move_on_after(0.1):
-                await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
+    async with serving(speaker) as url:
+        client = SGLangClient(url)
+        with trio.move_on_after(0.1):
+            await client.generate(PROMPT, SamplingParams(TOTAL), rid="r")
+        await client.settle_aborts()
+        assert speaker.aborted == ["r"]  # the server is paused: it may not know of the request yet
+        speaker.is_paused = False
+        for _ in range(2):
             await client.settle_aborts()
-            assert speaker.aborted == ["r"]  # the server is paused: it may not know of the request yet
-            speaker.is_paused = False
-            for _ in range(2):
-                await client.settle_aborts()
-                assert speaker.aborted == ["r", "r"]
-            await client.aclose()
-
-    trio.run(main)
+            assert speaker.aborted == ["r", "r"]
+        await client.aclose()
 
 
-def test_a_server_that_answers_byte_by_byte_and_never_ends_is_drained():
+async def test_a_server_that_answers_byte_by_byte_and_never_ends_is_drained():
     bad, good = Speaker(), Speaker()
 
-    async def main():
-        async with routed(bad, good, max_silence_s=0.4) as (router, _):
-            bad.fault = "drips"
-            check(await turn(router))
-            assert router.num_drained == 1
-
-    trio.run(main)
+    async with routed(bad, good, max_silence_s=0.4) as (router, _):
+        bad.fault = "drips"
+        check(await turn(router))
+        assert router.num_drained == 1
 
 
-def test_a_server_is_asked_whether_it_lives_beside_all_the_generations_that_it_holds():
+async def test_a_server_is_asked_whether_it_lives_beside_all_the_generations_that_it_holds():
     """Each connection for generations waits for its answer: a server that works on them all is no silent
     one.
     """
     busy = Speaker(fault="hangs")
     busy.works = True
 
-    async def main():
-        async with serving(busy) as url:
-            client = SGLangClient(url, max_connections=2)
-            async with trio.open_nursery() as nursery:
-                for rid in ("a", "b"):
-                    nursery.start_soon(partial(client.generate, PROMPT, SamplingParams(TOTAL), rid=rid))
-                await until(lambda: len(busy.generations) == 2)
-                with trio.fail_after(10):
-                    first, second = await client.pulse(), await client.pulse()
-                    await client.abort("a")
-                nursery.cancel_scope.cancel()
-            assert first.load != second.load
-            await client.aclose()
-
-    trio.run(main)
+    async with serving(busy) as url:
+        client = SGLangClient(url, max_connections=2)
+        async with trio.open_nursery() as nursery:
+            for rid in ("a", "b"):
+                nursery.start_soon(partial(client.generate, PROMPT, SamplingParams(TOTAL), rid=rid))
+            await until(lambda: len(busy.generations) == 2)
+            with trio.fail_after(10):
+                first, second = await client.pulse(), await client.pulse()
+                await client.abort("a")
+            nursery.cancel_scope.cancel()
+        assert first.load != second.load
+        await client.aclose()
     assert busy.aborted[0] == "a"

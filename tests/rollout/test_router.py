@@ -261,10 +261,14 @@ def test_why_a_server_stays_out_of_use_is_said_once_per_reason(caplog):
     assert texts[0].startswith("server http://a has not been used for 10 s")
 
 
-def test_a_retired_server_loses_its_requests_to_another():
+async def test_a_retired_server_loses_its_requests_to_another(mock_clock):
     old, new = Server(latency_s=float("inf")), Server()
 
-    async def main(router):
+    servers = {"a": old, "b": new}
+    router = Router(lambda url: servers[url], vocab_size=10)
+    router.set_servers(["a"], version=0)
+    async with trio.open_nursery() as watching:
+        watching.start_soon(router.watch)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: router.generate([7], params(), trajectory_key="t"))
             await trio.sleep(1)
@@ -272,18 +276,7 @@ def test_a_retired_server_loses_its_requests_to_another():
             router.set_servers(["b"], version=0)
         await trio.sleep(0)
         assert old.is_closed
-
-    servers = {"a": old, "b": new}
-
-    async def wrapped():
-        router = Router(lambda url: servers[url], vocab_size=10)
-        router.set_servers(["a"], version=0)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(router.watch)
-            await main(router)
-            nursery.cancel_scope.cancel()
-
-    trio.run(wrapped, clock=MockClock(autojump_threshold=0))
+        watching.cancel_scope.cancel()
     assert len(new.requests) == 1
 
 

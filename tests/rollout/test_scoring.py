@@ -34,7 +34,8 @@ from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import DETAILS, Scorer
 from agentrl.rollout.session import GivenReward
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, Task, Trajectory
+from agentrl.types import NO_VERSION, Lease, Message, Outcome, Trajectory
+from parts.trajectories import make_task, make_trajectory
 
 
 class Constant(Reward):
@@ -101,18 +102,6 @@ def scorer_of(host=None, **config) -> Scorer:
     return Scorer(settings, RewardTable(settings, plugins), host=host, max_response_tokens=100)
 
 
-def task(**fields) -> Task:
-    return Task(
-        **{
-            "task_id": "t:0",
-            "data_source": "s",
-            "messages": (Message("user", "q"),),
-            "agent_name": "a",
-            **fields,
-        }
-    )
-
-
 def trajectory(*turns: int, tail: int = 1, answer: str = "a", **fields) -> Trajectory:
     """Two tokens of prompt; each turn has so many tokens and one of context behind it, the last one
     `tail`.
@@ -120,28 +109,12 @@ def trajectory(*turns: int, tail: int = 1, answer: str = "a", **fields) -> Traje
     ids = [-1, -1]
     for turn, length in enumerate(turns):
         ids += [turn] * length + [-1] * (1 if turn < len(turns) - 1 else tail)
-    turn_ids = np.array(ids, np.int16)
-    mask = turn_ids >= 0
-    values = {
-        "group_id": 0,
-        "member": 0,
-        "task_id": "t:0",
-        "data_source": "s",
-        "agent_name": "a",
-        "token_ids": np.zeros(len(ids), np.int32),
-        "action_mask": mask,
-        "behavior_logprobs": np.zeros(len(ids), np.float32),
-        "versions": np.where(mask, 0, NO_VERSION).astype(np.int32),
-        "turn_ids": turn_ids,
-        "messages": (Message("user", "q"), *(Message("assistant", answer) for _ in turns)),
-        "rewards": (),
-        "outcome": Outcome.COMPLETED,
-    }
-    return Trajectory(**{**values, **fields})
+    messages = (Message("user", "q"), *(Message("assistant", answer) for _ in turns))
+    return make_trajectory(ids, **{"messages": messages, **fields})
 
 
 def score(config, attempt: Trajectory, given=()) -> Trajectory:
-    return trio.run(scorer_of(**config).score, task(), attempt, given)
+    return trio.run(scorer_of(**config).score, make_task(), attempt, given)
 
 
 def sum_of(scored: Trajectory, name: str) -> float:
@@ -223,7 +196,9 @@ def test_the_order_of_a_group_changes_nothing(lengths, data):
     members = [trajectory(1, answer="x" * length, member=member) for member, length in enumerate(lengths)]
     shuffled = data.draw(st.permutations(members))
     scorer = scorer_of(terms={"rank": {}}, reward_config={"constant": {"value": 1.0}})
-    straight, mixed = (trio.run(scorer.score_group, task(), list(order)) for order in (members, shuffled))
+    straight, mixed = (
+        trio.run(scorer.score_group, make_task(), list(order)) for order in (members, shuffled)
+    )
     rewards = {t.member: sum_of(t, "rank") for t in straight}
     assert rewards == {t.member: sum_of(t, "rank") for t in mixed}
     assert rewards == {
@@ -237,9 +212,9 @@ def test_terms_are_limited_to_their_sources():
         "other": {"reward": "constant", "sources": ["y"]},
     }
     table = RewardTable(RewardConfig(sources={"s": "rank", "x/1": "rank"}, terms=terms), _plugins())
-    assert [term.name for term in table.terms(task())] == ["rank", "mine"]
-    assert [term.name for term in table.terms(task(data_source="x/1"))] == ["rank", "mine"]
-    assert [term.name for term in table.terms(task(), "trajectory")] == ["mine"]
+    assert [term.name for term in table.terms(make_task())] == ["rank", "mine"]
+    assert [term.name for term in table.terms(make_task(data_source="x/1"))] == ["rank", "mine"]
+    assert [term.name for term in table.terms(make_task(), "trajectory")] == ["mine"]
 
 
 def _plugins():
@@ -281,7 +256,7 @@ def test_a_turn_reward_that_miscounts_is_an_error(values, told):
     with pytest.raises(RewardError, match=told):
         trio.run(
             Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score,
-            task(),
+            make_task(),
             trajectory(1, 1),
             (),
         )
@@ -290,7 +265,7 @@ def test_a_turn_reward_that_miscounts_is_an_error(values, told):
 def test_a_batch_is_scored_as_one():
     """Shares by hand: three of four say `a`."""
     members = [trajectory(1, answer=answer, group_id=group) for group, answer in enumerate("aaba")]
-    scored = trio.run(scorer_of(terms={"share": {"weight": 2.0}}).score_batch, [task()] * 4, members)
+    scored = trio.run(scorer_of(terms={"share": {"weight": 2.0}}).score_batch, [make_task()] * 4, members)
     assert [t.reward for t in scored] == [1.5, 1.5, 0.5, 1.5]
     assert [t.metrics["reward/share"] for t in scored] == [0.75, 0.75, 0.25, 0.75]
 
@@ -298,9 +273,9 @@ def test_a_batch_is_scored_as_one():
 def test_own_rewards_may_be_of_any_scope():
     """Until its scope is reached, an attempt has no reward and that is no error."""
     scorer = scorer_of(sources={"s": "share"})
-    alone = trio.run(scorer.score, task(), trajectory(1), ())
+    alone = trio.run(scorer.score, make_task(), trajectory(1), ())
     assert alone.rewards == ()
-    (scored,) = trio.run(scorer.score_batch, [task()], [alone])
+    (scored,) = trio.run(scorer.score_batch, [make_task()], [alone])
     assert [(event.name, event.value) for event in scored.rewards] == [("share", 1.0)]
 
 
@@ -332,7 +307,7 @@ def test_the_response_is_as_long_as_its_longest_row():
     config = RewardConfig(sources={"s": "constant"})
     trio.run(
         Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score,
-        task(),
+        make_task(),
         forked,
         (),
     )
@@ -615,9 +590,9 @@ def test_an_async_function_scores_a_batch(tmp_path):
     async def main():
         with AsyncioHost() as host:
             scorer = scorer_of(host, custom_function={"path": str(file), "scope": "batch"})
-            assert (await scorer.score(task(), trajectory(1), ())).rewards == ()
+            assert (await scorer.score(make_task(), trajectory(1), ())).rewards == ()
             return await scorer.score_batch(
-                [task()] * 2, [trajectory(1, answer="ab"), trajectory(1, answer="abcd")]
+                [make_task()] * 2, [trajectory(1, answer="ab"), trajectory(1, answer="abcd")]
             )
 
     scored = trio.run(main)

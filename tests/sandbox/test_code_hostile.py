@@ -135,19 +135,16 @@ def test_the_solution_earns_one(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", SAMPLE)
-def test_a_hostile_program_earns_nothing(form: str) -> None:
+async def test_a_hostile_program_earns_nothing(form: str) -> None:
     reward = Code({"wall_s": 60.0, "total_s": 200.0, "continuous": False})
     values = {}
 
     async def score(name: str) -> None:
         values[name] = (await reward.score(attempt((HOSTILE | FURTHER)[name], form))).value
 
-    async def score_all() -> None:
-        async with trio.open_nursery() as nursery:
-            for name in SAMPLE[form]:
-                nursery.start_soon(score, name)
-
-    trio.run(score_all)
+    async with trio.open_nursery() as nursery:
+        for name in SAMPLE[form]:
+            nursery.start_soon(score, name)
     assert values == dict.fromkeys(SAMPLE[form], 0.0)
 
 

@@ -177,17 +177,14 @@ def test_many_at_once_are_answered_by_their_own_output() -> None:
     assert trio.run(main) == [f"{index}\n" for index in range(12)]
 
 
-def test_errors_of_the_sandbox_come_out_as_themselves(monkeypatch) -> None:
+async def test_errors_of_the_sandbox_come_out_as_themselves(monkeypatch) -> None:
     def broken(self) -> dict:
         raise SandboxError("no more processes")
-
-    async def main() -> None:
-        await SANDBOX.run(Program("1"))
 
     SANDBOX.check()
     monkeypatch.setattr(LauncherProcess, "run", broken)
     with pytest.raises(SandboxError, match="no more processes"):
-        trio.run(main)
+        await SANDBOX.run(Program("1"))
 
 
 def test_two_programs_talk_and_end_with_the_judge() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from agentrl.errors import CheckpointError, InfrastructureError
 from agentrl.figures.trajectory_metrics import summarise_trajectories
 from agentrl.tracking.metrics import MetricsFile, PhaseTimer, StepRecord, read_metrics
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, RewardEvent, ToolCall, Trajectory
+from parts.trajectories import make_trajectory
 
 NAMES = st.text("abcdefghij_", min_size=1, max_size=8).map(lambda name: f"rollout/{name}")
 RECORDS = st.builds(
@@ -129,40 +131,24 @@ def test_a_full_disk_is_an_error_that_names_file_and_cure(tmp_path):
 def trajectory(
     *,
     reward: float = 0.0,
-    outcome: Outcome = Outcome.COMPLETED,
     versions: tuple[int, ...] = (5,),
     agent: str = "tool_agent",
-    metrics: dict[str, float] | None = None,
     needs_tool: bool = False,
-    messages: tuple[Message, ...] = (),
+    **fields: Any,
 ) -> Trajectory:
     """Two tokens of prompt, one action token per version, two tokens of context after the first."""
-    mask = np.array(
-        [False, False, *([True, False, False] if versions else []), *[True] * (len(versions) - 1)]
-    )
-    all_versions = np.full(len(mask), -1, np.int32)
-    all_versions[mask] = versions
-    turn_ids = np.where(mask, np.maximum(0, np.cumsum(np.diff(mask, prepend=False) & mask) - 1), -1).astype(
-        np.int16
-    )
-    return Trajectory(
-        group_id=0,
-        member=0,
-        task_id="t",
+    turns = [-1, -1, *([0, -1, -1] if versions else []), *[1] * (len(versions) - 1)]
+    all_versions = np.array(turns)
+    all_versions[all_versions >= 0] = versions
+    rewards = (RewardEvent("outcome", reward, max(np.flatnonzero(np.array(turns) >= 0), default=0)),)
+    return make_trajectory(
+        turns,
         data_source="arithmetic",
         agent_name=agent,
-        token_ids=np.zeros(len(mask), np.int32),
-        action_mask=mask,
-        behavior_logprobs=np.zeros(len(mask), np.float32),
         versions=all_versions,
-        turn_ids=turn_ids,
-        messages=messages,
-        rewards=(RewardEvent("outcome", reward, int(np.flatnonzero(mask)[-1])),)
-        if reward and versions
-        else (),
-        outcome=outcome,
-        metrics=metrics or {},
+        rewards=rewards if reward and versions else (),
         extra_info={"needs_tool": True} if needs_tool else {},
+        **fields,
     )
 
 
