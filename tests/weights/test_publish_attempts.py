@@ -162,7 +162,7 @@ def test_a_lost_broadcast_makes_a_group_anew(tmp_path):
     assert [s.version for s in servers] == [1, 1]
 
 
-async def test_a_delta_goes_to_whom_has_its_base_and_all_weights_to_others(tmp_path):
+def test_a_delta_goes_to_whom_has_its_base_and_all_weights_to_others(tmp_path):
     source, servers = Source(), [Server(1), Server(2)]
     _, second = publish(source, tmp_path, {"transport": "disk", "delta": True}, servers, versions=(1, 2))
     assert source.calls == ["write_base", "write_changes"]
@@ -170,10 +170,13 @@ async def test_a_delta_goes_to_whom_has_its_base_and_all_weights_to_others(tmp_p
     refusing = Server(3, call="update_weights_from_disk", times=0)
     source = Source()
 
-    one = publisher(source, tmp_path, {"transport": "disk", "delta": True})
-    await one.publish(1, [refusing])
-    refusing.times, refusing.error = 1, RequestRefused("other weights", status=400)
-    report = await one.publish(2, [refusing])
+    async def main():
+        one = publisher(source, tmp_path, {"transport": "disk", "delta": True})
+        await one.publish(1, [refusing])
+        refusing.times, refusing.error = 1, RequestRefused("other weights", status=400)
+        return await one.publish(2, [refusing])
+
+    report = trio.run(main)
     assert dict(report.failed) == dict(report.repaired) == {}
     assert source.calls == ["write_base", "write_changes", "write_base"]
     assert refusing.version == 2
@@ -246,12 +249,17 @@ def test_a_learner_slower_than_a_deadline_never_runs_two_calls_at_once(tmp_path,
     assert source.most_at_once == 1
 
 
-async def test_a_server_does_not_fail_because_the_learner_writes_all_weights_slowly(tmp_path):
+def test_a_server_does_not_fail_because_the_learner_writes_all_weights_slowly(tmp_path):
     source, late = SlowSource("write_base", 0.8), Server(2)
 
-    one = publisher(source, tmp_path, {"transport": "disk", "delta": True, "timeout_s": 0.5})
-    await one.publish(1, [Server(1)])
-    report = await one.publish(2, [Server(1), late])  # it joins, and nobody has written version 2 as a whole
+    async def main():
+        one = publisher(source, tmp_path, {"transport": "disk", "delta": True, "timeout_s": 0.5})
+        await one.publish(1, [Server(1)])
+        return await one.publish(
+            2, [Server(1), late]
+        )  # it joins, and nobody has written version 2 as a whole
+
+    report = trio.run(main)
     assert dict(report.failed) == dict(report.repaired) == {}
     assert source.calls == ["write_base", "write_changes", "write_base"]
     assert late.calls.count("update_weights_from_disk") == 1
