@@ -26,18 +26,11 @@ from agentrl.evaluation.data_sets import resolve_files
 from agentrl.evaluation.model_place import read_place
 from agentrl.evaluation.templates import TEMPLATES, Template, applied, find_template, template_of
 from agentrl.types import Message, Task
+from parts.trajectories import make_task
 
 
 def task(question: str = "6 * 7?", **fields) -> Task:
-    return Task(
-        **{
-            "task_id": "t:0",
-            "data_source": "s",
-            "messages": (Message("user", question),),
-            "agent_name": "a",
-            **fields,
-        }
-    )
+    return make_task(question, **fields)
 
 
 # -------------------------------------------------------------------------------------------------- templates

@@ -25,7 +25,7 @@ from agentrl.fleet.user_files import rank_files, shipped, user_files
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate
 from agentrl.plugins.sources import SHIPPED_PACKAGE, pack_files
 from agentrl.testing import play
-from agentrl.types import Message, Task
+from parts.trajectories import make_task
 
 TOOL_FILE = '''
 from agentrl.plugins import Tool, ToolResult
@@ -56,18 +56,6 @@ def tool_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "my_tools.py"
     path.write_text(TOOL_FILE)
     return path
-
-
-def make_task(**fields) -> Task:
-    return Task(
-        **{
-            "task_id": "t:0",
-            "data_source": "x",
-            "messages": (Message("user", "?"),),
-            "agent_name": "tool_agent",
-            **fields,
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +91,9 @@ def test_every_entry_point_loads_and_has_the_name_it_is_registered_by() -> None:
 def test_a_class_named_by_its_file_is_offered_by_its_own_name(tool_file, form) -> None:
     named = form.format(absolute=tool_file)
     plugins = load_plugins()
-    offered = OfferedTools(AgentConfig(tools=(named, "shout", "calculator")), plugins).schemas(make_task())
+    offered = OfferedTools(AgentConfig(tools=(named, "shout", "calculator")), plugins).schemas(
+        make_task(agent_name="tool_agent")
+    )
     assert [schema["function"]["name"] for schema in offered] == ["shout", "calculator"]
     assert plugins.tools.get(named) is plugins.tools.get("shout")
     assert plugins.tools.source("shout") == str(tool_file)

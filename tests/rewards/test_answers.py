@@ -18,15 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import DataError
-from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.plugins import Reward, RewardResult
 from agentrl.rewards import aime, gsm8k, math
 from agentrl.rewards.aime import Aime, extract_integer, parse_integer
 from agentrl.rewards.answer_number import MAX_TAIL_CHARS
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, parse_number
 from agentrl.rewards.math import Math
 from agentrl.rewards.plain_text import plain
-from agentrl.types import Message, Outcome, Task, ToolCall
+from agentrl.types import Message, ToolCall
 from parts.cpu_time import cpu_s
+from parts.trajectories import attempted, make_task
 
 ANSWERS = Path(__file__).parent / "answers"
 VERDICTS = {"strict": (1.0, 1.0), "flexible": (0.0, 1.0), "wrong": (0.0, 0.0)}
@@ -51,11 +52,7 @@ def cases(kind: str) -> Iterator[tuple[object, str, str]]:
 
 
 def score(reward: Reward, text: str, truth: object, *calls: ToolCall) -> RewardResult:
-    task = Task(
-        task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth
-    )
-    messages = (*task.messages, Message("assistant", text, calls))
-    result = reward.score(Attempted(task, messages, Outcome.COMPLETED, 1, 1, 1, 1))
+    result = reward.score(attempted(make_task("q", truth), Message("assistant", text, calls)))
     assert result is not None
     return result
 
@@ -237,31 +234,15 @@ def test_what_is_handed_in_is_the_answer_itself(handed_in, truth, value):
 )
 def test_a_row_may_allow_a_tolerance_for_a_decimal(reward, truth, tolerance, text, value):
     """Integers are compared exactly whatever the row says."""
-    info = {} if tolerance is None else {"tolerance": tolerance}
-    task = Task(
-        task_id="t:0",
-        data_source="s",
-        messages=(Message("user", "q"),),
-        agent_name="a",
-        ground_truth=truth,
-        extra_info=info,
-    )
+    task = make_task("q", truth, extra_info={} if tolerance is None else {"tolerance": tolerance})
     reward.check(task)
-    assert (
-        reward.score(
-            Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 1)
-        ).value
-        == value
-    )
+    assert reward.score(attempted(task, text)).value == value
 
 
 @pytest.mark.parametrize("reward", [Gsm8k(), Math()])
 @pytest.mark.parametrize("tolerance", [-0.1, 1, "0.1", True])
 def test_a_tolerance_is_a_share(reward, tolerance):
-    task = Task(
-        task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth="2.5",
-        extra_info={"tolerance": tolerance},
-    )  # fmt: skip
+    task = make_task("q", "2.5", extra_info={"tolerance": tolerance})
     with pytest.raises(DataError, match=r"extra_info\.tolerance"):
         reward.check(task)
 

@@ -2,6 +2,7 @@ r"""The built-in rewards: answers found by hand, laws where there are any, servi
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -28,28 +29,19 @@ from agentrl.rewards.math import Math
 from agentrl.rewards.remote import Remote
 from agentrl.rewards.select import RewardTable, reward_of
 from agentrl.types import Message, Outcome, Task, ToolCall
+from parts.trajectories import attempted, make_task
 
 
 def task(**changes) -> Task:
-    fields = {
-        "task_id": "t:0",
-        "data_source": "s",
-        "messages": (Message("user", "How many?"),),
-        "agent_name": "a",
-        "ground_truth": "72",
-    }
-    return Task(**{**fields, **changes})
+    return make_task("How many?", "72", **changes)
 
 
 def attempt(
     *texts: str, truth="72", reasoning: str = "", tokens: int = 1, limit: int = 100, **changes
 ) -> Attempted:
-    messages = (
-        Message("user", "How many?"),
-        *(Message("assistant", text, reasoning=reasoning) for text in texts),
-    )
-    row = task(ground_truth=truth, **changes)
-    return Attempted(row, messages, Outcome.COMPLETED, len(texts), tokens, tokens - 1, limit)
+    answers = [Message("assistant", text, reasoning=reasoning) for text in texts]
+    done = attempted(task(ground_truth=truth, **changes), *answers, tokens=tokens, limit=limit)
+    return dataclasses.replace(done, num_action_tokens=tokens - 1)
 
 
 # ------------------------------------------------------------------------------------------------------ boxes

@@ -18,9 +18,9 @@ from agentrl.rewards.gsm8k import Gsm8k
 from agentrl.rewards.math import Math
 from agentrl.rewards.recipes import Recipe
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.types import Message, Outcome, Task
 from parts.cpu_time import cpu_s
 from parts.hostile_answers import TRUTH, hostile_answers
+from parts.trajectories import attempted, make_task
 
 MAX_CPU_S = 1.0
 CHECKERS = [
@@ -39,10 +39,7 @@ FROM_OUTSIDE = [
 
 
 def attempt(text: str, truth: object = TRUTH) -> Attempted:
-    task = Task(
-        task_id="t:0", data_source="s", messages=(Message("user", "q"),), agent_name="a", ground_truth=truth
-    )
-    return Attempted(task, (*task.messages, Message("assistant", text)), Outcome.COMPLETED, 1, 1, 1, 1)
+    return attempted(make_task("q", truth), text)
 
 
 def judge(reward: Reward, texts: list[str]) -> Counter[str]:

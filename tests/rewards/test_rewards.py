@@ -20,17 +20,11 @@ from agentrl.rewards.custom import CustomFunction
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
 from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task
+from parts.trajectories import make_task
 
 
 def task(**changes) -> Task:
-    fields = {
-        "task_id": "t:0",
-        "data_source": "gsm8k",
-        "messages": (Message("user", "q"),),
-        "agent_name": "a",
-        "ground_truth": "72",
-    }
-    return Task(**{**fields, **changes})
+    return make_task("q", "72", **{"data_source": "gsm8k", **changes})
 
 
 def attempt(task, messages):

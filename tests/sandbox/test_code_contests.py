@@ -7,9 +7,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from agentrl.plugins import Attempted
 from agentrl.rewards.code import Code
-from agentrl.types import Message, Outcome, Task
+from parts.trajectories import attempted, make_task
 
 PROGRAMS: dict[str, tuple[str, dict]] = {
     "lcb_typing": (
@@ -317,9 +316,7 @@ FORGETFUL = """def f(x):
 
 
 def score(code: str, truth: dict) -> float:
-    messages = (Message("user", "Write it."), Message("assistant", f"```python\n{code}\n```"))
-    task = Task("t:0", "code", messages[:1], "single_turn_agent", ground_truth=truth)
-    attempt = Attempted(task, messages, Outcome.COMPLETED, 1, 10, 10, 100)
+    attempt = attempted(make_task("Write it.", truth), f"```python\n{code}\n```")
     return trio.run(Code({"wall_s": 60.0, "total_s": 200.0}).score, attempt).value
 
 

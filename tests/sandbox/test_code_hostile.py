@@ -14,7 +14,7 @@ import trio
 
 from agentrl.plugins import Attempted
 from agentrl.rewards.code import Code
-from agentrl.types import Message, Outcome, Task
+from parts.trajectories import attempted, make_task
 
 
 def load(name: str) -> Any:
@@ -122,9 +122,7 @@ def attempt(source: str, form: str) -> Attempted:
     code = f"{source}\nprint(f(int(input())))" if form == "stdin" else source
     if form == "methods" and "class Solution" not in source:
         code = f"{source}\nclass Solution:\n    def f(self, x): return f(x)"
-    messages = (Message("user", "Write f."), Message("assistant", f"```python\n{code}\n```"))
-    task = Task("t:0", "code", messages[:1], "single_turn_agent", ground_truth=FORMS[form])
-    return Attempted(task, messages, Outcome.COMPLETED, 1, 10, 10, 100)
+    return attempted(make_task("Write f.", FORMS[form]), f"```python\n{code}\n```")
 
 
 @pytest.mark.parametrize(

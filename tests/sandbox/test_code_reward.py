@@ -18,22 +18,15 @@ from agentrl.rewards.code_cases import equal_texts, equal_values, extract_code, 
 from agentrl.rewards.code_tests import FunctionCall, join_setups, read_call, read_suite
 from agentrl.rewards.inside import plain_data
 from agentrl.sandbox import Sandbox
-from agentrl.types import Message, Outcome, Task
 from parts.cpu_time import cpu_s
+from parts.trajectories import attempted, make_task
 
 SUM = {"inputs": ["1 2", "3 4\n", "10 -3"], "outputs": ["3", "7\n", "7 "]}
 DOUBLE = {"fn_name": "double", "inputs": [[1], [2], [[1, 2]]], "outputs": [2, 4, [1, 2, 1, 2]]}
 
 
-def task(ground_truth) -> Task:
-    return Task(
-        "t:0", "code", (Message("user", "Write it."),), "single_turn_agent", ground_truth=ground_truth
-    )
-
-
 def attempt(answer: str, ground_truth) -> Attempted:
-    messages = (Message("user", "Write it."), Message("assistant", answer))
-    return Attempted(task(ground_truth), messages, Outcome.COMPLETED, 1, 10, 10, 100)
+    return attempted(make_task("Write it.", ground_truth), answer)
 
 
 def score(code: str, ground_truth, **config):
@@ -164,11 +157,11 @@ def test_a_broken_sandbox_is_an_error_and_never_a_zero(monkeypatch) -> None:
 )
 def test_a_task_without_cases_is_refused_before_any_rollout(truth, message: str) -> None:
     with pytest.raises(DataError, match=f"task t:0: reward 'code': reward_model.ground_truth: .*{message}"):
-        Code({}).check(task(truth))
+        Code({}).check(make_task("Write it.", truth))
 
 
 def test_a_good_task_is_accepted_and_the_reward_is_registered() -> None:
-    Code({}).check(task(SUM))
+    Code({}).check(make_task("Write it.", SUM))
     assert load_plugins().rewards.get("code") is Code
 
 

@@ -10,13 +10,11 @@ import trio
 from agentrl.errors import DataError, RewardError
 from agentrl.plugins import Attempted
 from agentrl.rewards.code import Code
-from agentrl.types import Message, Outcome, Task
+from parts.trajectories import attempted, make_task
 
 
 def attempt(code: str, truth: dict) -> Attempted:
-    messages = (Message("user", "Write it."), Message("assistant", f"```python\n{code}\n```"))
-    task = Task("t:0", "code", messages[:1], "single_turn_agent", ground_truth=truth)
-    return Attempted(task, messages, Outcome.COMPLETED, 1, 10, 10, 100)
+    return attempted(make_task("Write it.", truth), f"```python\n{code}\n```")
 
 
 def asserts(*texts: str) -> dict:
