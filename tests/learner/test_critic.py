@@ -42,19 +42,11 @@ from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.types import Group, Outcome, RewardEvent
 from agentrl.workers.workers import LocalWorker
-from parts.learner import reserved_port
+from parts.learner import reserved_port, tiny_sizes
 from parts.trajectories import make_trajectory
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "initializer_range": 0.2,
-}
+SIZES = tiny_sizes(VOCABULARY, tie_word_embeddings=False)
 
 
 def spec(**changes):
@@ -501,7 +493,7 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
 def test_a_head_that_would_be_filled_with_random_numbers_is_refused(
     tmp_path, kind, options, has_score_head, message
 ):
-    kind.from_config(Qwen2Config(**SIZES, **options)).save_pretrained(tmp_path)
+    kind.from_config(Qwen2Config(**{**SIZES, **options})).save_pretrained(tmp_path)
     model = ModelConfig(path=str(tmp_path))
     with pytest.raises(ConfigError, match=rf"^model.path='.*' {message}[^\n]*$"):
         load_module(model, "sdpa", torch.float32, from_scratch=None, has_score_head=has_score_head)

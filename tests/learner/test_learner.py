@@ -21,11 +21,10 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.learner.attention import Segments, choose_attention, segment_sdpa
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.optimizer import learning_rate
 from agentrl.learner.packing import pack
 from agentrl.sglang.process_group import tensor_checksum
-from parts.learner import lone_learner, tiny_sizes
+from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY)
@@ -43,19 +42,10 @@ CHAIN = CorrectionConfig(
 )
 
 
-def spec(**changes):
-    algorithm = changes.pop("algorithm", AlgorithmConfig())
-    learner = changes.pop("learner", LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)))
-    defaults = {
-        "mode": "decoupled",
-        "seed": 3,
-        "temperature": TEMPERATURE,
-        "total_updates": 10,
-        "master_dtype": torch.float64,
-    }
-    model = changes.pop("model", ModelConfig())
-    from_scratch = None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    return LearnerSpec(model, learner, algorithm, **(defaults | {"from_scratch": from_scratch} | changes))
+def spec(model=None, **changes):
+    is_loaded = model is not None and model.path
+    new = {"from_scratch": None, "master_dtype": torch.float64} if is_loaded else {"sizes": SIZES}
+    return learner_spec(model, **{"temperature": TEMPERATURE, **new, **changes})
 
 
 @contextmanager
@@ -70,18 +60,8 @@ def batch(num_samples=6, seed=0):
 
 
 def sample(index, rng, length=None):
-    length = length or int(rng.integers(6, 18))
-    mask = rng.random(length) < 0.6
-    mask[0], mask[-1] = False, True
-    behavior = rng.normal(-3, 1.0, length).astype(np.float32)
-    return Sample(
-        index,
-        rng.integers(0, VOCABULARY, length).astype(np.int32),
-        mask,
-        mask,
-        behavior,
-        rng.normal(size=length).astype(np.float32),
-    )
+    [one] = random_samples(1, VOCABULARY, length=length, seed=rng)
+    return dataclasses.replace(one, index=index)
 
 
 def reject(one, tokens):

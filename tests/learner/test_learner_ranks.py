@@ -22,10 +22,8 @@ from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import shard as shard_model
 from agentrl.sglang.process_group import (
@@ -35,18 +33,12 @@ from agentrl.sglang.process_group import (
     tensor_checksum,
     unflatten,
 )
-from parts.learner import reserved_ports
+from parts.learner import learner_spec, random_samples, reserved_ports, tiny_sizes
 from parts.programs import PROGRAM
 from parts.ranks import run_ranks
 
 VOCABULARY = 61
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {
-    "num_key_value_heads": 2,
-    "intermediate_size": 47,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.2,
-}  # 47: shards differ in size
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 NUM_UPDATES = 3
 BUCKET = 5
 TIMEOUT_S = 200.0
@@ -66,14 +58,11 @@ WHOLE = AlgorithmConfig(
 )
 
 
-def spec(world_size, *, dump_folder=None, algorithm=PLAIN):
+def spec(world_size, **changes):
     learner = LearnerConfig(
         world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
     )
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    return LearnerSpec(
-        ModelConfig(), learner, algorithm, "decoupled", 3, 0.8, 10, dump_folder, from_scratch, torch.float64
-    )
+    return learner_spec(sizes=SIZES, learner=learner, **{"algorithm": PLAIN, **changes})
 
 
 def critic_spec(world_size):
@@ -91,26 +80,11 @@ def critic_spec(world_size):
 
 
 def samples(count, *, advantage=None, is_rejected=lambda index: False):
-    rng = np.random.default_rng(5)
-    found = []
-    for index in range(count):
-        length = int(rng.integers(6, 18))
-        mask = rng.random(length) < 0.6
-        mask[0], mask[-1] = False, True
-        loss_mask = mask & (not is_rejected(index))
-        tokens, behavior = rng.integers(0, VOCABULARY, length), rng.normal(-3, 1, length)
-        advantages = rng.normal(size=length) if advantage is None else np.full(length, advantage)
-        found.append(
-            Sample(
-                index,
-                tokens.astype(np.int32),
-                mask,
-                loss_mask,
-                behavior.astype(np.float32),
-                advantages.astype(np.float32),
-            )
-        )
-    return found
+    found = [
+        s if advantage is None else dataclasses.replace(s, advantages=np.full(s.num_tokens, advantage, "f4"))
+        for s in random_samples(count, VOCABULARY)
+    ]
+    return [dataclasses.replace(s, loss_mask=s.action_mask & (not is_rejected(s.index))) for s in found]
 
 
 def starts_of(one):

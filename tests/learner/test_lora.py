@@ -3,7 +3,6 @@ of ranks.
 """
 
 import json
-import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,16 +17,15 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.step import count_update
 from agentrl.learner.supervised_loss import SupervisedObjective
 from agentrl.sglang.process_group import tensor_checksum
-from parts.learner import lone_learner, random_samples, reserved_port, tiny_sizes
-from parts.programs import PROGRAM
-from parts.ranks import run_ranks
+from parts.learner import learner_spec, lone_learner, random_samples, reserved_port, tiny_sizes
+from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
@@ -37,24 +35,17 @@ TIMEOUT_S = 120.0
 LOGPROB_ATOL = 1e-10
 
 
-def spec(
-    world_size=1,
-    *,
-    lora=LORA,
-    dtype="float32",
-    master_dtype=torch.float64,
-    path="",
-    kl=0.1,
-    checkpointing=False,
-):
+def spec(world_size=1, *, lora=LORA, dtype="float32", path="", kl=0.1, checkpointing=False, **changes):
     learner = LearnerConfig(
         world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
     )
-    learner = learner.model_copy(update={"gradient_checkpointing": checkpointing})
-    from_scratch = None if path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
+    options = {
+        "learner": learner.model_copy(update={"gradient_checkpointing": checkpointing}),
+        "algorithm": AlgorithmConfig(kl=KLConfig(coefficient=kl)),
+        "master_dtype": torch.float64,
+    }
     model = ModelConfig(path=path, lora=lora, dtype=dtype)
-    algorithm = AlgorithmConfig(kl=KLConfig(coefficient=kl))
-    return LearnerSpec(model, learner, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, master_dtype)
+    return learner_spec(model, sizes=None if path else SIZES, **{**options, **changes})
 
 
 @contextmanager
@@ -307,9 +298,7 @@ def test_two_ranks_learn_as_one(tmp_path):
     for folder in (one_rank, two_ranks):
         folder.mkdir()
     play(0, 1, reserved_port(), one_rank)
-    program = [*PROGRAM, __file__, str(two_ranks), str(reserved_port())]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
+    run_program(__file__, two_ranks, reserved_port(), timeout_s=TIMEOUT_S)
     one, two = (json.loads((folder / "facts.json").read_text()) for folder in (one_rank, two_ranks))
     for mine, other in zip(one, two, strict=True):
         assert other == pytest.approx(mine, rel=1e-9, abs=1e-11)

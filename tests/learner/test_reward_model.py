@@ -12,36 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config, Qwen2Model
 
-from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import ConfigError
-from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.learner.reward_model import score_segments
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.supervised_loss import bradley_terry
 from agentrl.offline.supervised_data import pair_sample
-from parts.learner import lone_learner, tiny_sizes
+from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 VOCABULARY = 61
 PADDING = 60
 SIZES = tiny_sizes(VOCABULARY, tie_word_embeddings=False)
 
 
-def spec(**changes):
-    optimizer = OptimizerConfig(lr=changes.pop("lr", 1e-2))
-    model = changes.pop("model", ModelConfig())
-    from_scratch = None if model.path else ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    defaults = {
-        "mode": "on_policy",
-        "seed": 3,
-        "temperature": 1.0,
-        "total_updates": 10,
-        "master_dtype": torch.float64,
-    }
-    defaults |= {"from_scratch": from_scratch, "score_head": ScoreHead(PADDING)}
-    return LearnerSpec(model, LearnerConfig(optimizer=optimizer), AlgorithmConfig(), **(defaults | changes))
+def spec(model=None, **changes):
+    is_loaded = model is not None and model.path
+    new = {"from_scratch": None, "master_dtype": torch.float64} if is_loaded else {"sizes": SIZES}
+    defaults = {"mode": "on_policy", "temperature": 1.0, "score_head": ScoreHead(PADDING)}
+    return learner_spec(model, **{**new, **defaults, **changes})
 
 
 @contextmanager

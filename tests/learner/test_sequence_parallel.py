@@ -6,7 +6,6 @@ at what rank 0 wrote.
 """
 
 import json
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,27 +20,19 @@ from transformers import GptOssConfig, LlamaConfig, Qwen2Config
 from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.layout import check_folder
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.sequence_parallel import check_sequence_parallel
-from parts.learner import reserved_ports
-from parts.programs import PROGRAM
-from parts.ranks import run_ranks
+from parts.learner import learner_spec, reserved_ports, tiny_sizes
+from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SIZES |= {"intermediate_size": 47, "tie_word_embeddings": True, "initializer_range": 0.2}
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 TIMEOUT_S = 200.0
 WORLDS = {
     "pair": (2, 2),
@@ -133,10 +124,9 @@ def play(rank, world_size, sequence_parallel, ports, folder):
         return pack(batch, max_tokens=40, world_size=learner_config.dp_size)[rank // sequence_parallel]
 
     def start(stack, *, dtype=torch.float32, algorithm=PLAIN, score_head=None, **changes):
-        from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
         config = learner_config.model_copy(update=changes)
-        spec = LearnerSpec(
-            ModelConfig(), config, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, dtype, score_head
+        spec = learner_spec(
+            sizes=SIZES, learner=config, algorithm=algorithm, master_dtype=dtype, score_head=score_head
         )
         learner = Learner(spec, rank=rank, address="127.0.0.1", port=ports.pop(0))
         stack.callback(learner.close)
@@ -181,7 +171,7 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    subprocess.run([*PROGRAM, __file__, str(folder)], check=True, timeout=TIMEOUT_S)
+    run_program(__file__, folder, timeout_s=TIMEOUT_S)
     return folder
 
 

@@ -17,11 +17,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.optimizer import move_state, state_at_hand
 from agentrl.learner.packing import filler, pack
-from parts.learner import random_samples, reserved_port, reserved_ports, tiny_sizes
+from parts.learner import learner_spec, random_samples, reserved_port, reserved_ports, tiny_sizes
 from parts.programs import PROGRAM
 
 SIZES = tiny_sizes(61, num_hidden_layers=3, intermediate_size=47)
@@ -38,18 +37,8 @@ def start(rank=0, port=None, *, world_size=1, from_sizes=None, **options):
         "optimizer": OptimizerConfig(lr=1e-2),
     } | options
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES | (from_sizes or {}))
-    spec = LearnerSpec(
-        ModelConfig(),
-        LearnerConfig(**options),
-        algorithm,
-        "decoupled",
-        3,
-        0.8,
-        10,
-        None,
-        from_scratch,
-        master_dtype=torch.float64,
+    spec = learner_spec(
+        sizes=SIZES | (from_sizes or {}), learner=LearnerConfig(**options), algorithm=algorithm
     )
     return Learner(spec, rank=rank, address="127.0.0.1", port=port or reserved_port())
 

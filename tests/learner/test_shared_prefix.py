@@ -11,23 +11,14 @@ from hypothesis import strategies as st
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.learner.attention import Segments, segment_sdpa
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
-from parts.learner import reserved_port
+from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SIZES |= {"intermediate_size": 48, "tie_word_embeddings": True, "initializer_range": 0.2}
+SIZES = tiny_sizes(VOCABULARY)
 
 
 def group(prompt_length, response_lengths, rng, first=0):
@@ -113,20 +104,10 @@ def test_a_prompt_stands_once_for_all_attempts_that_fit_beside_it():
 
 @contextmanager
 def learner(**changes):
-    port = reserved_port()
     options = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2), shared_prefix=True, **changes)
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1, estimator="k2"))
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    one = Learner(
-        LearnerSpec(
-            ModelConfig(), options, algorithm, "decoupled", 3, 0.8, 10, None, from_scratch, torch.float64
-        ),
-        **place(port),
-    )
-    try:
+    with lone_learner(learner_spec(sizes=SIZES, learner=options, algorithm=algorithm)) as one:
         yield one
-    finally:
-        one.close()
 
 
 def place(port):

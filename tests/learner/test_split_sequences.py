@@ -17,22 +17,12 @@ from agentrl.config.algorithm import (
     ReinforceConfig,
 )
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
-from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
-from parts.learner import reserved_port
+from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SIZES |= {"intermediate_size": 48, "tie_word_embeddings": True, "initializer_range": 0.2}
+SIZES = tiny_sizes(VOCABULARY, num_hidden_layers=1)
 CHAIN = CorrectionConfig(
     weight="sequence",
     cap=3.0,
@@ -60,15 +50,8 @@ COMPARED = (
 
 @contextmanager
 def learner(algorithm, mode="decoupled"):
-    port = reserved_port()
-    options = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    spec = LearnerSpec(ModelConfig(), options, algorithm, mode, 3, 0.8, 10, None, from_scratch, torch.float64)
-    one = Learner(spec, rank=0, address="127.0.0.1", port=port)
-    try:
+    with lone_learner(learner_spec(sizes=SIZES, algorithm=algorithm, mode=mode)) as one:
         yield one
-    finally:
-        one.close()
 
 
 def batch(num_samples=5, seed=0):

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
 from agentrl.cli import app
-from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.trainer import TrainerConfig
@@ -28,7 +27,7 @@ from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.stored_state import METADATA, PlainPlanner, PlainReader, read_metadata
-from parts.learner import lone_learner, update_once, write_tiny_model
+from parts.learner import learner_spec, lone_learner, update_once, write_tiny_model
 
 VOCABULARY = build_tiny_tokenizer().get_vocab_size(with_added_tokens=True)
 KINDS = {"adamw": {}, "lora": {"lora": LoRAConfig(rank=2)}, "bfloat16": {"dtype": "bfloat16"}}
@@ -53,9 +52,7 @@ def base(tmp_path_factory):
 
 
 def spec(base: Path, **changes) -> LearnerSpec:
-    return LearnerSpec(
-        ModelConfig(path=str(base), **changes), LearnerConfig(), AlgorithmConfig(), "decoupled", 3, 1.0, 10
-    )
+    return learner_spec(ModelConfig(path=str(base), **changes), learner=LearnerConfig(), temperature=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ at what rank 0 wrote.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,29 +29,14 @@ from agentrl.config.correction import CorrectionConfig
 from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import ConfigError
-from agentrl.learner.batch import Sample
 from agentrl.learner.layout import check_layout
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
-from parts.learner import reserved_ports
-from parts.programs import PROGRAM
-from parts.ranks import run_ranks
+from parts.learner import learner_spec, lone_learner, random_samples, reserved_ports, tiny_sizes
+from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SIZES |= {
-    "intermediate_size": 46,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.2,
-    "pad_token_id": None,
-}
-SIZES |= {"bos_token_id": None, "eos_token_id": None}
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=46, pad_token_id=None, bos_token_id=None, eos_token_id=None)
 CONFIGS = {
     # Qwen2 is Llama with fewer biases: one behind a matrix that is cut by rows counts once.
     "llama": LlamaConfig(**{**SIZES, "tie_word_embeddings": False, "attention_bias": True}),
@@ -64,20 +48,7 @@ WORLDS = {"pair": 2, "two_pairs": 4}
 TIMEOUT_S = 200.0
 
 
-def samples(count):
-    rng = np.random.default_rng(5)
-    found = []
-    for index in range(count):
-        length = int(rng.integers(6, 18))
-        mask = rng.random(length) < 0.6
-        mask[0], mask[-1] = False, True
-        tokens, behavior = rng.integers(0, VOCABULARY, length), rng.normal(-3, 1, length)
-        columns = behavior.astype(np.float32), rng.normal(size=length).astype(np.float32)
-        found.append(Sample(index, tokens.astype(np.int32), mask, mask, *columns))
-    return found
-
-
-BATCH = samples(7)
+BATCH = random_samples(7, VOCABULARY)
 
 
 def play(rank, world_size, tensor_parallel, ports, models, folder):
@@ -93,14 +64,10 @@ def play(rank, world_size, tensor_parallel, ports, models, folder):
     shard = pack(BATCH, max_tokens=40, world_size=config.dp_size)[rank // tensor_parallel]
     facts, weights = {}, {}
     for name in CONFIGS:
-        spec = LearnerSpec(
+        spec = learner_spec(
             ModelConfig(path=str(models / name)),
-            config,
-            algorithm,
-            "decoupled",
-            3,
-            0.8,
-            10,
+            learner=config,
+            algorithm=algorithm,
             master_dtype=torch.float64,
         )
         learner = Learner(spec, rank=rank, address="127.0.0.1", port=ports.pop(0))
@@ -162,7 +129,7 @@ def alone(models, tmp_path_factory):
 @pytest.fixture(scope="module")
 def worlds(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    subprocess.run([*PROGRAM, __file__, str(models), str(folder)], check=True, timeout=TIMEOUT_S)
+    run_program(__file__, models, folder, timeout_s=TIMEOUT_S)
     return folder
 
 
@@ -201,22 +168,15 @@ def test_a_rank_has_its_part_of_the_layers(alone, together, name):
 def test_one_rank_goes_on_from_a_checkpoint_of_many(alone, together, models, name):
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, grad_clip=0.5))
     algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-    spec = LearnerSpec(
+    spec = learner_spec(
         ModelConfig(path=str(models / name)),
-        config,
-        algorithm,
-        "decoupled",
-        3,
-        0.8,
-        10,
+        learner=config,
+        algorithm=algorithm,
         master_dtype=torch.float64,
     )
-    learner = Learner(spec, rank=0, address="127.0.0.1", port=reserved_ports(1)[0])
-    try:
+    with lone_learner(spec) as learner:
         learner.load(str(together / name / "state"))
         metrics = learner.update(learner.score(pack(BATCH, max_tokens=40, world_size=1)[0]))
-    finally:
-        learner.close()
     assert metrics == pytest.approx(facts_of(alone)[name]["next"], rel=1e-8, abs=1e-10)
 
 

@@ -6,8 +6,6 @@ processes cost one start.
 """
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,28 +19,15 @@ from safetensors.numpy import load_file, save_file
 from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.correction import Corrector
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
-from parts.learner import random_samples, reserved_ports
-from parts.programs import PROGRAM
-from parts.ranks import run_ranks
+from parts.learner import learner_spec, random_samples, reserved_ports, tiny_sizes
+from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-SIZES |= {
-    "intermediate_size": 47,
-    "tie_word_embeddings": True,
-    "initializer_range": 0.2,
-}  # 47: shards differ in size
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 WORLDS = (1, 2, 4)
 LOADED = ((1, 2), (1, 4), (4, 1), (2, 4))
 """A checkpoint of the first world is read by the second."""
@@ -89,18 +74,12 @@ def learner(rank, world_size, port, *, dtype=torch.float64, lr=1e-2):
     config = LearnerConfig(
         world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=lr)
     )
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
-    spec = LearnerSpec(
-        ModelConfig(),
-        config,
-        algorithm("ppo_clip"),
-        "decoupled",
-        3,
-        TEMPERATURE,
-        10,
-        None,
-        from_scratch,
-        dtype,
+    spec = learner_spec(
+        sizes=SIZES,
+        learner=config,
+        algorithm=algorithm("ppo_clip"),
+        temperature=TEMPERATURE,
+        master_dtype=dtype,
     )
     one = Learner(spec, rank=rank, address="127.0.0.1", port=port)
     try:
@@ -184,15 +163,7 @@ def play_worlds(folder):
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    done = subprocess.run(
-        [*PROGRAM, __file__, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(__file__, folder, timeout_s=TIMEOUT_S)
     return folder
 
 

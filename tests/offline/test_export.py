@@ -27,7 +27,6 @@ from agentrl.controller.saving import CheckpointWriter
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
 from agentrl.http.client import HttpClient
 from agentrl.learner import weights
-from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
@@ -36,7 +35,7 @@ from agentrl.offline.supervised_data import pair_sample
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams, TensorSpec
-from parts.learner import lone_learner, tiny_sizes
+from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
 from sglang_cpu.server import sglang_on_cpu
 
 VOCABULARY = build_tiny_tokenizer().get_vocab_size(with_added_tokens=True)
@@ -57,29 +56,12 @@ def base(tmp_path_factory):
 
 @contextmanager
 def learner(model):
-    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2))
-    with lone_learner(LearnerSpec(model, config, AlgorithmConfig(), "decoupled", 3, 1.0, 10)) as one:
+    with lone_learner(learner_spec(model, temperature=1.0)) as one:
         yield one
 
 
 def microbatches():
-    rng = np.random.default_rng(0)
-    found = []
-    for index, length in enumerate((12, 9, 17)):
-        mask = np.arange(length) > 3
-        behavior, advantages = rng.normal(-3, 1, length), rng.normal(size=length)
-        tokens = rng.integers(0, VOCABULARY, length)
-        found.append(
-            Sample(
-                index,
-                tokens.astype(np.int32),
-                mask,
-                mask,
-                behavior.astype(np.float32),
-                advantages.astype(np.float32),
-            )
-        )
-    return pack(found, max_tokens=1000, world_size=1)[0]
+    return pack(random_samples(3, VOCABULARY), max_tokens=1000, world_size=1)[0]
 
 
 def checkpoint_of(model, folder):

@@ -5,27 +5,21 @@ The file is also a program: it imports torch once and forks every rank of every 
 """
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file, save_file
 
-from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
 from agentrl.offline.supervised_data import pair_sample
-from parts.learner import reserved_ports, tiny_sizes
-from parts.programs import PROGRAM
-from parts.ranks import run_ranks
+from parts.learner import learner_spec, reserved_ports, tiny_sizes
+from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47, tie_word_embeddings=False)
@@ -62,20 +56,9 @@ def play(kind, rank, world_size, port, folder):
     learner_config = LearnerConfig(
         world_size=world_size, collective_timeout_s=TIMEOUT_S, optimizer=OptimizerConfig(lr=1e-2)
     )
-    from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=SIZES)
     head = ScoreHead(VOCABULARY - 1) if kind == "rm" else None
-    spec = LearnerSpec(
-        ModelConfig(),
-        learner_config,
-        AlgorithmConfig(),
-        "on_policy",
-        3,
-        1.0,
-        10,
-        None,
-        from_scratch,
-        torch.float64,
-        score_head=head,
+    spec = learner_spec(
+        sizes=SIZES, learner=learner_config, mode="on_policy", temperature=1.0, score_head=head
     )
 
     def shard_of(count):
@@ -108,16 +91,7 @@ def play_worlds(folder):
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*PROGRAM, __file__, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(__file__, folder, timeout_s=TIMEOUT_S)
     return folder
 
 

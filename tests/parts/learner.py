@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.batch import Sample
-from agentrl.learner.learner import Learner
+from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import leave_ranks
 from agentrl.ports import ReservedPort
@@ -39,6 +42,21 @@ def write_tiny_model(folder, vocab_size, **changes):
     AutoModelForCausalLM.from_config(
         Qwen2Config(**tiny_sizes(vocab_size, **changes)), dtype=torch.float32
     ).save_pretrained(folder)
+
+
+def learner_spec(model=None, *, sizes=None, lr=1e-2, **changes):
+    """Return the spec of a learner of `model`, or else of a new one of `sizes`, in float64; `changes` are
+    fields of LearnerSpec.
+    """
+    new = {} if sizes is None else {
+        "from_scratch": ModelFromScratchConfig(architecture="qwen2", sizes=sizes),
+        "master_dtype": torch.float64,
+    }  # fmt: skip
+    defaults = {
+        "learner": LearnerConfig(optimizer=OptimizerConfig(lr=lr)), "algorithm": AlgorithmConfig(),
+        "mode": "decoupled", "seed": 3, "temperature": 0.8, "total_updates": 10,
+    }  # fmt: skip
+    return LearnerSpec(model or ModelConfig(), **(defaults | new | changes))
 
 
 def update_once(learner, vocabulary):

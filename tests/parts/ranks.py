@@ -6,11 +6,14 @@ A program of its own, because a test process has threads, and what they hold sta
 
 import importlib
 import os
+import subprocess
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+from parts.programs import PROGRAM
 
 LATE = (
     "agentrl.learner.checkpoint",
@@ -31,6 +34,19 @@ def run_ranks(calls: Iterable[tuple[Callable[..., object], tuple[Any, ...]]]) ->
     torch.set_num_threads(1)
     children = [_fork(function, arguments) for function, arguments in calls]
     return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+def run_program(file: str, *arguments: object, timeout_s: float) -> None:
+    """Run a test file as a program, one thread a rank; fail with what it wrote to stderr."""
+    done = subprocess.run(
+        [*PROGRAM, file, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def _fork(function: Callable[..., object], arguments: tuple[Any, ...]) -> int:

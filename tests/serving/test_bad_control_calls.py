@@ -148,7 +148,7 @@ def serving(*servers: Faulty):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_question_is_answered_refused_or_cut_by_its_deadline(fault):
+def test_a_question_is_answered_refused_or_cut_by_its_deadline(fault):
     server = Faulty()
     server.fault = fault
 
@@ -165,28 +165,35 @@ async def test_a_question_is_answered_refused_or_cut_by_its_deadline(fault):
             ]
         assert deadline.cancelled_caught == (fault in SILENT)
 
-    with serving(server) as [url]:
+    async def main() -> None:
         client = SGLangClient(url)
         for name in QUESTIONS:
             await ask(client, name)
         await client.aclose()
 
+    with serving(server) as [url]:
+        trio.run(main)
+
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_publish_names_who_is_broken_and_reaches_the_others_in_time(fault, tmp_path):
+def test_a_publish_names_who_is_broken_and_reaches_the_others_in_time(fault, tmp_path):
     well, ill = Faulty(), Faulty()
     ill.fault = fault
     answers = {"tensor_specs": [TensorSpec("a", "float32", (4,), 16)], "export": None}
     learner = SimpleNamespace(run=lambda method, *_: answers[method.__name__])
     config = WeightsConfig(timeout_s=DEADLINE_S)
 
-    with serving(well, ill) as urls:
+    async def main():
         clients = [SGLangClient(url) for url in urls]
         publisher = Publisher(learner, config, folder=tmp_path, pause_mode="abort")
         with trio.fail_after(30 * DEADLINE_S):
             report = await publisher.publish(4, clients)
         for client in clients:
             await client.aclose()
+        return report
+
+    with serving(well, ill) as urls:
+        report = trio.run(main)
     assert list(report.failed) == [urls[1]]
     assert (well.version, ill.version) == ("4", "3")
 
@@ -207,11 +214,11 @@ def test_the_watchdog_calls_it_hanging_and_returns_from_every_look(fault):
 
 
 @pytest.mark.parametrize("fault", ["hangs", "drops", "a_list", "wrong_shape"])
-async def test_agents_go_on_beside_it(fault):
+def test_agents_go_on_beside_it(fault):
     """All that the router asks of the one fails, and so does what is generated on it; the other answers."""
     well, ill = Faulty(), Faulty()
 
-    with serving(well, ill) as urls:
+    async def main():
         router = Router(SGLangClient, max_silence_s=0.2)
         async with trio.open_nursery() as nursery:
             router.set_servers(urls, version=3)
@@ -228,3 +235,6 @@ async def test_agents_go_on_beside_it(fault):
             nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await router.aclose()
+
+    with serving(well, ill) as urls:
+        trio.run(main)
