@@ -30,7 +30,7 @@ from agentrl.errors import DataError
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.sandbox import sandbox_reports
-from agentrl.types import Task
+from agentrl.types import JsonObject, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class BufferPlan:
     """Size of the training data: tasks per epoch, batches of the whole run, and a report on the dataset rows.
 
     template_note: a line for the user if the chat template edits its history.
+    journal_note: a line for the user if the run folder's journal belonged to other data and was renamed.
     sandboxes: one line per kind of sandbox in which programs written by the model will run.
     """
 
@@ -45,6 +46,7 @@ class BufferPlan:
     total_steps: int
     report: DatasetReport
     template_note: str | None = None
+    journal_note: str | None = None
     sandboxes: tuple[str, ...] = ()
 
 
@@ -149,11 +151,15 @@ class TrainingBuffer(ReplayBuffer):
         steps = planned_steps(
             settings.trainer, num_tasks=len(dataset), groups_per_step=settings.buffer.groups_per_step
         )
+        journal, journal_note = (
+            (None, None) if folder is None else open_journal(folder, settings, is_new=is_new)
+        )
         self._plan = BufferPlan(
             num_tasks=len(dataset),
             total_steps=steps,
             report=dataset.report,
             template_note=template.summary,
+            journal_note=journal_note,
             sandboxes=sandbox_reports(),
         )
         super().__init__(
@@ -172,9 +178,7 @@ class TrainingBuffer(ReplayBuffer):
             lease_timeout_s=settings.buffer.lease_timeout_s,
             duplicate_after_s=settings.buffer.duplicate_after_s or math.inf,
             curriculum=_open_curriculum(settings.data, dataset, seed=settings.trainer.seed),
-            journal=None
-            if folder is None
-            else open_journal(folder, settings.buffer, subject=subject_of(settings), is_new=is_new),
+            journal=journal,
         )
 
     def plan(self) -> BufferPlan:
@@ -195,40 +199,75 @@ def _open_curriculum(data: DataConfig, dataset: Dataset, *, seed: int) -> Curric
     )
 
 
-def open_journal(folder: Path, buffer: BufferConfig, *, subject: str, is_new: bool) -> Journal:
-    """Open the journal in a run's folder.
+def open_journal(folder: Path, settings: BufferSettings, *, is_new: bool) -> tuple[Journal, str | None]:
+    """Open the journal in a run's folder; return a line for the user, too, if it is of other data.
 
-    An existing journal is renamed, and a new one created, if it belongs to other data (`subject`, see
-    `subject_of`) or if a new run starts (`is_new`).
+    An existing journal is renamed, and a new one created, if it belongs to other data (see `_naming`) or if a
+    new run starts (`is_new`).
 
     Raises:
         CheckpointError: the journal is damaged.
         JournalError: the journal cannot be written.
     """
-    path = folder / FILE
-    is_synced = buffer.journal_sync == "machine"
+    path, note = folder / FILE, None
+    is_synced = settings.buffer.journal_sync == "machine"
+    subject, naming = subject_of(settings), _naming(settings)
     if is_new:  # not read: damage does not matter in an abandoned run
         _put_aside(path)
     journal = Journal(path, is_synced=is_synced)
     if journal.facts.get("subject") not in (None, subject):
         journal.close()
-        _put_aside(path)
+        note = _why_aside(_put_aside(path), journal.facts.get("naming"), naming)
         journal = Journal(path, is_synced=is_synced)
     if journal.facts.get("subject") is None:
         journal.set_fact("subject", subject)
-        journal.set_fact("max_staleness", str(buffer.max_staleness))
-    return journal
+        journal.set_fact("max_staleness", str(settings.buffer.max_staleness))
+    if journal.facts.get("naming") is None:
+        journal.set_fact("naming", json.dumps(naming))
+    return journal, note
 
 
-def _put_aside(path: Path) -> None:
-    """Rename the journal at `path`, if it exists, and all files that belong to it."""
+def _put_aside(path: Path) -> str:
+    """Rename the journal at `path`, if it exists, and all files that belong to it; return its new name."""
     number = len(list(path.parent.glob(f"{path.stem}_before_*{path.suffix}")))
+    aside = f"{path.stem}_before_{number:03d}"
     for file in sorted(path.parent.glob(f"{path.name}*")):  # SQLite finds the log (-wal) by its name
-        file.rename(path.with_name(f"{path.stem}_before_{number:03d}{file.name.removeprefix(path.stem)}"))
+        file.rename(path.with_name(f"{aside}{file.name.removeprefix(path.stem)}"))
+    return f"{aside}{path.suffix}"
+
+
+def _why_aside(aside: str, before: str | None, naming: JsonObject) -> str:
+    """Return the line for the user. before: `_naming` of the renamed journal, None if it has none."""
+    old = {} if before is None else json.loads(before)
+    changed = [
+        f"{key} was {old.get(key)!r} and is {value!r}"
+        for key, value in naming.items()
+        if old.get(key) != value
+    ]
+    cause = ", ".join(changed) if old else f"one of these changed: {', '.join(naming)}"
+    return (
+        f"the journal belongs to other data: {cause}; it was renamed to {aside}, and a new one begins; to "
+        f"continue with it, set the old value again and rename {aside}* to {FILE}*"
+    )
+
+
+def _naming(settings: BufferSettings) -> JsonObject:
+    """Return the settings that determine which task a group id means, by key of the config."""
+    return {f"data.{name}": value for name, value in _data_of(settings).items()} | {
+        "model.path": settings.model.path,
+        "trainer.seed": settings.trainer.seed,
+        "rollout.group_size": settings.group_size,
+        "a greedy attempt per group": settings.has_greedy,
+    }
 
 
 def subject_of(settings: BufferSettings) -> str:
     """Return a hash of the settings that determine which task a group id means."""
-    data = {name: value for name, value in settings.data.model_dump(mode="json").items() if "val" not in name}
-    what = [data, settings.model.path, settings.trainer.seed, settings.group_size, settings.has_greedy]
+    model, seed = settings.model.path, settings.trainer.seed
+    what = [_data_of(settings), model, seed, settings.group_size, settings.has_greedy]
     return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _data_of(settings: BufferSettings) -> JsonObject:
+    """Return the data section without what concerns validation."""
+    return {name: value for name, value in settings.data.model_dump(mode="json").items() if "val" not in name}

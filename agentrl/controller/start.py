@@ -281,7 +281,7 @@ def _launch_buffer(
 def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPlan:
     plan = buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.plan)
     observer.set_total_steps(plan.total_steps)
-    for line in (plan.template_note, *plan.sandboxes):
+    for line in (plan.template_note, plan.journal_note, *plan.sandboxes):
         if line is not None:
             observer.say(line)
     return plan

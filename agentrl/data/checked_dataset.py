@@ -103,6 +103,7 @@ class Playable:
         self._offered = OfferedTools(config, plugins)
         self._tools: dict[str, Tool] = {}
         self._partners: dict[str, Interaction] = {}
+        self._accepted: set[tuple[str, ...]] = set()
 
     def num_prompt_tokens(self, task: Task) -> int:
         """Return the length of the task's prompt with the tools it offers, in tokens.
@@ -141,7 +142,8 @@ class Playable:
         if name not in self._tools:
             self._tools[name] = self._plugins.tools.create(name, self._config.tool_config)
         kwargs = task.tools_kwargs.get(name, {}).get("create_kwargs") or {}
-        check_start("tool", self._tools[name], kwargs, column=f"extra_info.tools_kwargs.{name}.create_kwargs")
+        column = f"extra_info.tools_kwargs.{name}.create_kwargs"
+        self._check_start("tool", self._tools[name], kwargs, column=column)
 
     def _check_names(self, task: Task) -> None:
         for name, kwargs in task.tools_kwargs.items():
@@ -160,7 +162,17 @@ class Playable:
             raise DataError(f"extra_info.interaction_kwargs names no interaction; registered: {known}")
         if name not in self._partners:
             self._partners[name] = self._plugins.interactions.create(name, self._config.interaction_config)
-        check_start("interaction", self._partners[name], kwargs, column="extra_info.interaction_kwargs")
+        column = "extra_info.interaction_kwargs"
+        self._check_start("interaction", self._partners[name], kwargs, column=column)
+
+    def _check_start(
+        self, kind: str, plugin: Tool | Interaction, kwargs: Mapping[str, Any], *, column: str
+    ) -> None:
+        """Check each set of argument names once: `start` accepts a row's arguments by their names alone."""
+        names = (kind, plugin.name, *kwargs)
+        if names not in self._accepted:
+            check_start(kind, plugin, kwargs, column=column)
+            self._accepted.add(names)
 
 
 def _prompt(agent: AgentLoop, task: Task, schemas: Sequence[JsonObject]) -> Sequence[Message]:

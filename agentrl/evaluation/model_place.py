@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, ServerError
 from agentrl.evaluation.attempt_keys import fingerprint
+from agentrl.evaluation.scratch import scratch_folder
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.message_model import served_models
 from agentrl.serving.health import ServerStatus
@@ -186,11 +186,11 @@ def open_servers(
         yield RunningServers(place.urls, server_key(config.api_key_env))
         return
     count, key = max(config.num_started, 1), key_of_started(config.api_key_env)
-    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as folder, ExitStack() as stack:
+    with scratch_folder() as folder, ExitStack() as stack:
         supervisors = tuple(
             Supervisor(
                 launcher(config, model, api_key=key),
-                log_file=Path(folder) / f"server_{index}.log",
+                log_file=folder / f"server_{index}.log",
                 start_timeout_s=config.server_start_timeout_s,
                 hang_timeout_s=config.server_hang_timeout_s,
                 max_restarts=config.max_server_restarts,

@@ -6,7 +6,6 @@ The data sets are checked, the servers started or located, and the missing attem
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ from agentrl.evaluation.model_place import (
 )
 from agentrl.evaluation.play import Counts, ProblemPlayer
 from agentrl.evaluation.progress import EvalProgress
+from agentrl.evaluation.scratch import scratch_folder
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
 from agentrl.plugins import Plugins
@@ -130,8 +130,8 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
         place, model, api_key_env=config.rollout.api_key_env, served_name=request.served_model
     )
     config = config.model_copy(update={"model": known.config})
-    with tempfile.TemporaryDirectory(prefix="agentrl-eval-") as scratch:
-        files = resolve_files(request.on, data_dir=request.data_dir, scratch=Path(scratch))
+    with scratch_folder() as scratch:
+        files = resolve_files(request.on, data_dir=request.data_dir, scratch=scratch)
         chat = uncounted_chat() if place.kind == "openai" else Chat.of(config.model)
         plugins = named_plugins(config.agent, config.reward, config.eval)
         table = RewardTable(config.reward, plugins)

@@ -33,6 +33,8 @@ _MARK = "####"
 _HEADING = re.compile(r"(?i)[\s*_]*(?:step|part|case|day|week|question|problem|section|method|option)\b")
 """`#### Step 2: ...` is a Markdown heading, not an answer."""
 MAX_HEADINGS = 20
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})")
+"""Most ground truths are written like this, and need no search for the answer."""
 
 
 def extract_answer(text: str, *, strict: bool) -> Fraction | None:
@@ -80,7 +82,8 @@ def parse_number(ground_truth: Any) -> Fraction | None:
     None.
     """
     if isinstance(ground_truth, str):
-        return extract_answer(ground_truth, strict=False)
+        is_plain = _INTEGER.fullmatch(ground_truth)
+        return Fraction(ground_truth) if is_plain else extract_answer(ground_truth, strict=False)
     is_number = (
         isinstance(ground_truth, (int, float))
         and not isinstance(ground_truth, bool)

@@ -21,7 +21,6 @@ from agentrl.buffer.training_buffer import (
     TrainingBuffer,
     open_journal,
     planned_steps,
-    subject_of,
 )
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
@@ -286,15 +285,12 @@ def test_a_journal_is_synced_to_the_disk_as_the_config_says(folder, tmp_path, pr
         update={"buffer": options.buffer.model_copy(update={"journal_sync": promise})}
     )
     for is_new in (True, False):
-        journal = open_journal(
-            tmp_path, options.buffer, subject=subject_of(BufferSettings.of(options)), is_new=is_new
-        )
+        journal = open_journal(tmp_path, BufferSettings.of(options), is_new=is_new)[0]
         assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
         journal.close()
     other = options.model_copy(update={"trainer": TrainerConfig(seed=options.trainer.seed + 1)})
-    journal = open_journal(
-        tmp_path, other.buffer, subject=subject_of(BufferSettings.of(other)), is_new=False
-    )  # of other data: put aside, and begun again
+    # of other data: put aside, and begun again
+    journal = open_journal(tmp_path, BufferSettings.of(other), is_new=False)[0]
     assert journal._database.execute("PRAGMA synchronous").fetchone() == (level,)
     journal.close()
 

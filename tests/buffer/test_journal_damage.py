@@ -285,14 +285,14 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
     names = {file.name for file in folder.iterdir()}
     config = Config()
     with pytest.raises(CheckpointError, match="its head"):
-        open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False)
-    journal = open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=True)
+        open_journal(folder, BufferSettings.of(config), is_new=False)
+    journal = open_journal(folder, BufferSettings.of(config), is_new=True)[0]
     assert journal.is_empty
     journal.close()
     assert {name.replace("ledger", "ledger_before_000") for name in names} <= {
         file.name for file in folder.iterdir()
     }
-    again = open_journal(folder, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False)
+    again = open_journal(folder, BufferSettings.of(config), is_new=False)[0]
     assert again.is_empty
     again.close()
 
@@ -300,20 +300,46 @@ def test_a_run_that_begins_anew_does_not_read_what_it_gives_up(written, tmp_path
 def test_a_journal_is_of_the_run_that_writes_it_also_where_one_before_wrote_no_event(tmp_path):
     first, second = Config(), Config.model_validate({"trainer": {"seed": 7}})
     for config in (first, second):
-        open_journal(
-            tmp_path, config.buffer, subject=subject_of(BufferSettings.of(config)), is_new=False
-        ).close()
-    journal = open_journal(
-        tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False
-    )
+        open_journal(tmp_path, BufferSettings.of(config), is_new=False)[0].close()
+    journal = open_journal(tmp_path, BufferSettings.of(second), is_new=False)[0]
     write(journal, groups=range(5))
     journal.close()
-    again = open_journal(tmp_path, second.buffer, subject=subject_of(BufferSettings.of(second)), is_new=False)
+    again = open_journal(tmp_path, BufferSettings.of(second), is_new=False)[0]
     assert not again.is_empty
     again.close()
-    assert open_journal(
-        tmp_path, first.buffer, subject=subject_of(BufferSettings.of(first)), is_new=False
-    ).is_empty
+    assert open_journal(tmp_path, BufferSettings.of(first), is_new=False)[0].is_empty
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["settings known", "written by an older version"])
+def test_a_journal_of_other_data_is_renamed_and_the_user_reads_why(tmp_path, is_named):
+    first, second = (
+        BufferSettings.of(Config.model_validate({"data": {"max_prompt_tokens": limit}}))
+        for limit in (64, 128)
+    )
+    if is_named:
+        journal, note = open_journal(tmp_path, first, is_new=False)
+        assert note is None
+    else:
+        journal = Journal(tmp_path / FILE)
+        journal.set_fact("subject", subject_of(first))
+    write(journal, groups=range(5))
+    journal.close()
+    other, note = open_journal(tmp_path, second, is_new=False)
+    other.close()
+    assert other.is_empty
+    changed = (
+        "data.max_prompt_tokens was 64 and is 128;" if is_named else "one of these changed: data.train_files"
+    )
+    assert note.startswith(f"the journal belongs to other data: {changed}")
+    assert "renamed to ledger_before_000.sqlite, and a new one begins" in note
+    for file in tmp_path.glob("ledger.sqlite*"):
+        file.unlink()
+    for file in tmp_path.glob("ledger_before_000.sqlite*"):  # the cure, as the line says it
+        file.rename(tmp_path / file.name.replace("ledger_before_000", "ledger"))
+    again, note = open_journal(tmp_path, first, is_new=False)
+    assert note is None
+    assert not again.is_empty
+    again.close()
 
 
 def test_a_write_that_failed_left_the_journal_whole(tmp_path):

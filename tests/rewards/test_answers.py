@@ -253,6 +253,11 @@ def test_canonical_texts_of_numbers(number):
     assert parse_number(str(number)) == number
 
 
+@given(st.integers(-(10**17), 10**17))
+def test_a_plain_ground_truth_is_what_an_answer_with_it_alone_means(number):
+    assert parse_number(str(number)) == extract_answer(str(number), strict=False) == number
+
+
 @given(st.text("\\{}$#*0123456789,. -=/()answeri:\n", max_size=300), st.booleans())
 @settings(deadline=None)
 def test_no_text_breaks_a_checker(text, strict):
