@@ -8,14 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import orjson
-
 from agentrl.errors import ConfigError
 from agentrl.plugins.sources import nearest
-
-SIZE_BYTES = 8
-"""A safetensors file begins with the length of its JSON header, in this many bytes."""
-METADATA = "__metadata__"
+from agentrl.weights.verify import read_shapes
 
 
 def check_baselines(baselines: Mapping[str, str], *, policy: Path) -> None:
@@ -35,13 +30,13 @@ def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
         raise ConfigError(f"{key} does not exist{nearest(folder)}; {cure}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{key} is not the folder of a model: it has no config.json; {cure}")
-    found, wanted = tensor_shapes(folder), tensor_shapes(policy)
+    found, wanted = read_shapes(folder), read_shapes(policy)
     if not found:
         raise ConfigError(f"{key} has no weights: there is no *.safetensors in it; {cure}")
     shared = sorted(found.keys() & wanted.keys())
     other = next(
         (
-            f"{name} is {found[name]} instead of {wanted[name]}"
+            f"{name} is {list(found[name])} instead of {list(wanted[name])}"
             for name in shared
             if found[name] != wanted[name]
         ),
@@ -51,23 +46,3 @@ def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
         other = "they have no tensor in common"
     if other is not None:
         raise ConfigError(f"{key} cannot replace model.path={str(policy)!r} in the servers: {other}")
-
-
-def tensor_shapes(folder: Path) -> Mapping[str, list[int]]:
-    """Return the shape of each tensor in a folder's safetensors files. Reads only their headers.
-
-    Raises:
-        ConfigError: a file is truncated or has another format.
-    """
-    shapes: dict[str, list[int]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(SIZE_BYTES), "little")
-            try:
-                header = orjson.loads(file.read(min(size, path.stat().st_size)))
-                shapes |= {name: list(facts["shape"]) for name, facts in header.items() if name != METADATA}
-            except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"{path} is not a safetensors file: its header cannot be read ({error})"
-                ) from error
-    return shapes

@@ -120,9 +120,9 @@ async def why_no_adapter(servers: Sequence[SGLangClient], *, model: ModelConfig)
 
 
 async def _objection(server: SGLangClient, model: ModelConfig) -> str | None:
-    rank, support = model.lora.rank, await server.adapter_support()
-    if support.max_rank < rank:
-        able = f"adapters up to rank {support.max_rank}" if support.max_rank else "no LoRA adapters"
+    rank, max_rank = model.lora.rank, await server.max_adapter_rank()
+    if max_rank < rank:
+        able = f"adapters up to rank {max_rank}" if max_rank else "no LoRA adapters"
         return f"{server.url} loads {able}, but model.lora.rank is {rank}"
     served = (await server.model_info()).model_path
     if served != model.path and Path(served).resolve() != Path(model.path).resolve():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -48,17 +47,6 @@ FAILURES = (
 """What torch raises if a checkpoint cannot be written or read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Saving:
-    """A checkpoint that is being written to `folder` from a copy in memory.
-
-    Later updates do not affect it.
-    """
-
-    folder: Path
-    written: Future[Any]
-
-
 class Saver:
     """Writes the learner's state in the background, one checkpoint at a time, each within `timeout_s`."""
 
@@ -66,7 +54,9 @@ class Saver:
         self._model = model
         self._timeout_s = timeout_s
         self._group: ProcessGroup | None = None
-        self._saving: _Saving | None = None
+        # The folder of the checkpoint that is being written, from a copy in memory that later updates do not
+        # affect.
+        self._saving: tuple[Path, Future[Any]] | None = None
 
     def start(self, policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> None:
         """Copy model, optimizer, update count and random states, and start writing the copy. A collective.
@@ -87,7 +77,7 @@ class Saver:
         except FAILURES as error:
             raise _unwritten(folder, error) from error
         assert isinstance(written, Future), "the staging is not asynchronous"
-        self._saving = _Saving(folder, written)
+        self._saving = folder, written
 
     def _write_own(self, policy: Policy, place: RankPlace, folder: Path, group: ProcessGroup) -> None:
         """Write this rank's files that are not shards.
@@ -116,14 +106,14 @@ class Saver:
             CheckpointError: it could not be written.
         """
         assert self._saving is not None, "start comes before finish"
-        saving, self._saving = self._saving, None
+        (folder, written), self._saving = self._saving, None
         try:
-            saving.written.result(timeout=self._timeout_s)
+            written.result(timeout=self._timeout_s)
         except TimeoutError as error:
             late = TimeoutError(f"it took longer than learner.save_timeout_s={self._timeout_s:g}")
-            raise _unwritten(saving.folder, late) from error
+            raise _unwritten(folder, late) from error
         except FAILURES as error:
-            raise _unwritten(saving.folder, error) from error
+            raise _unwritten(folder, error) from error
 
 
 def _unwritten(folder: Path, error: BaseException) -> CheckpointError:

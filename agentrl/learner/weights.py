@@ -65,13 +65,7 @@ MAX_FILE_BYTES = 5 * 2**30
 
 def tensor_specs(policy: Policy) -> list[TensorSpec]:
     """Return name, dtype, shape and bytes of every published weight, in sending order."""
-    dtype = policy.published_dtype
-    return [
-        TensorSpec(
-            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize
-        )
-        for name, tensor in policy.tensors.items()
-    ]
+    return _specs(policy.tensors, policy.published_dtype)
 
 
 def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = False) -> dict[str, str]:
@@ -154,12 +148,14 @@ def export(
 
 def adapter_specs(policy: Policy) -> list[TensorSpec]:
     """Return name (as in peft's files), dtype, shape and bytes of every tensor of the adapter."""
-    dtype = policy.published_dtype
+    return _specs(adapter_tensors(policy.adapters), policy.published_dtype)
+
+
+def _specs(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[TensorSpec]:
+    name_of_dtype = str(dtype).removeprefix("torch.")
     return [
-        TensorSpec(
-            name, str(dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * dtype.itemsize
-        )
-        for name, tensor in adapter_tensors(policy.adapters).items()
+        TensorSpec(name, name_of_dtype, tuple(tensor.shape), tensor.numel() * dtype.itemsize)
+        for name, tensor in tensors.items()
     ]
 
 

@@ -6,7 +6,6 @@ import re
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
@@ -19,7 +18,7 @@ from agentrl.rewards.answer_number import (
 )
 from agentrl.rewards.boxed import BoxOptions, answer_box
 from agentrl.rewards.gsm8k import parse_number
-from agentrl.rewards.readings import Readings, read_value
+from agentrl.rewards.readings import Readings, read_value, require_truth
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
@@ -86,11 +85,8 @@ class Aime(Reward):
         self._options = read_options(BoxOptions, self.config, plugin=f"reward {self.name!r}")
 
     def check(self, task: Task) -> None:
-        if parse_integer(task.ground_truth) is None:
-            raise DataError(
-                f"task {task.task_id}: reward {self.name!r} needs an integer from 0 to 999 as "
-                f"reward_model.ground_truth (got {str(task.ground_truth)[:80]!r})"
-            )
+        is_given = parse_integer(task.ground_truth) is not None
+        require_truth(task, self.name, is_given=is_given, what="an integer from 0 to 999")
 
     def score(self, attempt: Attempted) -> RewardResult:
         """Score the last box, or the concluding number unless `strict`."""

@@ -10,7 +10,6 @@ import re
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
@@ -25,7 +24,13 @@ from agentrl.rewards.answer_number import (
 from agentrl.rewards.boxed import answer_box
 from agentrl.rewards.numbers import has_number
 from agentrl.rewards.plain_text import plain
-from agentrl.rewards.readings import RELATIVE_TOLERANCE, Readings, read_value, relative_tolerance
+from agentrl.rewards.readings import (
+    RELATIVE_TOLERANCE,
+    Readings,
+    read_value,
+    relative_tolerance,
+    require_truth,
+)
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
@@ -101,11 +106,7 @@ def is_correct(answer: Fraction | None, ground_truth: Any) -> bool:
 def require_number(task: Task, reward: str) -> None:
     """Raise DataError unless the task's ground truth is a number and its tolerance, if any, is valid."""
     relative_tolerance(task)
-    if parse_number(task.ground_truth) is None:
-        raise DataError(
-            f"task {task.task_id}: reward {reward!r} needs a number as reward_model.ground_truth (got "
-            f"{str(task.ground_truth)[:80]!r})"
-        )
+    require_truth(task, reward, is_given=parse_number(task.ground_truth) is not None, what="a number")
 
 
 class Gsm8kOptions(Options):

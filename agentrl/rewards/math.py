@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from agentrl.errors import DataError, RewardError
+from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
@@ -19,7 +19,7 @@ from agentrl.rewards.answer_number import (
 )
 from agentrl.rewards.boxed import BoxOptions, answer_box, last_boxed
 from agentrl.rewards.cpu_limit import cpu_limit
-from agentrl.rewards.readings import Reading, Readings, relative_tolerance
+from agentrl.rewards.readings import Reading, Readings, relative_tolerance, require_truth
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
@@ -57,11 +57,8 @@ class Math(Reward):
 
     def check(self, task: Task) -> None:
         relative_tolerance(task)
-        if not _truth(task.ground_truth):
-            raise DataError(
-                f"task {task.task_id}: reward {self.name!r} needs an expression (text or a number) as "
-                f"reward_model.ground_truth (got {str(task.ground_truth)[:80]!r})"
-            )
+        is_given = bool(_truth(task.ground_truth))
+        require_truth(task, self.name, is_given=is_given, what="an expression (text or a number)")
 
     def score(self, attempt: Attempted) -> RewardResult:
         """Score. Errors count as a wrong answer, since the ground truth passed through the same code first.

@@ -43,6 +43,15 @@ def relative_tolerance(task: Task) -> float:
     return float(tolerance)
 
 
+def require_truth(task: Task, reward: str, *, is_given: bool, what: str) -> None:
+    """Raise DataError unless the task's ground truth is `what` the reward needs."""
+    if not is_given:
+        raise DataError(
+            f"task {task.task_id}: reward {reward!r} needs {what} as reward_model.ground_truth (got "
+            f"{str(task.ground_truth)[:80]!r})"
+        )
+
+
 def read_value(
     value: Fraction | int | None, truth: Fraction | int | None, *, tolerance: float = 0.0
 ) -> Reading:

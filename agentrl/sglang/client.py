@@ -16,7 +16,6 @@ import trio
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply
 from agentrl.sglang.protocol import (
-    AdapterSupport,
     ModelInfo,
     PauseMode,
     Pulse,
@@ -24,10 +23,10 @@ from agentrl.sglang.protocol import (
     bucket_body,
     error_message,
     generate_body,
-    parse_adapter_support,
     parse_checksums,
     parse_generation,
     parse_load,
+    parse_max_adapter_rank,
     parse_model_info,
     parse_server_info,
 )
@@ -204,8 +203,8 @@ class SGLangClient:
     async def model_info(self) -> ModelInfo:
         return parse_model_info((await self._call("GET", "/model_info")).json(), server=self.url)
 
-    async def adapter_support(self) -> AdapterSupport:
-        return parse_adapter_support(await self.server_info(), server=self.url)
+    async def max_adapter_rank(self) -> int:
+        return parse_max_adapter_rank(await self.server_info(), server=self.url)
 
     async def checksums(self) -> Mapping[str, str]:
         """Return {weight name: hex}. A real SGLang uses its own names, of fused weights."""

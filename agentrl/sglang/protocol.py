@@ -58,13 +58,6 @@ def adapter_tensor(adapter: str, name: str) -> str:
     return f"{adapter}/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterSupport:
-    """The largest rank of LoRA adapters that a server can load; `max_rank` 0: none."""
-
-    max_rank: int
-
-
 def generate_body(
     input_ids: Sequence[int], params: SamplingParams, *, rid: str, adapter: str | None = None
 ) -> dict[str, Any]:
@@ -247,12 +240,12 @@ def parse_num_ranks(info: Mapping[str, Any], *, server: str) -> int:
     )
 
 
-def parse_adapter_support(info: Mapping[str, Any], *, server: str) -> AdapterSupport:
-    """Read the LoRA settings of /server_info. A server that does not mention LoRA loads no adapters."""
+def parse_max_adapter_rank(info: Mapping[str, Any], *, server: str) -> int:
+    """Return the largest rank of LoRA adapters that a server can load, by /server_info; 0: none."""
     if info.get("enable_lora") is not True or parse_setting(info, "dp_size", default=1, server=server) > 1:
         # With several data-parallel ranks, SGLang loads adapters on only one of them.
-        return AdapterSupport(0)
-    return AdapterSupport(parse_setting(info, "max_lora_rank", default=0, server=server))
+        return 0
+    return parse_setting(info, "max_lora_rank", default=0, server=server)
 
 
 def parse_load(reply: Any, *, server: str) -> ServerLoad:

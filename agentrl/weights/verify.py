@@ -208,5 +208,7 @@ def read_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
             with safe_open(str(file), framework="numpy") as weights:
                 shapes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118 - no mapping
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}") from None
+            raise ConfigError(
+                f"{file} is not a safetensors file: its header cannot be read ({error})"
+            ) from error
     return shapes

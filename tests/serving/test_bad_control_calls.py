@@ -37,7 +37,7 @@ FAULTS = [
     "a_list",
     "wrong_shape",
 ]
-QUESTIONS = ["pulse", "loads", "server_info", "model_info", "is_paused", "adapter_support", "checksums"]
+QUESTIONS = ["pulse", "loads", "server_info", "model_info", "is_paused", "max_adapter_rank", "checksums"]
 WRONG_SHAPE = {
     "model_path": 3,
     "weight_version": "9" * 5000,
