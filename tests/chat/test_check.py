@@ -15,11 +15,11 @@ from agentrl.chat.check import TemplateReport
 from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
 from agentrl.chat.replay import replay_steps
 from agentrl.chat.shrink import shrink
-from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import TEMPLATE_FILE, build_tiny_tokenizer, write_tiny_tokenizer
 from agentrl.cli import app
 from agentrl.errors import ConfigError
 from agentrl.types import Message
+from parts.chats import template_chat
 
 TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
 EXAMPLES = 120 * max(1, settings().max_examples // 100)
@@ -30,9 +30,7 @@ def source_of(name: str) -> str:
 
 
 @cache
-def chat_with(
-    source: str, *, end: str = "<|im_end|>", tool_format: str = "hermes", edits: str = "fork"
-) -> Chat:
+def chat_with(source: str, *, end: str = "<|im_end|>", **options) -> Chat:
     tokenizer = build_tiny_tokenizer()
     further = [
         text
@@ -42,14 +40,7 @@ def chat_with(
     tokenizer.add_special_tokens([*further, *({end} - set(further))])
     tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
     named = {"bos_token": "<|endoftext|>", "eos_token": end}
-    ends = [tokenizer.token_to_id(end)]
-    return Chat(
-        tokenizer,
-        ChatTemplate({"default": source}, named),
-        eos_token_ids=ends,
-        tool_format=tool_format,
-        edits=edits,
-    )
+    return template_chat(tokenizer, source, end=end, named=named, **options)
 
 
 STYLES = {

@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.chat.chat import Chat
-from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import SPECIAL_TOKENS, TEMPLATE_FILE, build_tiny_tokenizer
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message, ToolCall
+from parts.chats import template_chat
 
 TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
 TOOLS = [
@@ -145,12 +145,11 @@ STYLES = {
 @cache
 def chat_of(name: str) -> Chat:
     style = STYLES[name]
-    tokenizer = style.tokenizer()
-    template = ChatTemplate({"default": style.source}, style.named)
-    return Chat(
-        tokenizer,
-        template,
-        eos_token_ids=[tokenizer.token_to_id(style.end_of_turn)],
+    return template_chat(
+        style.tokenizer(),
+        style.source,
+        end=style.end_of_turn,
+        named=style.named,
         tool_format=style.tool_format,
     )
 
@@ -400,16 +399,8 @@ def test_content_that_no_tokenizer_can_encode_is_replaced():
 # -------------------------------------------------------------------------------------------------- templates
 
 
-def broken(source: str, tool_format: str = "hermes", edits: str = "fork") -> Chat:
-    tokenizer = build_tiny_tokenizer()
-    ends = [tokenizer.token_to_id("<|im_end|>")]
-    return Chat(
-        tokenizer,
-        ChatTemplate({"default": source}, {}),
-        eos_token_ids=ends,
-        tool_format=tool_format,
-        edits=edits,
-    )
+def broken(source: str, **options) -> Chat:
+    return template_chat(build_tiny_tokenizer(), source, **options)
 
 
 ONLY_LAST = """{% for m in messages[-1:] %}<|im_start|>{{ m.role }}

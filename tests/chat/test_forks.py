@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import Conversation
 from agentrl.chat.equality import is_same_json
-from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import build_tiny_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.types import Message, ToolCall
+from parts.chats import template_chat
 
 TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
 FUNCTION = {
@@ -39,16 +39,8 @@ def tokenizer_with_thoughts() -> Tokenizer:
 
 
 @cache
-def chat_with(source: str, *, edits: str = "fork", tool_format: str = "hermes") -> Chat:
-    tokenizer = tokenizer_with_thoughts()
-    ends = [tokenizer.token_to_id("<|im_end|>")]
-    return Chat(
-        tokenizer,
-        ChatTemplate({"default": source}, {}),
-        eos_token_ids=ends,
-        tool_format=tool_format,
-        edits=edits,
-    )
+def chat_with(source: str, **options) -> Chat:
+    return template_chat(tokenizer_with_thoughts(), source, **options)
 
 
 def thinking(**options) -> Chat:

@@ -16,6 +16,7 @@ from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import build_tiny_tokenizer
 from agentrl.errors import ConfigError
 from agentrl.types import Message, ToolCall
+from parts.chats import json_values
 from parts.cpu_time import cpu_s
 
 CUT = "the call was cut at the token limit"
@@ -312,15 +313,7 @@ def test_bare_values_get_the_type_of_the_schema(parameter, written, value):
 
 encodable = st.text(st.characters(codec="utf-8"), max_size=12)
 names = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True)
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | encodable,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(encodable, inner, max_size=3),
-    max_leaves=8,
-)
+values = json_values(encodable)
 words = st.lists(
     st.sampled_from(["Let", "me", "see", "é", "{", "}", "3 < 4", "(x)", ":", '"', "\n"]), max_size=6
 ).map(" ".join)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat.formats import get_format
 from agentrl.types import ToolCall
+from parts.chats import json_values
 
 parse = get_format("hermes").parse
 
@@ -17,15 +18,7 @@ encodable = (
     | st.just("</tool_call>")
     | st.just('"}}</tool_call><tool_call>{')
 )
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**60), 2**60)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | encodable,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(encodable, inner, max_size=3),
-    max_leaves=8,
-)
+values = json_values(encodable)
 
 
 def calls_of(text: str, *, is_truncated: bool = False) -> list[tuple[str, object, str | None]]:

@@ -315,6 +315,18 @@ def test_a_command_that_does_not_exist_is_one_line(tmp_path):
         supervisor(Missing(""), tmp_path).start("m", "0")
 
 
+def check_that_it_ends_with(starter):
+    """Run the program `starter`, which says a process id, and kill it; the process ends."""
+    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    try:
+        pid = int(process.stdout.readline())
+        assert not is_gone(pid)
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: is_gone(pid))
+
+
 def test_the_server_ends_when_its_starter_is_killed(model, tmp_path):
     starter = f"""
 import sys, time
@@ -328,14 +340,7 @@ s.start({model!r}, "0")
 print(s.status().pid, flush=True)
 time.sleep(600)
 """  # noqa: E501
-    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
-    try:
-        pid = int(process.stdout.readline())
-        assert not is_gone(pid)
-    finally:
-        process.kill()
-        process.wait()
-    wait_for(lambda: is_gone(pid))
+    check_that_it_ends_with(starter)
 
 
 def test_the_guard_takes_its_command_down_with_the_starter(tmp_path):
@@ -346,14 +351,7 @@ subprocess.Popen([sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.
                  start_new_session=True)
 time.sleep(600)
 """  # noqa: E501
-    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
-    try:
-        pid = int(process.stdout.readline())
-        assert not is_gone(pid)
-    finally:
-        process.kill()
-        process.wait()
-    wait_for(lambda: is_gone(pid))
+    check_that_it_ends_with(starter)
 
 
 @pytest.mark.parametrize(
