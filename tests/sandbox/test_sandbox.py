@@ -189,7 +189,11 @@ async def test_errors_of_the_sandbox_come_out_as_themselves(monkeypatch) -> None
 
 def test_two_programs_talk_and_end_with_the_judge() -> None:
     echo = "import os\nwhile data := os.read(3, 100): os.write(4, data.upper())\nprint('end')"
-    judge = "import os\nos.write(4, b'hello')\nprint(os.read(3, 100))"
+    # It stays for the other's report: what has not reported when the judge ends is killed.
+    judge = (
+        "import os, time\nos.write(4, b'hello')\nprint(os.read(3, 100))\n"
+        "os.close(4)\nassert not os.read(3, 1)\ntime.sleep(2)"
+    )
     ended, judged = trio.run(SANDBOX.run_pair, Program(echo), Program(judge))
     assert judged.stdout == "b'HELLO'\n"
     assert ended is not None
