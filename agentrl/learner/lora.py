@@ -9,6 +9,7 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,6 +162,9 @@ def _peft_config(config: LoRAConfig) -> LoraConfig:
 
 
 def _layers(module: nn.Module) -> list[tuple[str, LoraLayer]]:
+    # Not imported yet, peft has built no layer; its import would slow down the start of every rank.
+    if "peft" not in sys.modules:
+        return []
     from peft.tuners.lora import LoraLayer
 
     return [(name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer)]
