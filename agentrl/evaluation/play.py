@@ -19,6 +19,7 @@ from agentrl.evaluation.concurrency import Concurrency
 from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.store import AttemptStore
+from agentrl.evaluation.time_left import TimeLeft
 from agentrl.rollout.group_player import AttemptPlayer, GroupPlayer, GroupScorer
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.recorder import Attempt
@@ -59,6 +60,7 @@ class ProblemPlayer:
         scorer: GroupScorer,
         store: AttemptStore,
         concurrency: Concurrency,
+        time_left: TimeLeft,
         *,
         sampling: Sampling,
         max_retries: int,
@@ -69,7 +71,7 @@ class ProblemPlayer:
         self._store = store
         self._sampling = sampling
         self._on_finished = on_finished
-        self._log = _EvaluationLog(concurrency, on_failed)
+        self._log = _EvaluationLog(concurrency, time_left, on_failed)
         self.counts = self._log.counts
         self.scopes = Scope()  # tree of everything that currently runs
         self._groups = GroupPlayer(
@@ -158,8 +160,11 @@ class ProblemPlayer:
 class _EvaluationLog:
     """Reports failures, and admits as many attempts at once as their ends allow."""
 
-    def __init__(self, concurrency: Concurrency, on_failed: Callable[[FailedAttempt], None]) -> None:
+    def __init__(
+        self, concurrency: Concurrency, time_left: TimeLeft, on_failed: Callable[[FailedAttempt], None]
+    ) -> None:
         self._concurrency = concurrency
+        self._time_left = time_left
         self._on_failed = on_failed
         self._rounds: dict[str, int] = {}  # attempt key -> round of the concurrency limit in which it began
         self._failures_in_a_row = 0
@@ -168,6 +173,7 @@ class _EvaluationLog:
 
     async def begin(self, attempt: Attempt) -> None:
         self._rounds[attempt.key] = await self._concurrency.begin(attempt.key)
+        self._time_left.began(attempt.key)
 
     def end(self, attempt: Attempt) -> None:
         del self._rounds[attempt.key]
@@ -178,6 +184,8 @@ class _EvaluationLog:
 
     def tried(self, lease: Lease, attempt: Attempt, trajectory: Trajectory, retry: Retry | None) -> None:
         self.last_end = time.monotonic()
+        if retry is None:
+            self._time_left.ended(attempt.key, trajectory.num_action_tokens)
         for failure in attempt.survived:
             record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
             self._on_failed(FailedAttempt.of(record, became="went_on", version=lease.version))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -18,11 +17,13 @@ from rich.progress import (
 from rich.text import Text
 
 from agentrl.evaluation.concurrency import Concurrency
+from agentrl.evaluation.time_left import TimeLeft
 from agentrl.figures.attempts import attempt_of
 from agentrl.tracking.progress import duration
 from agentrl.types import SCORED_OUTCOMES, Trajectory
 
 LINE_EVERY_S = 10.0
+ESTIMATE_EVERY_S = 1.0
 
 
 class EvalProgress:
@@ -32,6 +33,7 @@ class EvalProgress:
         total: attempts of the whole evaluation.
         finished: those of them that earlier runs finished.
         concurrency: shown as the number of attempts at once.
+        time_left: of the attempts that this process plays.
         is_scored: whether accuracy is shown.
         console: None: standard error. Tests pass their own.
     """
@@ -41,6 +43,7 @@ class EvalProgress:
         total: int,
         finished: int,
         concurrency: Concurrency,
+        time_left: TimeLeft,
         *,
         is_scored: bool,
         console: Console | None = None,
@@ -49,9 +52,11 @@ class EvalProgress:
         self._total = total
         self._finished = finished
         self._concurrency = concurrency
+        self._time_left = time_left
         self._is_scored = is_scored
         self._clock = clock
-        self._began = self._said = clock()
+        self._said = clock()
+        self._estimate: tuple[float, float] | None = None  # seconds left, and when they were estimated
         self._played = self._failed = self._scored = 0
         self._accuracy = 0.0
         self._console = console or Console(stderr=True)
@@ -97,14 +102,19 @@ class EvalProgress:
 
         The accuracy is that of the attempts played by this process.
         """
-        pace_s = (self._clock() - self._began) / self._played if self._played else math.nan
-        left_s = pace_s * (self._total - self._finished - self._played)
-        parts = [f"{self._concurrency.now} at once", f"done in {duration(left_s)}"]
+        parts = [f"{self._concurrency.now} at once", f"done in {duration(self._left_s())}"]
         if self._is_scored and self._scored:
             parts.insert(0, f"accuracy {self._accuracy / self._scored:.3f} so far")
         if self._failed:
             parts.append(f"{self._failed} failed")
         return ", ".join(parts)
+
+    def _left_s(self) -> float:
+        now = self._clock()
+        if self._estimate is None or now - self._estimate[1] >= ESTIMATE_EVERY_S:
+            self._estimate = self._time_left.seconds(self._concurrency.now), now
+        left_s, estimated_at = self._estimate
+        return max(0.0, left_s - (now - estimated_at))
 
 
 class _Facts(ProgressColumn):

@@ -38,6 +38,7 @@ from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.scratch import scratch_folder
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
+from agentrl.evaluation.time_left import TimeLeft
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -177,14 +178,20 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
         return Counts()
     most = prepared.config.rollout.max_concurrent_trajectories
     allow_trajectories(most)
-    concurrency = Concurrency(most)
+    concurrency, agent = Concurrency(most), prepared.config.agent
+    time_left = TimeLeft(
+        len(keys) - num_finished, max_tokens=agent.max_response_tokens, timeout_s=agent.trajectory_timeout_s
+    )
+    is_scored = prepared.request.is_scored
     with (
         open_servers(prepared.place, prepared.config.rollout, prepared.config.model, say=say) as servers,
-        EvalProgress(len(keys), num_finished, concurrency, is_scored=prepared.request.is_scored) as progress,
+        EvalProgress(len(keys), num_finished, concurrency, time_left, is_scored=is_scored) as progress,
     ):
         try:
             gaps = LoopGaps()
-            counts = in_trio(_play, prepared, servers, concurrency, progress, gaps, instruments=[gaps])
+            counts = in_trio(
+                _play, prepared, servers, concurrency, time_left, progress, gaps, instruments=[gaps]
+            )
         except KeyboardInterrupt:
             say("interrupted: finished attempts are kept, and the same command continues from there")
             raise
@@ -196,7 +203,12 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
 
 
 async def _play(
-    prepared: Prepared, servers: Servers, concurrency: Concurrency, progress: EvalProgress, gaps: LoopGaps
+    prepared: Prepared,
+    servers: Servers,
+    concurrency: Concurrency,
+    time_left: TimeLeft,
+    progress: EvalProgress,
+    gaps: LoopGaps,
 ) -> Counts:
     """Consumes missing attempts; unblocked by servers, tools and interactions.
 
@@ -229,6 +241,7 @@ async def _play(
             stack.scorer,
             prepared.store,
             concurrency,
+            time_left,
             sampling=config.eval,
             max_retries=config.rollout.max_retries,
             on_finished=progress.add,

@@ -127,7 +127,7 @@ def draw_time(axes: Sequence[Axes], series: Series) -> None:
     """Two strips: tokens per second, and the seconds of each phase stacked."""
     speed, phases = axes
     speed.set_title("Speed and time per step")
-    curve = series.train("speed/tokens_per_s")
+    curve = series.train("speed/sampled_tokens_per_s")
     _noisy(speed, curve, INK, "tokens/s")
     _finish_strip(speed, "tokens/s", INK, is_last=False)
     speed.set_ylim(0, 1.5 * float(curve[1].max(initial=0)) or 1.0)

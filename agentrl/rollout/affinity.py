@@ -136,13 +136,16 @@ def uncached(prefix: Prefix, prompt_tokens: int, *, version: int) -> int:
 
 @dataclass(slots=True)
 class Work:
-    """Prompt tokens that servers computed, and how many of them were computed again.
+    """Tokens that servers sampled, prompt tokens that they computed, and how many were computed again.
 
+    sampled_tokens: counted when a server answers: at the end of a turn, or where a publish or a lost server
+        interrupts it. Tokens that never reach the router (a server died) are not counted.
     redone_tokens: computed again because the generation was interrupted, the attempt moved to another server,
     or an update emptied the cache. A server without a prefix cache recomputes every turn; that counts as
     prefilled, not as redone.
     """
 
+    sampled_tokens: int = 0
     prefilled_tokens: int = 0
     redone_tokens: int = 0
 
@@ -153,6 +156,7 @@ class Work:
         """
         if not len(piece.token_ids):
             return
+        self.sampled_tokens += len(piece.token_ids)
         prefilled = prompt_tokens - piece.num_cached_tokens
         is_lost = prefix.is_lost or prefix.version != piece.versions[0]
         again = min(prefilled, prefix.num_tokens) if is_lost else 0

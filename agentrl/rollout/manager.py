@@ -251,6 +251,7 @@ class AgentLoopManager:
             "servers_up": float(router.num_up),
             "server_failures": float(router.num_server_failures),
             "servers_drained": float(router.num_drained),
+            "sampled_tokens": float(router.work.sampled_tokens),
             "prefilled_tokens": float(router.work.prefilled_tokens),
             "redone_tokens": float(router.work.redone_tokens),
             "tool_breaker_openings": float(self._tools.num_breaker_openings),

@@ -75,8 +75,6 @@ class RolloutStats:
         """Count an attempt that returned a trajectory, with any outcome."""
         self._counts["finished"] += 1
         self._counts[f"outcome/{trajectory.outcome.value}"] += 1
-        self._counts["tokens"] += trajectory.num_tokens
-        self._counts["action_tokens"] += trajectory.num_action_tokens
         for name in SUMMED:
             self._counts[name] += trajectory.metrics.get(name, 0.0)
 

@@ -142,7 +142,7 @@ def step_line(record: StepRecord, progress: Progress) -> str:
         f"accuracy {number('rollout/accuracy', '.3f'):>5}",
         f"tool use {number('rollout/tool_use', '.2f'):>4}",
         f"lag {number('rollout/lag/mean', '.2f'):>4} max {number('rollout/lag/max', '.0f'):>2}",
-        f"tokens/s {number('speed/tokens_per_s', '.0f'):>6}",
+        f"tokens/s {number('speed/sampled_tokens_per_s', '.0f'):>6}",
         f"took {number('time/step_s', '.1f'):>5} s",
         f"eta {duration(progress.eta_s()):>7}",
     )

@@ -132,7 +132,7 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
             (
                 "speed",
                 Text(
-                    f"{_number(values, 'speed/tokens_per_s', 0)} tokens/s   "
+                    f"{_number(values, 'speed/sampled_tokens_per_s', 0)} tokens/s   "
                     f"{_number(values, 'time/step_s', 1)} s per step"
                 ),
             ),

@@ -253,6 +253,23 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     assert [line["rule"] for line in written(tmp_path / "run")] == ["ess_low"]
 
 
+def test_tokens_per_second_count_what_was_sampled_even_if_no_attempt_finished(tmp_path):
+    config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
+    run_dir = RunDir.open(config.trainer, dump_config(config))
+    observer = Observer(config, run_dir, resumed_at=None)
+    facts = {"learned_by": 0, "lags": Lineage.of([(0, 0)]).lags, "version": 1, "groups": [group(0)]}
+    for step, sampled in enumerate((100.0, 350.0), start=1):
+        stats = {"finished": 2.0, "sampled_tokens": sampled}
+        observer.step(step, updates=[], rollout_stats=stats, buffer_stats={}, **facts)
+    observer.close()
+    run_dir.close()
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [
+        pytest.approx(record["speed/sampled_tokens_per_s"] * record["time/step_s"]) for record in records
+    ] == [100.0, 250.0]
+    assert records[1]["speed/trajectories_per_s"] == 0.0
+
+
 def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
     run_dir = RunDir.open(config.trainer, dump_config(config))

@@ -21,6 +21,7 @@ from agentrl.evaluation.model_place import RunningServers, Servers
 from agentrl.evaluation.play import MAX_FAILURES_IN_A_ROW, Counts, ProblemPlayer
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.store import AttemptStore
+from agentrl.evaluation.time_left import TimeLeft
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import GreedySampling
 from agentrl.tracking.attempts import FailedAttempt
@@ -104,6 +105,7 @@ class Scene:
         self.player, self.scorer = FakePlayer(outcomes), FakeScorer(compares)
         self.problems = problems(num, 2)
         self.concurrency = Concurrency(limit)
+        self.time_left = TimeLeft(2 * num, max_tokens=64, timeout_s=60.0)
         self.finished: list[Trajectory] = []
         self.failed: list[FailedAttempt] = []
         self._folder = folder
@@ -115,6 +117,7 @@ class Scene:
                 self.scorer,
                 store,
                 self.concurrency,
+                self.time_left,
                 sampling=GreedySampling(),
                 max_retries=2,
                 on_finished=self.finished.append,
@@ -141,7 +144,13 @@ def test_where_there_is_no_terminal_a_line_now_and_then_says_how_far_it_is(
     out, now = io.StringIO(), [0.0]
     console = Console(file=out, width=200)
     with EvalProgress(
-        16, 10, scene.concurrency, is_scored=is_scored, console=console, clock=lambda: now[0]
+        16,
+        10,
+        scene.concurrency,
+        scene.time_left,
+        is_scored=is_scored,
+        console=console,
+        clock=lambda: now[0],
     ) as progress:
         for trajectory in sorted(scene.finished, key=lambda t: t.member):
             now[0] += 8.0

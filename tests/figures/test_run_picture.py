@@ -40,7 +40,7 @@ def train(step: int) -> StepRecord:
         "rollout/outcome/completed": 0.9,
         "rollout/outcome/truncated": 0.1 if step % 2 else math.nan,
         "learner/entropy": math.inf if step == 3 else 0.5,
-        "speed/tokens_per_s": 3000.0,
+        "speed/sampled_tokens_per_s": 3000.0,
         "time/take_s": 1.0,
         "time/update_s": 2.0,
         "time/step_s": 3.0,

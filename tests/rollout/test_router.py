@@ -135,6 +135,17 @@ def test_each_piece_keeps_its_version_and_asks_for_the_rest():
     assert len({rid for _, _, rid in server.requests}) == 3
 
 
+def test_sampled_tokens_are_counted_at_each_interruption():
+    async def main(router):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: router.generate([7], params(), trajectory_key="t"))
+            await trio.sleep(2)
+            assert router.work.sampled_tokens == 2, "the turn has not ended yet"
+        assert router.work.sampled_tokens == 5
+
+    run(main, {"a": Server(chunks=[2])})
+
+
 def test_an_abort_right_behind_the_last_token_ends_the_turn():
     class Late(Server):
         async def generate(self, input_ids, params, *, rid):

@@ -32,7 +32,7 @@ FULL = {
     "rollout/tool_use": 0.75,
     "rollout/lag/mean": 0.5,
     "rollout/lag/max": 1.0,
-    "speed/tokens_per_s": 3210.0,
+    "speed/sampled_tokens_per_s": 3210.0,
     "time/take_s": 1.0,
     "time/update_s": 3.0,
     "time/credit_s": 0.001,
