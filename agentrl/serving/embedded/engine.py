@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -62,6 +63,10 @@ class Job:
     finished: asyncio.Future[None]
     sees_adapter: bool = False
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
+    uniforms: random.Random = field(init=False)  # one number per token
+
+    def __post_init__(self) -> None:
+        self.uniforms = random.Random(self.sampling.seed)
 
 
 class Engine:
@@ -205,7 +210,9 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
         one_hot = torch.zeros_like(scores)
         if jobs:
             tokens_B, logprobs_B = sample(
-                scores[: len(jobs)], [job.sampling if job else GREEDY for job in jobs]
+                scores[: len(jobs)],
+                [job.sampling if job else GREEDY for job in jobs],
+                [job.uniforms.random() if job else 0.0 for job in jobs],
             )
             one_hot[: len(jobs)].scatter_(1, tokens_B.unsqueeze(1), 1.0)
             for job, token, logprob in zip(jobs, tokens_B.tolist(), logprobs_B.tolist(), strict=True):

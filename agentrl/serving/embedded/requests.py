@@ -46,7 +46,7 @@ _SAMPLING_OFF: Mapping[str, tuple[Any, ...]] = {
     "min_new_tokens": (None, 0),
     "beam_width": (None, 0, 1),
     **dict.fromkeys(
-        ("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "custom_params"),
+        ("json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "custom_params"),
         (None,),
     ),
 }
@@ -56,6 +56,7 @@ _SAMPLING_SUPPORTED = (
     "top_p",
     "top_k",
     "min_p",
+    "sampling_seed",
     "stop_token_ids",
     "ignore_eos",
     "skip_special_tokens",
@@ -221,7 +222,8 @@ def _parse_sampling(params: Mapping[str, Any]) -> RowSampling:
         raise BadRequest(f"min_p must be in [0, 1], got {min_p}")
     if top_k == 0:
         raise BadRequest("top_k must be -1 (off) or at least 1, got 0")
-    return RowSampling(0.0 if temperature < _GREEDY_BELOW else temperature, top_p, top_k, min_p)
+    seed = None if params.get("sampling_seed") is None else integer_of(params, "sampling_seed")
+    return RowSampling(0.0 if temperature < _GREEDY_BELOW else temperature, top_p, top_k, min_p, seed)
 
 
 def _quoted(names: Sequence[str]) -> str:
