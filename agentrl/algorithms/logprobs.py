@@ -91,9 +91,9 @@ class _FromLogits(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         logits_AV, targets_A, entropies = ctx.saved_tensors
         grads = _Upstream(targets_A, entropies, grad_logprobs, grad_entropies, ctx.temperature, PLAIN_HEAD)
-        grad_logits = torch.empty_like(logits_AV)
-        for chunk in _chunks(len(logits_AV), _default_chunk(logits_AV.T)):
-            grad_logits[chunk] = grads.of_chunk(ctx.kernels, logits_AV[chunk], chunk)
+        grad_logits = torch.zeros_like(logits_AV)
+        for rows in grads.rows(_default_chunk(logits_AV.T)):
+            grad_logits[rows] = grads.of_rows(ctx.kernels, logits_AV[rows], rows)
         return grad_logits, None, None, None
 
 
@@ -128,20 +128,20 @@ class _FromHidden(torch.autograd.Function):
         hidden_AH, weight_VH, bias_V, targets_A, entropies, kept = ctx.saved_tensors
         grads = _Upstream(targets_A, entropies, grad_logprobs, grad_entropies, ctx.temperature, ctx.form)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden_AH) if needs_hidden else None
+        grad_hidden = torch.zeros_like(hidden_AH) if needs_hidden else None
         # Accumulate over chunks in float32 (or float64): in bfloat16, rounding would lose the contributions
         # of later chunks.
         grad_weight = torch.zeros_like(weight_VH, dtype=entropies.dtype) if needs_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=entropies.dtype) if needs_bias else None
-        for chunk in _chunks(len(hidden_AH), ctx.size):
-            products_CV = linear(hidden_AH[chunk], weight_VH, bias_V) if kept is None else kept
-            grad_CV = grads.of_chunk(ctx.kernels, products_CV, chunk)
+        for rows in grads.rows(ctx.size):
+            products_CV = linear(hidden_AH[rows], weight_VH, bias_V) if kept is None else kept[rows]
+            grad_CV = grads.of_rows(ctx.kernels, products_CV, rows)
             if grad_bias is not None:
                 grad_bias += grad_CV.sum(0, dtype=grad_bias.dtype)
             if grad_hidden is not None:
-                torch.mm(grad_CV, weight_VH, out=grad_hidden[chunk])
+                grad_hidden[rows] = grad_CV @ weight_VH
             if grad_weight is not None:
-                _add_product(grad_weight, grad_CV.T, hidden_AH[chunk])
+                _add_product(grad_weight, grad_CV.T, hidden_AH[rows])
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_VH.dtype),
@@ -163,18 +163,33 @@ class _Upstream:
         form: HeadForm,
     ) -> None:
         self._targets, self._entropies, self._grad_logprobs = targets_A, entropies_A, grad_logprobs_A
+        of_entropies_A = grad_entropies_A != 0
+        self._has_gradient = of_entropies_A | (grad_logprobs_A != 0)
         # Test once for all chunks: on a GPU, reading the result synchronizes with the device.
-        self._grad_entropies = grad_entropies_A if bool((grad_entropies_A != 0).any()) else None
+        tests = torch.stack([of_entropies_A.any(), self._has_gradient.all()])
+        has_entropies, self._has_all = tests.tolist()
+        self._grad_entropies = grad_entropies_A if has_entropies else None
         self._temperature, self._form = temperature, form
 
-    def of_chunk(self, kernels: ChunkKernels, products_CV: Tensor, chunk: slice) -> Tensor:
-        """Return the gradient of the chunk's products, f[C, V] in their dtype."""
+    def rows(self, size: int) -> list[slice] | list[Tensor]:
+        """Return the tokens with a gradient, at most `size` at a time.
+
+        A token with an advantage of 0 usually has none. Its logits are not computed again: if one is
+        infinite, 0 times it would be NaN.
+        """
+        if self._has_all:
+            return _chunks(len(self._targets), size)
+        found = self._has_gradient.nonzero()[:, 0]
+        return list(found.split(size)) if len(found) else []
+
+    def of_rows(self, kernels: ChunkKernels, products_CV: Tensor, rows: slice | Tensor) -> Tensor:
+        """Return the gradient of the products of these tokens, f[C, V] in their dtype."""
         return kernels.gradient(
             products_CV,
-            self._targets[chunk],
-            self._entropies[chunk],
-            self._grad_logprobs[chunk],
-            None if self._grad_entropies is None else self._grad_entropies[chunk],
+            self._targets[rows],
+            self._entropies[rows],
+            self._grad_logprobs[rows],
+            None if self._grad_entropies is None else self._grad_entropies[rows],
             self._temperature,
             self._form,
         )

@@ -156,6 +156,9 @@ SEQUENCE_LOSSES = ("gspo", "gmpo")
 a mean over tokens would count the ratio of a long sequence many times.
 """
 
+COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
+"""Losses that select tokens of the whole update by covariance, with the proximal log-probabilities."""
+
 
 class AlgorithmConfig(Section):
     """From rewards to a loss."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from agentrl.config.algorithm import AlgorithmConfig, DPPOConfig, ReinforceConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.critic import CriticConfig
+from agentrl.config.proximal import score_reasons
 from agentrl.config.schema import Config
 
 Lines = list[tuple[str, str]]
@@ -14,7 +15,7 @@ Lines = list[tuple[str, str]]
 DEFAULTS = AlgorithmConfig()
 
 MODES = {
-    "decoupled": "ratio policy / proximal{bound}; proximal is scored by the learner at the start of the step",
+    "decoupled": "ratio policy / proximal{bound}; proximal is the policy at the start of the step",
     "bypass": "ratio policy / behavior{bound}; proximal is the behavior policy itself",
     "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
 }
@@ -42,6 +43,7 @@ def loss_lines(config: Config) -> Lines:
     lines = [
         ("policy loss", _policy_loss(algorithm)),
         ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
+        *(("scored" if number == 0 else "", text) for number, text in enumerate(_scored(config))),
         ("importance weight", _weight(config)),
         *(("rejected" if number == 0 else "", text) for number, text in enumerate(rejected)),
         ("aggregation", algorithm.aggregation + _constant_length(config) + counted),
@@ -134,6 +136,19 @@ def loss_warnings(config: Config) -> Iterator[str]:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.place=reward"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.coefficient=0"
+
+
+def _scored(config: Config) -> list[str]:
+    """Return whether the learner scores the batch before the first update, with each reason."""
+    reasons = score_reasons(config)
+    if reasons:
+        return [f"by the policy before the first update: {reason}" for reason in reasons]
+    if config.policy_mode == "decoupled":
+        return [
+            "not before the update: its own forward gives proximal (unless a trajectory is longer than a "
+            "microbatch)"
+        ]
+    return ["not before the update: nothing needs it"]
 
 
 def _policy_loss(algorithm: AlgorithmConfig) -> str:

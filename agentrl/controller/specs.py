@@ -9,6 +9,7 @@ from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.algorithm import KLConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
+from agentrl.config.proximal import score_reasons
 from agentrl.config.schema import Config
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
@@ -58,6 +59,7 @@ class RoleSpecs:
             total_updates=steps_of_policy * learner.minibatches_per_step * learner.epochs_per_step,
             dump_folder=dump_folder,
             device=config.placement.device_of("actor"),
+            scores_ahead=bool(score_reasons(config)),
         )
         if not config.has_critic:
             return cls(of_learner, None, _in_reward(kl), is_critic_apart=False)

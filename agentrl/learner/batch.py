@@ -246,7 +246,8 @@ class ScoredMicrobatch:
     """A microbatch with log-probabilities from before the step's first update, f[A].
 
     proximal_logprobs: by the policy. None if nothing needs them (on_policy, and bypass without rejection). In
-    bypass the behavior policy is the proximal policy, and these serve rejection only.
+    mode decoupled, None if the update's own forward gives them; `correction` then accepts the whole
+    loss_mask. In bypass the behavior policy is the proximal policy, and these serve rejection only.
     ref_logprobs: by the reference; None without KL in the loss.
     """
 

@@ -65,15 +65,28 @@ class Corrector:
             name: RejectionRule(r.statistic, r.level, r.lower, r.upper) for name, r in config.reject.items()
         }
 
+    def correct_alone(self, microbatch: Microbatch, proximal: Floats) -> Correction:
+        """Return the Correction of one microbatch of whole sequences. Not a collective.
+
+        Only where no decision depends on other microbatches: see `agentrl.config.proximal`.
+        """
+        [correction] = self.correct([microbatch], [proximal], SplitSequences.none([microbatch]))
+        return correction
+
     def correct(
-        self, microbatches: Sequence[Microbatch], proximal: Sequence[Floats | None]
+        self,
+        microbatches: Sequence[Microbatch],
+        proximal: Sequence[Floats | None],
+        split: SplitSequences | None = None,
     ) -> list[Correction]:
         """Return one Correction for each microbatch of this rank's part of ONE update. A collective.
 
         proximal: f[A] per microbatch, the policy's log-probabilities at the start of the step. None where
         nothing was scored; nothing is corrected then. Only mode decoupled gives weights other than 1.
+        split: the split sequences of the update; None: they are searched.
         """
-        split = SplitSequences.find(microbatches)
+        if split is None:
+            split = SplitSequences.find(microbatches)
         facts = _find_facts(microbatches, proximal, split)
         accepted, rejected = self._reject(facts)
         weights: Sequence[Tensor] = [torch.ones_like(f.log_ratios) for f in facts]

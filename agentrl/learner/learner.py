@@ -24,9 +24,10 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.meter import Meter
-from agentrl.learner.model import Policy, build_policy
+from agentrl.learner.model import Policy, build_policy, has_dropout
 from agentrl.learner.ranks import SAVING, Device, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
+from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
@@ -46,6 +47,9 @@ class LearnerSpec:
     master_dtype: of weights, gradients and optimizer state; float64 is for numerical comparisons.
     score_head: of a reward model, which learns only from pairs; None: a policy.
     device: of the rank's pool; auto: a GPU if torch sees one.
+    scores_ahead: False: each scored batch gets exactly one update, and nothing else needs its proximal
+        log-probabilities before (see `agentrl.config.proximal`). In mode decoupled, the update's own forward
+        then gives them.
     """
 
     model: ModelConfig
@@ -60,6 +64,7 @@ class LearnerSpec:
     master_dtype: torch.dtype = torch.float32
     score_head: ScoreHead | None = None
     device: Device = "auto"
+    scores_ahead: bool = True
 
 
 class Learner:
@@ -91,6 +96,7 @@ class Learner:
         self._meter = Meter(self.place)
         self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
+        self._scores_ahead = spec.scores_ahead or has_dropout(self._policy.module)
         self._supervised: Objective = (
             SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         )
@@ -107,15 +113,18 @@ class Learner:
         """Add log-probabilities and corrections to the microbatches of ONE update. A collective.
 
         The log-probabilities are the policy's (in mode decoupled, where they are the proximal ones, and where
-        rejection needs them) and the reference's (with KL in the loss).
+        rejection needs them) and the reference's (with KL in the loss). Those of the policy are left to the
+        update's own forward if the spec allows it and each sequence is in one microbatch.
         """
-        needs_proximal = self._objective.needs_scores
+        split = SplitSequences.find(microbatches)
+        # A weight of a whole sequence would need the forwards of all microbatches that have a part of it.
+        needs_proximal = self._objective.needs_scores and (self._scores_ahead or not split.is_empty)
         reference = self._reference if self._spec.algorithm.kl.place == "loss" else None
         num_forwards = int(needs_proximal) + int(reference is not None)
         with self._meter.phase("score", num_tokens=num_forwards * count_tokens(microbatches)):
             proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
             ref = [self._logprobs(reference, m) if reference is not None else None for m in microbatches]
-            corrections = self._corrector.correct(microbatches, proximal)
+            corrections = self._corrector.correct(microbatches, proximal, split)
         return [
             ScoredMicrobatch(*columns)
             for columns in zip(microbatches, proximal, ref, corrections, strict=True)

@@ -7,6 +7,7 @@ A loss tokens of the microbatch; E loss tokens of its sequences that are in othe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import PolicyLoss, PolicyTokens, opsm_keeps
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.learner.batch import Mode, ScoredMicrobatch
+from agentrl.learner.correction import Corrector
 from agentrl.learner.loss_part import ACTION_TOKENS, CORRECTION, REJECTED, LossPart, LossTokens
 from agentrl.learner.model import Policy
 from agentrl.learner.policy_loss import bind_policy_loss, sees_sequences
@@ -38,6 +40,7 @@ class PolicyObjective:
             algorithm.aggregation, algorithm.constant_length, algorithm.correction.denominator
         )
         self._policy_loss = bind_policy_loss(algorithm)
+        self._corrector = Corrector(algorithm, mode)
         self._algorithm = algorithm
         self._mode = mode
         self._temperature = temperature
@@ -73,10 +76,7 @@ class PolicyObjective:
 
         policy_rest: f64[E] from `score_rest`, or None.
         """
-        tokens = LossTokens.of(scored.microbatch, policy.device, scored.correction.accepted)
-        logprobs, entropies = policy.score(
-            scored.microbatch, tokens.predictors, tokens.targets, temperature=self._temperature
-        )
+        scored, tokens, logprobs, entropies = self._forward(policy, scored)
         own = self._columns(scored, tokens, logprobs)
         whole = own if policy_rest is None else self._with_rest(own, scored, policy_rest)
         whole_scales = self._scales(scored, tokens, counts, dtype=logprobs.dtype)[: len(whole.weights)]
@@ -114,6 +114,30 @@ class PolicyObjective:
         }
         return LossPart(loss, sums, maxima)
 
+    def _forward(
+        self, policy: Policy, scored: ScoredMicrobatch
+    ) -> tuple[ScoredMicrobatch, LossTokens, Tensor, Tensor]:
+        """Return the microbatch, its loss tokens, and their log-probabilities and entropies with gradient.
+
+        If the proximal log-probabilities were left to this forward, the microbatch is returned with them.
+        """
+        microbatch = scored.microbatch
+        tokens = LossTokens.of(microbatch, policy.device, scored.correction.accepted)
+        is_proximal = self._mode == "decoupled" and scored.proximal_logprobs is None
+        # Weights and statistics are of all action tokens, also of those that are not in the loss.
+        every = np.ones(microbatch.num_action_tokens, np.bool_)
+        read = LossTokens.of(microbatch, policy.device, every) if is_proximal else tokens
+        logprobs, entropies = policy.score(
+            microbatch, read.predictors, read.targets, temperature=self._temperature
+        )
+        if is_proximal:
+            proximal = logprobs.detach().cpu().numpy()
+            correction = self._corrector.correct_alone(microbatch, proximal)
+            scored = replace(scored, proximal_logprobs=proximal, correction=correction)
+            chosen = tokens.chosen.to(logprobs.device)
+            logprobs, entropies = logprobs[chosen], entropies[chosen]
+        return scored, tokens, logprobs, entropies
+
     def _columns(self, scored: ScoredMicrobatch, tokens: LossTokens, logprobs: Tensor) -> LossColumns:
         behavior = tokens.select(scored.microbatch.behavior_logprobs, logprobs)
         selected = scored.correction.is_selected
@@ -135,7 +159,7 @@ class PolicyObjective:
             return behavior
         if self._mode == "on_policy":
             return logprobs.detach()  # the ratio is exactly 1, and its gradient is that of log policy
-        assert scored.proximal_logprobs is not None, "mode decoupled updates on scored microbatches"
+        assert scored.proximal_logprobs is not None, "see _forward"
         return tokens.select(scored.proximal_logprobs, logprobs)
 
     def _with_rest(self, own: LossColumns, scored: ScoredMicrobatch, policy_rest: Tensor) -> LossColumns:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from agentrl.algorithms.logprob_kernels import choose_kernels
@@ -162,6 +162,13 @@ def build_policy(
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
     policy = as_policy(module, class_name, attention, place.device, published_dtype)
     return replace(policy, sequence_group=place.sequence_group)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Return whether forwards in train mode drop anything: then they differ from those in eval mode."""
+    rates = [rate for child in module.modules() for name, rate in vars(child).items() if "dropout" in name]
+    own = [child.p for child in module.modules() if isinstance(child, nn.Dropout)]
+    return any(isinstance(rate, int | float) and rate > 0 for rate in [*rates, *own])
 
 
 def as_policy(

@@ -48,8 +48,7 @@ class SplitSequences:
         """Find the tokens of split sequences in all microbatches. A collective."""
         sent = [m.is_split[m.sequence_ids] for m in microbatches]
         if add_over_ranks({"sent": float(sum(s.sum() for s in sent))})["sent"] == 0:
-            nothing = torch.zeros(0, dtype=torch.int64)
-            return cls([_Window(torch.from_numpy(s), nothing, nothing.numpy()) for s in sent], is_empty=True)
+            return cls.none(microbatches)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         # A number unique to each microbatch over all ranks, to tell a microbatch's own tokens from the
         # others.
@@ -65,6 +64,13 @@ class SplitSequences:
             ],
             is_empty=False,
         )
+
+    @classmethod
+    def none(cls, microbatches: Sequence[Microbatch]) -> SplitSequences:
+        """Return the exchange between microbatches that hold whole sequences. Not a collective."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        sent = [torch.zeros(m.num_action_tokens, dtype=torch.bool) for m in microbatches]
+        return cls([_Window(s, nothing, nothing.numpy()) for s in sent], is_empty=True)
 
     @property
     def sequence_ids(self) -> list[NDArray[np.int64]]:

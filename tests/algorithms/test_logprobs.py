@@ -96,6 +96,32 @@ def from_logits(hidden, weight, targets, *, bias, form, temperature=0.7):
     return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
+@pytest.mark.parametrize("chunk_tokens", [2, 100])
+@pytest.mark.parametrize("dropped", [[0, 5, 22], range(23)])
+def test_tokens_without_a_gradient_are_left_out_of_the_backward_pass(chunk_tokens, dropped):
+    """Even where their logits are not finite; a NaN from above is a gradient."""
+    (hidden, weight, _), targets = case()
+    upstream = torch.randn(23, dtype=torch.float64)
+    upstream[list(dropped)] = 0.0
+    kept = [row for row in range(23) if row not in dropped]
+    with torch.no_grad():
+        hidden[list(dropped)] = math.nan
+    logprobs, _ = linear_logprobs_and_entropy(
+        hidden, weight, targets, temperature=0.7, chunk_tokens=chunk_tokens
+    )
+    logits = (hidden.detach() @ weight.detach().T).requires_grad_()
+    from_all = logprobs_and_entropy(logits, targets, temperature=0.7)[0]
+    got = torch.autograd.grad(logprobs, [hidden, weight], upstream, retain_graph=True)
+    few = from_logits(hidden[kept], weight, targets[kept], bias=None, form=HeadForm())[0]
+    expected = torch.autograd.grad(few, [hidden, weight], upstream[kept])
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    [of_logits] = torch.autograd.grad(from_all, logits, upstream)
+    torch.testing.assert_close(of_logits @ weight, got[0], rtol=1e-10, atol=1e-10)
+    upstream[1] = math.nan
+    assert torch.autograd.grad(logprobs, weight, upstream)[0].isnan().any()
+
+
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 23, 100])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("has_bias", [False, True])
