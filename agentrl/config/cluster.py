@@ -34,6 +34,14 @@ class ClusterConfig(Section):
         description="Object store size of a Ray that the run starts; None: Ray's default share of the "
         "machine's memory, or of the granted memory if that is less.",
     )
+    niceness: int = Field(
+        0,
+        ge=0,
+        le=19,
+        description="Niceness of the run's processes in a Ray that the run starts, added to that of the "
+        "command. 0: on a busy machine they get the same share of the CPU as other programs; Ray's own "
+        "default is 15, a thirtieth of that share.",
+    )
 
     @model_validator(mode="after")
     def _waits_for_nodes_of_a_cluster(self) -> ClusterConfig:

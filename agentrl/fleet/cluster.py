@@ -18,6 +18,7 @@ import ray
 from agentrl import heap
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.errors import InfrastructureError
+from agentrl.fleet.niceness import measure_nodes, starving
 from agentrl.fleet.ray_processes import end_at_once, watching_ray
 from agentrl.fleet.user_files import shipped
 from agentrl.granted import Granted, granted
@@ -82,6 +83,7 @@ def _start(config: ClusterConfig, runtime_env: dict[str, Any] | None) -> None:
             "num_cpus": config.num_cpus or grant.num_cpus,
             "object_store_memory": config.object_store_bytes or object_store_bytes(grant, free_bytes),
             "include_dashboard": False,
+            "_system_config": {"worker_niceness": config.niceness},
         }
     else:
         where = {"address": config.address, "runtime_env": in_drivers_folder(runtime_env)}
@@ -118,7 +120,9 @@ def _in_words(config: ClusterConfig) -> str:
     if config.address is not None:
         amounts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         cpus, gpus = (sum(held.get(kind, 0.0) for held in amounts) for kind in ("CPU", "GPU"))
-        return f"Ray at {config.address}: {len(amounts)} node(s), {cpus:g} CPUs, {gpus:g} GPUs"
+        text = f"Ray at {config.address}: {len(amounts)} node(s), {cpus:g} CPUs, {gpus:g} GPUs"
+        warning = starving(measure_nodes())
+        return text if warning is None else f"{text}; {warning}"
     grant, num_cpus = granted(), int(ray.cluster_resources().get("CPU", 0))
     source = "cluster.num_cpus" if config.num_cpus is not None else grant.cpu_source
     why = "" if num_cpus == grant.machine_cpus else f" (of {grant.machine_cpus}; {source})"

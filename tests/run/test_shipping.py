@@ -1,10 +1,11 @@
 """Ray of this machine: it joins nobody unasked, and the user's files reach its workers though the driver's
-folder is gone.
+folder is gone, and they have the niceness of the config.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -37,17 +38,17 @@ def test_a_started_ray_has_what_is_granted_and_workers_the_files_that_only_the_d
     template = folder / "own.jinja"
     template.write_text("of the driver")
 
-    def read_in_worker() -> tuple[str, str]:
+    def read_in_worker() -> tuple[str, str, int]:
         rendered = load_template(Path("anywhere"), template_file="own.jinja").render(
             [], add_generation_prompt=False
         )
-        return load_plugins(["my_reward.py"]).rewards.get("seven").__name__, rendered
+        return load_plugins(["my_reward.py"]).rewards.get("seven").__name__, rendered, os.nice(0)
 
     monkeypatch.setenv(
         "RAY_ADDRESS", "127.0.0.1:1"
     )  # as a shell beside a cluster has it; nothing answers there
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    config = ClusterConfig(object_store_bytes=MIN_OBJECT_STORE_BYTES)
+    config = ClusterConfig(object_store_bytes=MIN_OBJECT_STORE_BYTES, niceness=3)
     with ray_session(config, ["my_reward.py", "own.jinja"]) as line:
         held = ray.cluster_resources()
         assert (held["CPU"], held["object_store_memory"]) == (1, MIN_OBJECT_STORE_BYTES)
@@ -55,7 +56,7 @@ def test_a_started_ray_has_what_is_granted_and_workers_the_files_that_only_the_d
         file.unlink()
         template.unlink()
         remote = ray.remote(num_cpus=0)(read_in_worker)
-        assert ray.get(remote.remote(), timeout=120) == ("Seven", "of the driver")
+        assert ray.get(remote.remote(), timeout=120) == ("Seven", "of the driver", os.nice(0) + 3)
 
 
 CONVERSATION = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
