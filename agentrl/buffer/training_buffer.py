@@ -24,7 +24,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.data.checked_dataset import Playable, build_dataset
+from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import DataError
 from agentrl.plugins import Plugins
@@ -54,22 +54,24 @@ class TaskCheck:
     """Checks each task's reward and records which features of the chat template the tasks need.
 
     has_user_turns: some conversation can have further user turns.
-    shows_tools: some agent lets the chat template show its tools.
+    tools: schemas that the chat template shows for some task, by name.
     has_system: some task has a system message.
     """
 
-    def __init__(self, check_reward: Callable[[Task], None], plugins: Plugins) -> None:
+    def __init__(self, check_reward: Callable[[Task], None], offered: OfferedTools, plugins: Plugins) -> None:
         self._check_reward = check_reward
+        self._offered = offered
         self._plugins = plugins
         self.has_user_turns = False
-        self.shows_tools = False
+        self.tools: dict[str, JsonObject] = {}
         self.has_system = False
 
     def __call__(self, task: Task) -> None:
         agent = self._plugins.agents.get(task.agent_name)
         # An agent that describes its tools in the prompt returns tool results as user turns.
         self.has_user_turns |= task.interaction_kwargs is not None or not agent.template_shows_tools
-        self.shows_tools |= agent.uses_tools and agent.template_shows_tools
+        if agent.template_shows_tools:
+            self.tools |= {schema["function"]["name"]: schema for schema in self._offered.schemas(task)}
         self.has_system |= any(message.role == "system" for message in task.messages)
         self._check_reward(task)
 
@@ -131,7 +133,8 @@ class TrainingBuffer(ReplayBuffer):
         """
         plugins = open_plugins(settings.agent)
         chat = Chat.of(settings.model)
-        check = TaskCheck(RewardTable(settings.reward, plugins).check, plugins)
+        offered = OfferedTools(settings.agent, plugins)
+        check = TaskCheck(RewardTable(settings.reward, plugins).check, offered, plugins)
         dataset = build_dataset(
             settings.data,
             settings.data.train_files,
@@ -141,10 +144,8 @@ class TrainingBuffer(ReplayBuffer):
             and not settings.data.curriculum.is_used,  # a curriculum orders the rows
             max_rows=settings.data.max_train_rows,
         )
-        tools = (*settings.agent.tools, *plugins.served_tools)
-        schemas = [plugins.tools.create(name, settings.agent.tool_config).schema() for name in tools]
         template = chat.check_template(
-            schemas if check.shows_tools else [],
+            list(check.tools.values()),
             has_user_turns=check.has_user_turns,
             has_system=check.has_system,
         )

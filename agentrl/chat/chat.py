@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agentrl.chat.assistant_style import AssistantStyle
-from agentrl.chat.check import TemplateReport, check
+from agentrl.chat.check import TemplateReport, check, shows_tools
 from agentrl.chat.codec import THOUGHT, TURN, Codec, added_tokens, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
+from agentrl.chat.packaged import fitting_templates, missing_tokens
 from agentrl.chat.probes import PROBE_TOOLS, ProbeScope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
@@ -24,11 +26,6 @@ from agentrl.types import Message
 
 QUICK_CHECK = 40
 """Number of conversations in the template check at the start of a run."""
-
-UNREAD_CALLS = "tool calls cannot be read"
-CURE_OF_UNREAD_CALLS = (
-    "set model.tool_format (docs/tool_formats.md) or model.chat_template, or use react_agent"
-)
 
 
 class Chat:
@@ -48,6 +45,8 @@ class Chat:
         `edits`: what a conversation does when the template edits its history (`model.template_edits`).
         """
         self.tool_format = detect_format(template.text) if tool_format == "auto" else tool_format
+        self._is_format_forced = tool_format not in ("auto", NO_FORMAT)
+        self._tokenizer = tokenizer
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
         codec = Codec(tokenizer, template_text=template.text, eos_token_ids=self.eos_token_ids)
         self.vocab_size = codec.vocab_size
@@ -65,6 +64,55 @@ class Chat:
         """Return whether the template shows calls in a format for which there is no parser."""
         return self.tool_format == NO_FORMAT and self._renderer.style.knows_calls
 
+    @functools.cached_property
+    def _shows_tools(self) -> bool:
+        return shows_tools(self._renderer, PROBE_TOOLS)
+
+    @functools.cached_property
+    def tools_problem(self) -> str | None:
+        """Why a model cannot use tools here, and the cure; None if it can."""
+        if not (self._shows_tools or self._renderer.style.knows_calls):
+            vain = (
+                f", so model.tool_format={self.tool_format} reads nothing" if self._is_format_forced else ""
+            )
+            return f"the chat template shows no tools{vain}; set {self._template_cure}, or use react_agent"
+        if self.tool_format != NO_FORMAT:
+            return None
+        detected = detect_format(self._renderer.template.text)
+        if detected != NO_FORMAT:
+            return f"model.tool_format=none reads no tool calls; set model.tool_format={detected}"
+        return (
+            "tool calls cannot be read: the chat template uses no known format; set model.tool_format "
+            f"(docs/tool_formats.md) or {self._template_cure}, or use react_agent"
+        )
+
+    @property
+    def _template_cure(self) -> str:
+        names = " or ".join(fitting_templates(self._tokenizer))
+        return f"model.chat_template={names}" if names else "model.chat_template to one that shows tools"
+
+    def check_tools(self, tools: Tools, messages: Sequence[Message]) -> None:
+        """Check that a prompt of `messages` shows `tools`, and that calls can be read.
+
+        Some templates show calls, but no tools: the messages must name them.
+
+        Raises:
+            ConfigError: the model would not see a tool, or its calls would be plain text.
+        """
+        if not tools:
+            return
+        if self.tools_problem is not None:
+            raise ConfigError(self.tools_problem)
+        if self._shows_tools:
+            return
+        names = [str(tool["function"].get("name", "")) for tool in tools]
+        unnamed = [name for name in names if not any(name in message.content for message in messages)]
+        if unnamed:
+            raise ConfigError(
+                f"the chat template shows calls, but no tools: name {', '.join(unnamed)} in the system "
+                f"message, or set {self._template_cure}"
+            )
+
     @classmethod
     def load(
         cls,
@@ -76,14 +124,22 @@ class Chat:
     ) -> Chat:
         """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
 
+        `template_file`: a packaged template or a Jinja file; None: the folder's own.
+
         Raises:
-            ConfigError: a file is missing or malformed, or no file defines a token that ends an assistant
-                turn.
+            ConfigError: a file is missing or malformed, no file defines a token that ends an assistant turn,
+                or the tokenizer lacks a control token of the packaged template.
         """
         if not Path(folder).is_dir():
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
         tokenizer = load_tokenizer(Path(folder))
         template = load_template(Path(folder), template_file=template_file)
+        if template_file is not None and (missing := missing_tokens(template_file, tokenizer)):
+            fitting = ", ".join(fitting_templates(tokenizer)) or "none"
+            raise ConfigError(
+                f"model.chat_template={template_file} writes {', '.join(missing)}, which are no tokens of "
+                f"the tokenizer in {folder!r}; packaged templates that fit: {fitting}"
+            )
         eos_token_ids = find_turn_ends(
             tokenizer, template, _configured_eos(Path(folder), tokenizer, template)
         )
@@ -152,7 +208,7 @@ class Chat:
 
         Raises:
             ConfigError: the template neither appends nor forks; or it forks although `edits` is `refuse`; or
-                there are tools, but the tool-call format has no parser.
+                there are tools, but the model cannot use tools.
         """
         report = self.report_template(
             tools, has_user_turns=has_user_turns, has_system=has_system, num=num, seed=seed
@@ -179,19 +235,18 @@ class Chat:
     ) -> TemplateReport:
         """Return the findings of `check`.
 
-        `tools` None: use PROBE_TOOLS if the tool-call format has a parser, else no tools.
+        `tools` None: use PROBE_TOOLS, or no tools and a note if the model cannot use tools.
 
         Raises:
-            ConfigError: there are tools, but the tool-call format has no parser.
+            ConfigError: there are tools, or a format for their calls was forced, but the model cannot use
+                tools.
         """
-        renderer = self._renderer
-        is_unread = tools is None and self.shows_unread_calls
+        renderer, problem = self._renderer, self.tools_problem
+        if problem is not None and (tools or (tools is None and self._is_format_forced)):
+            raise ConfigError(problem)
+        note = problem if tools is None else None
         if tools is None:
-            tools = () if self.tool_format == NO_FORMAT else PROBE_TOOLS
-        if tools and self.tool_format == NO_FORMAT:
-            raise ConfigError(
-                f"{UNREAD_CALLS}: the chat template uses no known format; {CURE_OF_UNREAD_CALLS}"
-            )
+            tools = () if problem else PROBE_TOOLS
         scope = ProbeScope(
             tools,
             thinks=renderer.style.knows_thoughts,
@@ -200,9 +255,7 @@ class Chat:
             control=renderer.codec.special_tokens,
         )
         report = check(renderer, scope, num=num, seed=seed, shrinks=shrinks)
-        return (
-            report.with_note("with tools", f"{UNREAD_CALLS}; {CURE_OF_UNREAD_CALLS}") if is_unread else report
-        )
+        return report if note is None else report.with_note("with tools", note)
 
 
 def find_turn_ends(

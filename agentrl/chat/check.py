@@ -149,6 +149,20 @@ def check(
     return TemplateReport(num, tuple((finding, counts[finding.sentence]) for finding in ranked), num_refused)
 
 
+def shows_tools(renderer: Renderer, tools: Tools) -> bool:
+    """Return whether a prompt shows the first of `tools`, which must not be empty.
+
+    A template that refuses the prompt counts as one that does: the refusal itself is reported.
+    """
+    try:
+        prompt = renderer.template.render(
+            [{"role": "user", "content": TURN}], tools, add_generation_prompt=True
+        )
+    except TemplateRefusal:
+        return True
+    return str(tools[0]["function"]["name"]) in prompt
+
+
 def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
     """Yield what the template leaves out of every conversation: messages, calls, results, schemas."""
     question = Message("user", "a")
@@ -159,14 +173,14 @@ def find_omissions(renderer: Renderer, tools: Tools) -> Iterator[Finding]:
     if not tools:
         return
     name = str(tools[0]["function"]["name"])
+    if not shows_tools(renderer, tools):
+        yield Finding(
+            "note", "at the prompt", "leaves out the tools; name them in the system message", (question,)
+        )
     call = Message("assistant", "", (ToolCall(call_id(0, 0), name, {}),))
     result = Message("tool", "b", tool_call_id=call_id(0, 0), name=name)
     shown = [asked, renderer.sampled(SampledTurn(), [result]), {**renderer.shown(result), "content": TURN}]
     with contextlib.suppress(TemplateRefusal):
-        if name not in renderer.template.render([asked], tools, add_generation_prompt=True):
-            yield Finding(
-                "note", "at the prompt", "leaves out the tools; name them in the system message", (question,)
-            )
         if renderer.template.render(shown, tools, add_generation_prompt=True).count(TURN) < 2:
             yield Finding(
                 "broken", "when tools answer", "leaves out what tools say", (question, call, result)

@@ -20,14 +20,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.chat.bounded import STEPS, BoundedEnvironment
 from agentrl.chat.codec import TURN
-from agentrl.errors import ConfigError
-from agentrl.plugins.sources import locate
+from agentrl.chat.packaged import PACKAGED, find_template
+from agentrl.errors import ConfigError, concerning
 
 TemplateMessage = dict[str, Any]
 
 NUM_KEPT_TOOLS = 8
 """Number of tool lists whose JSON is cached."""
 
+
+TEMPLATE_CHOICES = f"a packaged template ({', '.join(PACKAGED)}) or a Jinja file"
 
 _FAILURES = (
     *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError),
@@ -68,7 +70,7 @@ class ChatTemplate:
         if "default" not in sources:
             raise ConfigError(
                 f"no default chat template; found: {', '.join(sorted(sources)) or 'none'}; set "
-                "model.chat_template to a Jinja file"
+                f"model.chat_template to {TEMPLATE_CHOICES}"
             )
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
@@ -187,6 +189,7 @@ def load_template(folder: Path, *, template_file: str | None = None) -> ChatTemp
     """Read the template of a tokenizer folder.
 
     The first that exists is used: `template_file`, `chat_template.jinja`, `tokenizer_config.json`.
+    `template_file` may also be the name of a packaged template.
 
     Raises:
         ConfigError: no file contains a template, or a file is missing or malformed.
@@ -215,8 +218,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _sources(folder: Path, configured: Any, template_file: str | None) -> dict[str, str]:
     if template_file is not None:
+        with concerning("model.chat_template"):
+            file = find_template(template_file)
         try:
-            return {"default": locate(template_file).read_text(encoding="utf-8")}
+            return {"default": file.read_text(encoding="utf-8")}
         except OSError as error:
             raise ConfigError(
                 f"model.chat_template {template_file!r} cannot be read: {error.strerror}"
@@ -233,7 +238,8 @@ def _sources(folder: Path, configured: Any, template_file: str | None) -> dict[s
     if isinstance(configured, list):
         return {entry["name"]: entry["template"] for entry in configured}
     raise ConfigError(
-        f"the tokenizer in {str(folder)!r} has no chat template; set model.chat_template to a Jinja file"
+        f"the tokenizer in {str(folder)!r} has no chat template; set model.chat_template to "
+        f"{TEMPLATE_CHOICES}"
     )
 
 

@@ -60,7 +60,7 @@ def check_template(
         ),
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="Jinja file that replaces the tokenizer's own template.")
+        str | None, typer.Option(help="Packaged template or Jinja file, in place of the tokenizer's own.")
     ] = None,
     tool_format: Annotated[
         str,

@@ -31,7 +31,9 @@ class ModelConfig(Section):
     )
     tokenizer_path: str | None = Field(None, description="Folder of the tokenizer; None: `model.path`.")
     chat_template: str | None = Field(
-        None, description="Jinja file that replaces the tokenizer's own template; None: the tokenizer's."
+        None,
+        description="Packaged template or Jinja file that replaces the tokenizer's own template "
+        "(docs/templates.md); None: the tokenizer's.",
     )
     tool_format: Literal[
         "auto",

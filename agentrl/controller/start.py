@@ -47,7 +47,7 @@ from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
-from agentrl.data.checked_dataset import Playable, build_dataset, check_training_data
+from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
@@ -168,7 +168,8 @@ def _resolved(config: Config) -> Config:
 
 def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
     """Check training data and chat template early: the replay buffer would refuse them after the start-up."""
-    check = TaskCheck(RewardTable(config.reward, plugins).check, plugins)
+    offered = OfferedTools(config.agent, plugins)
+    check = TaskCheck(RewardTable(config.reward, plugins).check, offered, plugins)
     num_rows = check_training_data(config.data, Playable(config.agent, plugins, chat, check))
     planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
 

@@ -9,7 +9,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
 from agentrl.data.dataset import Dataset, check_source_weights
 from agentrl.data.rows import AgentChoice
-from agentrl.errors import AgentRLError, DataError, PluginError
+from agentrl.errors import AgentRLError, DataError, PluginError, concerning
 from agentrl.plugins import AgentLoop, Interaction, Plugins, Tool
 from agentrl.plugins.checks import check_start, place
 from agentrl.types import JsonObject, Message, Task
@@ -23,6 +23,8 @@ class PromptRenderer(Protocol):
     """The part of `agentrl.chat.chat.Chat` that is needed here."""
 
     def open(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> OpenedConversation: ...
+
+    def check_tools(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None: ...
 
 
 def build_dataset(
@@ -120,6 +122,7 @@ class Playable:
         """Check that the task can be played and scored.
 
         Raises:
+            ConfigError: the task needs tools, but the chat template shows none, or calls cannot be read.
             DataError: the task cannot be scored, or lacks what its agent needs.
             PluginError: an agent, tool or interaction is not registered or not offered, or `start` does not
                 accept the row's arguments.
@@ -127,6 +130,7 @@ class Playable:
         agent = self._plugins.agents.get(task.agent_name)
         for name in self._plugins.offered_tools(task, self._config.tools):
             self._check_tool(name, task)
+        self._check_shown(task)
         if agent.uses_tools:
             self._check_names(task)
         if agent.needs_interaction and task.interaction_kwargs is None:
@@ -137,6 +141,14 @@ class Playable:
             self._check_partner(task.interaction_kwargs)
         if self._check_reward is not None:
             self._check_reward(task)
+
+    def _check_shown(self, task: Task) -> None:
+        agent = self._plugins.agents.create(task.agent_name, self._config.agent_config)
+        schemas = self._offered.schemas(task)
+        if schemas and agent.template_shows_tools:
+            offered = ", ".join(schema["function"]["name"] for schema in schemas)
+            with concerning(f"{task.agent_name} offers {offered}"):
+                self._chat.check_tools(schemas, _prompt(agent, task, schemas))
 
     def _check_tool(self, name: str, task: Task) -> None:
         if name not in self._tools:

@@ -17,7 +17,7 @@ from agentrl.config.data import DataConfig
 from agentrl.data.files import RowFile, file_ids, open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, RowPlace
-from agentrl.errors import DataError, PluginError
+from agentrl.errors import ConfigError, DataError, PluginError
 from agentrl.types import Task
 
 
@@ -199,7 +199,7 @@ def _size(
         if check is not None:
             check(task)
         return 0 if measure is None else measure(task)
-    except (DataError, PluginError) as error:
+    except (ConfigError, DataError, PluginError) as error:
         raise type(error)(f"{place}: {error}") from error
 
 

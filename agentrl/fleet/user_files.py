@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl.chat.packaged import PACKAGED, find_template
 from agentrl.config.agent import AgentConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, concerning
 from agentrl.plugins import Reference
 from agentrl.plugins.sources import nearest, pack_files
 
@@ -54,14 +55,18 @@ def rank_files(models: Mapping[str, ModelConfig], *, policy_loss: str = "") -> l
 
 
 def check_files(models: Mapping[str, ModelConfig], agent: AgentConfig) -> None:
-    """Check, before any process starts, that the files in the config exist.
+    """Check, before any process starts, that the files and packaged templates in the config exist.
 
     Args:
         models: by config key.
 
     Raises:
-        ConfigError: a file does not exist.
+        ConfigError: one does not exist.
     """
+    for key, model in models.items():
+        if model.chat_template is not None:
+            with concerning(f"{key}.chat_template"):
+                find_template(model.chat_template)
     for key, path in (*_model_files(models), *_verl_files(agent)):
         if not Path(path).is_file():
             raise ConfigError(f"{key}: file {path!r} does not exist{nearest(Path(path))}")
@@ -72,7 +77,7 @@ def _model_files(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, str]]
     for key, model in models.items():
         if model.external_lib is not None and model.external_lib.endswith(".py"):
             yield f"{key}.external_lib", model.external_lib
-        if model.chat_template is not None:
+        if model.chat_template is not None and model.chat_template not in PACKAGED:
             yield f"{key}.chat_template", model.chat_template
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
+from agentrl.chat.packaged import find_template
 from agentrl.config.model import ModelConfig
 from agentrl.data.atomic_files import sync
 from agentrl.errors import DiskError
@@ -31,7 +32,6 @@ from agentrl.learner.lora import adapter_tensors, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.sharding import gather
-from agentrl.plugins.sources import locate
 from agentrl.sglang.process_group import Broadcast, flatten, tensor_bytes, tensor_checksum
 from agentrl.types import SendTimes, TensorSpec
 
@@ -303,7 +303,7 @@ def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
     for file in files:
         shutil.copyfile(file, folder / file.name)
     if model.chat_template is not None:
-        shutil.copyfile(locate(model.chat_template), folder / "chat_template.jinja")
+        shutil.copyfile(find_template(model.chat_template), folder / "chat_template.jinja")
 
 
 class BucketSender:

@@ -55,10 +55,12 @@ class ExampleRenderer:
         """Return the tokens of a conversation, with each assistant turn as the model would have sampled it.
 
         Raises:
-            DataError, ConfigError: there is no assistant turn, or the chat template cannot render one.
+            DataError, ConfigError: there is no assistant turn, the chat template cannot render one, or it
+                does not show the row's tools.
         """
         schemas = [self._schema(tool, place) for tool in self._tools(row, place)]
         try:
+            self._chat.check_tools(schemas, messages)
             return self._chat.render_training(messages, schemas)
         except (DataError, ConfigError) as error:
             raise type(error)(f"{place}: {error}") from error

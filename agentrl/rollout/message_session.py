@@ -47,6 +47,9 @@ class UncountedChat:
     def open(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Messages:
         return Messages(messages)
 
+    def check_tools(self, tools: Sequence[JsonObject], messages: Sequence[Message]) -> None:
+        """Do nothing: the server has its own template."""
+
 
 class Messages:
     """A conversation without tokens."""

@@ -93,7 +93,7 @@ class OpenAISession:
         Raises:
             TrajectoryEnd: the attempt is over.
             ServerError: no server answered.
-            ConfigError: the chat template rejects the messages.
+            ConfigError: the chat template rejects the messages, or does not show the tools.
         """
         self._session.count("openai/num_requests")
         if self._session.ignores(request.sampling):
@@ -131,6 +131,8 @@ class OpenAISession:
             if more and not served.line.is_interrupted:
                 served.line.conversation.add_messages(more)
                 return served
+        if request.calls_tools:
+            self._chat.check_tools(request.tools, request.messages)
         served = ServedLine(self._session.open_line(request.messages, request.tools), request.tools)
         self._lines.append(served)
         return served

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -259,22 +260,45 @@ def test_a_check_of_tasks_remembers_what_any_conversation_will_hold():
         "own": SimpleNamespace(uses_tools=True, template_shows_tools=False),
     }
     checked = []
-    check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
+    schema = {"type": "function", "function": {"name": "f"}}
+    offered = SimpleNamespace(schemas=lambda task: [schema] if agents[task.agent_name].uses_tools else [])
+    check = TaskCheck(checked.append, offered, SimpleNamespace(agents=agents))
 
     def seen(agent, *roles, interaction=None):
         check(
             Task("t", "s", tuple(Message(role, "x") for role in roles), agent, interaction_kwargs=interaction)
         )
-        return check.has_user_turns, check.shows_tools, check.has_system
+        return check.has_user_turns, list(check.tools), check.has_system
 
-    assert seen("plain", "user") == (False, False, False)
-    assert seen("plain", "system", "user") == (False, False, True)
-    assert seen("tools", "user") == (False, True, True)
-    assert seen("plain", "user", interaction={"name": "a"}) == (True, True, True)
-    assert seen("plain", "user") == (True, True, True), "what was seen once"
+    assert seen("plain", "user") == (False, [], False)
+    assert seen("plain", "system", "user") == (False, [], True)
+    assert seen("tools", "user") == (False, ["f"], True)
+    assert seen("plain", "user", interaction={"name": "a"}) == (True, ["f"], True)
+    assert seen("plain", "user") == (True, ["f"], True), "what was seen once"
     assert len(checked) == 5
-    check = TaskCheck(checked.append, SimpleNamespace(agents=agents))
-    assert seen("own", "user") == (True, False, False)
+    check = TaskCheck(checked.append, offered, SimpleNamespace(agents=agents))
+    assert seen("own", "user") == (True, [], False)
+
+
+def test_tools_that_only_rows_name_are_checked_with_the_template(folder):
+    options = config(folder)
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"ground_truth": "2"},
+        "agent_name": "tool_agent",
+        "extra_info": {"tools_kwargs": {"calculator": {}}},
+    }
+    path, template = folder / "tools.jsonl", folder / "odd.jinja"
+    path.write_text((json.dumps(row) + "\n") * 6)
+    source = (folder / "tokenizer" / "chat_template.jinja").read_text()
+    template.write_text(source.replace("call.function.arguments", "call.function.arguments | length"))
+    data = DataConfig(train_files=(str(path),))
+    settings = BufferSettings.of(options.model_copy(update={"data": data}))
+    assert TrainingBuffer(settings).plan().num_tasks == 6
+    odd = settings.model.model_copy(update={"chat_template": str(template)})
+    with pytest.raises(ConfigError, match="its calls are not read back"):
+        TrainingBuffer(dataclasses.replace(settings, model=odd))
 
 
 @pytest.mark.parametrize(("promise", "level"), [("machine", 2), ("process", 1)])

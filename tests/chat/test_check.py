@@ -156,7 +156,8 @@ UNKNOWN_CALLS = """{% for m in messages %}<|im_start|>{{ m.role }}
 def test_calls_that_no_format_reads_are_named_and_the_template_is_judged_without_tools():
     chat = chat_with(UNKNOWN_CALLS, tool_format="auto")
     cure = (
-        "tool calls cannot be read; set model.tool_format (docs/tool_formats.md) or model.chat_template, or "
+        "tool calls cannot be read: the chat template uses no known format; set model.tool_format "
+        "(docs/tool_formats.md) or model.chat_template=hermes or qwen2_5 or qwen3_training or smollm2, or "
         "use react_agent"
     )
     report = chat.report_template(num=60)
@@ -172,8 +173,39 @@ def test_calls_that_no_format_reads_are_named_and_the_template_is_judged_without
         ConfigError, match=r"tool calls cannot be read: .* set model\.tool_format .* or use react_agent"
     ):
         chat.check_template(PROBE_TOOLS)
+
+
+def test_a_template_without_tools_is_judged_without_them_and_says_so():
     silent = chat_with(CHATML, tool_format="auto")
-    assert (silent.shows_unread_calls, silent.report_template(num=20).findings) == (False, ())
+    cure = "set model.chat_template=hermes or qwen2_5 or qwen3_training or smollm2, or use react_agent"
+    report = silent.report_template(num=20)
+    assert (silent.shows_unread_calls, report.verdict, report.summary) == (False, "exact", None)
+    assert sentences(report, "note") == {f"with tools: the chat template shows no tools; {cure}"}
+    assert silent.report_template((), num=20).findings == (), "nobody asked for tools"
+    forced = chat_with(CHATML, tool_format="hermes")
+    for tools in (None, PROBE_TOOLS):
+        with pytest.raises(ConfigError) as caught:
+            forced.report_template(tools, num=20)
+        assert str(caught.value) == (
+            f"the chat template shows no tools, so model.tool_format=hermes reads nothing; {cure}"
+        )
+    assert forced.report_template((), num=20).findings == ()
+    deaf = chat_with(source_of("tiny"), tool_format="none")
+    with pytest.raises(ConfigError, match=r"format=none reads no tool calls; set model.tool_format=hermes$"):
+        deaf.check_template(PROBE_TOOLS)
+
+
+def test_tools_that_a_template_leaves_out_must_be_named_in_the_prompt():
+    source = source_of("tiny").replace("{%- for tool in tools %}", "{%- for tool in [] %}")
+    chat, [tool, other] = chat_with(source), PROBE_TOOLS
+    named = [Message("system", "You may call look_up."), Message("user", "a")]
+    chat.check_tools([tool], named)
+    chat.check_tools([], [])
+    with pytest.raises(
+        ConfigError, match=r"shows calls, but no tools: name now in the system message, or set model\.chat_"
+    ):
+        chat.check_tools([tool, other], named)
+    chat_with(source_of("tiny")).check_tools([tool, other], [])
 
 
 def test_the_counterexample_is_small_and_shows_the_first_token():
@@ -272,6 +304,18 @@ def test_the_command_prints_the_verdict_and_its_exit_code_tells_broken(tmp_path)
     forks = run("--template", str(TEMPLATES / "thinking.jinja"), "--no-tools")
     assert forks.exit_code == 0
     assert "forks when a user speaks again: drops thinking" in forks.output
+    (tmp_path / "plain.jinja").write_text(CHATML)
+    plain = run("--template", str(tmp_path / "plain.jinja"))
+    assert plain.exit_code == 0
+    assert (
+        "note: with tools: the chat template shows no tools; set model.chat_template=hermes" in plain.output
+    )
+    assert "with tools" not in run("--template", str(tmp_path / "plain.jinja"), "--no-tools").output
+    for option in ("--tools", "--tool-format=hermes"):
+        with_tools = run("--template", str(tmp_path / "plain.jinja"), option)
+        assert isinstance(with_tools.exception, ConfigError)
+        assert str(with_tools.exception).startswith("the chat template shows no tools")
+    assert "verdict: exact" in run("--template", "smollm2", "--tools").output
     broken = run("--template", str(tmp_path / "broken.jinja"))
     assert broken.exit_code == 2
     assert "broken at the prompt: leaves out what a user says (40 of 40)" in broken.output

@@ -404,7 +404,9 @@ def broken(source: str, **options) -> Chat:
 
 
 ONLY_LAST = """{% for m in messages[-1:] %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>{% endfor %}"""
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 MOVING_TOOLS = """{% for m in messages %}{% if loop.last %}{{ tools | tojson }}{% endif %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""  # noqa: E501
@@ -417,7 +419,7 @@ COUNTING = """{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.rol
 def test_a_template_that_edits_the_history_is_refused_where_edits_are(source):
     chat = broken(source, edits="refuse")
     with pytest.raises(ConfigError, match=r"does not only append: when .*; set model\.chat_template"):
-        chat.check_template(TOOLS)
+        chat.check_template(TOOLS if "tools" in source else [])
     conversation = chat.open([Message("user", "a")], TOOLS)
     conversation.next_prompt()
     conversation.add_generation(chat.encode("b<|im_end|>"), is_truncated=False)
@@ -427,8 +429,8 @@ def test_a_template_that_edits_the_history_is_refused_where_edits_are(source):
 
 
 def test_tools_need_a_format_that_the_template_shows():
-    chat = broken(COUNTING, tool_format="auto")
-    with pytest.raises(ConfigError, match=r"model\.tool_format"):
+    chat = broken(MOVING_TOOLS, tool_format="auto")
+    with pytest.raises(ConfigError, match=r"tool calls cannot be read: .*; set model\.tool_format"):
         chat.check_template(TOOLS)
 
 

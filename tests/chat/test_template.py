@@ -83,7 +83,9 @@ def test_the_template_comes_from_the_users_file_then_the_folders_file_then_the_c
     configure(tmp_path, chat_template=None)
     with pytest.raises(ConfigError, match=r"no chat template; set model\.chat_template"):
         shown()
-    with pytest.raises(ConfigError, match=r"absent.jinja' cannot be read"):
+    with pytest.raises(
+        ConfigError, match=r"model.chat_template: file '.*absent.jinja' does not exist; did you"
+    ):
         shown(template_file=str(tmp_path / "absent.jinja"))
 
 

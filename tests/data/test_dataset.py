@@ -223,6 +223,9 @@ class Counter:
         self.size = sum(len(message.content) for message in messages) + 10 * len(tools)
         return self
 
+    def check_tools(self, tools, messages):
+        pass
+
     def num_pending_tokens(self):
         return self.size
 

@@ -15,12 +15,14 @@ import openai
 import pytest
 import trio
 
+from agentrl.chat.tiny import build_tiny_tokenizer
 from agentrl.errors import ServerError
 from agentrl.plugins import AgentLoop
 from agentrl.rollout.gateway import MAX_BODY_BYTES
 from agentrl.rollout.openai_messages import RequestError, read_request
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import NO_VERSION, Generation, Message, Outcome
+from parts.chats import template_chat
 from parts.cpu_time import cpu_s
 
 CALCULATOR = {
@@ -35,6 +37,10 @@ CALCULATOR = {
         },
     },
 }
+PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 QUESTION = [{"role": "user", "content": "What is 6 * 7?"}]
 JSON = {"Content-Type": "application/json"}
 REFUSED = (openai.BadRequestError, openai.AuthenticationError)
@@ -383,6 +389,17 @@ def test_what_cannot_be_given_is_refused_and_costs_no_turn(stage, options, words
         await ask(client)
 
     _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
+    assert (trajectory.outcome, trajectory.metrics["num_turns"]) == (Outcome.COMPLETED, 1), trajectory.failure
+
+
+def test_tools_that_the_template_does_not_show_are_refused(stage):
+    async def program(client, task) -> None:
+        with pytest.raises(openai.BadRequestError, match=r"shows no tools; set model\.chat_template=hermes"):
+            await ask(client, tools=[CALCULATOR])
+        await ask(client, tools=[CALCULATOR], tool_choice="none")
+
+    plain = template_chat(build_tiny_tokenizer(), PLAIN, tool_format="auto")
+    _, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42", chat=plain)
     assert (trajectory.outcome, trajectory.metrics["num_turns"]) == (Outcome.COMPLETED, 1), trajectory.failure
 
 
