@@ -1,14 +1,15 @@
-"""`agentrl serve` and `check-template`."""
+"""`agentrl serve`, `check-template` and `models`."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentrl.cli.options import Debug
-from agentrl.errors import UserError
+from agentrl.errors import ConfigError, UserError
 
 
 def serve(
@@ -83,3 +84,19 @@ def check_template(
     typer.echo("\n".join(report.lines()))
     if report.verdict == "broken":
         sys.exit(UserError.exit_code)
+
+
+def models_import(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF file of a llama, qwen2 or qwen3 model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    dtype: Annotated[str, typer.Option(help="Weights are dequantised to float32 or bfloat16.")] = "float32",
+    debug: Debug = False,
+) -> None:
+    """Write the model of a GGUF file (llama.cpp's format) as a Hugging Face folder. See docs/models.md."""
+    try:
+        from agentrl.offline.gguf.folder import import_gguf
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise ConfigError("GGUF files are read by the package gguf: pip install 'agentrl[gguf]'") from None
+    typer.echo("\n".join([*import_gguf(file, out, dtype=dtype).lines(), f"written to {out}"]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.errors import DiskError
+from agentrl.errors import ConfigError, DiskError
 
 
 @contextmanager
@@ -24,6 +24,12 @@ def appearing_whole(target: Path) -> Iterator[Path]:
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def require_new_folder(folder: Path) -> None:
+    """Raise ConfigError unless `folder` does not exist or is empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{str(folder)!r} exists and is not empty; choose a folder that does not exist")
 
 
 def sync(path: Path) -> None:

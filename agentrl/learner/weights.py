@@ -139,7 +139,7 @@ def export(
         if writer is not None:
             writer.write(partial(_write_weights, tensors, file))
     if writer is not None:
-        writer.write(partial(_write_index, files, tensor_specs(policy)))
+        writer.write(partial(write_index, files, tensor_specs(policy)))
         writer.write(partial(describe, policy, model))
         if more is not None:
             writer.write(more)
@@ -234,7 +234,7 @@ class FolderWriter:
         self._folder = folder
         self._partial = folder.with_name(f".{folder.name}.partial")
         self._error: OSError | None = None
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self.discard()
         self.write(lambda folder: folder.mkdir(parents=True))
 
     def write(self, write: Callable[[Path], None]) -> None:
@@ -249,10 +249,14 @@ class FolderWriter:
         """Rename the folder to its final name; raise DiskError if any write failed."""
         self.write(self._replace)
         if self._error is not None:
-            shutil.rmtree(self._partial, ignore_errors=True)
+            self.discard()
             raise DiskError(
                 f"the policy could not be written to {self._folder}: {self._error}"
             ) from self._error
+
+    def discard(self) -> None:
+        """Remove the temporary folder, if it was not renamed."""
+        shutil.rmtree(self._partial, ignore_errors=True)
 
     def _replace(self, written: Path) -> None:
         # A rename may reach the disk before the data: after a power failure the folder would exist, but be
@@ -270,7 +274,8 @@ def _write_weights(tensors: dict[str, Tensor], file: str, folder: Path) -> None:
     (folder / file).chmod(0o644)
 
 
-def _write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:
+def write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:
+    """Write the index of weights that are split into several files; nothing for a single file."""
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(spec.num_bytes for spec in specs)},

@@ -1,1 +1,1 @@
-"""Jobs without rollouts: imitation, reward models, replay, comparison of corrections, export, audit."""
+"""Jobs without rollouts: imitation, reward models, replay, corrections, export, audit, import of models."""

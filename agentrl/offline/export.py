@@ -6,6 +6,7 @@ from pathlib import Path
 
 from agentrl.config.model import ModelConfig
 from agentrl.controller.checkpoint import read_checkpoint
+from agentrl.data.atomic_files import require_new_folder
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
 from agentrl.learner import weights
@@ -40,8 +41,7 @@ def export_checkpoint(
         CheckpointError: the checkpoint is damaged.
         InfrastructureError: `out` cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{str(out)!r} exists and is not empty; choose a folder that does not exist")
+    require_new_folder(out)
     found = read_checkpoint(checkpoint)
     model = read_model_config(found.learner)
     if not trusts_code:
