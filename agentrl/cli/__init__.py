@@ -50,7 +50,9 @@ config_app = typer.Typer(
     no_args_is_help=True,
 )
 
-models_app = typer.Typer(help="Write models of other formats as Hugging Face folders.", no_args_is_help=True)
+models_app = typer.Typer(
+    help="Write models from GGUF files or packages as Hugging Face folders.", no_args_is_help=True
+)
 
 
 def _version(is_asked: bool) -> None:
@@ -158,6 +160,7 @@ _add(app, "serve", models.serve, "agentrl serve MODEL --port 30000", panel=SERVE
 _add(app, "check-template", models.check_template, "agentrl check-template MODEL --tools", panel=SERVE)
 app.add_typer(models_app, name="models", rich_help_panel=SERVE)
 _add(models_app, "import", models.models_import, "agentrl models import MODEL.gguf models/mine")
+_add(models_app, "fetch", models.models_fetch, "agentrl models fetch smollm2 models/smollm2")
 _add(app, "docs", pages.docs, "agentrl docs quickstart", panel=READ)
 
 

