@@ -13,6 +13,9 @@ import typer
 
 from agentrl.cli.options import ConfigFile, Debug, Overrides
 
+if TYPE_CHECKING:
+    from agentrl.config.schema import Config
+
 Command = Annotated[
     Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")
 ]
@@ -39,10 +42,22 @@ def config_explain(
     from agentrl.config.explain_supervised import explain_supervised
 
     if command == "train":
-        typer.echo(explain(load_config(config, overrides or [])))
+        loaded = load_config(config, overrides or [])
+        typer.echo(explain(loaded, flops_per_s=_measured_speed(loaded)))
     else:
         load = load_sft_config if command == "sft" else load_rm_config
         typer.echo(explain_supervised(load(config, overrides or [])))
+
+
+def _measured_speed(config: Config) -> float | None:
+    """Measure one thread with the policy's matrices; None if the policy does not run on CPUs."""
+    from agentrl.config.explain_cpu import cpu_model
+
+    if (size := cpu_model(config)) is None:
+        return None
+    from agentrl.learner.matrix_speed import measure_flops_per_s
+
+    return measure_flops_per_s(size.hidden_size, size.intermediate_size, dtype=config.model.dtype)
 
 
 def config_list(

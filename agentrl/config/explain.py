@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
+from agentrl.config.explain_cpu import cpu_lines, cpu_model
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model_kind import find_obstacles
@@ -52,10 +53,11 @@ class RunSize:
         )
 
 
-def explain(config: Config, *, num_train_rows: int | None = None) -> str:
+def explain(config: Config, *, num_train_rows: int | None = None, flops_per_s: float | None = None) -> str:
     """Return the arithmetic of a run as text.
 
-    `num_train_rows` adds the figures that depend on the size of the data.
+    `num_train_rows` adds the figures that depend on the size of the data; `flops_per_s`, of a large matrix
+    product on one thread, adds times of a model on CPUs.
     """
     numbers = RunSize.of(config)
     parts = [
@@ -65,6 +67,8 @@ def explain(config: Config, *, num_train_rows: int | None = None) -> str:
         ("Run", _run_lines(config, num_train_rows)),
         ("Placement", list(placement_lines(config.placement, config.num_ranks))),
     ]
+    if (size := cpu_model(config)) is not None:
+        parts.append(("On CPUs", cpu_lines(config, size, flops_per_s=flops_per_s)))
     text = "\n\n".join(
         f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines)
         for title, lines in parts

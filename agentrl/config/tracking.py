@@ -35,6 +35,12 @@ class AlarmsConfig(Section):
         description="Maximum mean |policy - behavior| of the log-probabilities, in nats: learner against "
         "server, including staleness.",
     )
+    max_moved: float | None = Field(
+        0.05,
+        gt=0,
+        description="Maximum mean change of a token's log-probability per version, in nats: mean |policy - "
+        "behavior| over mean lag, in steps with a mean lag of 0.5 or more.",
+    )
     max_clip_share: float | None = Field(
         0.3, gt=0, lt=1, description="Maximum share of loss tokens that are clipped."
     )

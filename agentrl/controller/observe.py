@@ -26,6 +26,7 @@ from agentrl.types import BufferCounts, Group, Lags, SendTimes
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
 _BECAME = ("retried", "replaced", "masked", "left_out", "dropped_groups", "withdrawn_groups")
+MIN_LAG_OF_MOVEMENT = 0.5
 _NO_CURRICULUM: Mapping[str, float] = {}
 
 
@@ -159,6 +160,7 @@ class Observer:
             **{f"publish/{name}": value for name, value in self._published.items()},
             "trainer/unwritten_files": float(self.unwritten.take_count()),
         }
+        values |= _movement(values)
         self._published = _NOTHING_PUBLISHED
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
@@ -238,6 +240,15 @@ class Observer:
 def _greedy(groups: Sequence[Group]) -> dict[str, float]:
     rewards = [group.greedy.reward for group in groups if group.greedy is not None]
     return {"rollout/greedy_reward_mean": sum(rewards) / len(rewards)} if rewards else {}
+
+
+def _movement(values: Mapping[str, float]) -> dict[str, float]:
+    """Return by how many nats the log-probability of a token changes per version of lag, in the mean.
+
+    Empty if most tokens are fresh: the rounding of servers and learner would count as movement.
+    """
+    lag, gap = values.get("rollout/lag/mean", 0.0), values.get("learner/mismatch_mean")
+    return {} if gap is None or lag < MIN_LAG_OF_MOVEMENT else {"learner/moved_per_version": gap / lag}
 
 
 def _combine(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -44,6 +44,8 @@ class AlarmOptions(Protocol):
     @property
     def max_logprob_gap(self) -> float | None: ...
     @property
+    def max_moved(self) -> float | None: ...
+    @property
     def max_clip_share(self) -> float | None: ...
     @property
     def max_constant_groups(self) -> float | None: ...
@@ -270,6 +272,7 @@ def rules_from(options: AlarmOptions) -> list[AlarmRule]:
         _at_most("length_growth", change, longest_response, length, is_relative=True),
         _at_least("length_collapse", change and 1 / change, shortest_response, length, is_relative=True),
         _at_most("logprob_gap", options.max_logprob_gap, staleness, "learner/mismatch_mean"),
+        _at_most("policy_moved", options.max_moved, staleness, "learner/moved_per_version"),
         _at_most("clip_share", options.max_clip_share, staleness, "learner/clip_low", "learner/clip_high"),
         _at_most("constant_groups", options.max_constant_groups, is_constant, "rollout/constant_groups"),
         _at_most("failed_share", options.max_failed_share, None, "attempts/failed_share"),
@@ -311,6 +314,8 @@ _ADVICE: Mapping[str, str] = {
     "exploit",
     "logprob_gap": "tokens are old, or server and learner disagree: check buffer.max_staleness, model.dtype "
     "and rollout.weights.verify=true",
+    "policy_moved": "each update moves the policy far, so tokens are soon too old: lower "
+    "learner.optimizer.lr, to which the movement is proportional",
     "clip_share": "too much of the update is clipped: lower learner.optimizer.lr, learner.epochs_per_step or "
     "buffer.max_staleness",
     "failed_share": "failures bias the training data: see failures.parquet for messages and code lines",

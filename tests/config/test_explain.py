@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.algorithm import CRITIC_ADVANTAGES
 from agentrl.config.explain import RunSize, explain, find_warnings
+from agentrl.config.explain_cpu import cpu_model
 from agentrl.config.schema import Config
 
 
@@ -311,3 +314,75 @@ def test_what_an_import_calls_an_obstacle_is_warned_of(sections, warning):
         )
         == []
     )
+
+
+SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+
+
+def on_cpu(folder: Path, sizes: dict[str, Any] = SMOLLM2, **sections: dict[str, Any]) -> Config:
+    (folder / "config.json").write_text(json.dumps(sizes))
+    return config(
+        **{
+            "model": {"path": str(folder), "dtype": "float32"},
+            "data": {"max_prompt_tokens": 128},
+            "agent": {"max_response_tokens": 112},
+            "rollout": {"group_size": 8},
+            "buffer": {"groups_per_step": 4},
+            "learner": {"microbatch_tokens": 1024},
+        }
+        | sections
+    )
+
+
+def test_a_real_model_on_cpus_by_hand(tmp_path: Path) -> None:
+    size = cpu_model(on_cpu(tmp_path))
+    assert size is not None
+    assert size.num_parameters == 134_515_008  # as transformers counts them
+    assert size.kv_values_per_token == 30 * 2 * 3 * 64
+    lines = [" ".join(line.split()) for line in explain(on_cpu(tmp_path), flops_per_s=90e9).splitlines()]
+    for line in (
+        "model 134.5 million parameters",
+        "memory of a rank about 3.7 GiB = 2.0 GiB weights, gradients, AdamW's moments + 1.2 GiB activations "
+        "of 1,024 tokens + 0.5 GiB process; 1.5 GiB more while a checkpoint is written",
+        "memory of a server about 2.2 GiB = 0.5 GiB weights, twice in a publish + 0.7 GiB KV cache of 16,384 "
+        "tokens + 0.5 GiB process",
+        # 72e9 / (6 x 134.5e6); 32 x 240 tokens
+        "time of the updates about 89 tokens/s; at most 86 s per step, if every trajectory is full",
+        # 18e9 / (2 x 134.5e6); 32 x 112 tokens
+        "time of sampling about 67 tokens/s; at most 54 s per step",
+    ):
+        assert line in lines, lines
+    untimed = explain(on_cpu(tmp_path))
+    assert "memory of a rank" in untimed
+    assert "GFLOP" not in untimed
+
+
+def test_an_adapter_and_recomputed_activations_need_less(tmp_path: Path) -> None:
+    lora = explain(
+        on_cpu(
+            tmp_path,
+            model={"path": str(tmp_path), "dtype": "float32", "lora": {"rank": 16}},
+            learner={"microbatch_tokens": 1024, "gradient_checkpointing": True},
+        )
+    )
+    assert "about 1.0 GiB = 0.5 GiB frozen weights + 0.1 GiB activations" in " ".join(lora.split())
+
+
+@pytest.mark.parametrize("broken", [{}, {"model_type": "mamba"}, SMOLLM2 | {"vocab_size": "many"}])
+def test_of_an_unknown_model_nothing_is_said(tmp_path: Path, broken: dict[str, Any]) -> None:
+    assert "On CPUs" not in explain(on_cpu(tmp_path, broken))
+    assert "On CPUs" not in explain(HAND)
+
+
+def test_on_gpus_nothing_is_said_about_cpus(tmp_path: Path) -> None:
+    placed = on_cpu(tmp_path, placement={"pools": {"main": {"gpus_per_node": 1}}})
+    assert cpu_model(placed) is None

@@ -29,6 +29,7 @@ QUIET = {
     "learner/ratio_max": 1.5,
     "rollout/response_tokens/mean": 100.0,
     "learner/mismatch_mean": 0.01,
+    "learner/moved_per_version": 0.01,
     "learner/clip_low": 0.05,
     "learner/clip_high": 0.05,
     "rollout/constant_groups": 0.2,
@@ -41,6 +42,7 @@ WRONG = {
     "length_growth": {"rollout/response_tokens/mean": 201.0},
     "length_collapse": {"rollout/response_tokens/mean": 49.0},
     "logprob_gap": {"learner/mismatch_mean": 0.21},
+    "policy_moved": {"learner/moved_per_version": 0.06},
     "clip_share": {"learner/clip_low": 0.2, "learner/clip_high": 0.15},
     "constant_groups": {"rollout/constant_groups": 1.0},
     "failed_share": {"attempts/failed_share": 0.11},
@@ -131,6 +133,7 @@ def test_the_line_says_value_bound_and_what_to_do(tmp_path):
         ("max_ratio", {"ratio_tail"}),
         ("max_length_change", {"length_growth", "length_collapse"}),
         ("max_logprob_gap", {"logprob_gap"}),
+        ("max_moved", {"policy_moved"}),
         ("max_clip_share", {"clip_share"}),
         ("max_constant_groups", {"constant_groups"}),
         ("max_failed_share", {"failed_share"}),
@@ -268,6 +271,32 @@ def test_tokens_per_second_count_what_was_sampled_even_if_no_attempt_finished(tm
         pytest.approx(record["speed/sampled_tokens_per_s"] * record["time/step_s"]) for record in records
     ] == [100.0, 250.0]
     assert records[1]["speed/trajectories_per_s"] == 0.0
+
+
+@pytest.mark.parametrize(("versions", "moved"), [((1, 3), 0.06), ((2, 3), 0.24), ((3, 3), None)])
+def test_the_movement_per_version_is_the_gap_over_the_lag(tmp_path, versions, moved):
+    """The learner has version 3. Mean lags 1, 0.5 and 0: fresh tokens say nothing about movement."""
+    config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
+    run_dir = RunDir.open(config.trainer, dump_config(config))
+    observer = Observer(config, run_dir, resumed_at=None)
+    said = []
+    observer.say = said.append
+    gap = 0.06 if moved == 0.06 else 0.12
+    observer.step(
+        1,
+        learned_by=3,
+        lags=Lineage.of([(step, step) for step in range(4)]).lags,
+        version=4,
+        groups=[group(number, version=version) for number, version in enumerate(versions)],
+        updates=[{"mismatch_mean": gap}],
+        rollout_stats={},
+        buffer_stats={},
+    )
+    observer.close()
+    run_dir.close()
+    [record] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert record.get("learner/moved_per_version") == (None if moved is None else pytest.approx(moved))
+    assert any(line.startswith("alarm policy_moved at step 1") for line in said) == (moved is not None)
 
 
 def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
