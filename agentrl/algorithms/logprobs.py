@@ -7,6 +7,7 @@ Shapes: A action tokens, V vocabulary, H width of the hidden states, C tokens of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from agentrl.algorithms.logprob_kernels import EAGER, PLAIN_HEAD, ChunkKernels, HeadForm, compute_dtype
+
+Multiply = Callable[..., Tensor]
+"""Signature: `f(left f[N, H], right f[M, H], bias f[M] or None) -> left @ right.T + bias`; bias may be left
+out.
+"""
 
 _CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
 """Logits per chunk by device type.
@@ -51,6 +57,7 @@ def linear_logprobs_and_entropy(
     form: HeadForm = PLAIN_HEAD,
     chunk_tokens: int | None = None,
     kernels: ChunkKernels = EAGER,
+    multiply: Multiply = linear,
 ) -> tuple[Tensor, Tensor]:
     """Return `logprobs_and_entropy` of the logits `form(hidden @ weight.T + bias)`, one chunk at a time.
 
@@ -64,12 +71,15 @@ def linear_logprobs_and_entropy(
         temperature: of the rollout, > 0.
         chunk_tokens: tokens per chunk, >= 1; None: by device, see `_CHUNK_ELEMENTS`.
         kernels: arithmetic of one chunk.
+        multiply: matrix product with the weight, forward and backward.
 
     Returns:
         logprobs_A, entropies_A (nats): f32[A], or f64[A] for float64 inputs.
     """
     size = chunk_tokens or _default_chunk(weight_VH)
-    return _FromHidden.apply(hidden_AH, weight_VH, bias_V, targets_A, temperature, form, size, kernels)
+    return _FromHidden.apply(
+        hidden_AH, weight_VH, bias_V, targets_A, temperature, form, size, kernels, multiply
+    )
 
 
 class _FromLogits(torch.autograd.Function):
@@ -109,17 +119,19 @@ class _FromHidden(torch.autograd.Function):
         form: HeadForm,
         size: int,
         kernels: ChunkKernels,
+        multiply: Multiply,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropies = _empty_results(hidden_AH)
         products_CV = None
         for chunk in _chunks(len(hidden_AH), size):
-            products_CV = linear(hidden_AH[chunk], weight_VH, bias_V)
+            products_CV = multiply(hidden_AH[chunk], weight_VH, bias_V)
             logprobs[chunk], entropies[chunk] = kernels.values(
                 products_CV, targets_A[chunk], temperature, form
             )
         kept = products_CV if len(hidden_AH) <= size else None
         ctx.save_for_backward(hidden_AH, weight_VH, bias_V, targets_A, entropies, kept)
-        ctx.temperature, ctx.form, ctx.size, ctx.kernels = temperature, form, size, kernels
+        ctx.temperature, ctx.form, ctx.size = temperature, form, size
+        ctx.kernels, ctx.multiply = kernels, multiply
         return logprobs, entropies
 
     @staticmethod
@@ -134,19 +146,19 @@ class _FromHidden(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight_VH, dtype=entropies.dtype) if needs_weight else None
         grad_bias = torch.zeros_like(bias_V, dtype=entropies.dtype) if needs_bias else None
         for rows in grads.rows(ctx.size):
-            products_CV = linear(hidden_AH[rows], weight_VH, bias_V) if kept is None else kept[rows]
+            products_CV = ctx.multiply(hidden_AH[rows], weight_VH, bias_V) if kept is None else kept[rows]
             grad_CV = grads.of_rows(ctx.kernels, products_CV, rows)
             if grad_bias is not None:
                 grad_bias += grad_CV.sum(0, dtype=grad_bias.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows] = grad_CV @ weight_VH
+                grad_hidden[rows] = ctx.multiply(grad_CV, weight_VH.T)
             if grad_weight is not None:
                 _add_product(grad_weight, grad_CV.T, hidden_AH[rows])
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight_VH.dtype),
             None if grad_bias is None else grad_bias.to(bias_V.dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 

@@ -14,7 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
+from agentrl.algorithms.logprobs import Multiply
 from agentrl.errors import ConfigError
 
 LinearKernels = Literal["auto", "torch", "onednn"]
@@ -57,16 +59,25 @@ class OneDnnLinear(nn.Linear):
     """A linear layer that computes its larger float32 products with oneDNN."""
 
     def forward(self, input: Tensor) -> Tensor:
-        weight = self.weight
-        is_plain = (
-            type(weight) in (Tensor, nn.Parameter)
-            and weight.dtype == input.dtype == torch.float32
-            and weight.device.type == "cpu"
-        )
-        if not is_plain or input.numel() * self.out_features < _MIN_PRODUCTS:
+        if not self.is_worthwhile(input):
             return super().forward(input)
-        product: Tensor = _Product.apply(input, weight, self.bias)
+        product: Tensor = _Product.apply(input, self.weight, self.bias)
         return product
+
+    def is_worthwhile(self, input: Tensor) -> bool:
+        """Return whether oneDNN takes these operands and is faster than torch's BLAS."""
+        is_plain = (
+            type(self.weight) in (Tensor, nn.Parameter)
+            and self.weight.dtype == input.dtype == torch.float32
+            and self.weight.device.type == "cpu"
+        )
+        return is_plain and input.numel() * self.out_features >= _MIN_PRODUCTS
+
+
+def multiplication_of(layer: nn.Module, input: Tensor) -> Multiply:
+    """Return the function (left, right, bias) -> left @ right.T + bias that `layer` uses for `input`."""
+    is_onednn = isinstance(layer, OneDnnLinear) and layer.is_worthwhile(input)
+    return _multiply if is_onednn else linear
 
 
 class _Product(torch.autograd.Function):

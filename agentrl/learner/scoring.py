@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from agentrl.algorithms.logprob_kernels import EAGER, ChunkKernels, HeadForm
 from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
+from agentrl.learner.linear_kernels import multiplication_of
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
@@ -52,8 +53,9 @@ def answer_scores(
                 logits, request.targets_A, temperature=request.temperature, kernels=kernels
             )
         hidden = module.base_model(**inputs).last_hidden_state[0]
+        hidden_AH = hidden[request.positions_A]
         return linear_logprobs_and_entropy(
-            hidden[request.positions_A],
+            hidden_AH,
             head.weight,
             request.targets_A,
             temperature=request.temperature,
@@ -61,6 +63,7 @@ def answer_scores(
             form=form,
             chunk_tokens=chunk_tokens,
             kernels=kernels,
+            multiply=multiplication_of(head, hidden_AH),
         )
 
     @functools.wraps(forward)

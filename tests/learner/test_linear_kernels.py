@@ -6,9 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from agentrl.algorithms.logprobs import linear_logprobs_and_entropy
 from agentrl.errors import ConfigError
 from agentrl.learner import linear_kernels
-from agentrl.learner.linear_kernels import OneDnnLinear, check_linear_kernels, use_linear_kernels
+from agentrl.learner.linear_kernels import (
+    OneDnnLinear,
+    check_linear_kernels,
+    multiplication_of,
+    use_linear_kernels,
+)
 
 
 def both(columns, rows, *, bias, dtype=torch.float32):
@@ -46,6 +52,32 @@ def test_it_computes_what_torch_computes(tokens, columns, rows, bias, is_transpo
     for got, expected in zip(run(layer, inputs, upstream), exact, strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 150])
+def test_the_output_head_computes_as_its_layer_does(tokens):
+    """Its log-probabilities are computed from the weight, not by its forward."""
+    plain, head = both(100, 128, bias=True)
+    inputs, targets = torch.randn(tokens, 100), torch.randint(128, (tokens,))
+    multiply = multiplication_of(head, inputs)
+    assert (multiply is torch.nn.functional.linear) == (tokens == 1)
+    assert multiplication_of(plain, inputs) is torch.nn.functional.linear
+    found = []
+    for layer, product in ((head, multiply), (plain, torch.nn.functional.linear)):
+        hidden = inputs.clone().requires_grad_()
+        logprobs, entropies = linear_logprobs_and_entropy(
+            hidden,
+            layer.weight,
+            targets,
+            temperature=0.8,
+            bias_V=layer.bias,
+            chunk_tokens=60,
+            multiply=product,
+        )
+        (logprobs + 0.1 * entropies).sum().backward()
+        found.append([logprobs, entropies, hidden.grad, layer.weight.grad, layer.bias.grad])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_frozen_weights_and_inputs_get_no_gradient():
