@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,8 +23,20 @@ def serve(
         str, typer.Option(help="Address to listen on; any address except localhost needs --api-key-env.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free port.")] = 30000,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Number format of weights and cache.")
+    ] = "float32",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; at most the machine's.")] = 1,
+    num_blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Blocks of the KV cache, of 32 tokens each; default: that of rollout.embedded."
+        ),
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per forward pass; default: that of rollout.embedded."),
+    ] = None,
     weight_version: Annotated[
         str, typer.Option(help="Weight version that replies report until the first update.")
     ] = "default",
@@ -39,12 +52,16 @@ def serve(
     from agentrl.serving.embedded.server import named_key, set_up_logging
     from agentrl.serving.embedded.server import serve as run
 
+    if threads > (cores := os.cpu_count() or 1):
+        raise UserError(f"--threads {threads}: this machine has {cores}; more threads than that are slower")
+    given = {"threads": threads, "num_blocks": num_blocks, "max_batch_tokens": max_batch_tokens}
+    config = EmbeddedServerConfig(**{name: value for name, value in given.items() if value is not None})
     set_up_logging()
     status = run(
         str(find_model(ModelConfig(path=model))),
         host=host,
         port=port,
-        config=EmbeddedServerConfig(threads=threads),
+        config=config,
         dtype=dtype,
         weight_version=weight_version,
         api_key=named_key(api_key_env),

@@ -86,7 +86,7 @@ class App:
             "finish_reason": _finish_reason(result),
             "prompt_tokens": len(request.input_ids),
             "completion_tokens": len(ids),
-            "cached_tokens": 0,
+            "cached_tokens": result.num_cached_tokens,
             "weight_version": result.version,
             "weight_versions": [{"version": s.version, "start": s.start, "end": s.end} for s in result.spans],
             "num_retractions": 0,
@@ -120,12 +120,13 @@ class App:
         return json_response({"status": "ok", "message": "Generation paused successfully."})
 
     async def flush_cache(self, request: Request) -> Response:
-        """Wait until the server is idle.
+        """Wait until the server is idle, and forget all prefixes.
 
-        There is nothing to flush; running requests make it fail, as in SGLang.
+        Running requests make it fail, as in SGLang.
         """
         timeout_s = seconds_of(request.query_params.get("timeout", "0"))
         if await self._service.wait_idle(timeout_s):
+            self._service.engine.flush_prefixes()
             return PlainTextResponse("Cache flushed.\n")
         reason = "Timed out waiting for idle state.\n" if timeout_s else "Flush cache failed.\n"
         return PlainTextResponse(reason, status_code=400)

@@ -7,7 +7,8 @@ log-probability. Then it returns one-hot scores, so the manager's greedy choice 
 The manager's own sampling lacks what this gives: a temperature per request (greedy included), SGLang's
 log-probabilities, and cancelled requests that keep their tokens.
 
-Cache blocks are never shared between requests: a prefix computed under old weights would outlive an update.
+Requests share the blocks of a common prefix, but only requests of the same weights and the same adapter: see
+`prefixes.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,17 +35,21 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
 )
-from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+from transformers.generation.continuous_batching.utils import find_head_dim, find_num_key_value_heads
 
 from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.errors import UserError
 from agentrl.serving.embedded.adapter import AdapterSlot
-from agentrl.serving.embedded.attention import segment_attention
+from agentrl.serving.embedded.attention import PagedAttention, Row
+from agentrl.serving.embedded.prefixes import SCHEDULER, request_id
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 from agentrl.serving.embedded.threads import in_thread
 
 T = TypeVar("T")
 
 _PROBE_TOKENS = 8
+_CPU_SHARE = 0.6
+"""Share of the memory that transformers allows a cache on a CPU; beyond it, the generation loop ends."""
 
 
 class EngineError(Exception):
@@ -63,6 +69,7 @@ class Job:
     finished: asyncio.Future[None]
     sees_adapter: bool = False
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
+    num_cached_tokens: int | None = None  # of the prompt; None until its first forward
     uniforms: random.Random = field(init=False)  # one number per token
 
     def __post_init__(self) -> None:
@@ -73,23 +80,28 @@ class Engine:
     """Continuous batching of one model. For one event loop."""
 
     def __init__(self, model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
+        _check_cache_fits(model, config)
         self.model = model.eval()
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index, union-attr]
         self.cache_tokens = config.num_blocks * config.page_size
         self._jobs: dict[str, Job] = {}
-        self._keys = itertools.count()
+        self._numbers = itertools.count()
+        self._num_flushes = 0
         # Greedy over scores that `_Sampling` made one-hot: see the top of this file.
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self.model.init_continuous_batching(
             generation_config=greedy, continuous_batching_config=_batching(config)
         )
         self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
+        attention = PagedAttention()
         self._manager.logit_processor = _Processors(
-            _Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot
+            _Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot, attention
         )
         if not _has_sliding_window(model):
+            name = f"agentrl_paged_{next(_ENGINES)}"
+            AttentionInterface.register(name, attention)
             # After the manager exists: its constructor accepts only transformers' own implementations.
-            self.model.set_attn_implementation(_ATTENTION)
+            self.model.set_attn_implementation(name)
 
     def start(self) -> None:
         self._manager.start()
@@ -120,7 +132,8 @@ class Engine:
         """
         # Not the rid: after a cancellation the manager may hold the request for one more forward, and the
         # client may reuse its rid at once.
-        job = Job(f"r{next(self._keys)}", sampling, asyncio.get_running_loop().create_future(), sees_adapter)
+        key = request_id(f"{self._num_flushes}.{sees_adapter}", next(self._numbers))
+        job = Job(key, sampling, asyncio.get_running_loop().create_future(), sees_adapter)
         self._jobs[job.key] = job
         self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
         self._manager.add_request(
@@ -130,6 +143,10 @@ class Engine:
             eos_token_id=sorted(stop_ids) or [-1],
         )
         return job
+
+    def flush_prefixes(self) -> None:
+        """Let no later request find a prefix of an earlier one."""
+        self._num_flushes += 1
 
     def cancel(self, job: Job, error: Exception | None = None) -> None:
         """Remove the request. Its `samples` remain; its `finished` resolves, or raises `error`."""
@@ -165,11 +182,13 @@ class Engine:
     async def while_parked(self, work: Callable[[], T]) -> T:
         """Return `work()`, called in a thread while the generation loop is held between two forwards.
 
-        A cancelled request may still be in its last one.
+        `work` may change the weights: no later request finds a prefix of an earlier one. A cancelled request
+        may still have a forward before it.
         """
 
         def parked() -> T:
             with self._manager.pause():
+                self.flush_prefixes()
                 return work()
 
         return await in_thread(parked)
@@ -228,70 +247,40 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 class _Processors(ContinuousBatchingLogitsProcessorList):
     """The list of logits processors: sampling alone.
 
-    It sees all requests of a forward beforehand, so it also tells the adapter slot which tokens use the
-    adapter.
+    It sees all requests of a forward beforehand, so it also tells the attention and the adapter slot whose
+    tokens they get.
     """
 
-    def __init__(self, sampling: _Sampling, jobs: dict[str, Job], slot: AdapterSlot) -> None:
+    def __init__(
+        self, sampling: _Sampling, jobs: dict[str, Job], slot: AdapterSlot, attention: PagedAttention
+    ) -> None:
         super().__init__(LogitsProcessorList([sampling]))
         self.tensors_required = 1  # the list counts only the processors that it converted itself
         self._jobs = jobs
         self._slot = slot
+        self._attention = attention
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
-        jobs = [self._jobs.get(request.state.request_id) for request in requests_in_batch]
+        # transformers has already counted the new tokens: `current_len` includes them.
+        rows = [
+            Row(request.state.request_id, request.query_length, request.state.current_len())
+            for request in requests_in_batch
+        ]
+        jobs = [self._jobs.get(row.request_id) for row in rows]
+        self._attention.expect(rows)
         self._slot.expect(
             [
-                (r.query_length, job is not None and job.sees_adapter)
-                for r, job in zip(requests_in_batch, jobs, strict=True)
+                (row.num_queries, job is not None and job.sees_adapter)
+                for row, job in zip(rows, jobs, strict=True)
             ]
         )
+        for row, job in zip(rows, jobs, strict=True):
+            if job is not None and job.num_cached_tokens is None:
+                job.num_cached_tokens = row.num_keys - row.num_queries
         return super().prepare_tensor_args(requests_in_batch, arg_storage)
 
 
-class _Scheduler(FIFOScheduler):
-    """First in, first out, without a deadlock of transformers' scheduler.
-
-    Once the cache is full, transformers admits no request until a running one finishes. If all running
-    requests are cancelled instead, the waiting ones would wait forever. So they are admitted also when
-    nothing runs.
-    """
-
-    def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any] | None, bool, int, int]:
-        self.block_new_requests &= bool(self.active_requests)
-        return super().schedule_batch(token_budget, cache_budget)
-
-
-_SCHEDULER = "agentrl_fifo"
-SCHEDULER_MAPPING[_SCHEDULER] = _Scheduler
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    scaling: float,
-    cache: Any,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: write new keys and values to the paged cache, attend per request."""
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
-    output = segment_attention(
-        query[0],
-        key[0],
-        value[0],
-        query_lengths=kwargs["cu_seq_lens_q"].diff().tolist(),
-        key_lengths=kwargs["cu_seq_lens_k"].diff().tolist(),
-        scale=scaling,
-    )
-    return output.unsqueeze(0), None
-
-
-_ATTENTION = "agentrl_segments"
-AttentionInterface.register(_ATTENTION, _attend)
+_ENGINES = itertools.count()
 
 
 def _has_sliding_window(model: PreTrainedModel) -> bool:
@@ -309,14 +298,30 @@ def _batching(config: EmbeddedServerConfig) -> ContinuousBatchingConfig:
         num_blocks=config.num_blocks,
         max_batch_tokens=config.max_batch_tokens,
         max_requests_per_batch=config.max_requests_per_batch,
-        allow_block_sharing=False,
-        scheduler_type=_SCHEDULER,
+        allow_block_sharing=True,
+        scheduler_type=SCHEDULER,
         # Sampling is Python code between the forwards: a CUDA graph cannot capture it, and the next forward
         # needs its tokens.
         use_async_batching=False,
         use_cuda_graph=False,
         auto_switch_to_flash=False,
     )
+
+
+def _check_cache_fits(model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
+    """Raise UserError if the KV cache needs more memory than transformers allows it on a CPU."""
+    if model.device.type != "cpu":
+        return
+    text = model.config.get_text_config()
+    per_token = 2 * text.num_hidden_layers * find_num_key_value_heads(text) * find_head_dim(text)
+    needed = config.num_blocks * config.page_size * per_token * model.dtype.itemsize
+    allowed = _CPU_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > allowed:
+        raise UserError(
+            f"a KV cache of num_blocks={config.num_blocks} of {config.page_size} tokens needs "
+            f"{needed / 2**30:,.1f} GiB for this model; at most {allowed / 2**30:,.1f} GiB of this machine's "
+            "memory may be used for it"
+        )
 
 
 def _resolve(future: asyncio.Future[None], error: Exception | None) -> None:

@@ -50,6 +50,7 @@ class Result:
     seconds: float
     matched: int | None = None
     message: str | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,7 @@ class Service:
             _spans(entry.starts, len(samples)),
             self.version,
             seconds=time.monotonic() - entry.arrived,
+            num_cached_tokens=(entry.job and entry.job.num_cached_tokens) or 0,
         )
         if not was_admitted:
             return result(finish="abort", message="Abort in waiting queue")

@@ -1,0 +1,59 @@
+"""`agentrl serve`: its options reach the server, and wrong ones are answered by one line."""
+
+import os
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from agentrl.cli import app
+from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.serving.embedded import server
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes)).save_pretrained(folder)
+    return str(folder)
+
+
+def serve(*words):
+    done = CliRunner().invoke(app, ["serve", *words], env={"COLUMNS": "300"})
+    return done.exit_code, done.output + str(done.exception or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {}),
+        (
+            ["--num-blocks", "64", "--max-batch-tokens", "2048", "--threads", "1"],
+            {"num_blocks": 64, "max_batch_tokens": 2048},
+        ),
+    ],
+)
+def test_options_reach_the_server(model, monkeypatch, options, expected):
+    seen = {}
+    monkeypatch.setattr(server, "serve", lambda path, **given: seen.update(given) or 0)
+    assert serve(model, *options)[0] == 0
+    assert seen["config"] == EmbeddedServerConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--num-blocks", "0"], "should be greater than or equal to 1"),
+        (["--num-blocks", "many"], "should be a valid integer"),
+        (["--max-batch-tokens", "-5"], "should be greater than or equal to 1"),
+        (["--threads", "0"], "should be greater than or equal to 1"),
+        (["--threads", "100000"], f"--threads 100000: this machine has {os.cpu_count()}"),
+        (["--dtype", "int4"], "'int4' is not one of"),
+        (["--num-blocks", "1000000000"], "a KV cache of num_blocks=1000000000 of 32 tokens needs"),
+    ],
+)
+def test_wrong_options_are_answered_by_one_line(model, options, message):
+    status, output = serve(model, "--port", "0", *options)
+    assert status != 0
+    assert message in output
