@@ -12,7 +12,7 @@ from typing import TypeVar
 import pyarrow as pa
 import ray
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayError
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.data.trajectories import decode, from_ipc
@@ -25,7 +25,7 @@ from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
-from agentrl.workers.actors import Actor, ActorKind, get, translate
+from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, translate
 from agentrl.workers.starting import Readiness, num_done
 
 N = TypeVar("N", int, float)
@@ -177,7 +177,7 @@ class RolloutFleet:
             return False
         try:
             ray.get(member.running, timeout=CALL_TIMEOUT_S)
-        except RayActorError:
+        except DEATHS:
             return True
         except RayError as error:
             raise translate(error, who=f"rollout actor {member.owner}", timeout_s=CALL_TIMEOUT_S) from error
@@ -222,7 +222,7 @@ class RolloutFleet:
         """
         try:
             played: bytes = ray.get(result, timeout=CALL_TIMEOUT_S)
-        except (RayActorError, ObjectLostError):  # the actor died, or its node with the stored result
+        except (*DEATHS, ObjectLostError):  # the actor died, or its node with the stored result
             return None
         except RayError as error:
             raise translate(error, who="a rollout actor", timeout_s=CALL_TIMEOUT_S) from error

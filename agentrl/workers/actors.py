@@ -6,6 +6,7 @@ every error is an AgentRLError. The object itself is a plain class, which knows 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import ray
 import trio
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
 from trio.lowlevel import RunVar
 
 from agentrl.errors import AgentRLError, InfrastructureError
@@ -29,6 +30,8 @@ R = TypeVar("R")
 
 PAUSE_S = 1.0
 """Between two tries of a call."""
+DEATHS = (RayActorError, OutOfMemoryError)
+"""How Ray reports the death of an actor's process."""
 MAX_ASYNC_CALLS = 4
 """Calls in flight per event loop; each holds a thread."""
 
@@ -197,10 +200,20 @@ def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> A
         return ours
     if isinstance(error, GetTimeoutError):
         return InfrastructureError(f"{who} did not answer within {timeout_s:g} s")
-    if isinstance(error, RayActorError):
-        return _creation_cause(error, who) or InfrastructureError(f"{who} died")
+    if isinstance(error, DEATHS):
+        return _creation_cause(error, who) or InfrastructureError(f"{who} died{why_died(error)}")
     return InfrastructureError(
         f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}"
+    )
+
+
+def why_died(error: RayError) -> str:
+    """Return `: ...` with the memory of the node if Ray killed the process because it ran short, else ``."""
+    if not isinstance(error, OutOfMemoryError):
+        return ""
+    used = re.search(r"was (\S+) used / (\S+) limit", str(error))
+    return ": Ray killed it because the node ran out of memory" + (
+        f" ({used[1]} of {used[2]} in use)" if used else ""
     )
 
 
@@ -211,7 +224,7 @@ def _ours(cause: object) -> AgentRLError | None:
     return cause if isinstance(cause, AgentRLError) else None
 
 
-def _creation_cause(error: RayActorError, who: str) -> AgentRLError | None:
+def _creation_cause(error: RayError, who: str) -> AgentRLError | None:
     """Return the error that an actor's constructor raised, or None.
 
     A foreign one is an InfrastructureError.

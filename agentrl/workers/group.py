@@ -12,9 +12,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from agentrl.errors import AgentRLError, LearnerError, RankLost
+from agentrl.workers.actors import DEATHS, why_died
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
 from agentrl.workers.host import host_class
@@ -302,8 +303,8 @@ class WorkerGroup(Workers[W]):
             rank = pending.pop(done[0])
             try:
                 self._fetch(done, what)
-            except RayActorError as error:
-                raise self._lost(rank, what) from error
+            except (*DEATHS, ObjectLostError) as error:
+                raise self._lost(rank, what, error) from error
             except RayTaskError as error:
                 # An error of the user's config or plugins is the cause by itself. A LearnerError may only be
                 # the consequence of another rank's death.
@@ -318,8 +319,8 @@ class WorkerGroup(Workers[W]):
         for ref in done:
             try:
                 self._fetch([ref], what)
-            except RayActorError as error:
-                raise self._lost(pending[ref], what) from error
+            except (*DEATHS, ObjectLostError) as error:
+                raise self._lost(pending[ref], what, error) from error
             except RayTaskError:
                 # a failure, but not a death
                 continue
@@ -331,9 +332,9 @@ class WorkerGroup(Workers[W]):
         except GetTimeoutError as error:
             raise self._failed(f"results of {what!r} did not arrive within {FETCH_TIMEOUT_S:g} s") from error
 
-    def _lost(self, rank: int, what: str) -> RankLost:
+    def _lost(self, rank: int, what: str, error: RayError) -> RankLost:
         self._is_lost.set()
-        return RankLost(f"{self._name} rank {rank} was lost during {what!r}")
+        return RankLost(f"{self._name} rank {rank} was lost during {what!r}{why_died(error)}")
 
     def _failed(self, why: str) -> LearnerError:
         self._is_lost.set()
