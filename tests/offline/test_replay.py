@@ -234,13 +234,14 @@ def test_alarms_watch_what_a_step_measures(whole):
     """Every metric of a rule is one of a step's, and a replay raises alarms as a run does: here behavior is
     far from the policy.
     """
+    elsewhere = {"learner/moved_per_version"}  # only of steps whose tokens have a lag
     for record in read_metrics(whole.run_dir / "metrics.jsonl"):
         assert {
             name
             for rule in rules_from(AlarmsConfig())
             for name in rule.metrics
             if not name.startswith("attempts/")
-        } <= set(record.values)
+        } - elsewhere <= set(record.values)
     raised = [json.loads(line) for line in (whole.run_dir / "alarms.jsonl").read_text().splitlines()]
     assert [(line["rule"], line["step"]) for line in raised] == [("logprob_gap", 1)]
     assert len(decode(read_parquet(whole.run_dir / "alarms" / "step_000001_logprob_gap.parquet"))) == 12

@@ -112,7 +112,7 @@ def reserved_port():
 
 def reserved_ports(count):
     """Return different ports of this machine; see `reserved_port`."""
-    ports = [ReservedPort("127.0.0.1") for _ in range(count)]
+    ports = [ReservedPort() for _ in range(count)]  # torch listens on all addresses of the machine
     RESERVED.extend(ports)
     return [port.number for port in ports]
 

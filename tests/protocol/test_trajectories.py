@@ -7,10 +7,10 @@ Even versions are the weights of `server.model`, odd ones those of `server.other
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -38,7 +38,6 @@ from agentrl.types import Lease, Message, Outcome, SamplingParams, Task, ToolCal
 PROMPT = [5, 17, 42]
 CONTEXT_TOKENS = 512
 GROUP_SIZE = 6
-NUM_PUBLISHES = 12
 
 
 class CalculatesOnce(AgentLoop):
@@ -108,7 +107,7 @@ def trajectory_error(server, logprobs_of, trajectory):
 
 
 async def play_while_publishing(server, client, mode):
-    """Play one group through the whole rollout stack, with publish after publish beside it."""
+    """Play one group through the whole rollout stack, with publish after publish beside it to the end."""
     plugins = load_plugins()
     agent = AgentConfig(tools=("calculator",), max_response_tokens=260, max_turn_tokens=110)
     task = Task("t:0", DATA_SOURCE, (Message("user", "6*7?"),), registered(plugins.agents, CalculatesOnce))
@@ -116,7 +115,7 @@ async def play_while_publishing(server, client, mode):
     rollout = RolloutConfig(group_size=GROUP_SIZE)
 
     async def publish_often():
-        for version in range(1, NUM_PUBLISHES + 1):
+        for version in itertools.count(1):
             await until_sampling(client)
             await publish(server, client, version, mode)
 
@@ -262,7 +261,7 @@ def test_generations_of_a_killed_server_go_on_from_what_is_recorded(server, talk
         interrupted += set(versions) == {0, 1}
     assert interrupted
     assert all(
-        a <= b for generation in generations.values() for a, b in pairwise(generation.versions.tolist())
+        a <= b for generation in generations.values() for a, b in itertools.pairwise(generation.versions.tolist())
     )
 
 

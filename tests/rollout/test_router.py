@@ -139,7 +139,7 @@ def test_sampled_tokens_are_counted_at_each_interruption():
     async def main(router):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: router.generate([7], params(), trajectory_key="t"))
-            await trio.sleep(2)
+            await trio.sleep(1.5)
             assert router.work.sampled_tokens == 2, "the turn has not ended yet"
         assert router.work.sampled_tokens == 5
 
