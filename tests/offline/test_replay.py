@@ -243,7 +243,7 @@ def test_alarms_watch_what_a_step_measures(whole):
             if not name.startswith("attempts/")
         } - elsewhere <= set(record.values)
     raised = [json.loads(line) for line in (whole.run_dir / "alarms.jsonl").read_text().splitlines()]
-    assert [(line["rule"], line["step"]) for line in raised] == [("logprob_gap", 1)]
+    assert [(line["rule"], line["step"]) for line in raised] == [("logprob_gap", 1), ("policy_moved", 2)]
     assert len(decode(read_parquet(whole.run_dir / "alarms" / "step_000001_logprob_gap.parquet"))) == 12
 
 

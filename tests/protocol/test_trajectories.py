@@ -261,7 +261,9 @@ def test_generations_of_a_killed_server_go_on_from_what_is_recorded(server, talk
         interrupted += set(versions) == {0, 1}
     assert interrupted
     assert all(
-        a <= b for generation in generations.values() for a, b in itertools.pairwise(generation.versions.tolist())
+        a <= b
+        for generation in generations.values()
+        for a, b in itertools.pairwise(generation.versions.tolist())
     )
 
 
