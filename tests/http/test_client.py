@@ -161,7 +161,8 @@ async def test_cancelling_closes_the_connection():
             nursery.start_soon(http.request, "GET", "/")
             await arrived.wait()
             nursery.cancel_scope.cancel()
-        await closed.wait()
+        with trio.fail_after(20):
+            await closed.wait()  # the server reads the end of the connection
 
 
 async def test_no_more_connections_than_allowed():
