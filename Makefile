@@ -3,8 +3,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
+SMOLLM := runs/smollm
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
+CONFIG ?= smollm
 TEST_PROCESSES ?= 4
 SLOW_TEST_PROCESSES ?= 2
 BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logprob_memory learner_memory
@@ -13,7 +15,7 @@ BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logpro
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-slow test-sglang lint type bench soak docs templates mutants clean
+.PHONY: help setup quickstart smollm test test-slow test-sglang lint type bench soak docs templates mutants clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +52,27 @@ $(QUICKSTART)/data/.done: | setup
 	@echo "quickstart: writing sums to imitate, train and validate on (agentrl data arithmetic $(@D))"
 	@$(BIN)/agentrl data arithmetic $(@D)
 	@touch $@
+
+smollm: $(SMOLLM)/warm_start/.done $(SMOLLM)/all_kinds/.done ## teach a real pretrained model the same (CONFIG=smollm_lora: an adapter; smollm_hard: slower, all kinds)
+	@echo "smollm: training asynchronously (agentrl train configs/$(CONFIG).yaml $(ARGS))"
+	@$(BIN)/agentrl train configs/$(CONFIG).yaml $(ARGS)
+
+$(SMOLLM)/warm_start/.done: configs/smollm_sft.yaml $(SMOLLM)/data/.done $(SMOLLM)/model/config.json | setup
+	@echo "smollm: no policy yet; making one by imitation, some minutes (agentrl sft configs/smollm_sft.yaml)"
+	@$(BIN)/agentrl sft configs/smollm_sft.yaml
+	@touch $@
+
+$(SMOLLM)/data/.done: | setup
+	@$(BIN)/agentrl data arithmetic $(@D) --kinds tool,interaction --tool-use 0.2
+	@touch $@
+
+$(SMOLLM)/all_kinds/.done: | setup
+	@$(BIN)/agentrl data arithmetic $(@D)
+	@touch $@
+
+$(SMOLLM)/model/config.json: | setup
+	@echo "smollm: fetching SmolLM2-135M-Instruct, 93 MB (agentrl models fetch smollm2 $(@D))"
+	@$(BIN)/agentrl models fetch smollm2 $(@D)
 
 # Much of the time goes into waiting for servers and for Ray to start: four processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.

@@ -43,6 +43,7 @@ WAYS = (
     "lora_bfloat16",
     "lora_checkpointing",
     "profiled",
+    "saving",
 )
 
 
@@ -88,7 +89,7 @@ def make_batch(tokens: int, vocabulary: int) -> list[Sample]:
 def run_way(way: str, sizes: dict[str, int], tokens: int) -> dict[str, float]:
     """Make two updates; return the peak of both and the time of the second.
 
-    The first also allocates optimizer state.
+    The first also allocates optimizer state. `saving` writes a checkpoint beside the second.
     """
     torch.set_num_threads(1)
     before = psutil.Process().memory_info().rss
@@ -105,14 +106,18 @@ def run_way(way: str, sizes: dict[str, int], tokens: int) -> dict[str, float]:
         started = time.process_time()
         if way == "profiled":
             learner.start_trace()
+        if way == "saving":
+            learner.start_save(folder)
         learner.update(scored)
         if way == "profiled":
             learner.write_trace(folder)
+        if way == "saving":
+            learner.finish_save()
         seconds = time.process_time() - started
-        trace_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
+        written_bytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     learner.close()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-    return {"peak_bytes": peak, "seconds": seconds, "trace_bytes": trace_bytes}
+    return {"peak_bytes": peak, "seconds": seconds, "written_bytes": written_bytes}
 
 
 def main() -> None:
@@ -131,10 +136,9 @@ def main() -> None:
         "intermediate_size": 3 * arguments.hidden,
         "num_hidden_layers": arguments.layers,
     }
-    sizes |= {
-        "num_attention_heads": arguments.hidden // 64,
-        "num_key_value_heads": max(1, arguments.hidden // 128),
-    }
+    heads = arguments.hidden // 64
+    shared = next(count for count in range(max(1, heads // 2), 0, -1) if heads % count == 0)
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": shared}
     sizes |= {"vocab_size": arguments.vocabulary, "max_position_embeddings": 2048}
     if arguments.way:
         print(json.dumps(run_way(arguments.way, sizes, arguments.tokens)))

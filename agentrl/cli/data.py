@@ -59,15 +59,23 @@ def data_arithmetic(
     sft_rows: Annotated[
         int, typer.Option("--sft", min=1, help="Number of conversations for the supervised warm start.")
     ] = 6000,
+    kinds: Annotated[
+        str, typer.Option(help="Kinds of rows, with commas between: tool, easy, interaction.")
+    ] = "tool,easy,interaction",
+    tool_use: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of the warm start's products that are computed by the tool."),
+    ] = 0.5,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     debug: Debug = False,
 ) -> None:
     """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a
     second try.
     """
-    from agentrl.data.arithmetic import write_arithmetic
+    from agentrl.data.arithmetic import ArithmeticMix, read_kinds, write_arithmetic
 
-    write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows)
+    mix = ArithmeticMix(kinds=read_kinds(kinds), sft_tool_use=tool_use)
+    write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows, mix=mix)
     typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {out}")
 
 

@@ -51,13 +51,12 @@ def _learner_memory(config: Config, size: ModelSize) -> str:
     if learner.gradient_checkpointing:
         activations = tokens * size.num_layers * size.hidden_size * width / learner.num_replicas
     if config.model.lora.rank:
-        weights, what, saving = 1.0 * size.num_parameters * width, "frozen weights", ""
+        weights, what = 1.0 * size.num_parameters * width, "frozen weights"
     else:
         weights, what = 16 * size.num_parameters / learner.world_size, "weights, gradients, AdamW's moments"
-        saving = f"; {_gib(0.75 * weights)} more while a checkpoint is written"
     return (
         f"about {_gib(PROCESS_BYTES + weights + activations)} = {_gib(weights)} {what} + "
-        f"{_gib(activations)} activations of {tokens:,} tokens + {_gib(PROCESS_BYTES)} process{saving}"
+        f"{_gib(activations)} activations of {tokens:,} tokens + {_gib(PROCESS_BYTES)} process"
     )
 
 

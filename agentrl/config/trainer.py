@@ -32,8 +32,8 @@ class TrainerConfig(Section):
     )
     save_in_background: bool = Field(
         True,
-        description="Continue training while a checkpoint is written; needs memory for one more copy of its "
-        "data.",
+        description="Continue training while a checkpoint is written; on a GPU, from a copy in the host's "
+        "memory.",
     )
     keep_last: int = Field(3, ge=1, description="Number of newest checkpoints to keep.")
     keep_best: int = Field(

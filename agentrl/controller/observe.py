@@ -21,10 +21,12 @@ from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing_table import write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.metrics import PhaseTimer, read_metrics
+from agentrl.tracking.recent_rate import RecentRate
 from agentrl.tracking.tracker import open_trackers
 from agentrl.types import BufferCounts, Group, Lags, SendTimes
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
+_NOTHING_PLAYED: Mapping[str, float] = {}
 _BECAME = ("retried", "replaced", "masked", "left_out", "dropped_groups", "withdrawn_groups")
 MIN_LAG_OF_MOVEMENT = 0.5
 _NO_CURRICULUM: Mapping[str, float] = {}
@@ -59,7 +61,8 @@ class Observer:
         self._attempts = self._recorded_attempts = AttemptCounts()
         self._begin_alarms()
         self.timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
-        self._last_rollout: Mapping[str, float] = {}
+        self._last_rollout = _NOTHING_PLAYED
+        self._sampling = RecentRate(0.0)
         self._published = _NOTHING_PUBLISHED
 
     def _begin_alarms(self) -> None:
@@ -100,10 +103,12 @@ class Observer:
         self._attempts = counts
         self.failures.add(failed, step=step)
 
-    def begin_steps(self) -> None:
-        """Reset times and publishes, so that the start-up does not count toward the first step."""
+    def begin_steps(self, rollout_stats: Mapping[str, float] = _NOTHING_PLAYED) -> None:
+        """Reset times, publishes and counters: start-up and first validations count toward no step."""
         self.timer.finish_step()
         self._published = _NOTHING_PUBLISHED
+        self._last_rollout = rollout_stats
+        self._sampling = RecentRate(rollout_stats.get("sampled_tokens", 0.0))
 
     # -------------------------------------------------------------------------------------------------- steps
 
@@ -144,7 +149,9 @@ class Observer:
             **times,
             **{f"buffer/{name}": value for name, value in buffer_stats.items()},
             **{f"curriculum/{name}": value for name, value in curriculum.items()},
-            "speed/sampled_tokens_per_s": growth.get("sampled_tokens", 0.0) / step_s,
+            "speed/sampled_tokens_per_s": self._sampling.after(
+                step_s, total=rollout_stats.get("sampled_tokens", 0.0)
+            ),
             "speed/trajectories_per_s": growth.get("finished", 0.0) / step_s,
             "idle/learner": times.get("time/take_s", 0.0) / step_s,
             "idle/servers": min(1.0, growth.get("idle_s", 0.0) / step_s / self._config.rollout.num_actors),

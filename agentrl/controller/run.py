@@ -179,7 +179,7 @@ class Run:
     def start_rollouts(self) -> None:
         """Start the rollout actors: they lease and play training tasks until the run ends."""
         self.rollouts.run()
-        self.observer.begin_steps()
+        self.observer.begin_steps(self.rollouts.stats())
 
     def take(self) -> list[Group]:
         """Wait for the next batch and score it with the rewards of scope `batch` (see `Batches.take`)."""

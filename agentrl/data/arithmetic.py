@@ -23,7 +23,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 
 Kind = Literal["tool", "easy", "interaction"]
 Split = Literal["train", "val"]
@@ -39,6 +39,7 @@ FEEDBACK = "Wrong. Try again."
 class ArithmeticMix:
     """The questions, and how often the warm-start conversations answer them correctly (shares in [0, 1])."""
 
+    kinds: tuple[Kind, ...] = KINDS
     val_percent: int = 20  # percentage of all expressions
     phrasings: tuple[str, ...] = ("{}=?", "What is {}?", "Compute {}.", "{}")
     factors: tuple[int, int] = (10, 99)  # range of the factors of the products
@@ -98,8 +99,8 @@ def write_arithmetic(
 ) -> None:
     """Write `train.parquet` and `val.parquet` (tasks) and `sft.parquet` (conversations) into `out`.
 
-    The three kinds alternate. The expressions of a kind in `val` are distinct; `train` and `sft` share theirs
-    and may repeat them. The same arguments give the same rows.
+    The kinds alternate. The expressions of a kind in `val` are distinct; `train` and `sft` share theirs and
+    may repeat them. The same arguments give the same rows.
 
     Raises:
         DataError: `num_val` exceeds the number of expressions in the validation split.
@@ -108,6 +109,19 @@ def write_arithmetic(
     write_rows(out / "train.parquet", _tasks("train", num_train, seed, mix), TASK_SCHEMA)
     write_rows(out / "val.parquet", _tasks("val", num_val, seed, mix), TASK_SCHEMA)
     write_rows(out / "sft.parquet", _conversations(num_sft, seed, mix), SFT_SCHEMA)
+
+
+def read_kinds(text: str) -> tuple[Kind, ...]:
+    """Return the kinds that a text such as `tool,easy` names, in its order.
+
+    Raises:
+        ConfigError: it names none, an unknown one, or one twice.
+    """
+    known: dict[str, Kind] = {kind: kind for kind in KINDS}
+    names = [name.strip() for name in text.split(",")]
+    if len(set(names)) < len(names) or not known.keys() >= set(names):
+        raise ConfigError(f"--kinds={text}: should be one or more of {', '.join(KINDS)}, each once")
+    return tuple(known[name] for name in names)
 
 
 # ------------------------------------------------------------------------------------------------ expressions
@@ -171,11 +185,12 @@ def _draw_kinds(
 ) -> Iterator[tuple[random.Random, Kind, str]]:
     """Yield (generator, kind, expression) for `count` rows of the file `name`, with alternating kinds."""
     rng = random.Random(f"{DATA_SOURCE}:{name}:{seed}")
-    shares = [len(range(position, count, len(KINDS))) for position in range(len(KINDS))]
-    drawn = [_draw(kind, split, share, rng, mix) for kind, share in zip(KINDS, shares, strict=True)]
+    kinds = mix.kinds
+    shares = [len(range(position, count, len(kinds))) for position in range(len(kinds))]
+    drawn = [_draw(kind, split, share, rng, mix) for kind, share in zip(kinds, shares, strict=True)]
     for index in range(count):
-        position = index % len(KINDS)
-        yield rng, KINDS[position], drawn[position][index // len(KINDS)]
+        position = index % len(kinds)
+        yield rng, kinds[position], drawn[position][index // len(kinds)]
 
 
 # ------------------------------------------------------------------------------------------------------ tasks

@@ -34,6 +34,8 @@ CALL_TIMEOUT_S = 60.0
 ROLLOUT = ActorKind("RolloutActor", "a rollout actor", CALL_TIMEOUT_S, num_threads=8)
 START_TIMEOUT_S = 600.0
 """Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
+GAUGES = frozenset({"in_flight", "generations_in_flight", "servers_up", "outstanding_tokens"})
+"""Names in `RolloutWorker.stats` that are about the present moment. All others only grow."""
 
 
 def rollout_worker(
@@ -60,6 +62,7 @@ class _Member:
     running: ObjectRef | None = None
     counts: AttemptCounts = field(default_factory=AttemptCounts)  # its last report
     position: int = 0  # how many of its failures were already read
+    stats: Mapping[str, float] = field(default_factory=dict)  # its last report
 
 
 class RolloutFleet:
@@ -85,6 +88,7 @@ class RolloutFleet:
         )
         self._is_running = False
         self._attempts = AttemptCounts()
+        self._gone: dict[str, float] = {}  # counters of replaced actors, by their last reports
         self._members = [self._new_member(index) for index in range(settings.rollout.num_actors)]
         self._starting = [member.actor.begin(RolloutWorker.stats) for member in self._members]
         self._deadline = time.monotonic() + START_TIMEOUT_S
@@ -198,6 +202,7 @@ class RolloutFleet:
             new.actor.within(CALL_TIMEOUT_S * 3).run(RolloutWorker.set_servers, self._keys, self._version)
         if self._is_running:
             new.running = new.actor.begin(RolloutWorker.run)
+        _add(_counters(old.stats), self._gone)
         self._members[index] = new
         say(f"rollout actor {old.owner} died; {released} groups are leased again and {new.owner} takes over")
 
@@ -229,8 +234,18 @@ class RolloutFleet:
         return decode(from_ipc(played))
 
     def stats(self) -> dict[str, float]:
-        """Return the sums of all actors' counters; an actor that does not answer is left out."""
-        return self._summed(RolloutWorker.stats)
+        """Return the sums of all actors' counters (see `RolloutManager.stats`), replaced actors included.
+
+        An actor that does not answer counts with its last report, and without it in gauges.
+        """
+        total = dict(self._gone)
+        for member in self._members:
+            try:
+                member.stats = member.actor.run(RolloutWorker.stats)
+                _add(member.stats, total)
+            except InfrastructureError:
+                _add(_counters(member.stats), total)
+        return total
 
     def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
         """Return counts of how training attempts ended, and the failures since the last call.
@@ -249,14 +264,10 @@ class RolloutFleet:
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the tokens of requests in flight by server URL, summed over the actors that answer."""
-        return self._summed(RolloutWorker.outstanding_tokens)
-
-    def _summed(self, method: Callable[[RolloutWorker], dict[str, N]]) -> dict[str, N]:
-        total: dict[str, N] = {}
+        total: dict[str, int] = {}
         for member in self._members:
             with suppress(InfrastructureError):
-                for name, value in member.actor.run(method).items():
-                    total[name] = total[name] + value if name in total else value
+                _add(member.actor.run(RolloutWorker.outstanding_tokens), total)
         return total
 
     def close(self) -> None:
@@ -276,3 +287,12 @@ class RolloutFleet:
                 )
         for member in self._members:
             member.actor.kill()
+
+
+def _counters(stats: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in stats.items() if name not in GAUGES}
+
+
+def _add(values: Mapping[str, N], total: dict[str, N]) -> None:
+    for name, value in values.items():
+        total[name] = total[name] + value if name in total else value

@@ -9,7 +9,7 @@ written in place. The caller makes it appear complete or not at all, because it 
 from __future__ import annotations
 
 import pickle
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from agentrl.config.model import ModelConfig
@@ -47,19 +48,37 @@ FAILURES = (
 """What torch raises if a checkpoint cannot be written or read."""
 
 
+class _Live(AsyncStager):
+    """Hands over the tensors themselves instead of a copy."""
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
 class Saver:
-    """Writes the learner's state in the background, one checkpoint at a time, each within `timeout_s`."""
+    """Writes the learner's state in the background, one checkpoint at a time, each within `timeout_s`.
+
+    On a GPU, a copy in the host's memory is written. On a CPU, a copy would be a second model and optimizer
+    in the same memory: the tensors themselves are written, and `wait` delays the next change of them.
+    """
 
     def __init__(self, model: ModelConfig, *, timeout_s: float) -> None:
         self._model = model
         self._timeout_s = timeout_s
         self._group: ProcessGroup | None = None
-        # The folder of the checkpoint that is being written, from a copy in memory that later updates do not
-        # affect.
+        # The folder of the checkpoint that is being written.
         self._saving: tuple[Path, Future[Any]] | None = None
+        # The same, while it reads live tensors. Not one attribute: `finish` runs in a thread of its own.
+        self._reading: tuple[Path, Future[Any]] | None = None
 
     def start(self, policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> None:
-        """Copy model, optimizer, update count and random states, and start writing the copy. A collective.
+        """Start writing model, optimizer, update count and random states as they are now. A collective.
 
         Raises:
             CheckpointError: it could not be written.
@@ -70,14 +89,19 @@ class Saver:
             # shared group, their order could differ between ranks, which deadlocks.
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
         self._write_own(policy, place, folder, self._group)
+        is_live = place.device.type == "cpu"
         try:
             written = dcp.async_save(
-                _state(policy, stepper), checkpoint_id=str(folder), process_group=self._group
+                _state(policy, stepper),
+                checkpoint_id=str(folder),
+                process_group=self._group,
+                async_stager=_Live() if is_live else None,
             )
         except FAILURES as error:
             raise _unwritten(folder, error) from error
         assert isinstance(written, Future), "the staging is not asynchronous"
         self._saving = folder, written
+        self._reading = self._saving if is_live else None
 
     def _write_own(self, policy: Policy, place: RankPlace, folder: Path, group: ProcessGroup) -> None:
         """Write this rank's files that are not shards.
@@ -99,6 +123,18 @@ class Saver:
         if num_failed.item():
             raise _unwritten(folder, failed or OSError("another rank could not write its part")) from failed
 
+    def wait(self) -> None:
+        """Wait until weights and optimizer state may change. A failure to write is left to `finish`.
+
+        Raises:
+            CheckpointError: they are still being written after `timeout_s`.
+        """
+        if self._reading is None:
+            return
+        (folder, written), self._reading = self._reading, None
+        if wait([written], timeout=self._timeout_s).not_done:
+            raise _unwritten(folder, self._late())
+
     def finish(self) -> None:
         """Wait until all ranks have written the checkpoint begun by `start`.
 
@@ -110,10 +146,12 @@ class Saver:
         try:
             written.result(timeout=self._timeout_s)
         except TimeoutError as error:
-            late = TimeoutError(f"it took longer than learner.save_timeout_s={self._timeout_s:g}")
-            raise _unwritten(folder, late) from error
+            raise _unwritten(folder, self._late()) from error
         except FAILURES as error:
             raise _unwritten(folder, error) from error
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(f"it took longer than learner.save_timeout_s={self._timeout_s:g}")
 
 
 def _unwritten(folder: Path, error: BaseException) -> CheckpointError:

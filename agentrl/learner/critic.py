@@ -109,17 +109,18 @@ class Critic:
         with torch.random.fork_rng():
             torch.manual_seed(spec.seed)  # a new head must be equal on all ranks
             self._model = _build(spec, place)
+        self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         self._stepper = Stepper(
             self._model,
             place,
             spec.learner.optimizer,
             total_updates=spec.total_updates,
             dump_folder=spec.dump_folder,
+            before_change=self._saver.wait,
             is_offloaded=spec.learner.offload == "optimizer",
         )
         self._objective = ValueObjective(spec.aggregation, cliprange=spec.cliprange)
         self._meter = Meter(place)
-        self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
 
     @dispatch("dp", join="concat")
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
@@ -169,7 +170,7 @@ class Critic:
 
     @dispatch("all")
     def start_save(self, folder: str) -> None:
-        """Copy model, optimizer, schedule and random state; start writing the copy into `folder`.
+        """Start writing model, optimizer, schedule and random state, as they are now, into `folder`.
 
         Only one save may run at a time.
         """

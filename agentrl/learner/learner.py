@@ -85,12 +85,14 @@ class Learner:
         self.place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
         self._policy = self._build(has_backward=True)
         self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
+        self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         self._stepper = Stepper(
             self._policy,
             self.place,
             spec.learner.optimizer,
             total_updates=spec.total_updates,
             dump_folder=spec.dump_folder,
+            before_change=self._saver.wait,
             is_offloaded=spec.learner.offload == "optimizer",
         )
         self._meter = Meter(self.place)
@@ -103,7 +105,6 @@ class Learner:
         self._weights_group: ProcessGroup | None = None
         self._sender: weights.BucketSender | None = None
         self._written = WrittenWeights(self._policy, self.place, spec.model)
-        self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
 
     # -------------------------------------------------------------------------------------------------- learn
@@ -340,7 +341,7 @@ class Learner:
 
     @dispatch("all")
     def start_save(self, folder: str) -> None:
-        """Copy model, optimizer, schedule and random state; start writing the copy into `folder`.
+        """Start writing model, optimizer, schedule and random state, as they are now, into `folder`.
 
         Only one save may run at a time.
         """

@@ -43,7 +43,10 @@ def count_update(items: Sequence[Item]) -> UpdateCounts:
 
 
 class Stepper:
-    """The optimizer of one rank's shards, and the counts of updates and of non-finite updates."""
+    """The optimizer of one rank's shards, and the counts of updates and of non-finite updates.
+
+    before_change: called before each change of weights and optimizer state.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Stepper:
         *,
         total_updates: int,
         dump_folder: str | None,
+        before_change: Callable[[], None],
         is_offloaded: bool = False,
     ) -> None:
         self.optimizer = build_optimizer(policy.module, config)
@@ -63,6 +67,7 @@ class Stepper:
         self._config = config
         self._total_updates = total_updates
         self._dump_folder = dump_folder
+        self._before_change = before_change
         self._is_offloaded = is_offloaded
         self._is_alone = is_alone(place.mesh)
 
@@ -96,6 +101,7 @@ class Stepper:
         if is_finite:
             clip_gradients(self._policy.module.parameters(), norm, self._config.grad_clip)
             set_learning_rate(self.optimizer, lr)
+            self._before_change()
             with state_at_hand(self.optimizer, self._place.device, is_offloaded=self._is_offloaded):
                 self.optimizer.step()
         else:

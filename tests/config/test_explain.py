@@ -352,7 +352,7 @@ def test_a_real_model_on_cpus_by_hand(tmp_path: Path) -> None:
     for line in (
         "model 134.5 million parameters",
         "memory of a rank about 3.7 GiB = 2.0 GiB weights, gradients, AdamW's moments + 1.2 GiB activations "
-        "of 1,024 tokens + 0.5 GiB process; 1.5 GiB more while a checkpoint is written",
+        "of 1,024 tokens + 0.5 GiB process",
         "memory of a server about 2.2 GiB = 0.5 GiB weights, twice in a publish + 0.7 GiB KV cache of 16,384 "
         "tokens + 0.5 GiB process",
         # 72e9 / (6 x 134.5e6); 32 x 240 tokens

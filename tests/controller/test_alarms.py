@@ -2,6 +2,7 @@
 nothing.
 """
 
+import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -257,20 +258,23 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
 
 
 def test_tokens_per_second_count_what_was_sampled_even_if_no_attempt_finished(tmp_path):
+    """The 50 tokens and the attempt before the first step belong to a validation."""
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
     run_dir = RunDir.open(config.trainer, dump_config(config))
     observer = Observer(config, run_dir, resumed_at=None)
     facts = {"learned_by": 0, "lags": Lineage.of([(0, 0)]).lags, "version": 1, "groups": [group(0)]}
-    for step, sampled in enumerate((100.0, 350.0), start=1):
+    observer.begin_steps({"finished": 1.0, "sampled_tokens": 50.0})
+    for step, sampled in enumerate((150.0, 150.0, 400.0), start=1):
         stats = {"finished": 2.0, "sampled_tokens": sampled}
         observer.step(step, updates=[], rollout_stats=stats, buffer_stats={}, **facts)
     observer.close()
     run_dir.close()
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [
-        pytest.approx(record["speed/sampled_tokens_per_s"] * record["time/step_s"]) for record in records
-    ] == [100.0, 250.0]
-    assert records[1]["speed/trajectories_per_s"] == 0.0
+    seconds = itertools.accumulate(record["time/step_s"] for record in records)
+    sampled = [record["speed/sampled_tokens_per_s"] * s for record, s in zip(records, seconds, strict=True)]
+    assert sampled == pytest.approx([100.0, 100.0, 350.0])
+    finished = [r["speed/trajectories_per_s"] * r["time/step_s"] for r in records]
+    assert finished == pytest.approx([1.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize(("versions", "moved"), [((1, 3), 0.06), ((2, 3), 0.24), ((3, 3), None)])

@@ -17,7 +17,7 @@ from agentrl.config.data import DataConfig
 from agentrl.data import arithmetic
 from agentrl.data.arithmetic import ArithmeticMix, normalize, split_of, write_arithmetic
 from agentrl.data.rows import AgentChoice, RowPlace, read_row
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.rewards.gsm8k import extract_answer, is_correct
 from agentrl.types import Message, ToolCall
 
@@ -71,6 +71,23 @@ def test_the_same_seed_writes_the_same_rows(folder, tmp_path):
     for name in ("train", "val", "sft"):
         assert rows(folder, name) == rows(tmp_path / "again", name)
         assert rows(folder, name) != rows(tmp_path / "other", name)
+
+
+def test_a_mix_has_its_kinds_alone_in_turn(tmp_path):
+    mix = ArithmeticMix(kinds=arithmetic.read_kinds("interaction, tool"), sft_tool_use=0.2)
+    write_arithmetic(tmp_path, seed=1, mix=mix, num_train=10, num_val=10, num_sft=1000)
+    for name in ("train", "val"):
+        assert [row["extra_info"]["kind"] for row in rows(tmp_path, name)] == ["interaction", "tool"] * 5
+    conversations = rows(tmp_path, "sft")
+    assert [row["kind"] for row in conversations] == ["interaction", "tool"] * 500
+    num_calls = sum(any(message["tool_calls"] for message in row["messages"]) for row in conversations)
+    assert 70 <= num_calls <= 130
+
+
+@pytest.mark.parametrize("text", ["", "tools", "tool,,easy", "tool,tool"])
+def test_kinds_that_are_none_are_told(text):
+    with pytest.raises(ConfigError, match=f"--kinds={text}: should be one or more of tool, easy, inter"):
+        arithmetic.read_kinds(text)
 
 
 @pytest.mark.parametrize("name", ["train", "val"])

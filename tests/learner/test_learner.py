@@ -5,13 +5,15 @@ float64.
 import dataclasses
 import itertools
 import math
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
@@ -796,6 +798,43 @@ def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path):
         scored(one, samples)  # gathers weights that must not outlive the load
         one.load(str(tmp_path / "state"))
         assert ([one.update(scored(one, samples)) for _ in range(2)], one.checksums()) == expected
+
+
+def test_a_checkpoint_holds_the_state_of_its_start_whatever_the_learner_does_meanwhile(tmp_path, monkeypatch):
+    """The disk writes nothing until the next update is about to change the weights."""
+    is_about_to_change, write = threading.Event(), FileSystemWriter.write_data
+
+    def write_late(self, *args):
+        assert is_about_to_change.wait(60)
+        return write(self, *args)
+
+    def wait_for_the_disk(futures, timeout):
+        is_about_to_change.set()
+        return wait(futures, timeout)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", write_late)
+    monkeypatch.setattr("agentrl.learner.checkpoint.wait", wait_for_the_disk)
+    samples = batch()
+    with learner() as one:
+        one.update(scored(one, samples))
+        before = one.checksums()
+        one.start_save(str(tmp_path / "state"))
+        one.update(scored(one, samples))
+        one.finish_save()
+        after = one.checksums()
+    with learner(seed=99) as one:
+        one.load(str(tmp_path / "state"))
+        assert one.checksums() == before
+        one.update(scored(one, samples))
+        assert one.checksums() == after
+
+
+def test_a_disk_that_never_answers_holds_up_one_update_for_the_bound_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.learner.checkpoint.dcp.async_save", lambda *_, **__: Future())
+    with learner(learner=LearnerConfig(save_timeout_s=0.01)) as one:
+        one.start_save(str(tmp_path))
+        with pytest.raises(CheckpointError, match=r"it took longer than learner\.save_timeout_s=0\.01$"):
+            one.update(scored(one, batch()))
 
 
 def test_a_checkpoint_that_takes_too_long_is_told_with_the_bound(tmp_path, monkeypatch):
