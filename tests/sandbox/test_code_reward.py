@@ -5,6 +5,7 @@ be tested.
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from agentrl.rewards.code import Code
 from agentrl.rewards.code_cases import equal_texts, equal_values, extract_code, is_expected, read_cases
 from agentrl.rewards.code_tests import FunctionCall, join_setups, read_call, read_suite
 from agentrl.rewards.inside import plain_data
+from agentrl.rewards.inside.checker import Link
 from agentrl.sandbox import Sandbox
 from parts.cpu_time import cpu_s
 from parts.trajectories import attempted, make_task
@@ -398,3 +400,16 @@ def test_any_text_is_a_ground_truth_or_refused(text: str) -> None:
     except ValueError:
         return
     assert len(cases) > 0
+
+
+def test_a_request_that_leaves_in_pieces_arrives_whole(monkeypatch):
+    """A pipe that is nearly full takes a part of a line."""
+    (reads, answers), (requests, writes) = os.pipe(), os.pipe()
+    write = os.write
+    write(answers, plain_data.dump({"value": 5}))
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:7]))
+    assert Link(reads, writes).apply("double", 2) == 5
+    os.close(writes)
+    with open(requests, "rb") as sent:
+        assert plain_data.load(sent.read()) == {"op": "apply", "function": "double", "args": [2]}
+    os.close(answers)
