@@ -63,7 +63,7 @@ $(SMOLLM)/warm_start/.done: configs/smollm_sft.yaml $(SMOLLM)/data/.done $(SMOLL
 	@touch $@
 
 $(SMOLLM)/data/.done: | setup
-	@$(BIN)/agentrl data arithmetic $(@D) --kinds tool,interaction
+	@$(BIN)/agentrl data arithmetic $(@D) --kinds tool,interaction --tool-use 0.35
 	@touch $@
 
 $(SMOLLM)/all_kinds/.done: | setup

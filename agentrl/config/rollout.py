@@ -38,6 +38,9 @@ class EmbeddedServerConfig(Section):
     )
     max_lora_rank: int = Field(256, ge=1, description="Maximum rank of LoRA adapters.")
     threads: int = Field(1, ge=1, description="CPU threads of torch.")
+    linear_kernels: Literal["auto", "torch", "onednn"] = Field(
+        "auto", description="Library for float32 matrix products on a CPU, as `learner.linear_kernels`."
+    )
 
 
 class SGLangServerConfig(Section):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
+from agentrl.algorithms.linear_kernels import check_linear_kernels
 from agentrl.algorithms.logprob_kernels import check_kernels
 from agentrl.buffer.training_buffer import (
     BufferPlan,
@@ -60,7 +61,6 @@ from agentrl.fleet.servers import ServerFleet
 from agentrl.fleet.user_files import check_files, user_files
 from agentrl.learner.architecture import check_dtype, check_policy
 from agentrl.learner.layout import check_folder
-from agentrl.learner.linear_kernels import check_linear_kernels
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins

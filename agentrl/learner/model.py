@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from agentrl.algorithms.linear_kernels import use_linear_kernels
 from agentrl.algorithms.logprob_kernels import choose_kernels
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -30,7 +31,6 @@ from agentrl.learner.attention import choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.layout import check_layout
-from agentrl.learner.linear_kernels import use_linear_kernels
 from agentrl.learner.lora import LowRank, add_adapter, low_ranks, published_name, switched_off
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head

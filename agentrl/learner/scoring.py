@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from agentrl.algorithms.linear_kernels import multiplication_of
 from agentrl.algorithms.logprob_kernels import EAGER, ChunkKernels, HeadForm
 from agentrl.algorithms.logprobs import linear_logprobs_and_entropy, logprobs_and_entropy
-from agentrl.learner.linear_kernels import multiplication_of
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel

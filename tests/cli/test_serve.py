@@ -3,11 +3,14 @@
 import os
 
 import pytest
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from agentrl.algorithms.linear_kernels import OneDnnLinear
 from agentrl.cli import app
 from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.serving.embedded import __main__ as process
 from agentrl.serving.embedded import server
 
 
@@ -39,6 +42,38 @@ def test_options_reach_the_server(model, monkeypatch, options, expected):
     monkeypatch.setattr(server, "serve", lambda path, **given: seen.update(given) or 0)
     assert serve(model, *options)[0] == 0
     assert seen["config"] == EmbeddedServerConfig(**expected)
+
+
+def test_the_process_of_a_server_takes_every_setting(model, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(process, "serve", lambda path, **given: seen.update(given) or 0)
+    config = EmbeddedServerConfig(
+        num_blocks=7,
+        page_size=8,
+        max_batch_tokens=9,
+        max_requests_per_batch=10,
+        max_lora_rank=11,
+        threads=12,
+        linear_kernels="torch",
+    )
+    assert set(config.model_fields_set) == set(EmbeddedServerConfig.model_fields)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in config.model_dump().items()]
+    assert process.main([model, *words]) == 0
+    assert seen["config"] == config
+
+
+@pytest.mark.parametrize(("asked", "layer"), [("onednn", OneDnnLinear), ("torch", nn.Linear)])
+def test_a_server_uses_the_library_that_was_asked_for(model, monkeypatch, asked, layer):
+    class Loaded(Exception):
+        pass
+
+    def engine(model, config):
+        raise Loaded(model)
+
+    monkeypatch.setattr(server, "Engine", engine)
+    with pytest.raises(Loaded) as seen:
+        server.serve(model, port=0, config=EmbeddedServerConfig(linear_kernels=asked))
+    assert type(seen.value.args[0].lm_head) is layer
 
 
 @pytest.mark.parametrize(

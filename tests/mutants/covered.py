@@ -133,7 +133,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "agentrl/algorithms/logprob_kernels.py": (
         "algorithms/test_logprobs.py",
-        "learner/test_linear_kernels.py",
+        "algorithms/test_linear_kernels.py",
         "learner/test_learner.py",
     ),
     "agentrl/algorithms/logprobs.py": ("algorithms/test_logprobs.py", "learner/test_learner.py"),

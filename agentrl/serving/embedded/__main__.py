@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import get_args
 
 from agentrl.errors import UserError
 from agentrl.heap import without_collections
@@ -54,7 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--parent-pid", type=int, help="end when this process is no longer the parent")
     for name, field in EmbeddedServerConfig.model_fields.items():
         parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, default=field.default, help=field.description
+            f"--{name.replace('_', '-')}",
+            type=type(field.default),
+            choices=get_args(field.annotation) or None,  # of a Literal
+            default=field.default,
+            help=field.description,
         )
     return parser
 

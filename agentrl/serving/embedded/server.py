@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from agentrl.algorithms.linear_kernels import use_linear_kernels
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.heap import without_collections
@@ -107,6 +108,7 @@ def serve(
         import_source(external_lib)
     with without_collections():
         model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
+    use_linear_kernels(model, config.linear_kernels, device=model.device.type)
     engine = Engine(model, config)
     limits = _limits(model, engine, model_path)
     ending = _Ending()

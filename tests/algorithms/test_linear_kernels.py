@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from agentrl.algorithms.logprobs import linear_logprobs_and_entropy
-from agentrl.errors import ConfigError
-from agentrl.learner import linear_kernels
-from agentrl.learner.linear_kernels import (
+from agentrl.algorithms import linear_kernels
+from agentrl.algorithms.linear_kernels import (
     OneDnnLinear,
     check_linear_kernels,
     multiplication_of,
     use_linear_kernels,
 )
+from agentrl.algorithms.logprobs import linear_logprobs_and_entropy
+from agentrl.errors import ConfigError
 
 
 def both(columns, rows, *, bias, dtype=torch.float32):
@@ -110,7 +110,7 @@ def test_auto_takes_it_where_it_is_faster(monkeypatch):
 
 
 def test_where_there_is_no_onednn_it_is_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="the ranks compute on a cuda"):
+    with pytest.raises(ConfigError, match="works only on CPUs, and this is a cuda"):
         check_linear_kernels("onednn", device="cuda")
     monkeypatch.setattr(linear_kernels, "_has_onednn", lambda: False)
     with pytest.raises(ConfigError, match="built with oneDNN"):

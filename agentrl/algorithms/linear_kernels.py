@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from agentrl.algorithms.logprobs import Multiply
 from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.algorithms.logprobs import Multiply
 
 LinearKernels = Literal["auto", "torch", "onednn"]
 
@@ -26,7 +28,7 @@ _MIN_PRODUCTS = 2**20
 
 
 def use_linear_kernels(module: nn.Module, requested: LinearKernels, *, device: str) -> None:
-    """Make the linear layers of `module` use the kernels of `learner.linear_kernels`, in place.
+    """Make the linear layers of `module` use the `requested` kernels, in place.
 
     Call it before anything wraps the layers.
 
@@ -48,11 +50,9 @@ def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
     if requested != "onednn":
         return
     if device != "cpu":
-        raise ConfigError(
-            f"learner.linear_kernels=onednn works only on CPUs, but the ranks compute on a {device}; use auto"
-        )
+        raise ConfigError(f"linear_kernels=onednn works only on CPUs, and this is a {device}; use auto")
     if not _has_onednn():
-        raise ConfigError("learner.linear_kernels=onednn needs a torch that was built with oneDNN; use auto")
+        raise ConfigError("linear_kernels=onednn needs a torch that was built with oneDNN; use auto")
 
 
 class OneDnnLinear(nn.Linear):
