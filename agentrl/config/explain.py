@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
-from agentrl.config.explain_cpu import cpu_lines, cpu_model
+from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model_kind import find_obstacles
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.schema import Config
+from agentrl.granted import granted
 
 LABEL_WIDTH = 26
 
@@ -74,6 +75,8 @@ def explain(config: Config, *, num_train_rows: int | None = None, flops_per_s: f
         for title, lines in parts
     )
     warnings = list(find_warnings(config, num_train_rows=num_train_rows))
+    if (too_large := memory_warning(config, granted_bytes=granted().memory_bytes)) is not None:
+        warnings.append(too_large)
     return text + (
         "\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings)
         if warnings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import Config
 
@@ -32,18 +34,58 @@ def cpu_lines(config: Config, size: ModelSize, *, flops_per_s: float | None) -> 
 
     flops_per_s: of one thread, in a large matrix product; None: nothing is said about time.
     """
-    lines = [
-        ("model", f"{size.num_parameters / 1e6:,.1f} million parameters"),
-        ("memory of a rank", _learner_memory(config, size)),
-    ]
-    if config.rollout.backend == "embedded" and config.rollout.num_started:
-        lines.append(("memory of a server", _server_memory(config, size)))
+    lines = [("model", f"{size.num_parameters / 1e6:,.1f} million parameters")]
+    processes = _processes(config, size)
+    for process in processes:
+        each = f"{process.num} x " if process.num > 1 else ""
+        lines.append((f"memory of {process.who}", f"{each}about {_gib(process.num_bytes)} = {process.parts}"))
+    total = sum(process.num * process.num_bytes for process in processes)
+    lines.append(("memory of the run", f"about {_gib(total)}"))
     if flops_per_s is not None:
         lines += _time_lines(config, size, flops_per_s)
     return lines
 
 
-def _learner_memory(config: Config, size: ModelSize) -> str:
+def memory_warning(config: Config, *, granted_bytes: int) -> str | None:
+    """Return a warning if the processes of a run on CPUs need more memory than this machine grants.
+
+    None: they fit, or it is not known (see `cpu_model`), or the run joins a cluster.
+    """
+    size = cpu_model(config) if config.cluster.address is None else None
+    if size is None:
+        return None
+    processes = _processes(config, size)
+    total = sum(process.num * process.num_bytes for process in processes)
+    if total <= granted_bytes:
+        return None
+    shares = ", ".join(f"{process.who} {process.num} x {_gib(process.num_bytes)}" for process in processes)
+    return (
+        f"this run needs about {_gib(total)} of memory: {shares}; but the machine grants "
+        f"{_gib(granted_bytes)}: lower learner.microbatch_tokens or rollout.embedded.num_blocks, or set "
+        "model.lora.rank"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Memory of each of `num` equal processes. parts: what it consists of."""
+
+    who: str
+    num: int
+    num_bytes: float
+    parts: str
+
+
+def _processes(config: Config, size: ModelSize) -> list[_Process]:
+    found = [_learner(config, size)]
+    if config.rollout.backend == "embedded" and config.rollout.num_started:
+        found.append(_server(config, size))
+    others = 3 + config.rollout.num_actors
+    parts = "driver, Ray, replay buffer and rollout actors"
+    return [*found, _Process("the others", 1, others * PROCESS_BYTES, parts)]
+
+
+def _learner(config: Config, size: ModelSize) -> _Process:
     learner, width = config.learner, _bytes_per_number(config)
     longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
     tokens = max(learner.microbatch_tokens, longest)
@@ -54,20 +96,28 @@ def _learner_memory(config: Config, size: ModelSize) -> str:
         weights, what = 1.0 * size.num_parameters * width, "frozen weights"
     else:
         weights, what = 16 * size.num_parameters / learner.world_size, "weights, gradients, AdamW's moments"
-    return (
-        f"about {_gib(PROCESS_BYTES + weights + activations)} = {_gib(weights)} {what} + "
-        f"{_gib(activations)} activations of {tokens:,} tokens + {_gib(PROCESS_BYTES)} process"
+    further = 0.0
+    if config.algorithm.kl.coefficient > 0 and not config.model.lora.rank:
+        further += 4 * size.num_parameters / learner.world_size  # the reference
+    if config.has_critic:
+        further += 16 * size.num_parameters / learner.world_size
+    parts = (
+        f"{_gib(weights)} {what} + {_gib(activations)} activations of {tokens:,} tokens + "
+        + (f"{_gib(further)} reference and critic + " if further else "")
+        + f"{_gib(PROCESS_BYTES)} process"
     )
+    return _Process("a rank", learner.world_size, PROCESS_BYTES + weights + activations + further, parts)
 
 
-def _server_memory(config: Config, size: ModelSize) -> str:
+def _server(config: Config, size: ModelSize) -> _Process:
     server, width = config.rollout.embedded, _bytes_per_number(config)
     weights, num_tokens = size.num_parameters * width, server.num_blocks * server.page_size
     cache = num_tokens * size.kv_values_per_token * width
-    return (
-        f"about {_gib(PROCESS_BYTES + 2 * weights + cache)} = {_gib(weights)} weights, twice in a publish "
-        f"+ {_gib(cache)} KV cache of {num_tokens:,} tokens + {_gib(PROCESS_BYTES)} process"
+    parts = (
+        f"{_gib(weights)} weights, twice in a publish + {_gib(cache)} KV cache of {num_tokens:,} tokens + "
+        f"{_gib(PROCESS_BYTES)} process"
     )
+    return _Process("a server", config.rollout.num_started, PROCESS_BYTES + 2 * weights + cache, parts)
 
 
 def _time_lines(config: Config, size: ModelSize, flops_per_s: float) -> Lines:

@@ -32,6 +32,7 @@ from agentrl.buffer.training_buffer import (
 )
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import dump_config
+from agentrl.config.explain_cpu import memory_warning
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
@@ -59,6 +60,7 @@ from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.servers import ServerFleet
 from agentrl.fleet.user_files import check_files, user_files
+from agentrl.granted import granted
 from agentrl.learner.architecture import check_dtype, check_policy
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
@@ -95,6 +97,8 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(observer.close)
         stack.enter_context(interruptible())
         started = time.monotonic()
+        if warning := memory_warning(config, granted_bytes=granted().memory_bytes):
+            observer.say(f"warning: {warning}")
         observer.say("starting Ray, servers, learner and rollout actors ...")
         observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
         seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))

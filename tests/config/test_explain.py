@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.algorithm import CRITIC_ADVANTAGES
 from agentrl.config.explain import RunSize, explain, find_warnings
-from agentrl.config.explain_cpu import cpu_model
+from agentrl.config.explain_cpu import cpu_model, memory_warning
 from agentrl.config.schema import Config
 
 
@@ -355,6 +355,8 @@ def test_a_real_model_on_cpus_by_hand(tmp_path: Path) -> None:
         "of 1,024 tokens + 0.5 GiB process",
         "memory of a server about 2.2 GiB = 0.5 GiB weights, twice in a publish + 0.7 GiB KV cache of 16,384 "
         "tokens + 0.5 GiB process",
+        # and 4 x 0.45 GiB: driver, Ray, replay buffer, one rollout actor
+        "memory of the run about 7.6 GiB",
         # 72e9 / (6 x 134.5e6); 32 x 240 tokens
         "time of the updates about 89 tokens/s; at most 86 s per step, if every trajectory is full",
         # 18e9 / (2 x 134.5e6); 32 x 112 tokens
@@ -375,6 +377,25 @@ def test_an_adapter_and_recomputed_activations_need_less(tmp_path: Path) -> None
         )
     )
     assert "about 1.0 GiB = 0.5 GiB frozen weights + 0.1 GiB activations" in " ".join(lora.split())
+
+
+def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) -> None:
+    config = on_cpu(tmp_path)
+    assert memory_warning(config, granted_bytes=8 << 30) is None
+    assert memory_warning(config, granted_bytes=7 << 30) == (
+        "this run needs about 7.6 GiB of memory: a rank 1 x 3.7 GiB, a server 1 x 2.2 GiB, the others "
+        "1 x 1.8 GiB; but the machine grants 7.0 GiB: lower learner.microbatch_tokens or rollout.embedded.num_blocks, or "
+        "set model.lora.rank"
+    )
+    joined = on_cpu(tmp_path, cluster={"address": "auto"})
+    assert memory_warning(joined, granted_bytes=1) is None, "its processes may be elsewhere"
+    assert memory_warning(HAND, granted_bytes=1) is None, "a model of unknown size"
+
+
+def test_a_reference_and_a_critic_are_counted(tmp_path: Path) -> None:
+    """4 and 16 bytes for each of 134.5 million parameters."""
+    both = on_cpu(tmp_path, algorithm={"kl": {"coefficient": 0.1}, "advantage": "gae"})
+    assert "+ 2.5 GiB reference and critic +" in " ".join(explain(both).split())
 
 
 @pytest.mark.parametrize("broken", [{}, {"model_type": "mamba"}, SMOLLM2 | {"vocab_size": "many"}])
