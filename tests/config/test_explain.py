@@ -384,8 +384,8 @@ def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) ->
     assert memory_warning(config, granted_bytes=8 << 30) is None
     assert memory_warning(config, granted_bytes=7 << 30) == (
         "this run needs about 7.6 GiB of memory: a rank 1 x 3.7 GiB, a server 1 x 2.2 GiB, the others "
-        "1 x 1.8 GiB; but the machine grants 7.0 GiB: lower learner.microbatch_tokens or rollout.embedded.num_blocks, or "
-        "set model.lora.rank"
+        "1 x 1.8 GiB; but the machine grants 7.0 GiB: lower learner.microbatch_tokens or "
+        "rollout.embedded.num_blocks, or set model.lora.rank"
     )
     joined = on_cpu(tmp_path, cluster={"address": "auto"})
     assert memory_warning(joined, granted_bytes=1) is None, "its processes may be elsewhere"
