@@ -49,6 +49,8 @@ SHORT: dict[str, str] = {
     "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
     "trainer.steps=6",
     "rollout_overhead": "--n 64 --repeats 1 --peers {none} --template {template} --out {out}",
+    "smollm": "--configs smollm_lora --seeds 0 --at-least 0 --warm-start-steps 1 --out {out} --runs {runs} "
+    + QUICK_RUN,
     "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "
     "--kill-every 10 --out {out}",
     "sync_vs_async": "--steps 2 --warmup 5 --seconds-per-token 0.0005 --mean-tokens 20 --out {out}",
