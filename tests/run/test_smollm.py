@@ -4,48 +4,84 @@ import json
 
 import pytest
 
-from agentrl.data.arithmetic import ArithmeticMix, write_arithmetic
-
-MIX = ArithmeticMix(kinds=("tool", "interaction"), sft_tool_use=0.35)
-"""That of the configs' `trainer.prepared_by`."""
+from sglang_cpu.environment import built_python
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_real_pretrained_model_learns_to_use_the_calculator(world):
-    folder = world.folder / "smollm"
-    write_arithmetic(folder / "data", seed=0, num_train=3000, num_val=192, num_sft=6000, mix=MIX)
-    done(world, "models", "fetch", "smollm2", str(folder / "model"))
+def test_a_real_pretrained_model_learns_to_use_the_calculator(world, smollm):
+    policy = warm_start(world, smollm, "warm_start")
+    for config, steps, memory_gib in (("smollm", 8, 6.0), ("smollm_lora", 10, 4.0)):
+        run_dir = smollm / config
+        validation, train = trained(
+            world, smollm, f"configs/{config}.yaml", run_dir, f"trainer.steps={steps}"
+        )
+        before, after = (validation[of]["val/accuracy/tool_agent"] for of in ("initial", "final"))
+        assert before < 0.5
+        assert after >= before + 0.3
+        assert max(record["learner/memory/rss_bytes_max"] for record in train) < memory_gib * 2**30
+
+
+@pytest.mark.slow
+@pytest.mark.sglang
+@pytest.mark.timeout(1800)
+def test_a_real_sglang_serves_it(world, smollm):
+    """On-policy: what server and learner say about a token differs by rounding, also after updates."""
+    policy = warm_start(world, smollm, "short_warm_start", "trainer.steps=12")
+    _, train = trained(
+        world,
+        smollm,
+        "configs/smollm.yaml",
+        policy,
+        smollm / "sglang",
+        "server=sglang_cpu",
+        f"rollout.sglang.python={built_python()}",
+        "rollout.num_servers=1",
+        "buffer.max_staleness=0",
+        "data.max_val_rows=8",
+        "trainer.steps=3",
+    )
+    gaps = [(record["learner/mismatch_mean"], record["learner/mismatch_max"]) for record in train]
+    print("gaps of log-probabilities, mean and largest, by step:", gaps)
+    assert len(gaps) == 3
+    assert max(mean for mean, _ in gaps) < 1e-3
+    assert max(largest for _, largest in gaps) < 0.05
+    assert any(record["learner/grad_norm"] > 0 for record in train), "weights changed between the steps"
+
+
+def warm_start(world, smollm, name, *overrides):
+    """Imitate; return the folder of the policy."""
+    policy = smollm / name
     done(
         world,
         "sft",
         "configs/smollm_sft.yaml",
-        f"data.train_files=[{folder}/data/sft.parquet]",
-        f"model.path={folder}/model",
-        f"trainer.output={folder}/warm_start",
+        f"data.train_files=[{smollm}/data/sft.parquet]",
+        f"model.path={smollm}/model",
+        f"trainer.output={policy}",
+        *overrides,
     )
-    for config, steps, memory_gib in (("smollm", 8, 6.0), ("smollm_lora", 10, 4.0)):
-        run_dir = folder / config
-        done(
-            world,
-            "train",
-            f"configs/{config}.yaml",
-            f"data.train_files=[{folder}/data/train.parquet]",
-            f"data.val_files=[{folder}/data/val.parquet]",
-            "data.max_val_rows=32",
-            f"model.path={folder}/warm_start",
-            "tracking.baselines=null",
-            f"trainer.steps={steps}",
-            "trainer.test_freq=100",
-            "trainer.save_freq=-1",
-            f"trainer.run_dir={run_dir}",
-        )
-        validation = json.loads((run_dir / "result.json").read_text())["validation"]
-        initial, final = validation["initial"], validation["final"]
-        assert initial["val/accuracy/tool_agent"] < 0.5
-        assert final["val/accuracy/tool_agent"] >= initial["val/accuracy/tool_agent"] + 0.3
-        train = world.records(run_dir).train
-        assert max(record["learner/memory/rss_bytes_max"] for record in train) < memory_gib * 2**30
+    return policy
+
+
+def trained(world, smollm, config, policy, run_dir, *overrides):
+    """Train; return the validations and the records of the steps."""
+    done(
+        world,
+        "train",
+        config,
+        f"data.train_files=[{smollm}/data/train.parquet]",
+        f"data.val_files=[{smollm}/data/val.parquet]",
+        "data.max_val_rows=32",
+        f"model.path={policy}",
+        "tracking.baselines=null",
+        "trainer.test_freq=100",
+        "trainer.save_freq=-1",
+        f"trainer.run_dir={run_dir}",
+        *overrides,
+    )
+    validation = json.loads((run_dir / "result.json").read_text())["validation"]
+    return validation, world.records(run_dir).train
 
 
 def done(world, *arguments):
