@@ -14,7 +14,7 @@ def test_a_real_pretrained_model_learns_to_use_the_calculator(world, smollm):
     for config, steps, memory_gib in (("smollm", 8, 6.0), ("smollm_lora", 10, 4.0)):
         run_dir = smollm / config
         validation, train = trained(
-            world, smollm, f"configs/{config}.yaml", run_dir, f"trainer.steps={steps}"
+            world, smollm, f"configs/{config}.yaml", policy, run_dir, f"trainer.steps={steps}"
         )
         before, after = (validation[of]["val/accuracy/tool_agent"] for of in ("initial", "final"))
         assert before < 0.5
