@@ -359,7 +359,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=int(time.time_ns() % 10_000))
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=240, help="of the run: trainer.steps")
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--kinds", default=",".join(KINDS))
@@ -375,7 +375,7 @@ def main() -> int:
     chaos = Chaos(
         args.config,
         args.run_dir,
-        args.overrides,
+        [*args.overrides, f"trainer.steps={args.steps}"],
         seed=args.seed,
         kills=args.kills,
         steps=args.steps,
