@@ -3,7 +3,7 @@
 ```
 config.yaml        the resolved config            metrics.jsonl   one record per step and validation
 versions.jsonl     every version ever published   checkpoints/    step_000020/ ...
-weights/           two versions, while it runs    trajectories/   step_000001.parquet ...
+weights/           the disk transport's versions  trajectories/   step_000001.parquet ...
 validation/        step_000010.parquet ...        servers/        logs of the servers
 validations.json   of baselines, initial, final   alarms.jsonl    alarms raised and cleared
 alarms/            the groups they concern        failures.parquet   every failed attempt
@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,13 +77,6 @@ class RunDir:
     def weights(self, config: WeightsConfig) -> Path:
         """Return the folder of the disk transport."""
         return Path(config.folder) if config.folder else self.root / "weights"
-
-    def remove_weights(self, config: WeightsConfig) -> None:
-        """Remove what the disk transport wrote: after the run nobody reads it, and a resumed run publishes
-        anew.
-        """
-        for version in self.weights(config).glob("v*"):
-            shutil.rmtree(version, ignore_errors=True)
 
     # -------------------------------------------------------------------------------------------- validations
 

@@ -88,7 +88,6 @@ def open_run(config: Config) -> Iterator[Run]:
     with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))
         stack.callback(run_dir.close)
-        stack.callback(run_dir.remove_weights, config.rollout.weights)
         tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         scoring = _open_scoring(config, run_dir, plugins, chat)
