@@ -50,9 +50,9 @@ def check_linear_kernels(requested: LinearKernels, *, device: str) -> None:
     if requested != "onednn":
         return
     if device != "cpu":
-        raise ConfigError(f"linear_kernels=onednn works only on CPUs, and this is a {device}; use auto")
+        raise ConfigError(f"onednn works only on CPUs, and this is a {device}; use auto")
     if not _has_onednn():
-        raise ConfigError("linear_kernels=onednn needs a torch that was built with oneDNN; use auto")
+        raise ConfigError("onednn needs a torch that was built with oneDNN; use auto")
 
 
 class OneDnnLinear(nn.Linear):

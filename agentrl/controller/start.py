@@ -164,7 +164,8 @@ def _resolved(config: Config) -> Config:
     check_dtype(config.model)
     check_folder(config.model, config.learner)
     check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
-    check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
+    with concerning("learner.linear_kernels"):
+        check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     if config.has_critic:
         check_critic(config.critic_model, config.learner)
     return config
