@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
@@ -52,14 +53,14 @@ def shard(
 ) -> None:
     """Wrap every layer of the model as `config` says, and shard layers and root in place.
 
+    A rank that has nothing to exchange (`_is_alone`) keeps plain tensors: FSDP would copy all weights before
+    each forward, and all gradients after each backward.
+
     Args:
         compute_dtype: of forward and backward; gradients are reduced in float32. None: the dtype of the
             weights.
         has_backward: False for a frozen model, which needs no recomputation.
     """
-    from torch.distributed.fsdp import fully_shard
-
-    options = _options(mesh, config, compute_dtype)
     layers = find_layers(module)
     for layer in layers:
         if config.compile:
@@ -71,6 +72,28 @@ def shard(
         if config.gradient_checkpointing and has_backward:
             # Inside of the FSDP wrapper, so weights are gathered once for recomputation and backward.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    if not _is_alone(mesh, compute_dtype):
+        _shard(module, layers, mesh, config, compute_dtype)
+
+
+def _is_alone(mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> bool:
+    """Return whether one rank holds the whole model in CPU memory and computes with the weights as they
+    are.
+    """
+    return dist.get_world_size() == 1 and mesh.device_type == "cpu" and compute_dtype is None
+
+
+def _shard(
+    module: nn.Module,
+    layers: list[nn.Module],
+    mesh: DeviceMesh,
+    config: LearnerConfig,
+    compute_dtype: torch.dtype | None,
+) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    options = _options(mesh, config, compute_dtype)
+    for layer in layers:
         fully_shard(layer, reshard_after_forward=config.fsdp.reshard_after_forward, **options)
     fully_shard(module, **options)
     _prefetch(layers, config.fsdp.forward_prefetch)
@@ -103,22 +126,6 @@ def _is_sharded(tensor: Tensor) -> TypeIs[DTensor]:
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
-
-
-def is_alone(mesh: DeviceMesh) -> bool:
-    """Return whether one rank holds the whole model in CPU memory, so that FSDP has nothing to exchange."""
-    return mesh.size() == 1 and mesh.device_type == "cpu"
-
-
-def hold(module: nn.Module, *, until_next_backward: bool) -> None:
-    """Keep gathered weights and unreduced gradients through the next backward, or stop doing so.
-
-    For a rank that is alone (`is_alone`): there FSDP's reduction only copies, which costs about 3 ms per
-    microbatch of a small model. The last backward before an optimizer step must reduce.
-    """
-    for child in _sharded(module):
-        child.set_reshard_after_backward(not until_next_backward, recurse=False)
-        child.set_requires_gradient_sync(not until_next_backward, recurse=False)
 
 
 def _sharded(module: nn.Module) -> list[FSDPModule]:

@@ -26,7 +26,6 @@ from agentrl.learner.optimizer import (
     state_at_hand,
 )
 from agentrl.learner.ranks import RankPlace, add_over_ranks, largest_over_ranks
-from agentrl.learner.sharding import hold, is_alone
 
 Item = Microbatch | ScoredMicrobatch
 
@@ -69,7 +68,6 @@ class Stepper:
         self._dump_folder = dump_folder
         self._before_change = before_change
         self._is_offloaded = is_offloaded
-        self._is_alone = is_alone(place.mesh)
 
     def run(
         self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts
@@ -88,8 +86,6 @@ class Stepper:
         sums: dict[str, Tensor] = {}
         maxima: dict[str, Tensor] = {}
         for index in range(len(items)):
-            if self._is_alone:
-                hold(self._policy.module, until_next_backward=index < len(items) - 1)
             part = part_of(index)
             # FSDP averages gradients over ranks. The scales in the loss already contain the global counts, so
             # the gradients must be summed: undo the division.

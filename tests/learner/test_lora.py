@@ -21,6 +21,7 @@ from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
+from agentrl.learner.sharding import gather
 from agentrl.learner.step import count_update
 from agentrl.learner.supervised_loss import SupervisedObjective
 from agentrl.sglang.process_group import tensor_checksum
@@ -64,7 +65,7 @@ def train(one, rank=0, world_size=1, updates=NUM_UPDATES):
 
 def adapter(one):
     return {
-        name: tensor.full_tensor().clone()
+        name: gather(tensor).clone()
         for name, tensor in one._policy.module.state_dict().items()
         if ".lora_" in name
     }
@@ -72,7 +73,7 @@ def adapter(one):
 
 def frozen(one):
     return {
-        name: tensor.full_tensor().clone()
+        name: gather(tensor).clone()
         for name, tensor in one._policy.module.state_dict().items()
         if ".lora_" not in name
     }
@@ -91,12 +92,12 @@ def test_merged_weights_compute_what_weights_and_adapters_compute():
         unmerged, base = logprobs_of(policy), logprobs_of(policy.without_adapters())
         assert (base - unmerged).abs().max() > 0.05
         sums = {
-            name: policy.tensors[name].full_tensor() + adapter.product()
+            name: gather(policy.tensors[name]) + adapter.product()
             for name, adapter in policy.adapters.items()
         }
         with torch.no_grad():
             for name, total in sums.items():
-                policy.tensors[name].to_local().copy_(total)
+                policy.tensors[name].copy_(total)
         torch.testing.assert_close(
             logprobs_of(policy.without_adapters()), unmerged, rtol=0, atol=LOGPROB_ATOL
         )
@@ -118,11 +119,11 @@ def test_the_layer_computes_with_the_merged_weight_to_rounding():
         policy = one._policy
         name = "model.layers.0.self_attn.q_proj.weight"
         layer = policy.module.get_submodule(name.removesuffix(".weight"))
-        merged = policy.tensors[name].full_tensor() + policy.adapters[name].product()
+        merged = gather(policy.tensors[name]) + policy.adapters[name].product()
         x = torch.randn(5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         low = policy.adapters[name]
-        down, up = low.down.full_tensor(), low.up.full_tensor()
-        expected = x @ policy.tensors[name].full_tensor().T + (6.0 / 3) * (x @ down.T) @ up.T
+        down, up = gather(low.down), gather(low.up)
+        expected = x @ gather(policy.tensors[name]).T + (6.0 / 3) * (x @ down.T) @ up.T
         torch.testing.assert_close(x @ merged.T, expected, rtol=0, atol=1e-12)
         assert layer.scaling["default"] == 2.0
 
@@ -164,11 +165,11 @@ def test_gradients_are_those_of_a_plain_model_whose_weights_are_sums(checkpointi
             Qwen2Config(**SIZES), dtype=torch.float64, attn_implementation="eager"
         )
         pairs = {
-            name: (low.down.full_tensor().detach(), low.up.full_tensor().detach())
+            name: (gather(low.down).detach(), gather(low.up).detach())
             for name, low in policy.adapters.items()
         }
         leaves = {name: (down.requires_grad_(), up.requires_grad_()) for name, (down, up) in pairs.items()}
-        weights = {name: tensor.full_tensor().detach() for name, tensor in policy.tensors.items()}
+        weights = {name: gather(tensor).detach() for name, tensor in policy.tensors.items()}
         weights |= {name: weights[name] + 2.0 * up @ down for name, (down, up) in leaves.items()}
         logits = functional_call(plain, weights, (torch.tensor(microbatch.token_ids[None]),)).logits[0]
         cross_entropy(
@@ -177,8 +178,8 @@ def test_gradients_are_those_of_a_plain_model_whose_weights_are_sums(checkpointi
 
         for name, (down, up) in leaves.items():
             low = policy.adapters[name]
-            torch.testing.assert_close(low.down.grad.full_tensor(), down.grad, rtol=1e-4, atol=1e-7)
-            torch.testing.assert_close(low.up.grad.full_tensor(), up.grad, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(gather(low.down.grad), down.grad, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(gather(low.up.grad), up.grad, rtol=1e-4, atol=1e-7)
             assert policy.tensors[name].grad is None
 
 

@@ -82,7 +82,7 @@ def gradients_and_metrics(one, samples, *, ahead, max_tokens=40):
     found = []
     step = one._stepper.optimizer.step
     one._stepper.optimizer.step = lambda: found.extend(
-        parameter.grad.full_tensor().clone() for parameter in one._policy.module.parameters()
+        parameter.grad.clone() for parameter in one._policy.module.parameters()
     )
     metrics = one.update(scored)
     one._stepper.optimizer.step = step
