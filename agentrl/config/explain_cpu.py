@@ -10,6 +10,12 @@ from agentrl.config.schema import Config
 GIB = 1 << 30
 PROCESS_BYTES = 0.45 * GIB
 """Memory of a learner rank and of a server with a model of no size: Python, torch, Ray."""
+HEAP_SHARE = 1.45
+"""Size of the heap over that of the activations in it, with SmolLM2-135M: gaps between them stay unused.
+Without gaps, when freed memory goes back to the kernel, an update takes twice the time.
+"""
+HEAD_BYTES = 0.25 * GIB
+"""Logits of the chunk that the output head computes at a time, and their gradients."""
 LEARN_SHARE = 0.8
 """Share of the speed of a large matrix product that an update reaches, measured with SmolLM2-135M."""
 SAMPLE_SHARE = 0.2
@@ -89,9 +95,10 @@ def _learner(config: Config, size: ModelSize) -> _Process:
     learner, width = config.learner, _bytes_per_number(config)
     longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
     tokens = max(learner.microbatch_tokens, longest)
-    activations = tokens * size.activations_per_token * width / learner.num_replicas
+    per_token = size.activations_per_token
     if learner.gradient_checkpointing:
-        activations = tokens * size.num_layers * size.hidden_size * width / learner.num_replicas
+        per_token = size.num_layers * size.hidden_size
+    activations = HEAP_SHARE * tokens * per_token * width / learner.num_replicas + HEAD_BYTES
     if config.model.lora.rank:
         weights, what = 1.0 * size.num_parameters * width, "frozen weights"
     else:
@@ -102,7 +109,7 @@ def _learner(config: Config, size: ModelSize) -> _Process:
     if config.has_critic:
         further += 16 * size.num_parameters / learner.world_size
     parts = (
-        f"{_gib(weights)} {what} + {_gib(activations)} activations of {tokens:,} tokens + "
+        f"{_gib(weights)} {what} + {_gib(activations)} activations and logits of {tokens:,} tokens + "
         + (f"{_gib(further)} reference and critic + " if further else "")
         + f"{_gib(PROCESS_BYTES)} process"
     )

@@ -32,8 +32,8 @@ def serve(*words):
     [
         ([], {}),
         (
-            ["--num-blocks", "64", "--max-batch-tokens", "2048", "--threads", "1"],
-            {"num_blocks": 64, "max_batch_tokens": 2048},
+            ["--num-blocks", "64", "--max-batch-tokens", "2048", "--threads", "1", "--quantization", "int8"],
+            {"num_blocks": 64, "max_batch_tokens": 2048, "quantization": "int8"},
         ),
     ],
 )
@@ -55,6 +55,7 @@ def test_the_process_of_a_server_takes_every_setting(model, monkeypatch):
         max_lora_rank=11,
         threads=12,
         linear_kernels="torch",
+        quantization="int8",
     )
     assert set(config.model_fields_set) == set(EmbeddedServerConfig.model_fields)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in config.model_dump().items()]

@@ -31,6 +31,7 @@ from agentrl.loopback import is_local
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
 from agentrl.serving.embedded.engine import Engine
+from agentrl.serving.embedded.int8 import use_int8
 from agentrl.serving.embedded.requests import GenerateRequest, RequestLimits
 from agentrl.serving.embedded.sampler import GREEDY
 from agentrl.serving.embedded.service import Service
@@ -91,8 +92,8 @@ def serve(
         external_lib: `package.module` or `file.py` to import before the model is loaded.
 
     Raises:
-        UserError: no model in the folder, the port is taken, or the key is missing for a host that others
-            reach.
+        UserError: no model in the folder, the port is taken, the key is missing for a host that others
+            reach, or `config` asks for what this processor does not have.
     """
     config = config or EmbeddedServerConfig()
     if not api_key and not is_local(host):
@@ -108,6 +109,8 @@ def serve(
         import_source(external_lib)
     with without_collections():
         model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
+    if config.quantization == "int8":
+        use_int8(model)
     use_linear_kernels(model, config.linear_kernels, device=model.device.type)
     engine = Engine(model, config)
     limits = _limits(model, engine, model_path)

@@ -1,0 +1,152 @@
+"""Layers in 8 bits: within the bound of rounding, each row for itself, never of weights replaced since."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.errors import ConfigError
+from agentrl.serving.embedded import int8, server
+from agentrl.serving.embedded.int8 import Int8Linear, use_int8
+from agentrl.serving.embedded.weights import Weights
+
+
+def layer(inputs, outputs, *, bias=False, dtype=torch.float32, spread=1.0):
+    torch.manual_seed(inputs + outputs)
+    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
+    made.weight *= torch.logspace(0, spread, outputs, dtype=dtype)[:, None]
+    made.__class__ = Int8Linear
+    return made
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from([2, 8, 100]),
+    st.sampled_from([3, 64]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_the_error_is_that_of_rounding(tokens, inputs, outputs, has_bias, seed):
+    """With each weight off by half a step of its row and each input by half a step of its token at most."""
+    made = layer(inputs, outputs, bias=has_bias)
+    x = torch.randn(2, tokens, inputs, generator=torch.Generator().manual_seed(seed)) * 3
+    x[0, 0] = 0.0
+    exact = nn.functional.linear(x.double(), made.weight.double(), made.bias.double() if has_bias else None)
+    weights, rows = made.weight.double().abs(), x.double().abs()
+    half_of_weights, half_of_rows = weights.amax(1) / 254, rows.amax(-1, keepdim=True) / 254
+    bound = rows.sum(-1, keepdim=True) * half_of_weights + half_of_rows * weights.sum(1)
+    bound = bound + inputs * half_of_rows * half_of_weights
+    product = made(x)
+    assert product.shape == exact.shape
+    assert product.dtype == torch.float32
+    assert ((product - exact).abs() <= bound * (1 + 1e-4) + 1e-5 * exact.abs() + 1e-6).all()
+
+
+def test_a_row_does_not_depend_on_the_others():
+    made, x = layer(64, 96), torch.randn(20, 64) * torch.logspace(-2, 3, 20)[:, None]
+    together = made(x)
+    for row in range(len(x)):
+        assert torch.equal(made(x[row : row + 1])[0], together[row])
+
+
+def test_the_dtype_stays_that_of_the_input():
+    made = layer(64, 32, dtype=torch.bfloat16, bias=True)
+    assert made(torch.ones(2, 64, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_replaced_weights_are_rounded_anew(model):
+    """`Weights` writes in place through its own view of each tensor, also when it takes an update back."""
+    use_int8(model)
+    weights, x = Weights(model), torch.arange(9)[None]
+    before = model(x).logits
+    tensors = {name: tensor.clone() * 1.5 for name, tensor in model.state_dict().items() if "proj" in name}
+    fresh = Qwen2ForCausalLM(model.config)
+    fresh.load_state_dict(model.state_dict() | tensors)
+    use_int8(fresh)
+    undo = weights.replace(tensors)
+    assert torch.equal(model(x).logits, fresh(x).logits)
+    assert not torch.equal(model(x).logits, before)
+    undo.restore()
+    assert torch.equal(model(x).logits, before)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e38])
+def test_weights_that_overflow_are_seen(value):
+    """The server refuses an update whose activations are not finite."""
+    made = layer(64, 32)
+    made.weight[3, 5] = value
+    assert not made(torch.full((2, 64), 1e3))[:, 3].isfinite().any()
+
+
+def test_inputs_that_are_not_finite_are_seen():
+    x = torch.ones(3, 64)
+    x[1, 7] = float("nan")
+    x[2, 7] = float("inf")
+    assert layer(64, 32)(x).isfinite().all(1).tolist() == [True, False, False]
+
+
+def test_the_head_keeps_its_precision(model):
+    use_int8(model)
+    kinds = {name: type(child) for name, child in model.named_modules() if isinstance(child, nn.Linear)}
+    assert kinds.pop("lm_head") is nn.Linear
+    assert set(kinds.values()) == {Int8Linear}
+
+
+@pytest.mark.parametrize(
+    ("found", "has_them"),
+    [
+        ({"architecture": "x86_64", "avx512_vnni": True, "avx_vnni": False}, True),
+        ({"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": True}, True),
+        ({"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False}, False),
+        ({"architecture": "aarch64"}, True),
+    ],
+)
+def test_it_needs_the_instructions(model, monkeypatch, found, has_them):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    if has_them:
+        use_int8(model)
+        return
+    with pytest.raises(ConfigError, match=r"needs a processor with VNNI .* use none"):
+        use_int8(model)
+
+
+def test_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="works only on CPUs, and this is a meta"):
+        use_int8(Qwen2ForCausalLM(config()).to("meta"))
+
+
+def test_a_server_uses_it(model, tmp_path, monkeypatch):
+    class Loaded(Exception):
+        pass
+
+    def engine(model, config):
+        raise Loaded(model)
+
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(server, "Engine", engine)
+    monkeypatch.setattr(int8, "has_instructions", lambda: True)
+    with pytest.raises(Loaded) as seen:
+        server.serve(str(tmp_path), port=0, config=EmbeddedServerConfig(quantization="int8"))
+    assert type(seen.value.args[0].model.layers[0].mlp.up_proj) is Int8Linear
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(config()).requires_grad_(False)
+
+
+def config():
+    return Qwen2Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
