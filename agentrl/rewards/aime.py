@@ -74,7 +74,7 @@ class Aime(Reward):
     """1 for the right integer in the last assistant message.
 
     Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box).
-    Details: answer, canonical. An answer submitted by `finish` needs no box.
+    Details: answer, in canonical form. An answer submitted by `finish` needs no box.
     """
 
     name: ClassVar[str] = "aime"

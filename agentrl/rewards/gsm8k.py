@@ -120,8 +120,8 @@ class Gsm8k(Reward):
     """1 for the right number in the last assistant message, `format_score` for a wrong one, 0 for none.
 
     Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (an answer after `####`).
-    Details: answer, canonical. `strict` also decides what counts as an answer for `format_score`. An answer
-    submitted by `finish` needs no `####`.
+    Details: answer, in canonical form. `strict` also decides what counts as an answer for `format_score`. An
+    answer submitted by `finish` needs no `####`.
     """
 
     name: ClassVar[str] = "gsm8k"

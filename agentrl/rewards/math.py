@@ -42,7 +42,7 @@ class Math(Reward):
     """1 if the last assistant message gives an expression equal to the ground truth.
 
     Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box).
-    Details: answer, canonical. An answer submitted by `finish` needs no box.
+    Details: answer, in canonical form. An answer submitted by `finish` needs no box.
 
     It runs in a process of its own, so a costly answer (see `agentrl.rewards.bounds`) blocks nothing else.
     """

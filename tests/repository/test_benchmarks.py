@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
+from parts.learner import write_tiny_model
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PARTS = {
     "instant_server",
+    "lm_eval_side",
+    "lm_eval_tasks",
     "machine",
     "paced_server",
     "paced_tool",
@@ -32,6 +38,8 @@ QUICK_RUN = (
 SHORT: dict[str, str] = {
     "advantages": "--out {out} --peers {none}",
     "behaviour": "--updates 20 --steps 2 --folder {runs} --out {out}",
+    "beside_lm_eval": "arithmetic={model} --rows 6 --max-tokens 8 --num-blocks 64 --peers {none} "
+    "--runs {runs} --out {out}",
     "coverage": "--evaluations 20 --problems 30 --out {out}",
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
     "hops": "--out {out}",
@@ -96,6 +104,10 @@ def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     template = ROOT / "agentrl" / "chat" / "tiny.jinja"
     places = {"out": out, "runs": tmp_path / "runs", "none": tmp_path / "none", "template": template}
+    if "{model}" in SHORT[name]:
+        places["model"] = tmp_path / "model"
+        write_tiny_tokenizer(places["model"])
+        write_tiny_model(places["model"], Chat.load(str(places["model"])).vocab_size)
     arguments = SHORT[name].format(**places).split()
     status, said = run_to_the_end(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments], OMP_NUM_THREADS="1"
