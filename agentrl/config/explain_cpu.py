@@ -120,11 +120,12 @@ def _server(config: Config, size: ModelSize) -> _Process:
     server, width = config.rollout.embedded, _bytes_per_number(config)
     weights, num_tokens = size.num_parameters * width, server.num_blocks * server.page_size
     cache = num_tokens * size.kv_values_per_token * width
+    copies, times = (2, "twice") if server.linear_kernels == "torch" else (3, "up to three times")
     parts = (
-        f"{_gib(weights)} weights, twice in a publish + {_gib(cache)} KV cache of {num_tokens:,} tokens + "
+        f"{_gib(weights)} weights, {times} in a publish + {_gib(cache)} KV cache of {num_tokens:,} tokens + "
         f"{_gib(PROCESS_BYTES)} process"
     )
-    return _Process("a server", config.rollout.num_started, PROCESS_BYTES + 2 * weights + cache, parts)
+    return _Process("a server", config.rollout.num_started, PROCESS_BYTES + copies * weights + cache, parts)
 
 
 def _time_lines(config: Config, size: ModelSize, flops_per_s: float) -> Lines:

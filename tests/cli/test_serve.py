@@ -7,11 +7,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from agentrl.algorithms.linear_kernels import OneDnnLinear
 from agentrl.cli import app
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.serving.embedded import __main__ as process
 from agentrl.serving.embedded import server
+from agentrl.serving.embedded.layers import PackedLinear
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_process_of_a_server_takes_every_setting(model, monkeypatch):
     assert seen["config"] == config
 
 
-@pytest.mark.parametrize(("asked", "layer"), [("onednn", OneDnnLinear), ("torch", nn.Linear)])
+@pytest.mark.parametrize(("asked", "layer"), [("onednn", PackedLinear), ("torch", nn.Linear)])
 def test_a_server_uses_the_library_that_was_asked_for(model, monkeypatch, asked, layer):
     class Loaded(Exception):
         pass

@@ -354,10 +354,10 @@ def test_a_real_model_on_cpus_by_hand(tmp_path: Path) -> None:
         # 1.45 x 1,024 x 322,560 x 4 bytes + 0.25 GiB
         "memory of a rank about 4.5 GiB = 2.0 GiB weights, gradients, AdamW's moments + 2.0 GiB activations "
         "and logits of 1,024 tokens + 0.5 GiB process",
-        "memory of a server about 2.2 GiB = 0.5 GiB weights, twice in a publish + 0.7 GiB KV cache of 16,384 "
-        "tokens + 0.5 GiB process",
+        "memory of a server about 2.7 GiB = 0.5 GiB weights, up to three times in a publish + 0.7 GiB KV "
+        "cache of 16,384 tokens + 0.5 GiB process",
         # and 4 x 0.45 GiB: driver, Ray, replay buffer, one rollout actor
-        "memory of the run about 8.4 GiB",
+        "memory of the run about 8.9 GiB",
         # 72e9 / (6 x 134.5e6); 32 x 240 tokens
         "time of the updates about 89 tokens/s; at most 86 s per step, if every trajectory is full",
         # 18e9 / (2 x 134.5e6); 32 x 112 tokens
@@ -384,7 +384,7 @@ def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) ->
     config = on_cpu(tmp_path)
     assert memory_warning(config, granted_bytes=9 << 30) is None
     assert memory_warning(config, granted_bytes=7 << 30) == (
-        "this run needs about 8.4 GiB of memory: a rank 1 x 4.5 GiB, a server 1 x 2.2 GiB, the others "
+        "this run needs about 8.9 GiB of memory: a rank 1 x 4.5 GiB, a server 1 x 2.7 GiB, the others "
         "1 x 1.8 GiB; but the machine grants 7.0 GiB: lower learner.microbatch_tokens or "
         "rollout.embedded.num_blocks, or set model.lora.rank"
     )

@@ -23,7 +23,6 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from agentrl.algorithms.linear_kernels import use_linear_kernels
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.heap import without_collections
@@ -31,7 +30,7 @@ from agentrl.loopback import is_local
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
 from agentrl.serving.embedded.engine import Engine
-from agentrl.serving.embedded.int8 import use_int8
+from agentrl.serving.embedded.layers import prepare_layers
 from agentrl.serving.embedded.requests import GenerateRequest, RequestLimits
 from agentrl.serving.embedded.sampler import GREEDY
 from agentrl.serving.embedded.service import Service
@@ -109,9 +108,7 @@ def serve(
         import_source(external_lib)
     with without_collections():
         model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
-    if config.quantization == "int8":
-        use_int8(model)
-    use_linear_kernels(model, config.linear_kernels, device=model.device.type)
+    prepare_layers(model, config.linear_kernels, config.quantization)
     engine = Engine(model, config)
     limits = _limits(model, engine, model_path)
     ending = _Ending()

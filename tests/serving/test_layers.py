@@ -1,4 +1,4 @@
-"""Layers in 8 bits: within the bound of rounding, each row for itself, never of weights replaced since."""
+"""Layers never compute with weights that were replaced; in 8 bits the error is that of rounding."""
 
 import pytest
 import torch
@@ -9,16 +9,16 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ConfigError
-from agentrl.serving.embedded import int8, server
-from agentrl.serving.embedded.int8 import Int8Linear, use_int8
+from agentrl.serving.embedded import layers, server
+from agentrl.serving.embedded.layers import Int8Linear, PackedLinear, prepare_layers
 from agentrl.serving.embedded.weights import Weights
 
 
-def layer(inputs, outputs, *, bias=False, dtype=torch.float32, spread=1.0):
+def layer(inputs, outputs, *, bias=False, dtype=torch.float32, kind=Int8Linear):
     torch.manual_seed(inputs + outputs)
     made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
-    made.weight *= torch.logspace(0, spread, outputs, dtype=dtype)[:, None]
-    made.__class__ = Int8Linear
+    made.weight *= torch.logspace(0, 1, outputs, dtype=dtype)[:, None]
+    made.__class__ = kind
     return made
 
 
@@ -57,20 +57,32 @@ def test_the_dtype_stays_that_of_the_input():
     assert made(torch.ones(2, 64, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_replaced_weights_are_rounded_anew(model):
+@pytest.mark.parametrize(("kernels", "quantization"), [("onednn", "none"), ("torch", "int8")])
+def test_a_layer_never_computes_with_weights_that_were_replaced(model, vnni, kernels, quantization):
     """`Weights` writes in place through its own view of each tensor, also when it takes an update back."""
-    use_int8(model)
-    weights, x = Weights(model), torch.arange(9)[None]
+    prepare_layers(model, kernels, quantization)
+    weights, x = Weights(model), (torch.arange(600) % 50)[None]
     before = model(x).logits
     tensors = {name: tensor.clone() * 1.5 for name, tensor in model.state_dict().items() if "proj" in name}
     fresh = Qwen2ForCausalLM(model.config)
     fresh.load_state_dict(model.state_dict() | tensors)
-    use_int8(fresh)
+    prepare_layers(fresh, kernels, quantization)
     undo = weights.replace(tensors)
     assert torch.equal(model(x).logits, fresh(x).logits)
     assert not torch.equal(model(x).logits, before)
     undo.restore()
     assert torch.equal(model(x).logits, before)
+
+
+@given(st.sampled_from([1, 7, 100]), st.sampled_from([64, 257]), st.sampled_from([3, 128]), st.booleans())
+def test_packed_weights_compute_what_torch_computes(tokens, inputs, outputs, has_bias):
+    """400 x 257 x 128 products are many, 1 x 64 x 3 are few: both ways are taken."""
+    made = layer(inputs, outputs, bias=has_bias, kind=PackedLinear)
+    x = torch.randn(4, tokens, inputs)
+    exact = nn.functional.linear(x.double(), made.weight.double(), made.bias.double() if has_bias else None)
+    product = made(x)
+    assert product.dtype == torch.float32
+    torch.testing.assert_close(product.double(), exact, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e38])
@@ -88,10 +100,10 @@ def test_inputs_that_are_not_finite_are_seen():
     assert layer(64, 32)(x).isfinite().all(1).tolist() == [True, False, False]
 
 
-def test_the_head_keeps_its_precision(model):
-    use_int8(model)
+def test_the_head_keeps_its_precision(model, vnni):
+    prepare_layers(model, "onednn", "int8")
     kinds = {name: type(child) for name, child in model.named_modules() if isinstance(child, nn.Linear)}
-    assert kinds.pop("lm_head") is nn.Linear
+    assert kinds.pop("lm_head") is PackedLinear
     assert set(kinds.values()) == {Int8Linear}
 
 
@@ -104,21 +116,21 @@ def test_the_head_keeps_its_precision(model):
         ({"architecture": "aarch64"}, True),
     ],
 )
-def test_it_needs_the_instructions(model, monkeypatch, found, has_them):
+def test_eight_bits_need_the_instructions(model, monkeypatch, found, has_them):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     if has_them:
-        use_int8(model)
+        prepare_layers(model, "torch", "int8")
         return
     with pytest.raises(ConfigError, match=r"needs a processor with VNNI .* use none"):
-        use_int8(model)
+        prepare_layers(model, "torch", "int8")
 
 
-def test_a_gpu_is_refused():
+def test_eight_bits_on_a_gpu_are_refused():
     with pytest.raises(ConfigError, match="works only on CPUs, and this is a meta"):
-        use_int8(Qwen2ForCausalLM(config()).to("meta"))
+        prepare_layers(Qwen2ForCausalLM(config()).to("meta"), "torch", "int8")
 
 
-def test_a_server_uses_it(model, tmp_path, monkeypatch):
+def test_a_server_computes_as_its_config_says(model, tmp_path, vnni, monkeypatch):
     class Loaded(Exception):
         pass
 
@@ -127,10 +139,15 @@ def test_a_server_uses_it(model, tmp_path, monkeypatch):
 
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(server, "Engine", engine)
-    monkeypatch.setattr(int8, "has_instructions", lambda: True)
     with pytest.raises(Loaded) as seen:
         server.serve(str(tmp_path), port=0, config=EmbeddedServerConfig(quantization="int8"))
     assert type(seen.value.args[0].model.layers[0].mlp.up_proj) is Int8Linear
+
+
+@pytest.fixture
+def vnni(monkeypatch):
+    """A processor that takes 8 bits; others compute the same, but slower."""
+    monkeypatch.setattr(layers, "has_int8_instructions", lambda: True)
 
 
 @pytest.fixture
