@@ -60,6 +60,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super()._generate(source, *args, **options)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and type(left) is str and type(right) is str:  # the usual case
+            _check_size(len(left) + len(right))
+            return left + right
         if (
             operator == "**"
             and isinstance(left, int)

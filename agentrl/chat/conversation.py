@@ -95,7 +95,7 @@ class Conversation:
         self._pending = []
         self._next = None
         self._is_prompted = True
-        return list(block.ids)
+        return block.ids
 
     def num_pending_tokens(self) -> int:
         """Return how many tokens `next_prompt()` would append."""

@@ -8,7 +8,6 @@ the time is linear in the length of the text.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -333,7 +332,7 @@ class TurnParser:
     def _call(self, call: ToolCall) -> None:
         index = len(self._calls)
         if not call.id or call.id in self._ids:
-            call = dataclasses.replace(call, id=call_id(self._turn, index))
+            call = ToolCall(call_id(self._turn, index), call.name, call.arguments, call.error)
         self._ids.add(call.id)
         self._calls.append(call)
         self._deltas.append(CallDelta(index, call))

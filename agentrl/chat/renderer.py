@@ -6,13 +6,14 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.chat.assistant_style import AssistantStyle
 from agentrl.chat.codec import CALL, THOUGHT, TURN, Codec
 from agentrl.chat.differences import first_difference
 from agentrl.chat.parsing import Parser
+from agentrl.chat.recent import Recent
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
 from agentrl.types import Message, Role
 
@@ -51,6 +52,15 @@ class SampledTurn:
     stop: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A whole conversation to render. Equal if `written`, the JSON of messages and of tools, is equal."""
+
+    written: tuple[str, str]
+    messages: Sequence[TemplateMessage] = field(compare=False)
+    tools: Tools = field(compare=False)
+
+
 class Renderer:
     """Conversions: messages -> text (template), text <-> ids (codec), sampled text -> calls (parser)."""
 
@@ -68,18 +78,19 @@ class Renderer:
         known = set(self._ends.values()) - {""}
         # The token depends on the message that follows, and is often the first token of that message
         self._end_depends = len(known) > 1 or None in known
-        self._cached_prompt: Callable[[str], tuple[str, tuple[int, ...]]] = functools.lru_cache(
+        self._written_tools: Recent[Tools, str] = Recent(json.dumps)
+        self._cached_prompt: Callable[[_Prompt], tuple[str, tuple[int, ...]]] = functools.lru_cache(
             NUM_CACHED_PROMPTS
         )(self._prompt_of)
 
     def prompt(self, messages: Sequence[TemplateMessage], tools: Tools) -> tuple[str, list[int]]:
         """Return text and ids of a whole conversation with the generation prompt. Results are cached."""
-        text, ids = self._cached_prompt(json.dumps([messages, tools]))
+        key = json.dumps(messages), self._written_tools.get(tools) if tools else ""
+        text, ids = self._cached_prompt(_Prompt(key, messages, tools))
         return text, list(ids)
 
-    def _prompt_of(self, key: str) -> tuple[str, tuple[int, ...]]:
-        messages, tools = json.loads(key)
-        text = self.template.render(messages, tools, add_generation_prompt=True)
+    def _prompt_of(self, prompt: _Prompt) -> tuple[str, tuple[int, ...]]:
+        text = self.template.render(prompt.messages, prompt.tools, add_generation_prompt=True)
         return text, tuple(self.codec.encode_rendered(text))
 
     # ---------------------------------------------------------------------------------- input of the template

@@ -16,18 +16,16 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrl.chat.bounded import STEPS, BoundedEnvironment
 from agentrl.chat.codec import TURN
 from agentrl.chat.packaged import PACKAGED, find_template
+from agentrl.chat.recent import Recent
 from agentrl.errors import ConfigError, concerning
 
 TemplateMessage = dict[str, Any]
-
-NUM_KEPT_TOOLS = 8
-"""Number of tool lists whose JSON is cached."""
-
 
 TEMPLATE_CHOICES = f"a packaged template ({', '.join(PACKAGED)}) or a Jinja file"
 
@@ -81,8 +79,11 @@ class ChatTemplate:
             raise ConfigError(
                 f"the chat template does not compile: line {error.lineno}: {error.message}"
             ) from error
+        for compiled in self._compiled.values():  # each render copies them, which takes Jinja's ChainMap long
+            compiled.globals = dict(compiled.globals)
         self._roles_with_parts: frozenset[str] = frozenset()
-        self._recent_tools: tuple[tuple[Sequence[Mapping[str, Any]], list[_Tool]], ...] = ()
+        # Most conversations of a run pass the same list of tools.
+        self._shown_tools: Recent[Sequence[Mapping[str, Any]], list[_Tool]] = Recent(_shown_tools)
         for role, before, after in _CONTENT_PROBES:
             self._choose_content(role, before, after)
 
@@ -105,7 +106,7 @@ class ChatTemplate:
         """
         compiled = self._compiled["tool_use" if tools and "tool_use" in self._compiled else "default"]
         # None, never an empty list: templates test both `if tools` and `if tools is not none`
-        shown = self._shown_tools(tools) or None
+        shown = list(self._shown_tools.get(tools)) if tools else None
         given = (
             [self._with_parts(message) for message in messages] if self._roles_with_parts else list(messages)
         )
@@ -128,18 +129,6 @@ class ChatTemplate:
             # Macros hold the context: a reference cycle would keep the messages alive until garbage
             # collection
             context.vars.clear()
-
-    def _shown_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[_Tool]:
-        """Return the tools for the template.
-
-        The last few lists are cached: most conversations of a run pass the same list object.
-        """
-        for given, shown in self._recent_tools:
-            if given is tools:
-                return list(shown)
-        shown = [_Tool(tool) for tool in tools]
-        self._recent_tools = ((tools, shown), *self._recent_tools[: NUM_KEPT_TOOLS - 1])
-        return list(shown)
 
     def _choose_content(
         self, role: str, before: Sequence[TemplateMessage], after: Sequence[TemplateMessage]
@@ -267,16 +256,22 @@ class _GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-class _Environment(BoundedEnvironment):
-    """The templates' sandbox, with a fast path for their most frequent operation: `message.role`.
+_OF_DICT = frozenset(dir(dict))
+_OF_LOOP = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 
-    A dictionary has no attribute of that name. Jinja's own rules give the same item, but through an exception
-    and two checks.
+
+class _Environment(BoundedEnvironment):
+    """The templates' sandbox, with fast paths for their usual operations: `message.role`, `loop.first`.
+
+    A dictionary has no attribute `role`. Jinja's own rules give the same item, but through an exception and
+    two checks. The sandbox allows all public attributes of a loop, but asks for each again.
     """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if isinstance(obj, dict) and not hasattr(dict, attribute):
+        if isinstance(obj, dict) and attribute not in _OF_DICT:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _OF_LOOP:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 
@@ -298,6 +293,10 @@ class _Tool(dict[str, Any]):
     def __init__(self, schema: Mapping[str, Any]) -> None:
         super().__init__(schema)
         self.written: dict[json.JSONEncoder, str] = {}
+
+
+def _shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[_Tool]:
+    return [_Tool(tool) for tool in tools]
 
 
 def _tojson(

@@ -388,7 +388,7 @@ class TrajectorySession(AttemptSession):
 
     def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
         return ConversationLine(
-            self._chat.open(messages, list(tools)), self._recorder, task_id=self._attempt.task.task_id
+            self._chat.open(messages, tools), self._recorder, task_id=self._attempt.task.task_id
         )
 
     def _room_for_turn(self, line: ConversationLine) -> int:
