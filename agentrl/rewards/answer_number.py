@@ -37,6 +37,9 @@ MAX_BARE_CHARS = 60
 MAX_NUMBERS = 40
 """A text with more numbers is not an answer."""
 
+PLAIN_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})")
+"""Most answers and ground truths are written like this, and need no search for the number."""
+
 # Text between two numbers: a unit, and the signs of a sum, of its result, or of several answers.
 _WORDS = r"(?:\s?[A-Za-z%]{1,20}){0,2}"
 _SIGNS = r"(?:[-+*×·/±]|\b(?:times|plus|minus|multiplied by|divided by)\b)"
@@ -191,6 +194,8 @@ def stated_number(text: str) -> Fraction | None:
     13). Else it is the number after the last equals sign or colon, else the last number. Alternatives (72 or
     73), ranges, lists, relations and unfinished sums state no number.
     """
+    if PLAIN_INTEGER.fullmatch(text):
+        return Fraction(int(text))
     text = _FACTORIAL_IN_LATEX.sub("^", text[:MAX_LINE_CHARS])
     whole = (
         "" if _MACRO.search(text) else with_signs(without_first_thoughts(_MARK_AT_END.sub("", plain(text))))

@@ -161,6 +161,8 @@ def result_of(returned: Any) -> RewardResult | None:
 
 def is_finite_number(value: Any) -> TypeGuard[float]:
     """Return whether `value` is a number to learn from. Includes numpy's numbers, and booleans."""
+    if type(value) is float or type(value) is int:  # usual: the abstract class takes a microsecond
+        return math.isfinite(value)
     # By name: numpy's booleans are not numbers.Real, yet verl's functions return them.
     return (
         isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool"

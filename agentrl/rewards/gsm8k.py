@@ -16,6 +16,7 @@ from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.answer_number import (
     MAX_LINE_CHARS,
     MAX_TAIL_CHARS,
+    PLAIN_INTEGER,
     boxed_number,
     concluding_number,
     is_contradicted,
@@ -38,8 +39,6 @@ _MARK = "####"
 _HEADING = re.compile(r"(?i)[\s*_]*(?:step|part|case|day|week|question|problem|section|method|option)\b")
 """`#### Step 2: ...` is a Markdown heading, not an answer."""
 MAX_HEADINGS = 20
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})")
-"""Most ground truths are written like this, and need no search for the answer."""
 
 
 def extract_answer(text: str, *, strict: bool) -> Fraction | None:
@@ -72,6 +71,8 @@ def _unmarked(text: str) -> Fraction | None:
 
 
 def _is_contradicted(number: Fraction, rest: str) -> bool:
+    if not rest or rest.isspace():
+        return False
     boxed = answer_box(rest[:MAX_TAIL_CHARS])
     return is_contradicted(number, rest) or (boxed is not None and boxed_number(boxed) != number)
 
@@ -87,7 +88,7 @@ def parse_number(ground_truth: Any) -> Fraction | None:
     None.
     """
     if isinstance(ground_truth, str):
-        is_plain = _INTEGER.fullmatch(ground_truth)
+        is_plain = PLAIN_INTEGER.fullmatch(ground_truth)
         return Fraction(ground_truth) if is_plain else extract_answer(ground_truth, strict=False)
     is_number = (
         isinstance(ground_truth, (int, float))
@@ -143,12 +144,14 @@ class Gsm8k(Reward):
 
 def read_number(attempt: Attempted, *, strict: bool) -> Readings:
     """Extract an attempt's final number, strictly and flexibly. One submitted by `finish` needs no `####`."""
-    flexible = extract_answer(attempt.answer, strict=False)
-    in_form = extract_answer(attempt.answer, strict=True) if attempt.handed_in is None else flexible
+    in_form = extract_answer(attempt.answer, strict=attempt.handed_in is None)
+    flexible = in_form  # a number in the requested form is also the answer in any form
+    if in_form is None and attempt.handed_in is None:
+        flexible = extract_answer(attempt.answer, strict=False)
     truth, tolerance = parse_number(attempt.task.ground_truth), relative_tolerance(attempt.task)
-    in_form_reading, flexible_reading = (
-        read_value(one, truth, tolerance=tolerance) for one in (in_form, flexible)
-    )
+    in_form_reading = flexible_reading = read_value(in_form, truth, tolerance=tolerance)
+    if flexible is not in_form:
+        flexible_reading = read_value(flexible, truth, tolerance=tolerance)
     return Readings(in_form_reading, flexible_reading, counts_strict=strict, has_format=in_form is not None)
 
 

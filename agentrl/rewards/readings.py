@@ -62,7 +62,9 @@ def read_value(
     if value is None or truth is None:
         return Reading(None if value is None else str(value), False)
     expected = Fraction(truth)
-    allowed = abs(expected) * Fraction(str(tolerance)) if expected.denominator > 1 else Fraction(0)
+    if expected.denominator == 1:
+        return Reading(str(value), value == expected)
+    allowed = abs(expected) * Fraction(str(tolerance))
     return Reading(str(value), abs(Fraction(value) - expected) <= allowed)
 
 

@@ -55,6 +55,7 @@ class RewardTable:
         self._custom = self._custom_term() if config.custom_function.path else None
         self._by_reward: dict[str, Term] = {}
         self._names: dict[str, str | None] = {}  # data source -> its reward
+        self._beside: dict[str, list[Term]] = {}  # data source -> the terms that apply to it
         for source, name in config.sources.items():
             with concerning(f"reward.sources.{source}"):
                 if function_reference(name) is None:
@@ -90,12 +91,13 @@ class RewardTable:
 
         With `scopes`, only those with one of these scopes.
         """
-        beside = [
-            t
-            for t in self._terms
-            if not t.sources or any(fnmatchcase(task.data_source, source) for source in t.sources)
-        ]
-        every = [self.own(task), *beside]
+        if task.data_source not in self._beside:
+            self._beside[task.data_source] = [
+                term
+                for term in self._terms
+                if not term.sources or any(fnmatchcase(task.data_source, source) for source in term.sources)
+            ]
+        every = [self.own(task), *self._beside[task.data_source]]
         return [term for term in every if term.scope in scopes] if scopes else every
 
     def may_score(self, scope: Scope) -> bool:

@@ -139,10 +139,10 @@ class Scorer:
         """Raise RewardError if no reward applied and none is pending: the sum of no rewards would look like a
         reward of 0.
         """
+        if trajectory.rewards:
+            return trajectory
         terms = self._table.terms(task)
-        if trajectory.rewards or any(
-            term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms
-        ):
+        if any(term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms):
             return trajectory
         raise RewardError(
             f"no reward applies to this attempt; rewards: {', '.join(term.name for term in terms)}"
@@ -192,11 +192,12 @@ class _Note:
     def trajectory(self, *, seconds: float) -> Trajectory:
         """Return the trajectory with everything added."""
         self._metrics["reward_s"] = self._metrics.get("reward_s", 0.0) + seconds
-        trajectory = self._trajectory.replace(rewards=tuple(self._events), metrics=self._metrics)
-        if not self._details:
-            return trajectory
-        earlier = trajectory.extra_info.get(DETAILS, {})
-        return trajectory.replace(extra_info={**trajectory.extra_info, DETAILS: {**earlier, **self._details}})
+        extra_info = self._trajectory.extra_info
+        if self._details:
+            extra_info = {**extra_info, DETAILS: {**extra_info.get(DETAILS, {}), **self._details}}
+        return self._trajectory.replace(
+            rewards=tuple(self._events), metrics=self._metrics, extra_info=extra_info
+        )
 
     def _place(self, name: str, weight: float, value: float, *, turn: int | None = None) -> None:
         if weight != 0.0:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.plugins import Attempted, load_plugins
+from agentrl.rewards.answer_number import stated_number
 from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.rewards.custom import CustomFunction
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
@@ -53,6 +54,36 @@ def test_every_way_to_write_an_integer_is_read(number, form, currency, tail):
 @given(st.decimals(-9999, 9999, places=3))
 def test_decimals_are_exact(number):
     assert extract_answer(f"#### {number}", strict=True) == Fraction(str(number))
+
+
+_PIECES = (
+    *(
+        "####",
+        "\n",
+        "\n####",
+        "18",
+        "-3",
+        "2 or 3",
+        "$1,234.50",
+        r"\boxed{7}",
+        "the answer is 18",
+        "that is wrong",
+    ),
+    *("wait", "or 20", "<think>", "</think>", "16 - 3 = 13", "**9**", "eggs"),
+)
+
+
+@given(st.integers(-(10**18), 10**18))
+def test_a_bare_integer_is_read_like_one_in_a_sentence(number):
+    """A bare integer skips the search; a unit behind it does not."""
+    assert stated_number(str(number)) == stated_number(f"{number} eggs") == number
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=8).map(" ".join))
+def test_an_answer_in_the_requested_form_is_the_answer_in_any_form(text):
+    """So one search is enough if it succeeds."""
+    if (answer := extract_answer(text, strict=True)) is not None:
+        assert extract_answer(text, strict=False) == answer
 
 
 @given(st.text(max_size=200), st.booleans())
