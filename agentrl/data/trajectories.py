@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,9 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "agent_name": lambda t: t.agent_name,
         "segment_starts": lambda t: t.segment_starts,
         "messages": lambda t: [_encode_message(message) for message in t.messages],
-        "rewards": lambda t: [asdict(event) for event in t.rewards],
+        "rewards": lambda t: [
+            {"name": event.name, "value": event.value, "position": event.position} for event in t.rewards
+        ],
         "outcome": lambda t: t.outcome.value,
         "failure": lambda t: None if t.failure is None else encode_failure(t.failure),
         "metrics": lambda t: list(t.metrics.items()),

@@ -30,21 +30,28 @@ class TurnLengths:
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
+        self._total = 0
 
     def add(self, length: int) -> None:
         if len(self._recent) == NUM_REMEMBERED_TURNS:
             oldest = self._recent.popleft()
             del self._sorted[bisect_right(self._sorted, oldest) - 1]
+            self._total -= oldest
         self._recent.append(length)
         insort(self._sorted, length)
+        self._total += length
 
     def expected_rest(self, done: int, *, limit: int) -> int:
         """Return the expected number of further tokens of a turn that has `done` tokens, at most `limit`.
 
         This is the mean remainder of the remembered turns longer than `done`; `limit` if there are none.
         """
-        longer = self._sorted[bisect_right(self._sorted, done) :]
-        return limit if not longer else min(limit, max(1, round(sum(longer) / len(longer)) - done))
+        first = bisect_right(self._sorted, done)
+        num_longer = len(self._sorted) - first
+        if not num_longer:
+            return limit
+        total = sum(self._sorted[first:]) if first else self._total  # a turn that begins: all are longer
+        return min(limit, max(1, round(total / num_longer) - done))
 
 
 @dataclass(slots=True)
@@ -89,7 +96,7 @@ class Affinity:
         """Return the attempt's prefix; its `server` is the one to ask, one of `up`."""
         prefix = self._prefixes.get(key)
         if prefix is None:
-            prompt_key = hash(np.asarray(prompt, np.int32).tobytes())
+            prompt_key = hash(tuple(prompt))
             server, shared_tokens = self._follow(prompt_key, up)
             prefix = self._prefixes[key] = Prefix(prompt_key, server, shared_tokens)
             first = self._prompts.setdefault(prompt_key, _Prompt(server, len(prompt)))

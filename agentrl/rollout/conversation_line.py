@@ -4,8 +4,7 @@ budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.chat.conversation import Conversation
@@ -95,13 +94,16 @@ class ConversationLine:
         assert self.max_tokens is not None, "the prompt is not fixed"
         return self.max_tokens - self.conversation.num_next_tokens()
 
-    @contextmanager
-    def turn(self) -> Iterator[Sequence[int]]:
-        """Add the pending messages to the prompt and yield all its tokens; the block samples a turn from
-        them.
+    def turn(self) -> _Sampling:
+        """Return a context that adds the pending messages to the prompt and gives all its tokens; the block
+        samples a turn from them.
 
         If the block raises or is cancelled, the same turn can be sampled again. Else `record_turn` follows.
         """
+        return _Sampling(self)
+
+    def _show(self) -> Sequence[int]:
+        """Add the pending messages to the prompt and return all its tokens."""
         assert not self.is_sampling, "one turn at a time"
         num_forks = self.conversation.num_forks
         block = self.conversation.next_prompt()
@@ -111,11 +113,7 @@ class ConversationLine:
             self._segment, self._context = None, []
         self._context += block
         self.is_sampling = self.is_interrupted = True
-        try:
-            yield self.conversation.token_ids
-        finally:
-            self.is_sampling = False
-        self.is_interrupted = False
+        return self.conversation.token_ids
 
     def record_turn(self, generation: Generation) -> Turn:
         """Record the turn that was sampled, and the context before it."""
@@ -132,3 +130,19 @@ class ConversationLine:
             self._context = []
         self._num_recorded_messages = len(self.conversation.messages)
         return Turn(self._segment.append_generation(generation, anchor=state), message, is_truncated)
+
+
+class _Sampling:
+    """The context of one turn. A class, because a generator would cost more than a quick turn."""
+
+    __slots__ = ("_line",)
+
+    def __init__(self, line: ConversationLine) -> None:
+        self._line = line
+
+    def __enter__(self) -> Sequence[int]:
+        return self._line._show()
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._line.is_sampling = False
+        self._line.is_interrupted = error is not None

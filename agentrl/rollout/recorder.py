@@ -6,12 +6,11 @@ Within a segment, tokens are in the order in which the model saw or sampled them
 from __future__ import annotations
 
 import itertools
-import uuid
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.rollout.scopes import Scope
 from agentrl.types import NO_VERSION, Failure, Generation, Message, Outcome, RewardEvent, Task, Trajectory
@@ -35,7 +34,7 @@ class Attempt:
     member: int
     task: Task
     is_greedy: bool = False
-    key: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    key: str = field(default_factory=lambda: secrets.token_hex(8))
     scope: Scope = field(default_factory=Scope, compare=False, repr=False)
     survived: list[Failure] = field(default_factory=list, compare=False, repr=False)
 
@@ -53,26 +52,18 @@ class AttemptTurns:
 class Segment:
     """One segment of an attempt. It is append-only; `TrajectoryRecorder.begin_segment` creates it.
 
-    Invariant: all lists cover the same tokens after every call, so an attempt can stop at any moment.
+    pieces: its tokens in order: the turn's index and generation; for context, CONTEXT_TURN and ids.
     """
 
     def __init__(self, turns: AttemptTurns) -> None:
-        self.token_ids: list[NDArray[np.int32]] = []
-        self.logprobs: list[NDArray[np.float32]] = []
-        self.versions: list[NDArray[np.int32]] = []
-        self.pieces: list[tuple[int, int]] = []  # (turn, number of tokens)
+        self.pieces: list[tuple[int, Generation | Sequence[int]]] = []
         self.num_tokens = 0
         self._turns = turns  # not the recorder: a reference cycle would wait for the garbage collector
 
     def append_context(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample: prompt, tool output, user turns, template."""
-        count = len(ids)
-        self._append(
-            np.asarray(ids, np.int32),
-            np.zeros(count, np.float32),
-            np.full(count, NO_VERSION, np.int32),
-            CONTEXT_TURN,
-        )
+        self.pieces.append((CONTEXT_TURN, ids))
+        self.num_tokens += len(ids)
 
     def append_generation(self, generation: Generation, *, anchor: int) -> int:
         """Append one assistant turn exactly as the server sampled it and return its index within the attempt.
@@ -80,21 +71,16 @@ class Segment:
         `anchor`: hash of the state before the turn.
         """
         assert self.num_tokens > 0, "a segment begins with context: nothing predicts its first token"
+        count = len(generation.token_ids)
+        assert count == len(generation.logprobs) == len(generation.versions), (
+            "a generation's arrays disagree in length"
+        )
         turn = len(self._turns.anchors)
-        self._append(generation.token_ids, generation.logprobs, generation.versions, turn)
+        self.pieces.append((turn, generation))
+        self.num_tokens += count
         self._turns.anchors.append(anchor)
-        self._turns.num_action_tokens += len(generation.token_ids)
+        self._turns.num_action_tokens += count
         return turn
-
-    def _append(
-        self, ids: NDArray[np.int32], logprobs: NDArray[np.float32], versions: NDArray[np.int32], turn: int
-    ) -> None:
-        assert len(ids) == len(logprobs) == len(versions), "a generation's arrays disagree in length"
-        self.token_ids.append(ids)
-        self.logprobs.append(logprobs)
-        self.versions.append(versions)
-        self.pieces.append((turn, len(ids)))
-        self.num_tokens += len(ids)
 
 
 class TrajectoryRecorder:
@@ -141,11 +127,10 @@ class TrajectoryRecorder:
     ) -> Trajectory:
         """Return everything recorded so far as a trajectory without rewards."""
         segments = self._begun()
-        pieces = [piece for segment in segments for piece in segment.pieces]
-        turn_ids = np.repeat(
-            np.array([turn for turn, _ in pieces], np.int16),
-            np.array([count for _, count in pieces], np.int64),
-        )
+        tokens = _Tokens(sum(segment.num_tokens for segment in segments))
+        for segment in segments:
+            for turn, piece in segment.pieces:
+                tokens.add(turn, piece)
         starts = itertools.accumulate((segment.num_tokens for segment in segments[:-1]), initial=0)
         task = attempt.task
         return Trajectory(
@@ -154,13 +139,11 @@ class TrajectoryRecorder:
             task_id=task.task_id,
             data_source=task.data_source,
             agent_name=task.agent_name,
-            token_ids=_joined([piece for segment in segments for piece in segment.token_ids], np.int32),
-            action_mask=turn_ids != CONTEXT_TURN,
-            behavior_logprobs=_joined(
-                [piece for segment in segments for piece in segment.logprobs], np.float32
-            ),
-            versions=_joined([piece for segment in segments for piece in segment.versions], np.int32),
-            turn_ids=turn_ids,
+            token_ids=tokens.ids,
+            action_mask=tokens.turns != CONTEXT_TURN,
+            behavior_logprobs=tokens.logprobs,
+            versions=tokens.versions,
+            turn_ids=tokens.turns,
             messages=messages,
             rewards=(),
             outcome=outcome,
@@ -182,13 +165,33 @@ def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int |
     This is not always the last action token in the arrays: with several segments, the segment that began last
     may not be the one sampled last.
     """
-    where = trajectory.turn_ids == (trajectory.turn_ids.max(initial=CONTEXT_TURN) if turn is None else turn)
-    where &= trajectory.action_mask
-    positions = np.flatnonzero(where)
-    assert len(positions), f"reward {name!r} on a trajectory or turn without action tokens"
-    return RewardEvent(name, value, int(positions[-1]))
+    turns = trajectory.turn_ids[::-1]  # from the end: the position found first is the turn's last
+    wanted = turns.max(initial=CONTEXT_TURN) if turn is None else turn
+    where = (turns == wanted) & trajectory.action_mask[::-1]
+    behind = int(where.argmax()) if len(where) else 0
+    assert where[behind : behind + 1].any(), f"reward {name!r} on a trajectory or turn without action tokens"
+    return RewardEvent(name, value, len(where) - 1 - behind)
 
 
-def _joined(pieces: list[NDArray], dtype: type[np.generic]) -> NDArray:
-    # The empty first piece sets the dtype if nothing was recorded. casting="no" rejects a wrong dtype.
-    return np.concatenate([np.empty(0, dtype), *pieces], dtype=dtype, casting="no")
+class _Tokens:
+    """The per-token arrays of a trajectory, filled from the front. Context is their initial value."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.ids = np.empty(num_tokens, np.int32)
+        self.logprobs = np.zeros(num_tokens, np.float32)
+        self.versions = np.full(num_tokens, NO_VERSION, np.int32)
+        self.turns = np.full(num_tokens, CONTEXT_TURN, np.int16)
+        self._position = 0
+
+    def add(self, turn: int, piece: Generation | Sequence[int]) -> None:
+        start = self._position
+        if not isinstance(piece, Generation):
+            self._position = end = start + len(piece)
+            self.ids[start:end] = piece
+            return
+        self._position = end = start + len(piece.token_ids)
+        # An assignment would convert other dtypes silently.
+        np.copyto(self.ids[start:end], piece.token_ids, casting="no")
+        np.copyto(self.logprobs[start:end], piece.logprobs, casting="no")
+        np.copyto(self.versions[start:end], piece.versions, casting="no")
+        self.turns[start:end] = turn

@@ -126,7 +126,7 @@ class Router:
             ServerError: servers failed MAX_SERVER_FAILURES times in a row.
         """
         self._check(input_ids, params)
-        prompt = list(input_ids)
+        prompt = input_ids
         pieces: list[Generation] = []
         failures = 0  # since the last piece
         while True:
@@ -153,7 +153,7 @@ class Router:
                 self._lengths.add(len(whole.token_ids))
                 return whole
             self.num_interruptions += 1
-            prompt += piece.token_ids.tolist()
+            prompt = [*prompt, *piece.token_ids.tolist()]
             if not len(piece.token_ids):
                 await trio.sleep(EMPTY_CHUNK_PAUSE_S)
 
@@ -162,7 +162,7 @@ class Router:
         self._affinity.forget(trajectory_key)
 
     async def _ask(
-        self, prompt: list[int], params: SamplingParams, key: str, num_sampled: int
+        self, prompt: Sequence[int], params: SamplingParams, key: str, num_sampled: int
     ) -> Generation | None:
         """Wait for a server that is up and send one request; None if that server was left before it
         answered.
@@ -216,6 +216,8 @@ def _finish(pieces: Sequence[Generation], params: SamplingParams) -> FinishReaso
 
 def _rest(params: SamplingParams, pieces: Sequence[Generation]) -> SamplingParams:
     """Return the parameters for the rest of the turn after `pieces`."""
+    if not pieces:
+        return params
     return replace(
         params, max_new_tokens=params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces)
     )

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,10 +33,11 @@ class GivenReward:
 
 
 class Tally:
-    """Sums by metric name, and rewards in the order in which they were given."""
+    """Sums by metric name, and rewards in the order in which they were given. Create it within a trio run."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float, dict.fromkeys(_ALWAYS, 0.0))
+        self._now = trio.lowlevel.current_clock().current_time  # `trio.current_time` looks it up at each call
         self.rewards: list[GivenReward] = []
 
     @property
@@ -54,7 +55,7 @@ class Tally:
 
     def timed(self, name: str) -> _Timed:
         """Return a context that adds its seconds to a metric."""
-        return _Timed(self._sums, name)
+        return _Timed(self._sums, name, self._now)
 
 
 class _Timed:
@@ -63,14 +64,15 @@ class _Timed:
     A class, because a generator would cost more than a quick turn.
     """
 
-    __slots__ = ("_name", "_started", "_sums")
+    __slots__ = ("_name", "_now", "_started", "_sums")
 
-    def __init__(self, sums: defaultdict[str, float], name: str) -> None:
+    def __init__(self, sums: defaultdict[str, float], name: str, now: Callable[[], float]) -> None:
         self._sums = sums
         self._name = name
+        self._now = now
 
     def __enter__(self) -> None:
-        self._started = trio.current_time()
+        self._started = self._now()
 
     def __exit__(self, *_: object) -> None:
-        self._sums[self._name] += trio.current_time() - self._started
+        self._sums[self._name] += self._now() - self._started

@@ -67,7 +67,7 @@ def generate_body(
     """
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": list(map(int, input_ids)),
+        "input_ids": input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids),
         "sampling_params": {
             "max_new_tokens": params.max_new_tokens,
             "temperature": params.temperature,
