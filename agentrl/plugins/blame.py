@@ -13,7 +13,6 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
@@ -46,17 +45,25 @@ class RaisedElsewhere(Exception):
         self.failure = failure
 
 
-@contextmanager
-def blaming(kind: Literal["agent", "tool", "interaction", "reward"], name: str) -> Iterator[None]:
+class blaming:
     """Mark exceptions raised in the block as raised by this plugin, unless an inner block marked them
     already.
+
+    A class, because a generator would cost more than many a call of a plugin.
     """
-    try:
-        yield
-    except Exception as error:
-        if not hasattr(error, _BLAMED):
-            setattr(error, _BLAMED, PluginId(kind, name))
-        raise
+
+    __slots__ = ("_kind", "_name")
+
+    def __init__(self, kind: Literal["agent", "tool", "interaction", "reward"], name: str) -> None:
+        self._kind = kind
+        self._name = name
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Exception) and not hasattr(error, _BLAMED):
+            setattr(error, _BLAMED, PluginId(self._kind, self._name))
 
 
 def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Failure:

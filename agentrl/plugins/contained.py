@@ -10,8 +10,6 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 SIGNAL_HANDLERS = ("trio.", "agentrl.fleet.cluster")
 """Modules with signal handlers that raise KeyboardInterrupt."""
@@ -21,26 +19,38 @@ class PluginQuit(RuntimeError):
     """A plugin raised an exception that would end the program or a task. `__cause__` is that exception."""
 
 
-@contextmanager
-def contained(*cancellation: type[BaseException]) -> Iterator[None]:
-    """Convert any BaseException that is not an Exception to PluginQuit.
+def contained(*cancellation: type[BaseException]) -> _Contained:
+    """Return a context that converts any BaseException that is not an Exception to PluginQuit.
 
     Two kinds pass, alone or extracted from an exception group: `cancellation`, the types with which the event
     loop cancels a task, and a KeyboardInterrupt raised by a signal.
     """
-    try:
-        yield
-    except (Exception, GeneratorExit):  # GeneratorExit: the coroutine is being closed
-        raise
-    except BaseException as error:  # the only place that catches BaseException: cancellation passes
-        if isinstance(error, cancellation):
-            raise
+    return _Contained(cancellation)
+
+
+class _Contained:
+    """A class, because a generator would cost more than many a call of a plugin."""
+
+    __slots__ = ("_cancellation",)
+
+    def __init__(self, cancellation: tuple[type[BaseException], ...]) -> None:
+        self._cancellation = cancellation
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        # GeneratorExit: the coroutine is being closed
+        if error is None or isinstance(error, (Exception, GeneratorExit)):
+            return
+        if isinstance(error, self._cancellation):
+            return
         if isinstance(error, BaseExceptionGroup):
-            passing, error = _split(error, cancellation)
+            passing, error = _split(error, self._cancellation)
             if passing is not None:
                 raise passing from None
         if isinstance(error, KeyboardInterrupt) and _is_of_signal(error):
-            raise
+            return
         raise PluginQuit(_described(error)) from error
 
 

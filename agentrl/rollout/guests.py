@@ -60,7 +60,7 @@ class Guest:
         self._start_kwargs = start_kwargs
         self._host = host
         self._timeout_s = timeout_s
-        self._start_lock = trio.Lock()
+        self._start_lock: trio.Lock | None = None
         self._is_opened = False  # `start` began: there may be something to close
         self._is_ready = False
 
@@ -104,6 +104,7 @@ class Guest:
             log.warning("%s did not close within %g s", self._label, CLOSE_TIMEOUT_S)
 
     async def _start(self) -> None:
+        self._start_lock = self._start_lock or trio.Lock()
         async with self._start_lock:  # concurrent first calls start it only once
             if self._is_ready:
                 return

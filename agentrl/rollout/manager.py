@@ -5,8 +5,7 @@ finishes.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -108,7 +107,7 @@ class AgentLoopManager:
             training.scorer,
             OutcomeTable.of_training(rollout),
             _TrainingLog(self.attempts, self._stats),
-            admission=_Queue(math.inf, slots, self._stats),  # leases are limited by `_room`
+            admission=_Queue(None, slots, self._stats),  # leases are limited by `_room`
             scopes=self.scopes,
             unit="group",
         )
@@ -179,7 +178,10 @@ class AgentLoopManager:
                 self._stats.group_dropped(shipment.reason)
                 await out.send(shipment)
                 return
-            await out.send(shipment)
+            try:
+                out.send_nowait(shipment)  # there is usually room, so no need to let other tasks run first
+            except trio.WouldBlock:
+                await out.send(shipment)
             group.unsettled -= 1
             self._settle(1)
 
@@ -260,29 +262,46 @@ class AgentLoopManager:
 
 
 class _Queue:
-    """Admits up to `limit` members at once, and their attempts to the slots of the process."""
+    """Admits up to `limit` members at once (None: all), and their attempts to the slots of the process."""
 
-    def __init__(self, limit: float, slots: trio.CapacityLimiter, stats: RolloutStats) -> None:
-        self._limiter = trio.CapacityLimiter(limit)
+    def __init__(self, limit: int | None, slots: trio.CapacityLimiter, stats: RolloutStats) -> None:
+        self._limiter = None if limit is None else trio.CapacityLimiter(limit)
         self._slots = slots
         self._stats = stats
 
     async def begin(self, attempt: Attempt) -> None:
-        await self._limiter.acquire_on_behalf_of(attempt.key)
+        if self._limiter is not None:
+            await self._limiter.acquire_on_behalf_of(attempt.key)
 
     def end(self, attempt: Attempt) -> None:
-        self._limiter.release_on_behalf_of(attempt.key)
+        if self._limiter is not None:
+            self._limiter.release_on_behalf_of(attempt.key)
 
-    @asynccontextmanager
-    async def slot(self, attempt: Attempt) -> AsyncIterator[None]:
-        with attempt.scope.open("queue for a slot"):
-            await self._slots.acquire()
-        self._stats.begin()
+    def slot(self, attempt: Attempt) -> _Slot:
+        return _Slot(attempt, self._slots, self._stats)
+
+
+class _Slot:
+    """Occupies a slot of the process while an attempt plays."""
+
+    __slots__ = ("_attempt", "_slots", "_stats")
+
+    def __init__(self, attempt: Attempt, slots: trio.CapacityLimiter, stats: RolloutStats) -> None:
+        self._attempt = attempt
+        self._slots = slots
+        self._stats = stats
+
+    async def __aenter__(self) -> None:
         try:
-            yield
-        finally:
-            self._stats.end()
-            self._slots.release()
+            self._slots.acquire_nowait()  # fair: it fails while others wait
+        except trio.WouldBlock:
+            with self._attempt.scope.open("queue for a slot"):
+                await self._slots.acquire()
+        self._stats.begin()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stats.end()
+        self._slots.release()
 
 
 class _TrainingLog:

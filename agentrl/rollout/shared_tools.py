@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import jsonschema_rs
@@ -128,30 +128,13 @@ class SharedTool:
         where = f"{'.'.join(map(str, error.instance_path))}: " if error.instance_path else ""
         return f"{where}{error.message[:MAX_PROBLEM_CHARS]}"
 
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """Pass one try of a call through the circuit breaker and report its result to the breaker.
+    def attempt(self) -> _Try:
+        """Return a context that passes one try of a call through the circuit breaker and reports its result.
 
         Raises:
             ToolUnavailable: the breaker is open.
         """
-        ticket = self.breaker.begin(trio.current_time())
-        if ticket is None:
-            raise ToolUnavailable(f"tool {self.name!r} is not available: it failed repeatedly")
-        tell = self.breaker.abandoned
-        try:
-            yield
-            tell = self.breaker.succeeded
-        except WrongCall:
-            tell = self.breaker.succeeded
-            raise
-        except GuestTimeout:  # may be the fault of the call, such as an infinite loop
-            raise
-        except ToolError:
-            tell = functools.partial(self.breaker.failed, now=trio.current_time())
-            raise
-        finally:
-            tell(ticket)
+        return _Try(self)
 
     def pauses(self) -> Iterator[float]:
         """Yield the pause before each retry, in seconds.
@@ -164,6 +147,33 @@ class SharedTool:
     def fit(self, text: str) -> str:
         """Shorten the text to the tool's output budget."""
         return shorten(text, self._max_output_tokens, self._codec, keep=self.limits.keep)
+
+
+class _Try:
+    """One try of a call, between the ticket of the circuit breaker and the report of its result.
+
+    A class, because a generator would cost more than a quick call.
+    """
+
+    __slots__ = ("_ticket", "_tool")
+
+    def __init__(self, tool: SharedTool) -> None:
+        self._tool = tool
+
+    def __enter__(self) -> None:
+        ticket = self._tool.breaker.begin(trio.current_time())
+        if ticket is None:
+            raise ToolUnavailable(f"tool {self._tool.name!r} is not available: it failed repeatedly")
+        self._ticket = ticket
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        breaker = self._tool.breaker
+        if error is None or isinstance(error, WrongCall):
+            breaker.succeeded(self._ticket)
+        elif isinstance(error, ToolError) and not isinstance(error, GuestTimeout):
+            breaker.failed(self._ticket, trio.current_time())
+        else:  # a timeout may be the fault of the call, such as an infinite loop
+            breaker.abandoned(self._ticket)
 
 
 def validator(tool: Tool | type[Tool]) -> jsonschema_rs.Validator:
