@@ -106,14 +106,18 @@ def _counted(lineno: int) -> nodes.Node:
 
 @jinja2.pass_context
 def _rounds(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    steps = context.get(STEPS)  # looked up once a loop
     for item in items:
-        _step(context)
+        _count_step(steps)
         yield item
 
 
 @jinja2.pass_context
 def _step(context: Context, value: object = None) -> None:
-    steps = context.get(STEPS)
+    _count_step(context.get(STEPS))
+
+
+def _count_step(steps: object) -> None:
     if isinstance(steps, list):
         steps[0] += 1
         if steps[0] > MAX_STEPS:

@@ -144,10 +144,11 @@ class Gsm8k(Reward):
 
 def read_number(attempt: Attempted, *, strict: bool) -> Readings:
     """Extract an attempt's final number, strictly and flexibly. One submitted by `finish` needs no `####`."""
-    in_form = extract_answer(attempt.answer, strict=attempt.handed_in is None)
+    answer, needs_form = attempt.answer, attempt.handed_in is None
+    in_form = extract_answer(answer, strict=needs_form)
     flexible = in_form  # a number in the requested form is also the answer in any form
-    if in_form is None and attempt.handed_in is None:
-        flexible = extract_answer(attempt.answer, strict=False)
+    if in_form is None and needs_form:
+        flexible = extract_answer(answer, strict=False)
     truth, tolerance = parse_number(attempt.task.ground_truth), relative_tolerance(attempt.task)
     in_form_reading = flexible_reading = read_value(in_form, truth, tolerance=tolerance)
     if flexible is not in_form:

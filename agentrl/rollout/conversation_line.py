@@ -89,11 +89,6 @@ class ConversationLine:
             raise DataError(f"the prompt has {num_tokens} tokens, but data.max_prompt_tokens is {limit}")
         self.max_tokens = num_tokens + max_response_tokens
 
-    def room(self) -> int:
-        """Return how many tokens fit after the pending context. Below 1, there is no room."""
-        assert self.max_tokens is not None, "the prompt is not fixed"
-        return self.max_tokens - self.conversation.num_next_tokens()
-
     def turn(self) -> _Sampling:
         """Return a context that adds the pending messages to the prompt and gives all its tokens; the block
         samples a turn from them.
@@ -111,7 +106,7 @@ class ConversationLine:
             self.conversation.num_forks > num_forks
         ):  # the history was edited: `block` extends no existing segment
             self._segment, self._context = None, []
-        self._context += block
+        self._context = self._context + block if self._context else block
         self.is_sampling = self.is_interrupted = True
         return self.conversation.token_ids
 

@@ -397,8 +397,9 @@ class TrajectorySession(AttemptSession):
         Two budgets apply. Each segment has a budget of its own, because a fork repeats its context. The
         action tokens of all segments together must also stay within `max_response_tokens`.
         """
+        assert line.max_tokens is not None, "the prompt is not fixed"
         total = line.conversation.num_next_tokens()
-        room = min(line.room(), self._max_response_tokens - self._recorder.num_action_tokens)
+        room = min(line.max_tokens - total, self._max_response_tokens - self._recorder.num_action_tokens)
         if self._generator.context_tokens is not None:
             room = min(room, self._generator.context_tokens - total)
         return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
