@@ -105,7 +105,7 @@ def _learner(config: Config, size: ModelSize) -> _Process:
         weights, what = 16 * size.num_parameters / learner.world_size, "weights, gradients, AdamW's moments"
     further = 0.0
     if config.algorithm.kl.coefficient > 0 and not config.model.lora.rank:
-        further += 4 * size.num_parameters / learner.world_size  # the reference
+        further += width * size.num_parameters / learner.world_size  # the reference
     if config.has_critic:
         further += 16 * size.num_parameters / learner.world_size
     parts = (

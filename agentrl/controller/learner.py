@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.learner.ranks import SAVING
+from agentrl.learner.stored_weights import reading_s
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import LocalWorker, Workers
 
 
-def call_deadlines(config: LearnerConfig) -> CallDeadlines:
+def call_deadlines(
+    config: LearnerConfig, model: ModelConfig, *, has_reference: bool = False
+) -> CallDeadlines:
     """Return the deadlines of calls to ranks.
 
-    `learner.save_timeout_s` for writing a checkpoint, else `learner.collective_timeout_s`.
+    `learner.save_timeout_s` for writing a checkpoint, else `learner.collective_timeout_s`. The start has more
+    time the larger the model is, because each copy of the weights (HSDP) is read once.
     """
     saving = CallDeadlines(config.save_timeout_s, "learner.save_timeout_s")
-    return CallDeadlines(config.collective_timeout_s, of_threads={SAVING: saving})
+    num_copies = config.world_size // (config.fsdp.shard_size or config.world_size) * (1 + has_reference)
+    return CallDeadlines(
+        config.collective_timeout_s,
+        reading_s=num_copies * reading_s(Path(model.path)) if model.path else 0.0,
+        of_threads={SAVING: saving},
+    )
 
 
 def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
     """Launch the ranks as Ray actors in their seats without waiting; see `wait_until_ready`."""
-    deadlines = call_deadlines(spec.learner)
+    deadlines = call_deadlines(
+        spec.learner, spec.model, has_reference=spec.algorithm.kl.coefficient > 0 and not spec.model.lora.rank
+    )
     return WorkerGroup.launch(
         Learner, spec, seats=seats, deadlines=deadlines, num_replicas=spec.learner.num_replicas
     )

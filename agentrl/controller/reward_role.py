@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import Device
 from agentrl.learner.reward_model import RewardModel, find_classifier
+from agentrl.learner.stored_weights import reading_s
 from agentrl.plugins import Attempted, RewardResult
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
@@ -75,7 +77,11 @@ def launch_reward_role(
     config: RewardModelConfig, conversations: Conversations, seats: Sequence[Seat], *, device: Device
 ) -> RewardRole:
     """Launch the ranks as Ray actors in their seats, without waiting; see their `wait_until_ready`."""
-    deadlines = CallDeadlines(config.collective_timeout_s, "reward_model.collective_timeout_s")
+    deadlines = CallDeadlines(
+        config.collective_timeout_s,
+        "reward_model.collective_timeout_s",
+        reading_s=reading_s(Path(config.model.path)),
+    )
     ranks = WorkerGroup.launch(
         RewardModel, config, device, seats=seats, name="reward model", deadlines=deadlines
     )

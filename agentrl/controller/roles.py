@@ -141,7 +141,7 @@ def open_local_roles(specs: RoleSpecs) -> Roles:
 
 def _launch_critic(spec: CriticSpec, seats: Sequence[Seat]) -> WorkerGroup[Critic]:
     make: Callable[..., Critic] = CriticWorker
-    deadlines = call_deadlines(spec.learner)
+    deadlines = call_deadlines(spec.learner, spec.model)
     return WorkerGroup.launch(
         make, spec, seats=seats, name="critic", deadlines=deadlines, num_replicas=spec.learner.num_replicas
     )

@@ -9,6 +9,7 @@ Source: Hu et al. 2021, arXiv:2106.09685.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from agentrl.config.model import LoRAConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import SCORE_HEAD
-from agentrl.learner.sharding import gather
+from agentrl.learner.sharding import gather, own_part, put
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from peft import LoraConfig
@@ -61,9 +62,9 @@ class LowRank:
 def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dtype) -> None:
     """Add adapters to the linear layers that `config` names, and freeze all other weights.
 
-    The current seed initializes A. B is zero at first, so the model's output does not change. The head of a
-    reward model gets no adapter: it is new and is trained itself (`attach_score_head`). `dtype` is that of
-    the adapter's weights.
+    The adapters are on the meta device until they are allocated (`Outline.fill`) and get their first values
+    (`initialize_adapters`). The head of a reward model gets no adapter: it is new and is trained itself
+    (`attach_score_head`). `dtype` is that of the adapter's weights.
 
     Raises:
         ConfigError: no linear layer of the model has such a name.
@@ -73,7 +74,7 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
     described = _peft_config(config)
     described.exclude_modules = [SCORE_HEAD] if hasattr(module, SCORE_HEAD) else None
     try:
-        inject_adapter_in_model(described, module, _ADAPTER)
+        inject_adapter_in_model(described, module, _ADAPTER, low_cpu_mem_usage=True)
     except ValueError as error:
         raise ConfigError(
             f"model.lora.target_modules={list(config.target_modules)} does not fit the model: {error}"
@@ -87,6 +88,26 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+
+
+@torch.no_grad()
+def initialize_adapters(module: PreTrainedModel) -> None:
+    """Give allocated adapters their first values: A from the current seed, B zero, so that they add nothing.
+
+    The values are those of `peft` for a whole model, so they do not depend on the number of ranks. At most
+    one adapter is whole at a time.
+    """
+    adapters = low_ranks(module)
+    for name, layer in _layers(module):
+        down, up = adapters[f"{name}.weight"].down, adapters[f"{name}.weight"].up
+        base = layer.get_base_layer().weight
+        assert isinstance(base, Tensor), name
+        # peft draws thrice: both layers when they are built, and A once more. It rounds to the base's dtype.
+        drawn = nn.Linear(down.shape[1], down.shape[0], bias=False)
+        nn.Linear(up.shape[1], up.shape[0], bias=False)
+        nn.init.kaiming_uniform_(drawn.weight, a=math.sqrt(5))
+        put(down, drawn.weight.to(base.dtype))
+        own_part(up)[0].zero_()
 
 
 def published_name(name: str) -> str | None:

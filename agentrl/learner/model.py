@@ -3,14 +3,13 @@
 Master weights are float32. FSDP computes in `model.dtype` and reduces gradients in float32. A small learning
 rate is therefore not lost to the rounding of bfloat16 weights. Published weights are the master weights cast
 to `model.dtype`, the same values that the learner's forward uses. With a LoRA adapter, only the adapter has
-master weights; the frozen weights are kept in `model.dtype`.
+master weights. Frozen weights, below an adapter or of the reference, are kept in `model.dtype`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,15 @@ from agentrl.learner.attention import choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.layout import check_layout
-from agentrl.learner.lora import LowRank, add_adapter, low_ranks, published_name, switched_off
+from agentrl.learner.loading import Outline, outline
+from agentrl.learner.lora import (
+    LowRank,
+    add_adapter,
+    initialize_adapters,
+    low_ranks,
+    published_name,
+    switched_off,
+)
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
@@ -120,9 +127,10 @@ def build_policy(
     master_dtype: torch.dtype,
     score_head: ScoreHead | None = None,
 ) -> Policy:
-    """Build the model on every rank and shard it.
+    """Build the model on every rank, shard it, and read the rank's part of its weights.
 
-    A new model is equal on all ranks because of the current seed, a loaded one because of its files. With
+    A new model is equal on all ranks because of the current seed, a loaded one because of its files. Weights
+    that are never updated (`has_backward` False, or below adapters) are kept in `model.dtype`. With
     `score_head` the forward returns one score per segment (`reward_model.score_segments`) instead of
     log-probabilities.
 
@@ -141,11 +149,18 @@ def build_policy(
     )
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
-    # Frozen weights need no master copy: no update is ever added to them.
-    dtype = master_dtype if model.lora.rank == 0 else compute_dtype or master_dtype
-    module = load_module(
-        model, attention, dtype, from_scratch=from_scratch, has_score_head=score_head is not None
+    # Frozen weights need no master copy: no update is ever added to them. The reference of a new model must
+    # be drawn as the policy is, in the same dtype.
+    is_new = from_scratch is not None and from_scratch.architecture != "none"
+    is_frozen = model.lora.rank > 0 or not (has_backward or is_new)
+    found = outline_module(
+        model,
+        attention,
+        compute_dtype or master_dtype if is_frozen else master_dtype,
+        from_scratch=from_scratch,
+        has_score_head=score_head is not None,
     )
+    module = found.module
     class_name = type(module).__name__
     check_layout(module.config, model, learner)
     if score_head is None:
@@ -160,6 +175,8 @@ def build_policy(
     elif not learner.compile:
         use_linear_kernels(module, learner.linear_kernels, device=place.device.type)
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
+    found.fill(torch.device("cpu") if learner.offload == "parameters" else place.device)
+    initialize_adapters(module)
     policy = as_policy(module, class_name, attention, place.device, published_dtype)
     return replace(policy, sequence_group=place.sequence_group)
 
@@ -193,78 +210,52 @@ def as_policy(
     return Policy(module, class_name, attention, device, published_dtype, tensors, adapters)
 
 
-def load_module(
+def outline_module(
     model: ModelConfig,
     attention: str,
     dtype: torch.dtype,
     *,
     from_scratch: ModelFromScratchConfig | None,
     has_score_head: bool = False,
-) -> PreTrainedModel:
-    """Return the model of `model.path`, or a new one, on the CPU and without adapters.
+) -> Outline:
+    """Return the model of `model.path` without its stored weights, or a new one on the CPU; no adapters.
 
     has_score_head: load a sequence classifier with one label instead of a causal language model.
 
     Raises:
-        ConfigError: the model does not exist, its sizes or its head are wrong, or a weight is missing.
+        ConfigError: the model does not exist, its sizes or its head are wrong, or its files do not fit.
         PluginError: `model.external_lib` cannot be imported.
     """
     if model.external_lib is not None:
         import_source(model.external_lib)
     register_attention()
     if from_scratch is not None and from_scratch.architecture != "none":
-        return _new_model(model, from_scratch, attention, dtype, has_score_head=has_score_head)
-    return _load_model(model, attention, dtype, has_score_head=has_score_head)
+        return Outline(_new_model(model, from_scratch, attention, dtype, has_score_head=has_score_head))
+    return _outline_stored(model, attention, dtype, has_score_head=has_score_head)
 
 
-def _load_model(
+def _outline_stored(
     model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool
-) -> PreTrainedModel:
+) -> Outline:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": attention,
-        "trust_remote_code": model.trust_remote_code,
-    }
-    is_new_head = has_score_head and find_own_head(model) is None
-    kind: Any = AutoModelForSequenceClassification if has_score_head else AutoModelForCausalLM
-    module: PreTrainedModel
     if has_score_head:
         check_value_head(model)
-        options["num_labels"] = 1
     else:
         check_policy(model)
+    is_new_head = has_score_head and find_own_head(model) is None
     try:
-        with _without_report() if is_new_head else nullcontext():
-            module, info = kind.from_pretrained(model.path, output_loading_info=True, **options)
+        return outline(
+            AutoModelForSequenceClassification if has_score_head else AutoModelForCausalLM,
+            model,
+            attention=attention,
+            dtype=dtype,
+            num_labels=1 if has_score_head else None,
+            new_head=SCORE_HEAD if is_new_head else None,
+        )
     except (OSError, ValueError, RuntimeError) as error:
         called = "sequence classifier with one label" if has_score_head else "causal language model"
         raise ConfigError(f"model.path={model.path!r} cannot be loaded as a {called}: {error}") from error
-    missing = sorted(
-        name for name in info["missing_keys"] if not (is_new_head and name.startswith(f"{SCORE_HEAD}."))
-    )
-    if missing:  # transformers would silently initialize it at random
-        raise ConfigError(
-            f"model.path={model.path!r} lacks the weight {missing[0]!r}; use the folder of a complete model"
-        )
-    return module
-
-
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Suppress transformers' report of missing weights, which reads as an error for a head that is new."""
-    logger = logging.getLogger("transformers.modeling_utils")
-    # A filter, not a higher level: the level also controls other checks of transformers.
-    logger.addFilter(_is_no_report)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_is_no_report)
-
-
-def _is_no_report(record: logging.LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
 
 
 def _new_model(

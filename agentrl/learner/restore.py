@@ -25,7 +25,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.errors import CheckpointError
 from agentrl.learner.checkpoint import DESCRIPTION, FAILURES, MODEL, reason
 from agentrl.learner.lora import add_adapter
-from agentrl.learner.model import Policy, as_policy, load_module
+from agentrl.learner.model import Policy, as_policy, outline_module
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.plugins.sources import import_source
@@ -62,11 +62,13 @@ def read_policy(model: ModelConfig, folder: Path) -> Policy:
     dtype = getattr(torch, model.dtype)
     if model.lora.rank > 0:
         head = _score_head(folder / DESCRIPTION)
-        module = load_module(model, _ATTENTION, dtype, from_scratch=None, has_score_head=head is not None)
+        found = outline_module(model, _ATTENTION, dtype, from_scratch=None, has_score_head=head is not None)
+        module = found.module
         class_name = type(module).__name__
         add_adapter(module, model.lora, dtype=torch.float32)
         if head is not None:
             attach_score_head(module, head, dtype=torch.float32)
+        found.fill(torch.device("cpu"))
     else:
         module = _empty_module(model, folder / DESCRIPTION, dtype)
         class_name = type(module).__name__

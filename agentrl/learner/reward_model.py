@@ -7,7 +7,7 @@ model. A conversation gets the score that transformers computes for it alone: th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.attention import attention_parity, choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
+from agentrl.learner.loading import Outline, outline
 from agentrl.learner.model import Policy, as_policy
 from agentrl.learner.ranks import Device, join_ranks, leave_ranks
 from agentrl.learner.score_head import answer_with_scores
 from agentrl.plugins.sources import import_source
 from agentrl.workers.dispatch import dispatch
-
-if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
-    from transformers import PreTrainedModel
 
 
 class RewardModel:
@@ -49,10 +47,12 @@ class RewardModel:
         attention = choose_attention(
             config.model.attention, device=place.device.type, dtype=config.model.dtype
         )
-        module = load_classifier(config.model, attention)
+        found = outline_classifier(config.model, attention)
+        module = found.module
         class_name = type(module).__name__
         module.requires_grad_(False)
         sharding.shard(module, place.mesh, learner, compute_dtype=None, has_backward=False)
+        found.fill(place.device)
         self._model = as_policy(
             module.eval(), class_name, attention, place.device, getattr(torch, config.model.dtype)
         )
@@ -93,35 +93,25 @@ def scores_at(model: Policy, microbatch: Microbatch, positions: NDArray[np.int64
     return given.join(model.module(positions_G=given.positions, **given.arguments))
 
 
-def load_classifier(model: ModelConfig, attention: str) -> PreTrainedModel:
-    """Return the classifier with one label in `model.path`, on the CPU, in `model.dtype`.
+def outline_classifier(model: ModelConfig, attention: str) -> Outline:
+    """Return the classifier with one label in `model.path`, in `model.dtype`, without its stored weights.
 
     Its forward returns scores.
 
     Raises:
-        ConfigError: it does not exist, or its head is missing from the weights.
+        ConfigError: it does not exist, or its files do not fit, for example because the head is missing.
         PluginError: `model.external_lib` cannot be imported.
     """
     kind = find_classifier(model)
     register_attention()
-    options = {
-        "dtype": getattr(torch, model.dtype),
-        "attn_implementation": attention,
-        "trust_remote_code": model.trust_remote_code,
-    }
-    module: PreTrainedModel
     try:
-        module, info = kind.from_pretrained(model.path, output_loading_info=True, **options)
-    except (OSError, ValueError) as error:
+        found = outline(kind, model, attention=attention, dtype=getattr(torch, model.dtype))
+    except ConfigError as error:
+        raise ConfigError(f"reward_model.{error}") from error
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{_named(model)} cannot be loaded: {error}") from error
-    if info["missing_keys"]:
-        # transformers would initialize it at random, and random scores look like scores.
-        raise ConfigError(
-            f"{_named(model)} lacks the weight {min(info['missing_keys'])!r}; check that the model was saved "
-            "with its head"
-        )
-    answer_with_scores(module)
-    return module
+    answer_with_scores(found.module)
+    return found
 
 
 def find_classifier(model: ModelConfig) -> Any:

@@ -117,6 +117,26 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
+def own_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the part of a tensor that this rank holds, and where it begins in the full tensor."""
+    tensor = tensor.detach()
+    if not _is_sharded(tensor):
+        return tensor, (0,) * tensor.ndim
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    own = tensor.to_local()
+    assert own.shape == shape, f"{tuple(own.shape)} is held instead of {tuple(shape)}"
+    return own, tuple(offset)
+
+
+@torch.no_grad()
+def put(tensor: Tensor, full: Tensor) -> None:
+    """Write the full values into a tensor; each rank keeps its own part."""
+    own, offset = own_part(tensor)
+    own.copy_(full[tuple(slice(o, o + size) for o, size in zip(offset, own.shape, strict=True))])
+
+
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
     """Return the mesh over which a tensor is sharded, None if it is not."""
     return tensor.device_mesh if _is_sharded(tensor) else None

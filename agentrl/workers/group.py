@@ -127,7 +127,7 @@ class WorkerGroup(Workers[W]):
         starts = {
             rank: host.start.remote(worker, args, meeting, rank=rank) for rank, host in enumerate(hosts)
         }
-        group._start = _Start(meeting, starts, time.monotonic() + deadlines.deadline_s(0))
+        group._start = _Start(meeting, starts, time.monotonic() + deadlines.start_s)
         return group
 
     @classmethod
@@ -185,7 +185,7 @@ class WorkerGroup(Workers[W]):
             # Wait for the address first. All ranks need it, and if it fails, the error must name rank 0 and
             # not another rank that fails for lack of it.
             self._wait("find_address", {0: start.meeting}, start.left_s)
-            self._wait("start", start.ranks, start.left_s)
+            self._wait("start", start.ranks, start.left_s, self._deadlines.start_limit)
         except AgentRLError:
             self.stop()
             raise

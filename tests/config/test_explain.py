@@ -394,9 +394,12 @@ def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) ->
 
 
 def test_a_reference_and_a_critic_are_counted(tmp_path: Path) -> None:
-    """4 and 16 bytes for each of 134.5 million parameters."""
-    both = on_cpu(tmp_path, algorithm={"kl": {"coefficient": 0.1}, "advantage": "gae"})
-    assert "+ 2.5 GiB reference and critic +" in " ".join(explain(both).split())
+    """Four bytes, or two in bfloat16, and 16 bytes for each of 134.5 million parameters."""
+    algorithm = {"kl": {"coefficient": 0.1}, "advantage": "gae"}
+    for dtype, gib in (("float32", "2.5"), ("bfloat16", "2.3")):
+        model = {"path": str(tmp_path), "dtype": dtype}
+        both = on_cpu(tmp_path, algorithm=algorithm, model=model)
+        assert f"+ {gib} GiB reference and critic +" in " ".join(explain(both).split())
 
 
 @pytest.mark.parametrize("broken", [{}, {"model_type": "mamba"}, SMOLLM2 | {"vocab_size": "many"}])

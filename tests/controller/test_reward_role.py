@@ -32,7 +32,7 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.reward_role import RewardRole, resolve_reward_model
 from agentrl.errors import ConfigError, LearnerError, RewardError
-from agentrl.learner.reward_model import RewardModel, load_classifier
+from agentrl.learner.reward_model import RewardModel, outline_classifier
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.types import Message, Outcome, Task, ToolCall
 from agentrl.workers.workers import LocalWorker
@@ -348,10 +348,10 @@ def test_a_model_that_cannot_score_is_refused(folders, tmp_path):
         (causal, "is not a reward model: its config names Qwen2ForCausalLM; train one with `agentrl rm`"),
         (two, "has 2 labels; a reward model has one"),
         (bert, "BertForSequenceClassification has no scalar head 'score'"),
-        (headless, "lacks the weight 'score.weight'"),
+        (headless, "lacks 1 weight ('score.weight')"),
     ):
         with pytest.raises(ConfigError) as caught:
-            load_classifier(section(folder).model, "eager")
+            outline_classifier(section(folder).model, "eager")
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
 

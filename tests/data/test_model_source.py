@@ -203,12 +203,13 @@ import sys
 import torch
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
-from agentrl.learner.model import load_module
+from agentrl.learner.model import outline_module
 
 for library in (None, sys.argv[2]):
     model = ModelConfig(path=sys.argv[1], external_lib=library)
     try:
-        print(type(load_module(model, "sdpa", torch.float32, from_scratch=None)).__name__)
+        found = outline_module(model, "sdpa", torch.float32, from_scratch=None)
+        print(type(found.module).__name__)
     except ConfigError as error:
         print(error)
 """

@@ -36,7 +36,7 @@ from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.learner.model import load_module
+from agentrl.learner.model import outline_module
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
@@ -486,7 +486,7 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
             AutoModel,
             {"tie_word_embeddings": False},
             False,
-            "lacks the weight 'lm_head.weight'; use the folder of a complete model",
+            r"does not fit .*: it lacks 1 weight \('lm_head.weight'\); use the folder of a complete model",
         ),
     ],
 )
@@ -496,7 +496,7 @@ def test_a_head_that_would_be_filled_with_random_numbers_is_refused(
     kind.from_config(Qwen2Config(**{**SIZES, **options})).save_pretrained(tmp_path)
     model = ModelConfig(path=str(tmp_path))
     with pytest.raises(ConfigError, match=rf"^model.path='.*' {message}[^\n]*$"):
-        load_module(model, "sdpa", torch.float32, from_scratch=None, has_score_head=has_score_head)
+        outline_module(model, "sdpa", torch.float32, from_scratch=None, has_score_head=has_score_head)
 
 
 def test_a_new_head_on_a_whole_model_is_no_news(tmp_path, caplog):
@@ -505,7 +505,7 @@ def test_a_new_head_on_a_whole_model_is_no_news(tmp_path, caplog):
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addHandler(caplog.handler)
     try:
-        load_module(
+        outline_module(
             ModelConfig(path=str(tmp_path)), "sdpa", torch.float32, from_scratch=None, has_score_head=True
         )
         assert not [record for record in caplog.records if record.name.startswith("transformers")]
@@ -526,7 +526,7 @@ def test_float16_is_not_trained_but_loaded(tmp_path):
         critic(model=model),
     ):
         pass
-    assert load_module(model, "sdpa", torch.float16, from_scratch=None).dtype == torch.float16
+    assert outline_module(model, "sdpa", torch.float16, from_scratch=None).module.dtype == torch.float16
 
 
 def test_within_the_bound_nothing_is_clipped_by_rounding():

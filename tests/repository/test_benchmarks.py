@@ -50,6 +50,7 @@ SHORT: dict[str, str] = {
     "learner_memory": "--tokens 512 --hidden 64 --layers 2 --vocabulary 256 --out {out}",
     "learner_step": "--budgets 1024 2048 --repeats 1 --prompts 50 --hidden 32 --layers 1 --vocabulary 256 "
     "--trl {none} --out {out}",
+    "load_memory": "--layers 1 --hidden 64 --dtypes bfloat16 --large --out {out}",
     "logprob_kernels": "--tokens 6 3 --vocabulary 30 --out {out}",
     "logprob_memory": "--tokens 64 --vocabulary 2000 --out {out}",
     "publish_overlap": "--hidden 64 --bucket-mib 1 --repeats 1",
