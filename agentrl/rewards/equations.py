@@ -8,6 +8,7 @@ be evaluated (2x = 36, 1 hour + 30 minutes) is trusted.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +25,6 @@ MAX_ROUNDING = Fraction(1, 50)
 _POWER = re.compile(r"(?<![\w.^])(?P<base>[0-9]{1,4})\s?\^\s?\{?(?P<power>[0-9])\}?(?![\w^.!])")
 _FACTORIAL = re.compile(r"(?<![\w.^])(?P<of>[0-9]|1[0-9])!(?![!\w])")
 _TIMES = re.compile(r"(?<=[0-9)])\s?[x×]\s?(?=[0-9($])")
-_FACTORS = [1]
-for _of in range(1, 20):
-    _FACTORS.append(_FACTORS[-1] * _of)
 _EQUALS = re.compile(r"=|≈|\b(?:equals|is|makes|gives)\b")
 _TOKEN = re.compile(
     rf"(?P<equals>{_EQUALS.pattern})"
@@ -138,18 +136,14 @@ def _tokens(line: str) -> list[_Token]:
     line = _TIMES.sub("*", line)
     line = _POWER.sub(lambda found: f"{int(found['base']) ** int(found['power'])}.0", line)
     line = line.replace("/.", "/ .")
-    line = _FACTORIAL.sub(lambda found: f"{_FACTORS[int(found['of'])]}.0", line)
+    line = _FACTORIAL.sub(lambda found: f"{math.factorial(int(found['of']))}.0", line)
     tokens: list[_Token] = []
     position = 0
-    for number in [*numbers_in(line), None]:
-        start = len(line) if number is None else number.start
-        for found in _TOKEN.finditer(line, position, start):
-            if (sign := _sign(found)) is not None:
-                tokens.append(_Token(sign, written=found[0]))
-        if number is None or len(tokens) > MAX_TOKENS:
-            break
+    for number in numbers_in(line):
+        start = number.start
+        tokens += _signs(line, position, start)
         value, position = number.value, number.end
-        if number.scale > 1 and not line[max(0, number.end - 2) : number.end].isalpha():  # 2B may be twice B
+        if number.scale != 1 and not line[max(0, number.end - 2) : number.end].isalpha():  # 2B may be twice B
             tokens.append(_Token("?"))
             continue
         if value is not None and line[start] in "+-" and tokens and tokens[-1].sign in ("n", ")"):  # 20 -2
@@ -167,7 +161,13 @@ def _tokens(line: str) -> list[_Token]:
                 _written(line, number),
             )
         )
+    tokens += _signs(line, position, len(line))
     return tokens if len(tokens) <= MAX_TOKENS else []
+
+
+def _signs(line: str, start: int, end: int) -> list[_Token]:
+    found = ((_sign(token), token[0]) for token in _TOKEN.finditer(line, start, end))
+    return [_Token(sign, written=written) for sign, written in found if sign is not None]
 
 
 def _sign(found: re.Match[str]) -> str | None:
@@ -199,7 +199,7 @@ def _left_side(tokens: Sequence[_Token], *, is_inner: bool) -> _Side | None:
     for position, token in enumerate(tokens):
         if token.sign == "?" or (token.sign == "w" and not _is_unit(tokens, position)):
             start = position + 1
-    if start and (is_inner or tokens[start : start + 1] == [] or tokens[start].sign != "n"):
+    if start and (is_inner or start == len(tokens) or tokens[start].sign != "n"):
         return None
     side = _computed(tokens[start:])
     if side is None or (start and (side.step is not None or tokens[start - 1].sign == "?")):
@@ -228,11 +228,7 @@ def _computed(tokens: Sequence[_Token]) -> _Side | None:
     """Evaluate a sum of numbers; None if it is not one."""
     terms = [token for token in tokens if token.sign != "w"]
     numbers = [token for token in terms if token.sign == "n"]
-    if (
-        not numbers
-        or any(token.value is None for token in numbers)
-        or any(token.sign in "?.=≈" for token in terms)
-    ):
+    if not numbers or any(token.value is None for token in numbers):
         return None
     values: dict[Fraction, None] = {}  # an ordered set; the literal reading comes first
     for reading in _READINGS:
@@ -240,7 +236,7 @@ def _computed(tokens: Sequence[_Token]) -> _Side | None:
         if (value := parser.sum()) is None or parser.position != len(terms):
             return None
         values[value] = None
-    units = frozenset(token.unit for token in numbers if token.unit)
+    units = frozenset(token.unit for token in numbers)
     written = "".join(token.written or token.sign for token in terms)
     step = numbers[0].step if len(terms) == 1 else None
     return _Side(
@@ -248,18 +244,19 @@ def _computed(tokens: Sequence[_Token]) -> _Side | None:
     )
 
 
-_READINGS: Sequence[Callable[[_Token], Fraction]] = (
-    lambda token: token.value or Fraction(0),
-    lambda token: (token.value or Fraction(0)) / (100 if token.is_share else 1),  # 20% as 0.2
+_Reading = Callable[[Fraction, _Token], Fraction]
+_READINGS: Sequence[_Reading] = (
+    lambda value, token: value,
+    lambda value, token: value / 100 if token.is_share else value,  # 20% as 0.2
     # 3 of "3 million": if only the result has a scale, it is a unit (120 - 60 = 60 million).
-    lambda token: (token.value or Fraction(0)) / token.scale,
+    lambda value, token: value / token.scale,
 )
 
 
 class _Parser:
     """Recursive-descent parser of sums. `of`, and a bracket after a number, multiply."""
 
-    def __init__(self, tokens: Sequence[_Token], read: Callable[[_Token], Fraction]) -> None:
+    def __init__(self, tokens: Sequence[_Token], read: _Reading) -> None:
         self._tokens, self._read, self.position = tokens, read, 0
 
     def sum(self) -> Fraction | None:
@@ -269,7 +266,9 @@ class _Parser:
             term = self._product()
             if term is None:
                 return None
-            total = _bounded(total - term if sign == "-" else total + term) or Fraction(0)
+            if (sum_ := _bounded(total - term if sign == "-" else total + term)) is None:
+                return None
+            total = sum_
             if not (sign := self._take("+-")):
                 return total
 
@@ -295,17 +294,17 @@ class _Parser:
             return None
         token = self._tokens[self.position]
         self.position += 1
-        return self._read(token)
+        assert token.value is not None, "a side without all of its values is not parsed"
+        return self._read(token.value, token)
 
     def _next(self) -> str:
         return self._tokens[self.position].sign if self.position < len(self._tokens) else ""
 
     def _take(self, signs: str) -> str:
         sign = self._next()
-        if not sign or sign not in signs or len(sign) > 1:
-            return ""
-        self.position += 1
-        return sign
+        is_taken = sign != "" and sign in signs
+        self.position += is_taken
+        return sign if is_taken else ""
 
     def _take_of(self) -> bool:
         """Return whether the operand before `of` is a share: 3/4 of 24, but not 5 parts of 25."""

@@ -152,8 +152,8 @@ def unit_of(text: str, number: FoundNumber) -> tuple[str, bool]:
     """Return a number's unit ("minute" for 5 mins, "" for 5 apples), and whether it is a percentage."""
     found = _UNIT_BEHIND.match(text, number.end)
     unit = found[1].lower() if found else ""
-    before = text[max(0, number.start - 1) : number.start + 2]
-    currency = next((sign for sign in "$€" if sign in before), "")
+    written = text[max(0, number.start - 1) : number.end]
+    currency = next((sign for sign in "$€" if sign in written), "")
     return _UNITS.get(unit) or _UNITS.get(currency, ""), unit in ("%", "percent")
 
 
@@ -204,7 +204,7 @@ def _scale(found: re.Match[str]) -> int:
 def _decimal(digits: str) -> Fraction:
     for separator in " '_":
         digits = digits.replace(separator, "")
-    if digits.count(".") > 1 or digits.rfind(",") > digits.rfind(".") >= 0:  # 1.234.567 and 1.234,56
+    if digits.count(".") > 1 or re.search(r"\..*,", digits):  # 1.234.567 and 1.234,56
         digits = digits.replace(".", "").replace(",", ".")
     elif re.fullmatch(r"[0-9]+,[0-9]{1,20}", digits) and not re.fullmatch(r"[0-9]{1,3},[0-9]{3}", digits):
         digits = digits.replace(",", ".")  # 1 234,56

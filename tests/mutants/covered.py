@@ -225,6 +225,9 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "figures/test_intervals.py",
         "figures/test_summary.py",
     ),
+    "agentrl/rewards/equations.py": ("rewards/test_equations.py", *CHECKERS),
+    "agentrl/rewards/number_words.py": ("rewards/test_number_words.py", *CHECKERS),
+    "agentrl/rewards/numbers.py": ("rewards/test_numbers.py", *CHECKERS),
     "agentrl/rewards/boxed.py": (*CHECKERS, "data/test_originals.py"),
     "agentrl/rewards/calls.py": CALLS,
     "agentrl/rewards/code.py": PROGRAMS,
@@ -241,6 +244,35 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 
 EQUIVALENT: Mapping[tuple[str, str], str] = {
+    ("agentrl/rewards/equations.py", "scale: int = 0"): "of a sign, nobody reads it",
+    ("agentrl/rewards/equations.py", "scale: int = 2"): "of a sign, nobody reads it",
+    ("agentrl/rewards/equations.py", "step: Fraction = Fraction(0)"): "of a sign, nobody reads it",
+    ("agentrl/rewards/equations.py", "step: Fraction = Fraction(2)"): "of a sign, nobody reads it",
+    (
+        "agentrl/rewards/equations.py",
+        'end = next((i for i in range(position + 2, len(tokens)) if tokens[i].sign in "=≈."), len(tokens))',
+    ): "a side that begins with another equals sign has no value either way",
+    (
+        "agentrl/rewards/equations.py",
+        "return _computed(tokens[:(end) + 1])",
+    ): "the token at `end` is a word, which has no value",
+    (
+        "agentrl/rewards/equations.py",
+        'return ((exact / step).denominator > 1 and difference <= step) or (sign == "≈" and difference <= '
+        "allowed)",
+    ): "what differs by one step is itself a multiple of it",
+    **{
+        (
+            "agentrl/rewards/equations.py",
+            f"return any(in_smaller_unit(Fraction({number}), one, other) is not None for one in units for "
+            "other in units)",
+        ): "whether there is a factor does not depend on the number"
+        for number in (0, 2)
+    },
+    (
+        "agentrl/rewards/numbers.py",
+        "written = text[max(0, number.start - 1) : (number.end) + 1]",
+    ): "a currency sign right after the number is read by _UNIT_BEHIND too",
     (
         "agentrl/algorithms/logprob_kernels.py",
         "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=(1)) + entropies_C[:, None], "

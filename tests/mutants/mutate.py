@@ -2,6 +2,11 @@
 
 A mutant replaces a span of the text, so its diff is what a reader would see. Left out is what no test should
 see: annotations, decorators, the text of errors, assertions of our own, `zip(..., strict=True)`.
+
+A number that has a name in capitals (`MAX_CHARS = 400`) is a choice. A test of 400 against 401 would only
+repeat the line, so its mutants are a thousand times as much and a thousandth: a wrong unit, a limit that
+refuses what is usual, or none at all. How it is compared is mutated like any other comparison. `return False`
+becomes `return True` but not `return None`, which is as false to whoever asks.
 """
 
 from __future__ import annotations
@@ -148,7 +153,13 @@ class _Module:
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name) as func) if name in SWAPPED:
                 _, end = self._span(func)
                 yield Mutant(self._path, func.end_lineno or 0, end - len(name), end, SWAPPED[name])
-            case ast.Return(value=value) if value is not None and not _is_none(value):
+            case ast.Assign() | ast.AnnAssign() if (number := _named_number(node)) is not None:
+                text = self._text(number)
+                division = "/" if isinstance(_value(text), float) else "//"
+                for scaled in (f"({text}) * 1000", f"({text}) {division} 1000"):
+                    if _value(scaled) != _value(text):
+                        yield self._replaced(number, scaled)
+            case ast.Return(value=value) if value is not None and not _is_false_or_none(value):
                 yield self._replaced(value, "None")
             case ast.Expr(value=ast.Call() | ast.Await()) | ast.Raise():
                 yield self._replaced(node, "pass")
@@ -180,17 +191,44 @@ def _symbol(op: ast.operator | ast.cmpop) -> str:
     return text[2:-2]
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_false_or_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
+
+
+def _named_number(node: ast.AST) -> ast.expr | None:
+    """Return the value of `NAME = number`, a number or computed from numbers alone."""
+    match node:
+        case (
+            ast.Assign(targets=[ast.Name(id=name)], value=value)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+        ) if name.isupper():
+            return value if _is_number(value) else None
+    return None
+
+
+def _is_number(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case ast.UnaryOp(operand=operand):
+            return _is_number(operand)
+        case ast.BinOp(left=left, right=right):
+            return _is_number(left) and _is_number(right)
+    return False
+
+
+def _value(text: str) -> float:
+    return eval(text, {})  # type: ignore[no-any-return]  # numbers of our own source
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes whose mutants count, from the outside in."""
     yield node
+    named = _named_number(node)
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "type_params") or _is_text_of_error(
-            node, field
-        ):
+        if field in ("annotation", "returns", "decorator_list", "type_params"):
+            continue
+        if _is_text_of_error(node, field) or (field == "value" and named is not None):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not _is_left_out(child):

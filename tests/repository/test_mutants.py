@@ -46,11 +46,20 @@ def changes(text: str) -> set[str]:
         ("f(a)", {"pass"}),
         ("a.b = c", {"pass"}),
         ("x = [a for a in b if c]", {"x = [a for a in b if True]"}),
+        ("MAX_A = 4 * 2**10", {"MAX_A = (4 * 2**10) * 1000", "MAX_A = (4 * 2**10) // 1000"}),
+        ("MAX_A: Final = 0.5", {"MAX_A: Final = (0.5) * 1000", "MAX_A: Final = (0.5) / 1000"}),
+        ("A = -1", {"A = (-1) * 1000"}),
+        ("A = 2 * b", {"A = 2 / b", "A = 3 * b", "A = 1 * b"}),
         ("x = 'é' + a", {"x = 'é' - a"}),  # columns are bytes
     ],
 )
 def test_the_mutants_of_a_line(line, expected):
     assert changes(line) == expected
+
+
+def test_what_is_as_false_is_no_mutant():
+    assert changes("def f():\n    return False") == {"    return True"}
+    assert changes("def f():\n    return True") == {"    return False", "    return None"}
 
 
 def test_statements_of_functions_and_loops():
