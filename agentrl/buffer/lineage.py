@@ -84,7 +84,7 @@ class Lineage:
 
     @property
     def _here(self) -> int:
-        return self._restored if self._restored is not None else self._depths.get(self._current, 0)
+        return self._restored if self._restored is not None else self._depths[self._current]
 
     def lag(self, version: int) -> int:
         """Return the lag of `version` behind the current weights, in versions; 0 for NO_VERSION.

@@ -132,7 +132,7 @@ class GroupStates:
             leased=len(self.leased),
             ready=len(self.ready),
             consumed=self.consumed,
-            dropped={reason: count for reason, count in self.dropped.items() if count},
+            dropped=dict(self.dropped),
             discarded={reason: count for reason, count in self.discarded.items() if count},
         )
 

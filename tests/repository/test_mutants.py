@@ -75,6 +75,7 @@ def test_statements_of_functions_and_loops():
         "@f(1)\nclass A: ...",
         "assert a < 1",
         "x = zip(a, strict=True)",
+        "assert_never(x)",
         "if TYPE_CHECKING:\n    x = 1",
         "x = None",
         "'a text'",
