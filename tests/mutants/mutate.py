@@ -245,6 +245,8 @@ def _is_left_out(node: ast.AST) -> bool:
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
+        case ast.Assign(targets=[ast.Name(id="TYPE_CHECKING")]):
+            return True
         case ast.Expr(value=ast.Call(func=ast.Name(id="assert_never"))):
             return True
     return False

@@ -76,6 +76,7 @@ def test_statements_of_functions_and_loops():
         "assert a < 1",
         "x = zip(a, strict=True)",
         "assert_never(x)",
+        "TYPE_CHECKING = False",
         "if TYPE_CHECKING:\n    x = 1",
         "x = None",
         "'a text'",

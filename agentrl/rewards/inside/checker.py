@@ -56,6 +56,7 @@ class Link:
         self._functions: list[Any] = []
         self._held: dict[int, Any] = {}
         self._made: dict[int, objects.OwnInstance] = {}
+        self._iterators: dict[int, Iterator[Any]] = {}
         self._readers = {"object": self._object, "callback": self._function, "ndarray": array}
         self.is_lost = False
         self.depth_of_asserts = 0
@@ -114,7 +115,13 @@ class Link:
 
     def iterate(self, target: Any) -> Iterator[Any]:
         iterator = self._value(self._ask({"op": "iterate", "target": self._encode(target)}))
-        return self._items(self._encode(iterator)) if isinstance(iterator, objects.Opaque) else self._lose()
+        if not isinstance(iterator, objects.Opaque):
+            self._lose()
+        items = self._items(self._encode(iterator))
+        if type(iterator) is not objects.Iterable:
+            return items
+        # A generator is its own iterator: what is fetched ahead is not lost if a loop over it ends early.
+        return self._iterators.setdefault(iterator._number, items)
 
     def _items(self, target: Any) -> Iterator[Any]:
         count, total = 1, 0
