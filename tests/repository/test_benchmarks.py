@@ -27,7 +27,9 @@ PARTS = {
     "quickstart_runs",
     "soak_samples",
     "train_behind",
+    "trl_step",
     "verl_advantages",
+    "vllm_engine",
 }
 """Modules that benchmarks share, and processes that they start."""
 QUICK_RUN = (
@@ -60,6 +62,9 @@ SHORT: dict[str, str] = {
     "rollout_overhead": "--n 64 --repeats 1 --peers {none} --template {template} --out {out}",
     "smollm": "--configs smollm_lora --seeds 0 --at-least 0 --warm-start-steps 1 --out {out} --runs {runs} "
     + QUICK_RUN,
+    "serving": "--ways float32 --requests 2 --prompt 8 --new 4 --groups 1 --repeats 1 --peers {none} "
+    "--out {out}",
+    "smollm_step": "--model {model} --steps 2 --peers {none} --out {out}",
     "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "
     "--kill-every 10 --out {out}",
     "sync_vs_async": "--steps 2 --warmup 5 --seconds-per-token 0.0005 --mean-tokens 20 --out {out}",
