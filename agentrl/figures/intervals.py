@@ -120,7 +120,7 @@ def difference_interval(differences: Floats) -> tuple[Floats, Floats]:
         high = np.where(
             is_count, high, mean + quantile * np.sqrt((variance + UNSEEN * (mean - 1) ** 2 / num) / num)
         )
-    return np.clip(low, -1, 1), np.clip(high, -1, 1)
+    return np.maximum(low, -1.0), np.minimum(high, 1.0)
 
 
 def _effective_number(values: Floats, mean: Floats, *, far_end: float) -> Floats:

@@ -155,3 +155,27 @@ def test_equal_evaluations_are_not_surely_equal():
     low, high = difference_interval(np.full(30, 0.125))
     assert low < 0.125 < high
     assert difference_interval(np.array([0.25]))[0] < 0
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "num"), [(4, 1, 10), (0, 3, 5), (3, 0, 5), (0, 0, 4), (2, 2, 4), (1, 0, 1)]
+)
+def test_counts_of_problems_won_and_lost_have_bonetts_and_prices_interval(won, lost, num):
+    """With one problem more won, and one more lost."""
+    first, second = (won + 1) / (num + 2), (lost + 1) / (num + 2)
+    half = stats.norm.ppf(0.975) * np.sqrt((first + second - (first - second) ** 2) / (num + 2))
+    low, high = difference_interval(np.repeat([1.0, -1.0, 0.0], [won, lost, num - won - lost]))
+    assert low == pytest.approx(max(first - second - half, -1))
+    assert high == pytest.approx(min(first - second + half, 1))
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.25, -0.5, 0.0], [0.75, 1.0], [-1.0, -0.5, -1.0], [0.5] * 3])
+def test_other_differences_have_students_interval_with_an_allowance(values):
+    found = np.array(values)
+    num, mean = len(values), found.mean()
+    quantile = stats.t.ppf(0.975, num - 1)
+    low, high = difference_interval(np.stack([found, found]))
+    for bound, limit, sign in ((low, -1, -1), (high, 1, 1)):
+        variance = found.var(ddof=1) + 0.1 * (mean - limit) ** 2 / num
+        expected = mean + sign * quantile * np.sqrt(variance / num)
+        assert bound.tolist() == pytest.approx([max(-1, min(1, expected))] * 2)

@@ -492,6 +492,73 @@ def test_a_wrong_statement_fails(link, space, source):
     assert not link.is_lost
 
 
+UNITTEST = """
+import unittest
+class Case(unittest.TestCase):
+    def test_double(self):
+        self.assertEqual(double([1]), [{}])
+    def other(self):
+        raise ValueError
+"""
+PYTEST = """
+class Case:
+    note = 1
+    def setup_method(self):
+        self.given = [1]
+    def test_double(self):
+        assert double(self.given) == [{}]
+    def other(self):
+        raise ValueError
+"""
+
+
+@pytest.mark.parametrize("source", [UNITTEST, PYTEST])
+def test_classes_of_tests_are_run(link, space, source):
+    def passes(text: str) -> bool:
+        try:
+            return run({"source": text, "functions": [], "classes": ["Case"]}, dict(space))
+        except AssertionError:
+            return False
+
+    assert passes(source.format(2)) is True
+    assert passes(source.format(3)) is False
+
+
+def test_a_class_without_tests_does_not_pass(link, space):
+    skipped = UNITTEST.format(2).replace(
+        "    def test_double", "    @unittest.skip('x')\n    def test_double"
+    )
+    assert run({"source": skipped, "functions": [], "classes": ["Case"]}, dict(space)) is False
+
+
+@pytest.mark.parametrize(("ending", "passed"), [("exit(0)", True), ("exit()", True), ("exit(1)", False)])
+def test_a_test_may_exit(link, space, ending, passed):
+    source = f"import sys; sys.{ending}"
+    assert run({"source": source, "functions": [], "classes": []}, dict(space)) is passed
+
+
+def test_modules_that_exist():
+    found = _modules(["nowhere", "np", "math"])
+    assert {name: module.__name__ for name, module in found.items()} == {"np": "numpy", "math": "math"}
+
+
+def test_operators_of_objects_that_the_test_made(link, space):
+    Point, point = space["Point"], space["point"]
+    for one, other in ((Point(1), 2), (2, Point(1)), (Point(1), Point(2)), (point(1), point(2))):
+        assert (one + other).x == 3
+    assert type(Point(1) + 2) is type(-Point(1)) is objects.OwnInstance
+    assert type(point(1) + point(2)) is type(-point(1)) is objects.Instance
+    for wrong in (lambda: point(1) + 2, lambda: 2 + point(1), lambda: point(1) < 2):
+        with pytest.raises(TypeError):
+            wrong()
+    assert 1 in Point(1)
+    assert 7 not in Point(1)
+    with pytest.raises(AttributeError):
+        getattr(space["double"], "nothing")  # noqa: B009
+    with pytest.raises(AttributeError):
+        getattr(space["double"], "__code__")  # noqa: B009
+
+
 @contextmanager
 def answered(*lines: object) -> Iterator[tuple[Link, int]]:
     """A link to a program that has already written its answers, and where its requests arrive."""

@@ -1,0 +1,91 @@
+"""How far the search for an answer goes: lengths of texts and lines, and the signs around a number."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.plugins import Attempted
+from agentrl.rewards.answer_number import concluding_number, stated_number
+from agentrl.rewards.format import Format, is_think_answer
+from agentrl.rewards.gsm8k import Gsm8k, canonical, extract_answer
+from agentrl.types import Message
+from parts.trajectories import attempted, make_task
+
+
+def test_only_the_end_of_a_response_is_searched():
+    assert extract_answer("The answer is 7." + " blah" * 300, strict=False) == 7
+    assert extract_answer("The answer is 7." + " blah" * 1000, strict=False) is None
+
+
+def test_only_the_beginning_of_a_stated_answer_is_read():
+    assert stated_number("so " * 99 + "  7") == 7
+    assert stated_number("so " * 99 + "   7") is None
+
+
+def test_only_a_short_response_is_a_number_in_words():
+    assert concluding_number("so " * 19 + "six") == 6
+    assert concluding_number("so " * 20 + "six") is None
+
+
+def test_only_a_short_line_is_several_values():
+    line = f"18 {'a' * 15} {'a' * 15} 19 {'b' * 15} {'b' * 6}"
+    assert len(line) == 60
+    assert concluding_number(line) is None
+    assert concluding_number(line + "b") == 19
+
+
+@pytest.mark.parametrize("sign", "\u2190\u2192\u21d2\u21ff\u27f0\u27ff")
+def test_an_arrow_changes_no_number(sign):
+    assert stated_number(f"7 {sign}") == 7
+
+
+@pytest.mark.parametrize("sign", "\u2200\u2207\u2980\u27e0¬‰")
+def test_a_mathematical_sign_changes_its_number(sign):
+    assert stated_number(f"7 {sign}") is None
+
+
+def test_headings_before_an_answer_are_skipped_a_few_times():
+    headings = "#### Step 2: think\n"
+    assert extract_answer("#### 7\n" + headings * 5, strict=True) == 7
+    assert extract_answer("#### 7\n" + headings * 25, strict=True) is None
+
+
+def test_the_form_counts_unless_told_otherwise():
+    task = make_task("q", "72")
+    assert Gsm8k().score(attempted(task, "The answer is 72.")).value == 0.0
+    assert Gsm8k().score(attempted(task, "#### 72")).value == 1.0
+    assert canonical("#### 72") == "72"
+    assert canonical("none") is None
+
+
+def test_each_tag_stands_once():
+    right = "<think>a</think> <answer>1</answer>"
+    assert is_think_answer(right) is True
+    for wrong in (
+        right + "<answer></answer>",
+        right.replace("<think>", ""),
+        "x" + right,
+        right + "x",
+        right.replace(" <", "x<"),
+        right.replace("1", " "),
+    ):
+        assert is_think_answer(wrong) is False
+
+
+def turns(*texts: str) -> Attempted:
+    return attempted(make_task("q", "1"), *(Message("assistant", text, ()) for text in texts))
+
+
+def test_the_form_of_the_last_turn_or_of_every_turn():
+    last, every = (Format({"pattern": "a+", "of": of}) for of in ("answer", "every_turn"))
+    assert last.score(turns("a")).value == every.score(turns("a")).value == 1.0
+    assert last.score(turns("b", "a")).value == 1.0
+    assert every.score(turns("b", "a")).value == last.score(turns("a", "b")).value == 0.0
+    assert last.failed(turns("a")).value == 0.0
+    assert (last.runs_in, last.max_answer_cpu_s) == ("process", 2)
+    inline = Format({"form": "boxed"})
+    assert (inline.runs_in, inline.max_answer_cpu_s) == ("inline", None)
+
+
+def test_a_pattern_that_backtracks_does_not_match():
+    assert Format({"pattern": "(a+)+b"}).score(turns("a" * 40)).value == 0.0
