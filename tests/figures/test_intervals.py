@@ -179,3 +179,24 @@ def test_other_differences_have_students_interval_with_an_allowance(values):
         variance = found.var(ddof=1) + 0.1 * (mean - limit) ** 2 / num
         expected = mean + sign * quantile * np.sqrt(variance / num)
         assert bound.tolist() == pytest.approx([max(-1, min(1, expected))] * 2)
+
+
+@pytest.mark.parametrize("values", [[0.5, 0.25, 0.75, 0.0], [0.25, 1.0], [0.1, 0.0, 0.0], [0.5] * 3])
+def test_other_shares_have_wilsons_interval_with_an_effective_number(values):
+    """A bound p solves (p - mean)^2 = t^2 p (1 - p) / n; n gives the variance between problems."""
+    found = np.array(values)
+    num, mean = len(values), found.mean()
+    quantile = stats.t.ppf(0.975, num - 1)
+    low, high = share_interval(np.stack([found, found]))
+    for bound, far_end in ((low, 0), (high, 1)):
+        variance = found.var(ddof=1) + 0.1 * (mean - far_end) ** 2 / num
+        effective = max(mean * (1 - mean) * num / variance, num)
+        for p in bound:
+            assert (p - mean) ** 2 == pytest.approx(quantile**2 * p * (1 - p) / effective)
+            assert abs(p - far_end) < abs(mean - far_end)
+
+
+def test_one_problem_counts_as_one_attempt():
+    for mean in (0.25, 0.5):
+        for p in share_interval(np.array([mean])):
+            assert (p - mean) ** 2 == pytest.approx(stats.norm.ppf(0.975) ** 2 * p * (1 - p))

@@ -276,6 +276,13 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "agentrl/rewards/inside/plain_data.py",
         "if len(keys) >= MAX_ALIKE:",
     ): "as many keys as may have one hash pass the count too",
+    **{
+        ("agentrl/figures/statistics.py", f"for top in range({bounds}):"): "a vote of nobody adds nothing"
+        for bounds in (
+            "0, max((size for size, _ in classes), default=0) + 1",
+            "1, max((size for size, _ in classes), default=1) + 1",
+        )
+    },
     ("agentrl/figures/intervals.py", "for _ in range(61):  # to the last bit of a float"): "one more halving "
     "changes nothing that a float can hold",
     (
