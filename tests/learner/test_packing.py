@@ -1,5 +1,7 @@
 """Laws of packing: nothing lost, nothing padded, ranks in step."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.learner.packing import budget_metrics, pack
+from agentrl.learner.packing import PARITY_TOKENS, budget_metrics, pack, segment_cost
 from parts.trajectories import make_trajectory
 
 
@@ -157,6 +159,21 @@ def test_ranks_get_equal_work_in_every_round(parity_tokens):
     )
     assert costs.sum(1).max() < 1.02 * costs.sum(1).min()
     assert (costs.max(0) < 1.1 * costs.min(0)).all()  # ranks wait for each other at every microbatch
+
+
+@given(samples(), st.integers(1, 64), st.integers(1, 3))
+def test_the_costliest_microbatches_come_first_on_every_rank(batch, max_tokens, world_size):
+    """What is dealt in one round costs no less than what comes after it; fillers come last."""
+    shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
+    sizes = [
+        [
+            0.0 if m.is_filler else segment_cost(m.segment_lengths, m.prefix_segments, PARITY_TOKENS)
+            for m in shard
+        ]
+        for shard in shards
+    ]
+    for one, after in itertools.pairwise(zip(*sizes, strict=True)):
+        assert min(one) >= max(after)
 
 
 def test_the_bound_on_tokens_goes_before_balance():

@@ -90,6 +90,9 @@ def change(mapping, values, array, pair):
 def swap(outer):
     outer[0], outer[1] = outer[1], outer[0]
     outer[0].append(5)
+def inside(outer):
+    outer[0][0].append(1)
+    outer[1] = (outer[1][0] + 1,)
 def fail(kind="value"):
     if kind == "own":
         raise OwnError("no", 3)
@@ -222,6 +225,7 @@ NAMES = [
     "append",
     "change",
     "swap",
+    "inside",
     "fail",
     "OwnError",
     "apply",
@@ -256,6 +260,11 @@ values = [1]; append(values); assert values == [1, 7]
 values = [1]; append(values, extra=(2,)); assert values == [1, 7, 2]
 
 inner = [1]; outer = [inner, [2]]; swap(outer); assert outer == [[2, 5], [1]]
+
+pair, other = ([0],), (1,)
+outer = [pair, other]
+inside(outer)
+assert outer == [([0, 1],), (2,)] and outer[0] is pair and other == (1,)
 
 mapping, values, array, pair = {"old": [1], "kept": [2]}, {1}, bytearray(b"a"), ([0],)
 kept = mapping["kept"]
