@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -74,6 +75,13 @@ def export(
             help="Run the model code that the checkpoint names; refused without this option.",
         ),
     ] = False,
+    verify: Annotated[
+        Literal["sample", "full"],
+        typer.Option(
+            help="What is verified of the checkpoint first. full: every byte; sample: sizes of all files, "
+            "and the bytes of all but large shards, of which 64 MiB each."
+        ),
+    ] = "sample",
     debug: Debug = False,
 ) -> None:
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no
@@ -81,7 +89,15 @@ def export(
     """
     from agentrl.offline.export import export_checkpoint
 
-    export_checkpoint(checkpoint, out, adapter_only=adapter, base=base, trusts_code=trust)
+    export_checkpoint(
+        checkpoint,
+        out,
+        adapter_only=adapter,
+        base=base,
+        trusts_code=trust,
+        verify=verify,
+        say=partial(typer.echo, err=True),
+    )
     typer.echo(f"wrote {out}")
 
 

@@ -15,6 +15,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
+from agentrl.config.trainer import Verify
 
 
 class SFTDataConfig(Section):
@@ -85,6 +86,11 @@ class SFTTrainerConfig(Section):
         "auto",
         description="auto: from the newest checkpoint of the run directory; disable; or the path of a "
         "checkpoint.",
+    )
+    verify: Verify = Field(
+        "sample",
+        description="What is verified of a checkpoint before it is loaded. full: every byte, by all ranks in "
+        "parallel. sample: sizes of all files, and the bytes of all but large shards, of which 64 MiB each.",
     )
     keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
     output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from agentrl.config.section import Section
 
+Verify = Literal["sample", "full"]
+"""How much of a checkpoint is verified before it is read."""
+
 
 class TrainerConfig(Section):
     """The run: how long, how often, where."""
@@ -29,6 +32,11 @@ class TrainerConfig(Section):
         "auto",
         description="auto: from the newest checkpoint of the run directory; disable; or the path of a "
         "checkpoint.",
+    )
+    verify: Verify = Field(
+        "sample",
+        description="What is verified of a checkpoint before it is loaded. full: every byte, by all ranks in "
+        "parallel. sample: sizes of all files, and the bytes of all but large shards, of which 64 MiB each.",
     )
     save_in_background: bool = Field(
         True,

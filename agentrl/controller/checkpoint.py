@@ -1,10 +1,11 @@
 """The checkpoints of a run on disk.
 
-Each is complete or absent: written to a partial folder, hashed, synced, renamed.
+Each is complete or absent: written to a partial folder, hashed, synced, renamed. Ranks hash and sync the
+files that they write; the controller reads only files of its own.
 
 ```
 checkpoints/step_000020/
-  manifest.json   {format, step, version, metric, files: {path: [bytes, sha256]}}   written last
+  manifest.json   {format, step, version, metric, block_bytes, files: {path: [bytes, sha256]}}   written last
   learner/        DCP: model, optimizer, schedule, random state
                   model.json, huggingface/: all that `agentrl export` needs
   buffer.bin      dataset cursor, ledger, ready groups
@@ -13,20 +14,28 @@ checkpoints/step_000020/
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, Field
-
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import sync, write_atomically
+from agentrl.data.checkpoint_files import (
+    BLOCK_BYTES,
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    StoredFile,
+    damage_of_file,
+    damage_of_sizes,
+    read_manifest,
+    stored_file,
+)
 from agentrl.errors import CheckpointError, ConfigError, DiskError
 
-FORMAT = 2
+_BUFFER = "buffer.bin"
+_LEARNER = "learner"
 _PARTIAL = ".partial_"
 _REPLACED = ".replaced_"
 
@@ -45,14 +54,14 @@ class Checkpoint:
 
     @property
     def learner(self) -> Path:
-        return self.folder / "learner"
+        return self.folder / _LEARNER
 
     def is_in(self, parent: Path) -> bool:
         """Return whether the checkpoint is in `parent`; both paths are resolved first."""
         return self.folder.resolve().parent == parent.resolve()
 
     def buffer_state(self) -> bytes:
-        return (self.folder / "buffer.bin").read_bytes()
+        return (self.folder / _BUFFER).read_bytes()
 
 
 # ------------------------------------------------------------------------------------------------------ write
@@ -67,15 +76,20 @@ def begin(parent: Path, *, step: int, buffer_state: bytes) -> Path:
     partial = parent / f"{_PARTIAL}{_name(step)}"
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        (partial / "learner").mkdir(parents=True)
-        (partial / "buffer.bin").write_bytes(buffer_state)
+        (partial / _LEARNER).mkdir(parents=True)
+        (partial / _BUFFER).write_bytes(buffer_state)
     except OSError as error:
         raise unwritten(partial, error) from error
     return partial
 
 
-def complete(partial: Path, *, step: int, version: int, metric: float | None) -> Checkpoint:
-    """Hash and sync the files in the folder of `begin`, and rename it to its final name.
+def complete(
+    partial: Path, written: Sequence[StoredFile], *, step: int, version: int, metric: float | None
+) -> Checkpoint:
+    """Write the manifest into the folder of `begin`, and rename the folder to its final name.
+
+    Args:
+        written: files below `learner/` that the ranks wrote, synced and hashed. They are not opened here.
 
     Raises:
         CheckpointError: a write failed; the folder is removed, earlier checkpoints are untouched.
@@ -83,9 +97,17 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
     parent = partial.parent
     final, replaced = parent / _name(step), parent / f"{_REPLACED}{_name(step)}"
     try:
-        # First the manifest, which syncs all files, then the rename: a crash in between leaves a partial
+        # First the manifest, when all files are synced, then the rename: a crash in between leaves a partial
         # folder.
-        _write_manifest(partial, step=step, version=version, metric=metric)
+        manifest = Manifest(
+            format=FORMAT,
+            step=step,
+            version=version,
+            metric=metric,
+            files=_all_files(partial, written),
+            block_bytes=BLOCK_BYTES,
+        )
+        write_atomically(partial / MANIFEST, manifest.to_json())
         if final.exists():  # the step was made again after a resume from an earlier one
             final.rename(replaced)
         partial.rename(final)
@@ -96,26 +118,48 @@ def complete(partial: Path, *, step: int, version: int, metric: float | None) ->
     return Checkpoint(final, step, version, metric)
 
 
+def _all_files(partial: Path, written: Sequence[StoredFile]) -> dict[str, tuple[int, str]]:
+    """Return size and hash of every file; those that no rank wrote are the controller's own.
+
+    Raises:
+        OSError: a file that a rank wrote is not here, or not whole.
+    """
+    files = {f"{_LEARNER}/{file.path}": (file.num_bytes, file.sha256) for file in written}
+    if damage := damage_of_sizes(partial, files):
+        raise OSError(f"{damage}, after a rank wrote it; checkpoints need a folder that all nodes share")
+    for path in partial.rglob("*"):
+        if path.is_dir():
+            sync(path)
+        elif (name := str(path.relative_to(partial))) not in files:
+            own = stored_file(partial, path)
+            files[name] = own.num_bytes, own.sha256
+    sync(partial)
+    return dict(sorted(files.items()))
+
+
 def save_checkpoint(
     parent: Path,
     *,
     step: int,
     version: int,
-    save_learner: Callable[[str], None],
+    save_learner: Callable[[str], Sequence[StoredFile]],
     buffer_state: bytes,
     keep_last: int,
 ) -> Checkpoint:
     """Write the checkpoint of `step` synchronously, then remove all but the newest `keep_last`.
+
+    Args:
+        save_learner: writes into a folder and returns the files with paths relative to it.
 
     Raises:
         CheckpointError: it could not be written; earlier checkpoints are untouched.
     """
     partial = begin(parent, step=step, buffer_state=buffer_state)
     try:
-        save_learner(str(partial / "learner"))
+        written = save_learner(str(partial / _LEARNER))
     except OSError as error:
         raise unwritten(partial, error) from error
-    checkpoint = complete(partial, step=step, version=version, metric=None)
+    checkpoint = complete(partial, written, step=step, version=version, metric=None)
     prune(parent, TrainerConfig(keep_last=keep_last))
     return checkpoint
 
@@ -194,24 +238,28 @@ def _name(step: int) -> str:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Return the checkpoint in `folder` after verifying all its files.
+    """Return the checkpoint in `folder`, if its files have the right sizes. See `verification` for the rest.
 
     Raises:
         ConfigError: the folder contains no checkpoint.
         CheckpointError: the checkpoint is damaged.
     """
-    if not (folder / "manifest.json").is_file():
+    if not (folder / MANIFEST).is_file():
         raise ConfigError(
             f"{str(folder)!r} is not a checkpoint: it has no manifest.json; checkpoints are folders such as "
             "checkpoints/step_000020"
         )
     checkpoint = _read(folder)
-    _verify(checkpoint, older=[])
+    if damage := _own_damage(checkpoint):
+        raise damaged(checkpoint, damage)
     return checkpoint
 
 
 def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:
-    """Return the checkpoint that `trainer.resume_mode` asks for, verified; None for a fresh start.
+    """Return the checkpoint that `trainer.resume_mode` asks for; None for a fresh start.
+
+    All files have the right sizes, and the controller's own are verified. The ranks verify theirs before they
+    load them.
 
     Raises:
         ConfigError: resume_mode names a folder that is not a checkpoint.
@@ -226,69 +274,40 @@ def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:
         checkpoint = found[-1]
     else:
         folder = Path(trainer.resume_mode)
-        if not (folder / "manifest.json").is_file():
+        if not (folder / MANIFEST).is_file():
             raise ConfigError(
                 f"trainer.resume_mode={trainer.resume_mode!r} is wrong; use auto, disable, or the folder of "
                 "a checkpoint"
             )
         checkpoint = _read(folder)
-    _verify(checkpoint, older=[c for c in _complete(parent) if c.step < checkpoint.step])
+    if damage := _own_damage(checkpoint):
+        raise damaged(checkpoint, damage, parent=parent)
     return checkpoint
 
 
+def damaged(checkpoint: Checkpoint, damage: str, *, parent: Path | None = None) -> CheckpointError:
+    """Return the error for a damaged checkpoint.
+
+    parent: checkpoints of the run that would resume from it; the error names the newest older one of them.
+    """
+    older = [] if parent is None else [c for c in _complete(parent) if c.step < checkpoint.step]
+    cure = f"; trainer.resume_mode={older[-1].folder} is older" if older else ""
+    return CheckpointError(f"checkpoint {checkpoint.folder} is damaged: {damage}{cure}")
+
+
 def _complete(parent: Path) -> list[Checkpoint]:
-    return [_read(folder) for folder in sorted(parent.glob("step_*")) if (folder / "manifest.json").is_file()]
+    return [_read(folder) for folder in sorted(parent.glob("step_*")) if (folder / MANIFEST).is_file()]
 
 
 def _read(folder: Path) -> Checkpoint:
-    manifest = _manifest(folder)
+    manifest = read_manifest(folder)
     return Checkpoint(folder, manifest.step, manifest.version, manifest.metric)
 
 
-class _Manifest(BaseModel):
-    """The content of manifest.json. files: path -> (bytes, sha256)."""
-
-    format: int
-    step: int = Field(ge=0)
-    version: int
-    metric: float | None
-    files: dict[str, tuple[int, str]]
-
-
-def _manifest(folder: Path) -> _Manifest:
-    path = folder / "manifest.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(data, dict) and data.get("format") != FORMAT:
-            raise CheckpointError(f"{folder} has format {data.get('format')!r}, this version reads {FORMAT}")
-        return _Manifest.model_validate(data)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or other fields
-        raise CheckpointError(
-            f"checkpoint {folder} is damaged: manifest.json: {' '.join(str(error).split())[:200]}"
-        ) from error
-
-
-def _write_manifest(folder: Path, *, step: int, version: int, metric: float | None) -> None:
-    files = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        sync(path)
-        files[str(path.relative_to(folder))] = [path.stat().st_size, _sha256(path)]
-    manifest = {"format": FORMAT, "step": step, "version": version, "metric": metric, "files": files}
-    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1))
-
-
-def _verify(checkpoint: Checkpoint, *, older: list[Checkpoint]) -> None:
-    for name, (size, digest) in _manifest(checkpoint.folder).files.items():
-        path = checkpoint.folder / name
-        if not path.is_file() or path.stat().st_size != size or _sha256(path) != digest:
-            cure = f"; trainer.resume_mode={older[-1].folder} is older" if older else ""
-            raise CheckpointError(
-                f"checkpoint {checkpoint.folder} is damaged: {name} is missing or changed{cure}"
-            )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _own_damage(checkpoint: Checkpoint) -> str | None:
+    """Return what is wrong with the sizes of all files or with the controller's own files; None: nothing."""
+    files = read_manifest(checkpoint.folder).files
+    if damage := damage_of_sizes(checkpoint.folder, files):
+        return damage
+    own = {path: file for path, file in files.items() if not path.startswith(f"{_LEARNER}/")}
+    return next((line for path in own if (line := damage_of_file(checkpoint.folder, path, own[path]))), None)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
+from agentrl.config.trainer import Verify
 from agentrl.controller.checkpoint import Checkpoint, read_checkpoint
 from agentrl.controller.roles import Roles
 from agentrl.controller.saving import CheckpointWriter
+from agentrl.controller.verification import verify_by_ranks
 from agentrl.errors import LearnerError, RankLost
 from agentrl.fleet.readiness import StartUp
 from agentrl.workers.starting import Starting, wait_until_all_ready
@@ -24,10 +27,16 @@ from agentrl.workers.starting import Starting, wait_until_all_ready
 class Ranks:
     """The ranks of all roles, and the function that launches them again."""
 
-    def __init__(self, launch: Callable[[], Roles], *, max_restarts: int) -> None:
-        """Launch the ranks. launch: starts all ranks without waiting for them."""
+    def __init__(self, launch: Callable[[], Roles], *, max_restarts: int, verify: Verify) -> None:
+        """Launch the ranks.
+
+        Args:
+            launch: starts all ranks without waiting for them.
+            verify: how much of a checkpoint is verified before it is loaded.
+        """
         self._launch = launch
         self._max_restarts = max_restarts
+        self._verify = verify
         self.num_restarts = 0
         self.roles = launch()
 
@@ -38,13 +47,18 @@ class Ranks:
         *,
         start_up: StartUp,
         say: Callable[[str], None],
+        parent: Path,
     ) -> None:
         """Wait until the ranks and all `others` are ready, and load the checkpoint.
 
         If a rank is lost meanwhile, all ranks restart.
 
+        Args:
+            parent: checkpoints of the run; the error for a damaged checkpoint names an older one of them.
+
         Raises:
-            AgentRLError: a part does not start, or `learner.max_restarts` is used up.
+            AgentRLError: a part does not start, the checkpoint is damaged, or `learner.max_restarts` is used
+                up.
         """
         while True:
             ranks = self.roles.ranks
@@ -52,7 +66,7 @@ class Ranks:
             try:
                 wait_until_all_ready([*ranks, *others], table=start_up.line)
                 if checkpoint is not None:
-                    self.roles.load(checkpoint.learner)
+                    self._load(checkpoint, say, parent=parent)
             except RankLost as lost:
                 if not self.roles.is_lost:
                     raise
@@ -106,11 +120,17 @@ class Ranks:
                         self.roles = self._launch()
                         wait_until_all_ready(self.roles.ranks)
                         if checkpoint is not None:
-                            self.roles.load(read_checkpoint(checkpoint.folder).learner)
+                            self._load(read_checkpoint(checkpoint.folder), say)
                         go_back(0 if checkpoint is None else checkpoint.step)
                     lost = None
                 except LearnerError as another:  # a rank was lost meanwhile
                     lost = another
+
+    def _load(
+        self, checkpoint: Checkpoint, say: Callable[[str], None], *, parent: Path | None = None
+    ) -> None:
+        verify_by_ranks(checkpoint, self.roles.learner, self._verify, say=say, parent=parent)
+        self.roles.load(checkpoint.learner)
 
     def _stop_and_choose(
         self, cause: LearnerError, checkpoints: CheckpointWriter, say: Callable[[str], None]

@@ -11,7 +11,7 @@ learner/reward_kl.json
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from agentrl.config.placement import Role
 from agentrl.controller.learner import call_deadlines, launch_learner, open_local_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.specs import CRITIC_FOLDER, RoleSpecs
+from agentrl.data.checkpoint_files import StoredFile
 from agentrl.errors import AgentRLError, CheckpointError
 from agentrl.learner.critic import Critic, CriticSpec, CriticWorker
 from agentrl.learner.learner import Learner
@@ -69,19 +70,20 @@ class Roles:
                     self.learner.run(Learner.finish_save)
                 raise
 
-    def finish_save(self) -> None:
-        """Wait until all roles have written, even if one fails.
+    def finish_save(self) -> list[StoredFile]:
+        """Wait until all roles have written, even if one fails; return the files that the ranks wrote.
 
         May run in another thread than the other methods.
         """
-        with ExitStack() as stack:
-            if self.critic is not None:
-                stack.callback(self.critic.run, Critic.finish_save)
-            self.learner.run(Learner.finish_save)
+        try:
+            written = self.learner.run(Learner.finish_save)
+        finally:
+            of_critic = self.critic.run(Critic.finish_save) if self.critic is not None else []
+        return [*written, *(file.below(CRITIC_FOLDER) for file in of_critic)]
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str) -> list[StoredFile]:
         self.start_save(folder)
-        self.finish_save()
+        return self.finish_save()
 
     def load(self, folder: Path) -> None:
         """Load the state of all roles from `folder`.

@@ -87,8 +87,8 @@ class CheckpointWriter:
         self, roles: Roles, partial: Path, step: int, version: int, metric: float | None
     ) -> Checkpoint:
         with _removing(partial):
-            roles.finish_save()
-        self.newest = checkpoint = complete(partial, step=step, version=version, metric=metric)
+            written = roles.finish_save()
+        self.newest = checkpoint = complete(partial, written, step=step, version=version, metric=metric)
         prune(self._parent, self._trainer)
         return checkpoint
 

@@ -121,13 +121,23 @@ def open_run(config: Config) -> Iterator[Run]:
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
             plan = _buffer_plan(buffer, observer)
         specs = RoleSpecs.of(config, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
-        ranks = Ranks(partial(launch_roles, specs, seats), max_restarts=config.learner.max_restarts)
+        ranks = Ranks(
+            partial(launch_roles, specs, seats),
+            max_restarts=config.learner.max_restarts,
+            verify=config.trainer.verify,
+        )
         checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
         # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
         # save.
         stack.callback(checkpoints.close)
         stack.callback(lambda: ranks.roles.stop())  # a recovery replaces them
-        ranks.bring_up([rollouts, servers, *reward_ranks], checkpoint, start_up=start_up, say=observer.say)
+        ranks.bring_up(
+            [rollouts, servers, *reward_ranks],
+            checkpoint,
+            start_up=start_up,
+            say=observer.say,
+            parent=run_dir.checkpoints,
+        )
         _resume(buffer, run_dir, checkpoint, observer)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")

@@ -17,6 +17,7 @@ from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scal
 from agentrl.algorithms.values import explained_variance, value_loss, value_moments
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.data.checkpoint_files import StoredFile
 from agentrl.learner import weights
 from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
@@ -176,10 +177,13 @@ class Critic:
         """
         self._saver.start(self._model, self._stepper, self._place, Path(folder))
 
-    @dispatch("all", thread=SAVING)
-    def finish_save(self) -> None:
-        """Wait until the save begun by `start_save` is written. May run in a thread of its own."""
-        self._saver.finish()
+    @dispatch("all", join="concat", thread=SAVING)
+    def finish_save(self) -> Sequence[StoredFile]:
+        """Wait until the save begun by `start_save` is written; return the files that the ranks wrote.
+
+        May run in a thread of its own.
+        """
+        return self._saver.finish()
 
     @dispatch("all")
     def load(self, folder: str) -> None:

@@ -16,6 +16,8 @@ from torch.distributed import ProcessGroup
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.config.trainer import Verify
+from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifest
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
@@ -347,16 +349,32 @@ class Learner:
         """
         self._saver.start(self._policy, self._stepper, self.place, Path(folder))
 
-    @dispatch("all", thread=SAVING)
-    def finish_save(self) -> None:
-        """Wait until the save begun by `start_save` is written. May run in a thread of its own."""
-        self._saver.finish()
+    @dispatch("all", join="concat", thread=SAVING)
+    def finish_save(self) -> Sequence[StoredFile]:
+        """Wait until the save begun by `start_save` is written; return the files that the ranks wrote.
 
-    @dispatch("all")
-    def save(self, folder: str) -> None:
-        """Write model, optimizer, schedule and random state into `folder`."""
+        May run in a thread of its own.
+        """
+        return self._saver.finish()
+
+    @dispatch("all", join="concat")
+    def save(self, folder: str) -> Sequence[StoredFile]:
+        """Write model, optimizer, schedule and random state into `folder`; return the files."""
         self.start_save(folder)
-        self.finish_save()
+        return self.finish_save()
+
+    @dispatch("all", join="concat")
+    def find_damage(self, checkpoint: str, below: str, how: Verify, part: int, num_parts: int) -> list[str]:
+        """Return a line for each damage in a part of the files of a checkpoint; the ranks share the part.
+
+        Args:
+            checkpoint: folder with the manifest.
+            below: beginning of the paths of the files to read.
+        """
+        folder = Path(checkpoint)
+        reading = Verification(folder, read_manifest(folder), how, below)
+        own, world_size = part * self.place.world_size + self.place.rank, self.place.world_size
+        return reading.damage(own, num_parts * world_size)
 
     @dispatch("all")
     def load(self, folder: str) -> None:

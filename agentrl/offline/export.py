@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.model import ModelConfig
+from agentrl.config.trainer import Verify
 from agentrl.controller.checkpoint import read_checkpoint
+from agentrl.controller.verification import verify_here
 from agentrl.data.atomic_files import require_new_folder
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
+from agentrl.granted import granted
 from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION
 from agentrl.learner.lora import adapter_tensors, write_adapter
@@ -23,6 +27,8 @@ def export_checkpoint(
     adapter_only: bool = False,
     base: str | None = None,
     trusts_code: bool = False,
+    verify: Verify = "sample",
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Write the policy of a checkpoint to `out`, in one process without Ray.
 
@@ -34,6 +40,8 @@ def export_checkpoint(
         base: folder or hub id of the base model of the adapter.
         trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib`
             name.
+        verify: how much of the checkpoint is verified before it is read.
+        say: gets the progress of a verification that takes long.
 
     Raises:
         ConfigError: `checkpoint` is none, or names code that is not trusted; `out` is not empty; or
@@ -43,6 +51,7 @@ def export_checkpoint(
     """
     require_new_folder(out)
     found = read_checkpoint(checkpoint)
+    verify_here(found, verify, num_threads=granted().num_cpus, say=say)
     model = read_model_config(found.learner)
     if not trusts_code:
         _refuse_code(model, checkpoint)

@@ -22,6 +22,7 @@ from agentrl.controller.roles import Roles, open_local_roles, start_roles
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
+from agentrl.controller.verification import verify_by_ranks
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
@@ -202,6 +203,13 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
             roles = open_local_roles(specs)
         stack.callback(roles.stop)
         if checkpoint is not None:
+            verify_by_ranks(
+                checkpoint,
+                roles.learner,
+                config.trainer.verify,
+                say=observer.say,
+                parent=run_dir.checkpoints,
+            )
             roles.load(checkpoint.learner)
             observer.say(f"resumed from {checkpoint.folder.name}")
         run = _Replay(config, stored, roles, observer, run_dir, step=checkpoint.step if checkpoint else 0)

@@ -29,7 +29,9 @@ from agentrl.config.supervised import RMConfig, SFTConfig, SFTTrainerConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, save_checkpoint
 from agentrl.controller.learner import pack_for, start_learner
+from agentrl.controller.verification import verify_by_ranks
 from agentrl.data.atomic_files import write_atomically
+from agentrl.data.checkpoint_files import StoredFile
 from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
@@ -197,6 +199,13 @@ def run_job(job: SupervisedJob) -> Path:
             trackers.console.say(f"held out: {job.validation.summary(job.noun)}")
         with _open_learner(job, order) as learner:
             if checkpoint is not None:
+                verify_by_ranks(
+                    checkpoint,
+                    learner,
+                    trainer.verify,
+                    say=trackers.console.say,
+                    parent=job.run_dir / "checkpoints",
+                )
                 learner.run(Learner.load, str(checkpoint.learner))
             elif trainer.untrained_output:
                 learner.run(Learner.export, trainer.untrained_output)
@@ -280,9 +289,9 @@ class Loop:
             keep_last=self._trainer.keep_last,
         )
 
-    def _save_learner(self, folder: str) -> None:
+    def _save_learner(self, folder: str) -> Sequence[StoredFile]:
         self._learner.run(Learner.start_save, folder)
-        self._learner.run(Learner.finish_save)
+        return self._learner.run(Learner.finish_save)
 
 
 def model_with_tokenizer(config: AnyConfig) -> ModelConfig:

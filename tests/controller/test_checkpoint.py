@@ -18,6 +18,7 @@ from agentrl.controller.checkpoint import find_checkpoint, put_aside, read_check
 from agentrl.controller.roles import Roles
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.data.atomic_files import write_atomically
+from agentrl.data.checkpoint_files import StoredFile, stored_file
 from agentrl.errors import CheckpointError, ConfigError, LearnerError
 from agentrl.workers.workers import LocalWorker
 
@@ -33,12 +34,13 @@ class Writing:
     def start_save(self, folder: str) -> None:
         self.folder, self.copy = Path(folder), self.content
 
-    def finish_save(self) -> None:
+    def finish_save(self) -> list[StoredFile]:
         (self.folder / "half").write_bytes(b"x")
         assert self.may_end.wait(30)
         if self.error is not None:
             raise self.error
         (self.folder / "shard_0").write_bytes(self.copy)
+        return [stored_file(self.folder, self.folder / name) for name in ("half", "shard_0")]
 
 
 def save(parent: Path, step: int, *, learner: Writing | None = None, metric: float | None = None, **trainer):
@@ -199,13 +201,39 @@ def test_a_folder_without_a_manifest_is_not_a_checkpoint(tmp_path):
 def test_a_damaged_checkpoint_is_named_with_an_older_one(tmp_path):
     save(tmp_path, 5)
     newest = save(tmp_path, 10)
-    (newest.learner / "shard_0").write_bytes(b"wEights")
-    with pytest.raises(
-        CheckpointError, match=r"learner/shard_0 is missing or changed; trainer.resume_mode=.*step_000005"
+    cure = r"; trainer\.resume_mode=.*step_000005 is older$"
+    for name, content, damage in (
+        ("learner/shard_0", b"weight", "has 6 bytes instead of 7"),
+        ("learner/shard_0", b"weights and more", "has 16 bytes instead of 7"),
+        ("learner/shard_0", None, "is missing"),
+        ("buffer.bin", b"bUffer", "was changed"),
     ):
-        find_checkpoint(tmp_path, TrainerConfig())
-    with pytest.raises(CheckpointError, match=r"learner/shard_0 is missing or changed$"):
-        read_checkpoint(newest.folder)
+        path = newest.folder / name
+        whole = path.read_bytes()
+        path.unlink() if content is None else path.write_bytes(content)
+        line = f"is damaged: {name} {damage}"
+        with pytest.raises(CheckpointError, match=line + cure):
+            find_checkpoint(tmp_path, TrainerConfig())
+        with pytest.raises(CheckpointError, match=f"{line}$"):
+            read_checkpoint(newest.folder)
+        path.write_bytes(whole)
+    assert find_checkpoint(tmp_path, TrainerConfig()) == newest
+
+
+def test_a_file_that_a_rank_wrote_elsewhere_is_told_at_the_save(tmp_path):
+    """Its node does not share the folder."""
+
+    class Elsewhere(Writing):
+        def finish_save(self):
+            return [*super().finish_save(), StoredFile("shard_1", 4, "0" * 64)]
+
+    with pytest.raises(
+        CheckpointError,
+        match=r"step_000005 could not be written to .*: learner/shard_1 is missing, after a rank wrote it; "
+        "checkpoints need a folder that all nodes share",
+    ):
+        save(tmp_path, 5, learner=Elsewhere())
+    assert names(tmp_path) == []
 
 
 def test_the_same_step_may_be_written_again(tmp_path):

@@ -56,7 +56,10 @@ class CountingLearner:
         (Path(folder) / "updates").write_text(str(self.num_updates))
 
     def finish_save(self):
-        pass
+        return []
+
+    def find_damage(self, checkpoint, below, how, part, num_parts):
+        return []
 
     def load(self, folder):
         self.num_updates = int((Path(folder) / "updates").read_text())

@@ -60,6 +60,7 @@ SHORT: dict[str, str] = {
     "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
     "trainer.steps=6",
     "rollout_overhead": "--n 64 --repeats 1 --peers {none} --template {template} --out {out}",
+    "save": "--hidden 64 --repeats 1 --out {out}",
     "smollm": "--configs smollm_lora --seeds 0 --at-least 0 --warm-start-steps 1 --out {out} --runs {runs} "
     + QUICK_RUN,
     "serving": "--ways float32 --requests 2 --prompt 8 --new 4 --groups 1 --repeats 1 --peers {none} "
