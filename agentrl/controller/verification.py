@@ -23,7 +23,7 @@ THREAD_SLICE_BYTES = 256 << 20
 REPORT_S = 10.0
 
 
-class Progress:
+class VerificationProgress:
     """Reports a verification that takes longer than `REPORT_S`."""
 
     def __init__(
@@ -68,7 +68,7 @@ def verify_by_ranks(
     whole = _reading(checkpoint, how)
     total = whole.num_bytes
     num_parts = -(-total // (SLICE_BYTES * learner.dp_size)) or 1
-    progress = Progress(checkpoint.folder.name, total, say)
+    progress = VerificationProgress(checkpoint.folder.name, total, say)
     for part in range(num_parts):
         damage = learner.run(Learner.find_damage, str(whole.folder), whole.below, whole.how, part, num_parts)
         if damage:
@@ -85,7 +85,7 @@ def verify_here(checkpoint: Checkpoint, how: Verify, *, num_threads: int, say: C
     whole = _reading(checkpoint, how)
     total = whole.num_bytes
     num_parts = max(num_threads, -(-total // THREAD_SLICE_BYTES))
-    progress = Progress(checkpoint.folder.name, total, say)
+    progress = VerificationProgress(checkpoint.folder.name, total, say)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="verify") as executor:
         for part, damage in enumerate(
             executor.map(whole.damage, range(num_parts), [num_parts] * num_parts), start=1

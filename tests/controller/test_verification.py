@@ -16,7 +16,7 @@ from agentrl.controller.checkpoint import find_checkpoint, read_checkpoint, save
 from agentrl.controller.learner import start_learner
 from agentrl.controller.roles import Roles
 from agentrl.controller.saving import CheckpointWriter
-from agentrl.controller.verification import Progress, verify_by_ranks, verify_here
+from agentrl.controller.verification import VerificationProgress, verify_by_ranks, verify_here
 from agentrl.data.checkpoint_files import (
     BLOCK_BYTES,
     BLOCKS,
@@ -180,7 +180,7 @@ def test_the_error_names_an_older_checkpoint_of_the_run_and_how_much_else_is_wro
 def test_progress_is_told_every_ten_seconds_with_the_time_left():
     times = iter([0.0, 4.0, 12.0, 15.0, 24.0])
     lines = []
-    progress = Progress("step_000020", 400 * 10**9, lines.append, clock=lambda: next(times))
+    progress = VerificationProgress("step_000020", 400 * 10**9, lines.append, clock=lambda: next(times))
     for reached in (50, 100, 150, 300):
         progress.reached(reached * 10**9)
     assert lines == [
