@@ -13,8 +13,10 @@ import ctypes
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _GLIBC = ctypes.CDLL(None)
+_GROWTH = 1.2
 FEW = {"MALLOC_ARENA_MAX": "2"}
 """Environment variables: all threads share two arenas. Contention is low, because of Python's global lock."""
 
@@ -23,6 +25,30 @@ def release_free_memory() -> None:
     """Return the free pages of all arenas to the system; takes milliseconds per 100 MiB."""
     if hasattr(_GLIBC, "malloc_trim"):
         _GLIBC.malloc_trim(0)
+
+
+class GapLimit:
+    """Limits what a repeated computation leaves behind when freed memory is kept for its next repetition.
+
+    Blocks of changing sizes leave gaps between those that live on, and later ones do not fit there: the
+    process that updates a model of 135 million parameters grew from 4.5 to 7 GiB within 24 steps.
+    """
+
+    def __init__(self) -> None:
+        self._usual_pages: int | None = None
+
+    def check(self) -> None:
+        """Return free memory to the system if the process has grown by a fifth since its first repetition
+        after the last return; to be called after each repetition.
+        """
+        if not hasattr(_GLIBC, "malloc_trim"):
+            return
+        held = int(Path("/proc/self/statm").read_text().split()[1])
+        if self._usual_pages is None:
+            self._usual_pages = held
+        elif held > _GROWTH * self._usual_pages:
+            release_free_memory()
+            self._usual_pages = None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from agentrl.algorithms.aggregation import UpdateCounts
 from agentrl.config.learner import OptimizerConfig
+from agentrl.heap import GapLimit
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
 from agentrl.learner.loss_part import LossPart, finish_metrics
 from agentrl.learner.model import Policy
@@ -68,6 +69,7 @@ class Stepper:
         self._dump_folder = dump_folder
         self._before_change = before_change
         self._is_offloaded = is_offloaded
+        self._gaps = GapLimit()
 
     def run(
         self, items: Sequence[Item], part_of: Callable[[int], LossPart], counts: UpdateCounts
@@ -104,6 +106,8 @@ class Stepper:
             self.num_non_finite += 1
             self._dump(items)
         self.optimizer.zero_grad(set_to_none=True)
+        if self._place.device.type == "cpu":
+            self._gaps.check()
         metrics = finish_metrics(
             add_over_ranks(_floats(sums)), largest_over_ranks(_floats(maxima)), num_tokens=counts.loss_tokens
         )
