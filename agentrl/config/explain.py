@@ -273,7 +273,10 @@ def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
             "quantized weights"
         )
     if _size(arguments, "ep_size", "ep") > 1:
-        yield "rollout.sglang.args.ep_size will not run: mixtures of experts are not supported"
+        yield (
+            "rollout.sglang.args.ep_size is not tested: nothing checks that servers with expert parallelism "
+            "take every update; use tp_size instead"
+        )
     needed = _size(arguments, "tp_size", "tp") * _size(arguments, "pp_size", "pp")
     spots = config.placement.layout(config.num_ranks).spots.get("servers", ())
     if spots and 0 < spots[0].num_gpus < needed:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+TESTED_EXPERTS = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
+"""`model_type` of mixtures of experts whose names, routing and updates are tested."""
 EXPERTS = (
-    "a mixture of experts; the learner keeps all experts of a layer in one tensor, but servers "
-    "have one name per expert and would keep their old weights"
+    "a mixture of experts of an architecture that is not tested; tested are Mixtral, OLMoE, Qwen2-MoE and "
+    "Qwen3-MoE"
 )
 QUANTIZED = (
     "quantized; the learner publishes unquantized weights (model.dtype), and a server cannot load them into "
@@ -25,6 +27,9 @@ _NUM_EXPERTS = (
     "moe_num_experts",
     "num_routed_experts",
     "n_experts",
+)
+_TESTED_BY_NAME = re.compile(
+    r"mixtral|olmoe|(?<![a-z])qwen(1\.5|2)-(moe|\d+b-a\d)|(?<![a-z])qwen3-(coder-)?\d+b-a\d", re.IGNORECASE
 )
 _OTHER_MODALITIES = ("vision_config", "audio_config", "visual", "vision_tower")
 _LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
@@ -52,7 +57,8 @@ def find_obstacles(path: str) -> list[str]:
     """
     file = Path(path).expanduser() / "config.json"
     if not file.is_file():
-        return [what for what, pattern in _BY_NAME.items() if pattern.search(path)]
+        found = [what for what, pattern in _BY_NAME.items() if pattern.search(path)]
+        return [what for what in found if what != EXPERTS or not _TESTED_BY_NAME.search(path)]
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -69,13 +75,19 @@ def find_refused(description: Mapping[str, Any]) -> list[str]:
     Other modalities are not among them: some families list them in their config, but have a causal text-only
     model too.
     """
-    parts = [
-        description,
-        *(part for name in _LANGUAGE_MODELS if isinstance(part := description.get(name), Mapping)),
-    ]
-    has_experts = any(_is_several(part.get(name)) for part in parts for name in _NUM_EXPERTS)
-    is_quantized = any(part.get("quantization_config") for part in parts)
-    return [*([EXPERTS] if has_experts else []), *([QUANTIZED] if is_quantized else [])]
+    is_untested = has_experts(description) and description.get("model_type") not in TESTED_EXPERTS
+    is_quantized = any(part.get("quantization_config") for part in _parts(description))
+    return [*([EXPERTS] if is_untested else []), *([QUANTIZED] if is_quantized else [])]
+
+
+def has_experts(description: Mapping[str, Any]) -> bool:
+    """Return whether a config.json describes a mixture of experts."""
+    return any(_is_several(part.get(name)) for part in _parts(description) for name in _NUM_EXPERTS)
+
+
+def _parts(description: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    inner = (description.get(name) for name in _LANGUAGE_MODELS)
+    return [description, *(part for part in inner if isinstance(part, Mapping))]
 
 
 def _is_several(value: object) -> bool:

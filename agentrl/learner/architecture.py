@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.chat.template import read_json
+from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
-from agentrl.config.model_kind import find_refused
+from agentrl.config.model_kind import find_refused, has_experts
 from agentrl.errors import ConfigError
 
 _CLASSIFIER = "Classification"
@@ -30,7 +31,7 @@ def check_policy(model: ModelConfig) -> None:
     """Raise if a policy cannot be trained, or if no server could load its weights.
 
     Raises:
-        ConfigError: it is a classifier, a mixture of experts, or quantized.
+        ConfigError: it is a classifier, an untested mixture of experts, or quantized.
     """
     if classifier := find_own_head(model):
         raise ConfigError(
@@ -44,10 +45,36 @@ def check_kind(model: ModelConfig) -> None:
     """Raise if the learner would publish the model's weights in a form that nothing can load.
 
     Raises:
-        ConfigError: it is a mixture of experts, or quantized.
+        ConfigError: it is an untested mixture of experts, or quantized.
     """
     for problem in find_refused(_description(model)):
-        raise ConfigError(f"model.path={model.path!r} is {problem}; use a dense model that is not quantized")
+        raise ConfigError(
+            f"model.path={model.path!r} is {problem}; use one of these or a dense model, unquantized"
+        )
+
+
+def check_experts(model: ModelConfig, learner: LearnerConfig) -> None:
+    """Raise if a mixture of experts is combined with something that is not tested with experts.
+
+    Raises:
+        ConfigError: an adapter, tensor parallelism or compilation is configured.
+    """
+    if not has_experts(_description(model)):
+        return
+    refused = [
+        (model.lora.rank > 0, f"model.lora.rank={model.lora.rank}", "use model.lora.rank=0 (full weights)"),
+        (
+            learner.tensor_parallel > 1,
+            f"learner.tensor_parallel={learner.tensor_parallel}",
+            "use learner.tensor_parallel=1: FSDP shards experts over all ranks",
+        ),
+        (learner.compile, "learner.compile=true", "use learner.compile=false"),
+    ]
+    for is_set, key, instead in refused:
+        if is_set:
+            raise ConfigError(
+                f"{key} is not tested with a mixture of experts (model.path={model.path!r}); {instead}"
+            )
 
 
 def check_value_head(model: ModelConfig) -> None:

@@ -55,8 +55,7 @@ class WrittenWeights:
         export(self._policy, self._place, self._model, folder, more=partial(_write_name, self._name))
         if is_again:
             return
-        for name in self._policy.tensors:
-            tensor = self._policy.full_tensor(name)
+        for name, tensor in self._policy.full_tensors(list(self._policy.pieces)):
             if self._place.is_first:
                 self._copy[name] = tensor.to("cpu", copy=True)
 
@@ -71,10 +70,9 @@ class WrittenWeights:
         """
         parts: dict[str, Tensor] = {}
         whole: dict[str, Tensor] = {}
-        for name in self._policy.tensors:
-            full = self._policy.full_tensor(name)
+        for name, published in self._policy.full_tensors(list(self._policy.pieces)):
             if self._place.is_first:
-                full = full.to("cpu", copy=True).contiguous()
+                full = published.to("cpu", copy=True).contiguous()
                 changed = _changes_of(name, full, self._copy[name])
                 if changed:
                     parts |= changed

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
+from agentrl.learner.architecture import check_experts
 from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.sequence_parallel import check_sequence_parallel
 from agentrl.learner.tensor_parallel import check_tensor_parallel
@@ -21,6 +22,7 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
     Raises:
         ConfigError: its heads or layers cannot be divided evenly, or another option conflicts.
     """
+    check_experts(model, learner)
     check_sequence_parallel(config, learner.sequence_parallel)
     check_tensor_parallel(config, learner.tensor_parallel)
     if learner.sequence_parallel > 1 and model.attention not in ("auto", SEGMENT_SDPA):
@@ -42,6 +44,7 @@ def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
     Raises:
         ConfigError: the model does not exist, or ranks cannot divide it.
     """
+    check_experts(model, learner)
     if learner.num_replicas == 1:
         return
     from transformers import AutoConfig

@@ -27,7 +27,7 @@ from agentrl.errors import ConfigError
 from agentrl.learner.lora import published_name
 from agentrl.learner.sharding import own_part
 from agentrl.learner.stored_weights import CHUNK_BYTES, SINGLE, SliceReader, StoredTensor, find_stored
-from agentrl.learner.weight_sources import Source, find_sources
+from agentrl.sglang.weight_names import Source, find_sources
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
@@ -116,7 +116,7 @@ def outline(
         return _load_whole(kind, model, attention=attention, dtype=dtype, new_head=new_head, **options)
     config.name_or_path = model.path
     module = _build(kind, config, model, attention=attention, dtype=dtype)
-    found = find_sources(module, stored)
+    found = find_sources(module, {name: tensor.shape for name, tensor in stored.items()})
     if found is None:
         return _load_whole(kind, model, attention=attention, dtype=dtype, new_head=new_head, **options)
     sources, surplus = found

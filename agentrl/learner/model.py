@@ -8,9 +8,11 @@ master weights. Frozen weights, below an adapter or of the reference, are kept i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,17 +46,25 @@ from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
+from agentrl.sglang.weight_names import Piece, find_pieces
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
+
+_EXPERT_LOOP = "eager"
+"""transformers' loop over experts. Its grouped product computes nothing in float64 on CPUs."""
+GATHERED_BYTES = 256 * 2**20
+"""Of a weight that is published in pieces: gathered at a time, unless one row is larger."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Policy:
     """A model; sharded on learner ranks.
 
-    tensors: its weights by their published names; a tied weight appears once, under its first name.
-    adapters: LoRA adapters of the weights that have one, by the same names.
+    tensors: its weights by their names in the model without adapters; a tied weight appears once, under its
+        first name.
+    pieces: what is published, by its name in files, in sending order.
+    adapters: LoRA adapters of the weights that have one, by the names of `tensors`.
     uses_adapters: False computes without them.
     sequence_group: the ranks that share each microbatch (sequence parallelism); None: not shared.
     """
@@ -65,6 +75,7 @@ class Policy:
     device: torch.device
     published_dtype: torch.dtype
     tensors: Mapping[str, Tensor]
+    pieces: Mapping[str, Piece]
     adapters: Mapping[str, LowRank] = field(default_factory=dict)
     uses_adapters: bool = True
     sequence_group: ProcessGroup | None = None
@@ -104,17 +115,53 @@ class Policy:
         sharding.reshard(self.module)
 
     def full_tensor(self, name: str) -> Tensor:
-        """Gather one weight as published: adapter merged, on this device, in `published_dtype`.
+        """Gather one weight as published; see `full_tensors`. A collective."""
+        return next(self.full_tensors([name]))[1]
 
-        A collective.
+    def full_tensors(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Gather weights as published, in order: adapters merged, on this device, in `published_dtype`.
+
+        A collective: every rank takes all of them. Pieces of one weight that follow each other are gathered
+        together and share memory.
         """
-        tensor = sharding.gather(self.tensors[name])
-        adapter = self.adapters.get(name)
+        for weight, group in groupby(names, key=lambda name: self.pieces[name].weight):
+            own = list(group)
+            if self.pieces[own[0]].shape == self.tensors[weight].shape:
+                yield own[0], self._merged(weight)
+                continue
+            for run, begin, end in self._runs(weight, own):
+                rows = sharding.gather_rows(self.tensors[weight], begin, end, self.published_dtype)
+                for name in run:
+                    yield name, self.pieces[name].of(rows, first_row=begin)
+
+    def _merged(self, weight: str) -> Tensor:
+        tensor = sharding.gather(self.tensors[weight])
+        adapter = self.adapters.get(weight)
         if adapter is not None:
             product = adapter.product()
             # Add before rounding to `published_dtype`, so only the sum is rounded.
             tensor = tensor.to(product.dtype) + product
         return tensor.to(self.published_dtype)
+
+    def _runs(self, weight: str, names: Sequence[str]) -> Iterator[tuple[list[str], int, int]]:
+        """Yield names of pieces of one weight, with the first and the last row (exclusive) that contain
+        them.
+        """
+        row = self.tensors[weight].shape[1:]
+        most = max(1, GATHERED_BYTES // (math.prod(row) * self.published_dtype.itemsize))
+        run: list[str] = []
+        begin = end = 0
+        for name in names:
+            piece = self.pieces[name]
+            first, last = piece.start[0], piece.start[0] + piece.extent[0]
+            if run and not (begin <= first and last <= begin + most):
+                yield run, begin, end
+                run = []
+            if not run:
+                begin, end = first, last
+            run.append(name)
+            end = max(end, last)
+        yield run, begin, end
 
 
 def build_policy(
@@ -163,6 +210,10 @@ def build_policy(
     module = found.module
     class_name = type(module).__name__
     check_layout(module.config, model, learner)
+    # Before adapters and FSDP rename weights and classes.
+    pieces = find_pieces(module)
+    if place.device.type == "cpu" and module.config._experts_implementation != _EXPERT_LOOP:
+        module.set_experts_implementation(_EXPERT_LOOP)
     if score_head is None:
         kernels = choose_kernels(learner.logprob_kernels, device=place.device.type)
         answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens, kernels=kernels)
@@ -177,7 +228,7 @@ def build_policy(
     sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
     found.fill(torch.device("cpu") if learner.offload == "parameters" else place.device)
     initialize_adapters(module)
-    policy = as_policy(module, class_name, attention, place.device, published_dtype)
+    policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)
     return replace(policy, sequence_group=place.sequence_group)
 
 
@@ -194,8 +245,11 @@ def as_policy(
     attention: str,
     device: torch.device,
     published_dtype: torch.dtype,
+    pieces: Mapping[str, Piece],
 ) -> Policy:
     """Wrap a model whose parameters are final, i.e. after sharding and after adding adapters.
+
+    pieces: of the model before (see `find_pieces`).
 
     Raises:
         ConfigError: an adapter is on a weight that is tied to another.
@@ -207,7 +261,8 @@ def as_policy(
             f"model.lora.target_modules names the layer of {missing[0]!r}, whose weight is tied to another "
             "layer's; remove it"
         )
-    return Policy(module, class_name, attention, device, published_dtype, tensors, adapters)
+    published = {name: piece for name, piece in pieces.items() if piece.weight in tensors}
+    return Policy(module, class_name, attention, device, published_dtype, tensors, published, adapters)
 
 
 def outline_module(
@@ -296,7 +351,7 @@ def _vocabulary_size(model: ModelConfig) -> int:
 
 
 def _tensors(module: PreTrainedModel) -> dict[str, Tensor]:
-    """Return tensors by published name, each shared one once.
+    """Return tensors by their name without adapters, each shared one once.
 
     FSDP keeps these tensor objects for the life of the model, so references to them stay valid.
     """

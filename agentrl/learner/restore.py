@@ -29,6 +29,7 @@ from agentrl.learner.model import Policy, as_policy, outline_module
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.plugins.sources import import_source
+from agentrl.sglang.weight_names import find_pieces
 
 _ATTENTION = "sdpa"
 
@@ -64,16 +65,16 @@ def read_policy(model: ModelConfig, folder: Path) -> Policy:
         head = _score_head(folder / DESCRIPTION)
         found = outline_module(model, _ATTENTION, dtype, from_scratch=None, has_score_head=head is not None)
         module = found.module
-        class_name = type(module).__name__
+        class_name, pieces = type(module).__name__, find_pieces(module)
         add_adapter(module, model.lora, dtype=torch.float32)
         if head is not None:
             attach_score_head(module, head, dtype=torch.float32)
         found.fill(torch.device("cpu"))
     else:
         module = _empty_module(model, folder / DESCRIPTION, dtype)
-        class_name = type(module).__name__
+        class_name, pieces = type(module).__name__, find_pieces(module)
     _read(_trained(module), folder)
-    return as_policy(module, class_name, _ATTENTION, torch.device("cpu"), dtype)
+    return as_policy(module, class_name, _ATTENTION, torch.device("cpu"), dtype, pieces)
 
 
 def _empty_module(model: ModelConfig, description: Path, dtype: torch.dtype) -> PreTrainedModel:

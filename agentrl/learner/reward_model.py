@@ -54,7 +54,12 @@ class RewardModel:
         sharding.shard(module, place.mesh, learner, compute_dtype=None, has_backward=False)
         found.fill(place.device)
         self._model = as_policy(
-            module.eval(), class_name, attention, place.device, getattr(torch, config.model.dtype)
+            module.eval(),
+            class_name,
+            attention,
+            place.device,
+            getattr(torch, config.model.dtype),
+            pieces={},  # nothing is published
         )
 
     @dispatch("dp", join="concat")

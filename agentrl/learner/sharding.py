@@ -117,6 +117,29 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
+def gather_rows(tensor: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+    """Return the rows `begin` to `end` of the full tensor in `dtype`, without gradient.
+
+    A collective if the tensor is sharded: only these rows are sent.
+    """
+    tensor = tensor.detach()
+    if not _is_sharded(tensor):
+        return tensor[begin:end].to(dtype)
+    own, offset = own_part(tensor)
+    rows = torch.zeros(end - begin, *tensor.shape[1:], dtype=dtype, device=own.device)
+    first, last = max(begin, offset[0]), min(end, offset[0] + len(own))
+    if first < last:
+        columns = tuple(slice(o, o + size) for o, size in zip(offset[1:], own.shape[1:], strict=True))
+        rows[slice(first - begin, last - begin), *columns] = own[first - offset[0] : last - offset[0]].to(
+            dtype
+        )
+    # Summed as bytes, because every element has one owner, and a float's -0.0 would become 0.0.
+    for dimension, placement in enumerate(tensor.placements):
+        if placement.is_shard():
+            dist.all_reduce(rows.view(torch.uint8), group=tensor.device_mesh.get_group(dimension))
+    return rows
+
+
 def own_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Return the part of a tensor that this rank holds, and where it begins in the full tensor."""
     tensor = tensor.detach()

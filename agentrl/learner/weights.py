@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import pickle
 import shutil
 import time
@@ -65,7 +66,7 @@ MAX_FILE_BYTES = 5 * 2**30
 
 def tensor_specs(policy: Policy) -> list[TensorSpec]:
     """Return name, dtype, shape and bytes of every published weight, in sending order."""
-    return _specs(policy.tensors, policy.published_dtype)
+    return _specs({name: piece.shape for name, piece in policy.pieces.items()}, policy.published_dtype)
 
 
 def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = False) -> dict[str, str]:
@@ -75,14 +76,12 @@ def checksums(policy: Policy, *, dtype: str | None = None, is_fused: bool = Fals
     concatenates have one name and one checksum.
     """
     as_dtype = policy.published_dtype if dtype is None else getattr(torch, dtype)
-    sums: dict[str, Any] = {}
-    for name, parts in (
-        _fused(policy.tensors) if is_fused else {name: [name] for name in policy.tensors}
-    ).items():
-        sums[name] = hashlib.sha256()
-        for part in parts:
-            tensor = policy.full_tensor(part).to(as_dtype)
-            sums[name].update(tensor_bytes(_padded(part, tensor) if is_fused else tensor))
+    wholes = _fused(policy.pieces) if is_fused else {name: [name] for name in policy.pieces}
+    whole_of = {part: name for name, parts in wholes.items() for part in parts}
+    sums: dict[str, Any] = {name: hashlib.sha256() for name in wholes}
+    for part, published in policy.full_tensors(list(whole_of)):
+        tensor = published.to(as_dtype)
+        sums[whole_of[part]].update(tensor_bytes(_padded(part, tensor) if is_fused else tensor))
     return {name: digest.hexdigest() for name, digest in sums.items()}
 
 
@@ -132,8 +131,7 @@ def export(
     writer = FolderWriter(folder) if place is None or place.is_first else None
     for file, names in files.items():
         tensors: dict[str, Tensor] = {}
-        for name in names:
-            full = policy.full_tensor(name)
+        for name, full in policy.full_tensors(names):
             if writer is not None:
                 tensors[name] = full.cpu().contiguous()
         if writer is not None:
@@ -148,14 +146,15 @@ def export(
 
 def adapter_specs(policy: Policy) -> list[TensorSpec]:
     """Return name (as in peft's files), dtype, shape and bytes of every tensor of the adapter."""
-    return _specs(adapter_tensors(policy.adapters), policy.published_dtype)
+    shapes = {name: tuple(tensor.shape) for name, tensor in adapter_tensors(policy.adapters).items()}
+    return _specs(shapes, policy.published_dtype)
 
 
-def _specs(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[TensorSpec]:
+def _specs(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> list[TensorSpec]:
     name_of_dtype = str(dtype).removeprefix("torch.")
     return [
-        TensorSpec(name, name_of_dtype, tuple(tensor.shape), tensor.numel() * dtype.itemsize)
-        for name, tensor in tensors.items()
+        TensorSpec(name, name_of_dtype, shape, math.prod(shape) * dtype.itemsize)
+        for name, shape in shapes.items()
     ]
 
 
@@ -215,11 +214,14 @@ def pickle_bucket(policy: Policy, place: RankPlace, names: Sequence[str]) -> str
     The pickles contain the data itself: SGLang's unpickler allows the functions they need, and no shared
     memory has to outlive the call.
     """
-    tensors = [(name, policy.full_tensor(name)) for name in names]
+    tensors = list(policy.full_tensors(names))
     if not place.is_first:
         return ""
+    # Cloned, because a pickle of a view contains all of its memory.
     return base64.b64encode(
-        pickle.dumps([(name, tensor.cpu().contiguous()) for name, tensor in tensors])
+        pickle.dumps(
+            [(name, tensor.cpu().clone(memory_format=torch.contiguous_format)) for name, tensor in tensors]
+        )
     ).decode()
 
 
@@ -330,7 +332,7 @@ class BucketSender:
             InfrastructureError: the previous bucket did not arrive.
         """
         started = time.perf_counter()
-        flat = flatten([self._policy.full_tensor(name) for name in names])
+        flat = flatten([tensor for _, tensor in self._policy.full_tensors(names)])
         self._gather_s += time.perf_counter() - started
         # The previous bucket was sent while this one was gathered; wait for it only now.
         self._settle()

@@ -10,14 +10,21 @@ import pytest
 import torch
 import trio
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, GptOssConfig
 from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
-from agentrl.config.model_kind import EXPERTS, MULTIMODAL, QUANTIZED, find_obstacles
+from agentrl.config.model_kind import (
+    EXPERTS,
+    MULTIMODAL,
+    QUANTIZED,
+    TESTED_EXPERTS,
+    find_obstacles,
+    has_experts,
+)
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_policy
@@ -26,6 +33,7 @@ from agentrl.types import TensorSpec
 from agentrl.weights.publish import Publisher
 from agentrl.weights.verify import check_known, read_shapes
 from agentrl.workers.workers import LocalWorker
+from parts.experts import CONFIGS, write_experts
 from parts.learner import lone_learner, write_tiny_model
 
 VOCABULARY = 61
@@ -40,9 +48,7 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory):
-    """A mixture of experts as transformers writes it: one name for each expert in the files, one for all in
-    the model.
-    """
+    """A mixture of experts whose architecture is not tested."""
     folder = tmp_path_factory.mktemp("experts")
     sizes = {
         "vocab_size": 32,
@@ -52,9 +58,7 @@ def experts(tmp_path_factory):
         "num_key_value_heads": 1,
         "head_dim": 8,
     }
-    config = Qwen3MoeConfig(
-        **sizes, intermediate_size=16, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2
-    )
+    config = GptOssConfig(**sizes, intermediate_size=16, num_local_experts=4, num_experts_per_tok=2)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
@@ -70,14 +74,25 @@ def published(folder):
     ]
 
 
-def test_experts_are_refused_by_name_and_by_the_names_of_their_weights(experts):
-    with pytest.raises(ConfigError, match=r"is a mixture of experts; .*; use a dense model"):
+def test_untested_experts_are_refused_with_what_works_instead(experts):
+    with pytest.raises(ConfigError) as caught:
         check_policy(ModelConfig(path=str(experts)))
-    with pytest.raises(
-        ConfigError,
-        match=r"publish model\.layers\.0\.mlp\.experts\.\w+_proj .*nearest: .*experts.*would skip it",
-    ):
-        check_known(published(experts), experts)
+    assert str(caught.value) == (
+        f"model.path={str(experts)!r} is a mixture of experts of an architecture that is not tested; tested "
+        "are Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE; use one of these or a dense model, unquantized"
+    )
+
+
+def test_tested_experts_are_known_by_their_config_and_their_names_are_those_of_the_files(tmp_path):
+    for name in TESTED_EXPERTS:
+        write_experts(tmp_path / name, name)
+        check_policy(ModelConfig(path=str(tmp_path / name)))
+        assert find_obstacles(str(tmp_path / name)) == []
+        assert has_experts(json.loads((tmp_path / name / "config.json").read_text()))
+        # The names in memory are not those of the files.
+        with pytest.raises(ConfigError, match=r"experts\.\w+_proj .*nearest: .*experts.*would skip it"):
+            check_known(published(tmp_path / name), tmp_path / name)
+    assert set(TESTED_EXPERTS) == set(CONFIGS)
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "rm"])
@@ -157,10 +172,10 @@ def test_the_first_publish_compares_before_it_touches_a_server(dense, tmp_path):
         *(
             (name, EXPERTS)
             for name in (
-                "Qwen/Qwen3-30B-A3B",
-                "mistralai/Mixtral-8x7B-v0.1",
+                "Qwen/Qwen3-Next-80B-A3B-Instruct",
+                "Qwen/Qwen3.5-35B-A3B",
                 "openai/gpt-oss-20b",
-                "x/Qwen1.5-MoE-A2.7B",
+                "x/phi-3.5-moe",
             )
         ),
         *(
@@ -214,9 +229,17 @@ def test_names_of_the_hub_tell_of_what_cannot_be_trained(name, what):
             "microsoft/phi-4",
             "allenai/OLMo-2-1124-7B",
         ),
+        *(
+            "Qwen/Qwen3-30B-A3B",
+            "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+            "Qwen/Qwen1.5-MoE-A2.7B",
+            "Qwen/Qwen2-57B-A14B",
+            "mistralai/Mixtral-8x7B-v0.1",
+            "allenai/OLMoE-1B-7B-0924",
+        ),
     ],
 )
-def test_names_of_dense_models_tell_of_nothing(name):
+def test_names_of_models_that_can_be_trained_tell_of_nothing(name):
     assert find_obstacles(name) == []
 
 
@@ -228,6 +251,8 @@ def test_a_local_folder_is_judged_by_its_config_not_by_its_name(tmp_path):
         ({"model_type": "qwen3", "num_experts": 0}, []),
         ({"num_local_experts": 1}, []),
         ({"n_routed_experts": 64}, [EXPERTS]),
+        ({"model_type": "qwen3_moe", "num_experts": 64}, []),
+        ({"model_type": "qwen3_next", "num_experts": 64}, [EXPERTS]),
         ({"text_config": {"num_experts": [4, 8]}, "vision_config": {"depth": 2}}, [EXPERTS, MULTIMODAL]),
         ({"quantization_config": {"quant_method": "fp8"}}, [QUANTIZED]),
     ]:

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from agentrl.serving.embedded.bounded_repr import cut, shown
 from agentrl.sglang.process_group import broadcast, tensor_bytes, tensor_checksum, unflatten
 from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
+from agentrl.sglang.weight_names import find_pieces
 
 _INDEX = "model.safetensors.index.json"
 _DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
@@ -101,11 +102,15 @@ class Undo:
 
 
 class Weights:
-    """All parameters of a model by their Hugging Face names. Tied ones have two names and one storage."""
+    """All parameters of a model by their names in files, as SGLang knows them: one per expert.
+
+    Tied ones have two names and one storage.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        own = model.state_dict()
         self._targets: dict[str, Tensor] = {
-            name: tensor.detach() for name, tensor in model.state_dict().items()
+            name: piece.of(own[piece.weight].detach()) for name, piece in find_pieces(model).items()
         }
         self._device = model.device
 

@@ -23,9 +23,9 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
         "context parallelism",
         f"{SHARDED}; learner.sequence_parallel splits long sequences",
     ),
-    "expert_model_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
-    "expert_tensor_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
-    "expert_parallel_size": ("expert parallelism", "mixtures of experts are not supported"),
+    "expert_model_parallel_size": ("expert parallelism", SHARDED),
+    "expert_tensor_parallel_size": ("expert parallelism", SHARDED),
+    "expert_parallel_size": ("expert parallelism", SHARDED),
 }
 ENGINES = re.compile(r"(actor_rollout_ref\.(actor|model)|critic|engine|model_engine)(\.|$)")
 SWITCHES: Mapping[str, str] = {
@@ -108,7 +108,8 @@ def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
             )
     if _above_one(source.get(experts)):
         yield Obstacle(
-            _shown(source, experts), "no expert parallelism: mixtures of experts are not supported"
+            _shown(source, experts),
+            "no expert parallelism: servers with ep_size above 1 are not tested; use tp_size",
         )
 
 

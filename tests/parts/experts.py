@@ -1,0 +1,42 @@
+"""Tiny mixtures of experts, of every architecture that is tested."""
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    MixtralConfig,
+    OlmoeConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+
+from parts.learner import tiny_sizes
+
+VOCABULARY = 61
+SIZES = tiny_sizes(VOCABULARY, intermediate_size=48, max_position_embeddings=512, eos_token_id=60)
+ROUTED = {"num_experts_per_tok": 2, "num_experts": 5}
+CONFIGS = {
+    "mixtral": MixtralConfig(**SIZES, num_experts_per_tok=2, num_local_experts=5),
+    "olmoe": OlmoeConfig(**SIZES, **ROUTED),
+    "qwen2_moe": Qwen2MoeConfig(
+        **SIZES, **ROUTED, moe_intermediate_size=24, shared_expert_intermediate_size=24
+    ),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, **ROUTED, moe_intermediate_size=24, head_dim=8),
+}
+"""Five experts: ranks of a world of two or four have unequal parts of them. Widths are multiples of 16 bytes,
+as grouped products need them.
+"""
+
+
+def write_experts(folder, name="qwen3_moe", *, dtype=torch.float32, is_tied=True):
+    """Write a random model in several files; the same whenever it is written.
+
+    Norms and biases are random, too, and the router prefers some experts.
+    """
+    torch.manual_seed(0)
+    config = type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), "tie_word_embeddings": is_tied})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for values in model.state_dict().values():
+            values.add_(torch.randn_like(values) * 0.1)
+            values.view(-1)[::7] = -0.0  # differs from 0.0 in a checksum
+    model.to(dtype).save_pretrained(folder, max_shard_size="40KB")

@@ -1,0 +1,204 @@
+"""A mixture of experts published to a running embedded server: it serves what the learner exports, experts
+included, and a check finds an expert that was not updated.
+"""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import trio
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from agentrl.config.model import ModelConfig
+from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
+from agentrl.errors import ConfigError, RequestRefused, ServerError
+from agentrl.serving.launch import EmbeddedServer
+from agentrl.serving.supervisor import Supervisor
+from agentrl.sglang.client import SGLangClient
+from agentrl.types import SamplingParams
+from agentrl.weights.publish import Publisher
+from agentrl.weights.verify import Verifier, check_known
+from agentrl.workers.workers import LocalWorker
+from parts.experts import CONFIGS, VOCABULARY, write_experts
+from parts.learner import learner_spec, lone_learner, update_once
+
+PROMPT = [5, 17, 42]
+GREEDY = SamplingParams(24, temperature=1.0, top_k=1)
+OPTIONS = [{"transport": "disk"}, {"transport": "disk", "delta": True}, {"transport": "distributed"}]
+BUCKET_BYTES = 7000
+"""Of one or two matrices of an expert."""
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    write_experts(folder / "base", request.param, is_tied=request.param != "qwen3_moe")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def learner(folder):
+    with lone_learner(learner_spec(ModelConfig(path=str(folder / "base")))) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def url(folder):
+    supervisor = Supervisor(
+        EmbeddedServer(EmbeddedServerConfig(), "float32"),
+        log_file=folder / "log",
+        start_timeout_s=120,
+        max_restarts=0,
+    )
+    yield supervisor.start(str(folder / "base"), "0")
+    supervisor.stop()
+
+
+def talk(script, url):
+    async def main():
+        with trio.fail_after(120):
+            return await script(SGLangClient(url))
+
+    return trio.run(main)
+
+
+def publisher(learner, folder, **options):
+    config = WeightsConfig(verify=True, **options).model_copy(update={"bucket_bytes": BUCKET_BYTES})
+    return Publisher(
+        LocalWorker(learner), config, folder=folder / "out", pause_mode="abort", model=folder / "base"
+    )
+
+
+def served(client):
+    return client.generate(PROMPT, GREEDY, rid="served")
+
+
+def forward(folder, generation):
+    """Return the log-probabilities of a plain forward of an exported folder, by the loop over experts."""
+    model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager")
+    ids = torch.tensor([*PROMPT, *generation.token_ids.tolist()])
+    with torch.no_grad():
+        logprobs = model(ids[None]).logits[0].log_softmax(-1)
+    return logprobs[:-1].gather(1, ids[1:, None])[len(PROMPT) - 1 :, 0].numpy()
+
+
+def change_an_expert(learner, layer=1):
+    """Add to the matrices of all experts of a layer but the first, and to nothing else."""
+    with torch.no_grad():
+        for name, tensor in learner._policy.tensors.items():
+            if f".{layer}." in name and "experts." in name and "shared" not in name:
+                tensor[1:] += 0.05 * torch.randn_like(tensor[1:])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_served_log_probabilities_follow_every_update(learner, folder, url, options):
+    async def script(client):
+        one, seen = publisher(learner, folder, **options), []
+        for version, change in enumerate((update_once, change_an_expert), start=1):
+            change(learner, *([VOCABULARY] if change is update_once else []))
+            report = await one.publish(version, [client])
+            assert dict(report.failed) == {}
+            learner.export(str(folder / "exported"))
+            seen.append(await served(client))
+            np.testing.assert_allclose(seen[-1].logprobs, forward(folder / "exported", seen[-1]), atol=1e-4)
+            assert set(seen[-1].versions) == {version}
+        await one.transport.close([client])
+        return seen
+
+    torch.manual_seed(0)
+    before, after = talk(script, url)
+    # Only experts differ: a server that kept them would sample the same again.
+    assert np.abs(forward(folder / "exported", before) - before.logprobs).max() > 1e-2
+    assert len(after.token_ids)
+
+
+def test_a_check_finds_one_expert_that_was_not_updated(learner, folder, url):
+    """The server loads a folder in which one matrix of one expert is still that of the base model."""
+    learner.export(str(folder / "stale"))
+    [name] = [n for n in find_names(folder / "base") if ".1." in n and ".experts.3." in n and is_down(n)]
+    new, old = read(folder / "stale"), read(folder / "base")
+    assert not torch.equal(new[name], old[name])
+    stale = new | {name: old[name]}
+    save_file(stale, folder / "stale" / "model.safetensors", metadata={"format": "pt"})
+
+    async def script(client):
+        await client.pause("abort")
+        await client.update_weights_from_disk(str(folder / "stale"), version=50, flush_cache=True)
+        verifier = Verifier(publisher(learner, folder)._learner, False, 1.0)
+        with pytest.raises(ServerError, match=rf"1 tensors differ and 0 are missing, first: {name}$"):
+            await verifier.sums_agree(client)
+        save_file(new, folder / "stale" / "model.safetensors", metadata={"format": "pt"})
+        await client.update_weights_from_disk(str(folder / "stale"), version=51, flush_cache=True)
+        assert await verifier.sums_agree(client)
+        await client.resume()
+
+    talk(script, url)
+
+
+def test_a_server_refuses_an_incomplete_or_fused_set_of_experts(learner, folder, url, tmp_path):
+    """And samples as before."""
+    learner.export(str(tmp_path / "whole"))
+    weights = read(tmp_path / "whole")
+    name = next(n for n in weights if ".experts.3." in n and is_down(n))
+    fused = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
+
+    async def refused(client, tensors, message):
+        file = tmp_path / "whole" / "model.safetensors"
+        save_file({key: t.clone() for key, t in tensors.items()}, file, metadata={"format": "pt"})
+        with pytest.raises(RequestRefused, match=message):
+            await client.update_weights_from_disk(str(file.parent), version=60, flush_cache=True)
+
+    async def script(client):
+        before = await served(client)
+        missing = {key: t for key, t in weights.items() if key != name}
+        await refused(client, missing, f"1 weights are missing, the first is '{name}'")
+        wrong = weights | {name: weights[name][1:]}
+        await refused(client, wrong, f"'{name}' has shape")
+        await refused(
+            client, fused, r"\d names are no weights of this model, the first is .*experts\.down_proj"
+        )
+        after = await served(client)
+        assert after.logprobs.tolist() == before.logprobs.tolist()
+
+    talk(script, url)
+
+
+def test_names_and_shapes_are_those_of_the_source(learner, folder, tmp_path):
+    specs = learner.tensor_specs()
+    check_known(specs, folder / "base")
+    weights = read(folder / "base")
+    name = next(n for n in weights if ".experts.3." in n and is_down(n))
+    file = tmp_path / "model.safetensors"
+    save_file({key: t for key, t in weights.items() if key != name}, file)
+    with pytest.raises(ConfigError, match=rf"would publish {name} \[.*nearest: .*experts"):
+        check_known(specs, tmp_path)
+    save_file(weights | {name: weights[name][1:].clone()}, file)
+    with pytest.raises(ConfigError, match=rf"would publish {name} \[.*which has the shape \["):
+        check_known(specs, tmp_path)
+
+
+def test_buckets_are_bounded_although_a_layer_has_one_weight_for_all_experts(learner, folder):
+    one = publisher(learner, folder, transport="distributed")
+    trio.run(partial(one.transport.prepare, 1))
+    largest = max(spec.num_bytes for spec in learner.tensor_specs() if ".experts." in spec.name)
+    assert largest < BUCKET_BYTES
+    of_experts = [b for b in one.transport._buckets if any(".experts." in spec.name for spec in b)]
+    assert len(of_experts) > 2
+    assert all(sum(spec.num_bytes for spec in bucket) <= BUCKET_BYTES for bucket in of_experts)
+
+
+def is_down(name):
+    return name.endswith(("experts.3.down_proj.weight", "experts.3.w2.weight"))
+
+
+def find_names(folder):
+    return sorted(read(folder))
+
+
+def read(folder):
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
