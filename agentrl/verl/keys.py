@@ -103,7 +103,7 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.actor.megatron": "the learner is always FSDP2",
     "actor_rollout_ref.actor.veomni": "the learner is always FSDP2",
     "actor_rollout_ref.actor.fsdp_config.model_dtype": "master weights are always float32; model.dtype is "
-    "what is computed and served in",
+    "what is computed and served in, and what frozen weights are kept in",
     "actor_rollout_ref.actor.fsdp_config": "FSDP2 shards every layer; see the section learner.fsdp, and "
     "learner.offload",
     "actor_rollout_ref.actor.use_dynamic_bsz": "microbatches are always packed by tokens "
