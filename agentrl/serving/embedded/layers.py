@@ -12,7 +12,8 @@ first product after they were written to.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.linear_kernels import LinearKernels, OneDnnLinear, use_linear_kernels
 from agentrl.errors import ConfigError
+
+T = TypeVar("T")
 
 _LARGEST = 127
 _SMALLEST_SCALE = 1e-30
@@ -57,16 +60,14 @@ class _Copied:
     _copy: ClassVar[tuple[int, Any] | None] = None
     """Version of the weight, and its form; set in instances."""
 
-    def _form(self) -> Any:
-        """Return the weight in the other form, made anew if the weight was written to."""
+    def _form(self, make: Callable[[Tensor], T]) -> T:
+        """Return the weight in the form that `make` gives it, made anew if the weight was written to."""
         copy, version = self._copy, self.weight._version
         if copy is None or copy[0] != version:
-            copy = version, self._made(self.weight.detach())
+            copy = version, make(self.weight.detach())
             self.__dict__["_copy"] = copy
-        return copy[1]
-
-    def _made(self, weight: Tensor) -> Any:
-        raise NotImplementedError
+        form: T = copy[1]
+        return form
 
 
 class PackedLinear(_Copied, OneDnnLinear):
@@ -75,12 +76,9 @@ class PackedLinear(_Copied, OneDnnLinear):
     def forward(self, input: Tensor) -> Tensor:
         if not self.is_worthwhile(input):
             return nn.Linear.forward(self, input)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._form(), self.bias, "none", [], "")
+        weight = self._form(_packed)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, self.bias, "none", [], "")
         return product
-
-    def _made(self, weight: Tensor) -> Tensor:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
-        return packed
 
 
 class Int8Linear(_Copied, nn.Linear):
@@ -88,17 +86,12 @@ class Int8Linear(_Copied, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """x W^T + b for x [..., in]; not finite where an input or a weight is not."""
-        values, weight_scales = self._form()
-        rounded, scales = _round_rows(input.reshape(-1, self.in_features).float())
-        product = torch._int_mm(rounded, values).float().mul_(scales).mul_(weight_scales)
+        values, weight_scales = self._form(_rounded)
+        rows, scales = _round_rows(input.reshape(-1, self.in_features).float())
+        product = torch._int_mm(rows, values).float().mul_(scales).mul_(weight_scales)
         if self.bias is not None:
             product += self.bias
         return product.to(input.dtype).view(*input.shape[:-1], self.out_features)
-
-    def _made(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return i8[in, out] and the scales f32[out] of the columns."""
-        values, scales = _round_rows(weight.float())
-        return values.t().contiguous(), scales[:, 0]
 
 
 def _use_int8(model: PreTrainedModel) -> None:
@@ -116,6 +109,17 @@ def _use_int8(model: PreTrainedModel) -> None:
         # torch 2.13 returns wrong integer products of matrices with one column.
         if isinstance(layer, nn.Linear) and layer is not head and layer.in_features > 1:
             layer.__class__ = Int8Linear
+
+
+def _packed(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _USUAL_ROWS)
+    return packed
+
+
+def _rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return i8[in, out] and the scales f32[out] of the columns, for a weight [out, in]."""
+    values, scales = _round_rows(weight.float())
+    return values.t().contiguous(), scales[:, 0]
 
 
 def _round_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
