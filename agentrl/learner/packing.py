@@ -66,7 +66,8 @@ def pack(
         bundles = [Bundle((piece,)) for piece in pieces]
     costs = [segment_cost(*b.segments, parity_tokens) for b in bundles]
     ordered = sorted(zip(bundles, costs, strict=True), key=lambda pair: -pair[1])
-    num_bins = _round_up(-(-sum(b.num_tokens for b in bundles) // max_tokens), world_size)
+    # A piece that is too long fills one microbatch, not as many as its tokens would.
+    num_bins = _round_up(-(-sum(min(b.num_tokens, max_tokens) for b in bundles) // max_tokens), world_size)
     while (bins := _spread(ordered, num_bins, max_tokens)) is None:
         num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
     return _deal([_concatenate(members) for members in bins if members], world_size, parity_tokens)
@@ -133,7 +134,7 @@ def _deal(
     costs.
     """
     shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
-    loads = [0.0] * world_size
+    loads = np.zeros(world_size)
     ordered = sorted(
         microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens)
     )
@@ -141,7 +142,7 @@ def _deal(
         dealt = ordered[start : start + world_size]
         dealt += [filler() for _ in range(world_size - len(dealt))]
         # The costliest of this round goes to the rank with the least load so far.
-        for microbatch, rank in zip(dealt, sorted(range(world_size), key=loads.__getitem__), strict=True):
+        for microbatch, rank in zip(dealt, np.argsort(loads, kind="stable"), strict=True):
             shards[rank].append(microbatch)
             loads[rank] += segment_cost(microbatch.segment_lengths, microbatch.prefix_segments, parity_tokens)
     return shards

@@ -18,10 +18,12 @@ from agentrl.controller.credit import (
     Assessment,
     action_batch,
     advantage_options,
+    assessed,
     credit,
     group_trajectories,
     lay_on_tokens,
     leave_out_masked,
+    leave_out_old,
     split_minibatches,
     with_reward,
 )
@@ -298,6 +300,53 @@ def test_a_masked_attempt_is_in_the_baseline_and_not_among_the_samples():
     assert advantages(group(1.0)) == [0.5, -1.0]
 
 
+@pytest.mark.parametrize(
+    ("max_lag", "kept"),
+    [
+        (None, [1, 1, 0, 1]),
+        (4, [1, 1, 0, 1]),
+        (3, [0, 1, 0, 1]),
+        (2, [0, 1, 0, 1]),
+        (1, [0, 0, 0, 1]),
+        (0, [0, 0, 0, 0]),
+    ],
+)
+def test_tokens_that_lag_by_more_than_the_bound_leave_the_loss_and_keep_their_advantage(max_lag, kept):
+    """Tokens of versions 1, 3, 4 and 4 at version 5. The third was rejected before, and stays so."""
+    played = [context(1), *(Piece(turn, 1, 1.0) for turn in range(4))]
+    old = trajectory([played], versions=np.array([-1, 1, 3, 4, 4]))
+    new = trajectory([played], member=1, versions=np.array([-1, 5, 5, 5, 5]))
+    group = Group(0, (old, new))
+    [[sample, fresh]] = credit([group], AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2)
+    partial = replace(sample, loss_mask=sample.loss_mask & (np.arange(5) != 3))
+    [[masked, other]] = leave_out_old(
+        [[partial, fresh]], [group], lags=lambda versions: 5 - versions, max_lag=max_lag
+    )
+    assert masked.loss_mask.tolist() == [False, *map(bool, kept)]
+    assert other.loss_mask.tolist() == [False, True, True, True, True]
+    np.testing.assert_array_equal(masked.advantages, sample.advantages)
+
+
+def test_a_kl_without_a_price_changes_no_reward():
+    one = trajectory([[context(1), Piece(0, 2, 1.0)]])
+    batch = action_batch([one], group_size=1)
+    kl = [np.array([0.0, 3.0, 5.0], np.float32)]
+    assert assessed(batch, [one], Assessment(kl=kl)).rewards_A.tolist() == [0.0, 1.0]
+    assert assessed(batch, [one], Assessment(kl=kl, kl_coefficient=0.5)).rewards_A.tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    ("anchors", "found"),
+    [([7, 5, 6], [7, 5, 6]), ([7, 5, 6, 8], [7, 5, 6]), ([7, 5], None), ([7], None), ([], None)],
+)
+def test_states_are_compared_only_where_every_turn_has_one(anchors, found):
+    one = trajectory(
+        [[context(1), *(Piece(turn, 2) for turn in range(3))]], anchors=np.array(anchors, np.int64)
+    )
+    anchors_K = action_batch([one], group_size=1).anchors_K
+    assert (None if anchors_K is None else anchors_K.tolist()) == found
+
+
 def test_gigpo_compares_turns_by_their_anchors_in_the_order_of_sampling():
     """Two rows that grow in turn; a turn without tokens has an anchor too."""
     rows = [[context(1), Piece(0, 1), context(1), Piece(3, 1, 1.0)], [context(2), Piece(1, 2)]]
@@ -327,6 +376,13 @@ def test_rewards_that_an_estimator_is_not_made_for_end_with_one_line():
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, -1.0))]
     with pytest.raises(ConfigError, match=r"algorithm.advantage=max_rl: max_rl divides"):
         credit([Group(0, tuple(pair))], AlgorithmConfig(advantage="max_rl"), group_size=2)
+
+
+def test_a_critic_whose_estimator_has_no_targets_for_it_ends_with_one_line():
+    pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
+    values = Assessment(values=[np.zeros(2, np.float32)] * 2)
+    with pytest.raises(ConfigError, match=r"advantage=grpo returns no value targets .* critic.enabled=false"):
+        credit([Group(0, tuple(pair))], AlgorithmConfig(), group_size=2, assessment=values)
 
 
 def test_the_config_serves_every_estimator():

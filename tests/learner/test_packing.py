@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Sample, samples_from
-from agentrl.learner.packing import PARITY_TOKENS, budget_metrics, pack, segment_cost
+from agentrl.learner.packing import PARITY_TOKENS, budget_metrics, filler, pack, segment_cost
 from parts.trajectories import make_trajectory
 
 
@@ -174,6 +174,59 @@ def test_the_costliest_microbatches_come_first_on_every_rank(batch, max_tokens, 
     ]
     for one, after in itertools.pairwise(zip(*sizes, strict=True)):
         assert min(one) >= max(after)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens", "world_size", "sizes"),
+    [
+        ([10], 10, 1, [10]),
+        ([5] * 42, 10, 1, [10] * 21),  # filled to the last token
+        ([2, 3, 3, 4], 6, 1, [6, 6]),  # the longest are placed first
+        ([6, 6, 6, 1, 1], 10, 1, [7, 7, 6]),  # 20 tokens do not fit into two, but into three
+        ([6] * 31 + [1] * 4, 10, 1, [6] * 31 + [2] * 2),  # far more than 19 are tried in steps of a tenth
+        ([5] * 42, 10, 2, [10] * 20 + [5] * 2),  # as many for each rank
+        ([100, 5, 5], 10, 1, [100, 10]),  # what is too long is one microbatch
+        ([100, 100, 5, 5, 5], 10, 1, [100, 100, 10, 5]),
+        ([11, 9, 1], 10, 1, [11, 10]),
+    ],
+)
+def test_how_many_microbatches_there_are_and_how_full(lengths, max_tokens, world_size, sizes):
+    batch = [plain_sample(index, length) for index, length in enumerate(lengths)]
+    shards = pack(batch, max_tokens=max_tokens, world_size=world_size)
+    assert sorted((m.num_tokens for shard in shards for m in shard), reverse=True) == sizes
+
+
+def plain_sample(index, length):
+    """A sample of one segment without actions."""
+    zeros, never = np.zeros(length, np.float32), np.zeros(length, bool)
+    return Sample(index, np.zeros(length, np.int32), never, never, zeros, zeros)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "prefixes", "parity_tokens", "cost"),
+    [
+        ([10], [-1], 100.0, 10 + 1),  # 2 * 10 * 10 / 2 pairs of tokens
+        ([10, 20], [-1, -1], 100.0, 30 + 1 + 4),
+        ([10, 20], [-1, 0], 100.0, 30 + 1 + 4 + 2 * 2),  # the second attends to the first: 20 * 10 pairs
+        ([20, 10, 30], [-1, 0, 0], 100.0, 60 + 4 + 1 + 9 + 2 * 2 + 2 * 6),
+        ([10, 20, 30], [-1, -1, 1], 100.0, 60 + 1 + 4 + 9 + 2 * 6),
+        ([16384], [-1], PARITY_TOKENS, 2 * 16384),
+    ],
+)
+def test_the_cost_counts_tokens_and_the_pairs_that_attend(lengths, prefixes, parity_tokens, cost):
+    assert segment_cost(np.array(lengths), np.array(prefixes), parity_tokens) == pytest.approx(cost)
+
+
+def test_a_filler_has_nothing_to_learn():
+    one = filler()
+    assert (one.sample_indices.tolist(), one.is_filler, one.num_tokens) == ([-1], True, 0)
+    assert (len(one.token_ids), one.segment_lengths.tolist(), one.prefix_segments.tolist()) == (2, [2], [-1])
+    assert (one.num_action_tokens, one.num_sequences, one.values.tolist(), one.returns.tolist()) == (
+        0,
+        0,
+        [],
+        [],
+    )
 
 
 def test_the_bound_on_tokens_goes_before_balance():

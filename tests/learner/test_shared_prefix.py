@@ -96,6 +96,8 @@ def test_a_prompt_stands_once_for_all_attempts_that_fit_beside_it():
     assert sorted(together.prefix_segments.tolist()) == sorted(
         [-1, -1, *[int(np.argmax(together.segment_lengths == 40))] * 4]
     )
+    [[repeated]] = pack(batch, max_tokens=1000, world_size=1)
+    assert (repeated.num_tokens, set(repeated.prefix_segments.tolist())) == (5 * 40 - 10 + 39, {-1})
     [apart] = pack(batch, max_tokens=60, world_size=1, shared_prefix=True)
     assert sorted(m.num_tokens for m in apart) == [35, 40 + 17, 40 + 17]
     two = pack(batch[:4], max_tokens=1000, world_size=2, shared_prefix=True)

@@ -319,6 +319,10 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "written = text[max(0, number.start - 1) : (number.end) + 1]",
     ): "a currency sign right after the number is read by _UNIT_BEHIND too",
     (
+        "agentrl/learner/packing.py",
+        "loads = [(1.0, 0, index) for index in range(num_bins)]  # cost, tokens",
+    ): "only differences of costs count",
+    (
         "agentrl/algorithms/logprob_kernels.py",
         "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=(1)) + entropies_C[:, None], "
         "0.0)",
