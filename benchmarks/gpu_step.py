@@ -30,7 +30,10 @@ from machine import write_result
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
+from agentrl.config.model_flops import ModelFlops
+from agentrl.config.model_size import ModelSize
 from agentrl.learner.batch import Sample
+from agentrl.learner.device_peaks import find_peak
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.ports import ReservedPort
@@ -52,19 +55,6 @@ SMALL = QWEN2_HALF_BILLION | {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-PEAK_TFLOPS = {
-    "H200": 989.0,
-    "H100": 989.0,
-    "H800": 989.0,
-    "A100": 312.0,
-    "A800": 312.0,
-    "B200": 2250.0,
-    "L40S": 362.0,
-    "4090": 165.0,
-}
-"""Dense bfloat16 with float32 accumulation, by a part of the device's name, from NVIDIA's data sheets (SXM; a
-PCIe card has less).
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +71,9 @@ class Work:
 
 def count_work(sizes: dict[str, Any], lengths: Sequence[int]) -> Work:
     """Count the operations of sequences of these lengths; every token goes through the head."""
-    hidden, layers, heads = sizes["hidden_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"]
-    key_values = hidden // heads * sizes["num_key_value_heads"]
-    per_layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * sizes["intermediate_size"]
-    parameters = layers * per_layer + hidden * sizes["vocab_size"]
-    matrices = 2.0 * parameters * sum(lengths)
-    # Each token attends to half of its sequence on average: two products of its width with every key.
-    attention = sum(2.0 * length * length * hidden * layers for length in lengths)
-    return Work(sum(lengths), matrices + attention)
+    size = ModelSize.of({**sizes, "model_type": "qwen2"})
+    assert size is not None, "sizes of a Qwen2"
+    return Work(sum(lengths), float(ModelFlops(size).forward(lengths, num_scored=sum(lengths))))
 
 
 def make_batch(vocabulary: int, *, num_tokens: int, mean_length: int) -> list[Sample]:
@@ -140,12 +125,12 @@ def peak_tflops(given: float | None) -> float | None:
     if given is not None or not torch.cuda.is_available():
         return given
     name = torch.cuda.get_device_name()
-    known = [peak for part, peak in PEAK_TFLOPS.items() if part in name]
-    if not known:
+    peak = find_peak(name, torch.bfloat16)
+    if peak is None:
         raise SystemExit(
             f"the peak of {name!r} is not in the table; give its dense bfloat16 TFLOP/s as --peak-tflops"
         )
-    return known[0]
+    return peak / 1e12
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

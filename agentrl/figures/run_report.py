@@ -19,6 +19,7 @@ from agentrl.data.failures import failure_lines
 from agentrl.errors import DataError
 from agentrl.tracking.attempts import ended_in
 from agentrl.tracking.closing_table import ClosingTable, closing_rows, write_summary
+from agentrl.tracking.compute import typical_compute_text
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import BufferCounts
 
@@ -62,6 +63,9 @@ def closing_of(
     ended = ended_in(records)
     notes = [f"{step} steps, version {version}", f"groups: {counts}"]
     notes += [f"attempts: {ended.words()}"] if ended.num_ended else []
+    notes += (
+        [f"updates, medians over steps: {computed}"] if (computed := typical_compute_text(records)) else []
+    )
     notes += ["failures, validation included:", *(f"  {line}" for line in failures)] if failures else []
     return ClosingTable(closing_rows(results, step=step), notes)
 

@@ -22,6 +22,7 @@ from agentrl.learner import weights
 from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, count_tokens
+from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
@@ -30,6 +31,7 @@ from agentrl.learner.reward_model import scores_at
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.split_sequences import whole_loss_ids
 from agentrl.learner.step import Stepper, count_update
+from agentrl.learner.work import WorkCounter
 from agentrl.workers.dispatch import dispatch
 
 PREFIX = "critic/"
@@ -121,13 +123,17 @@ class Critic:
             is_offloaded=spec.learner.offload == "optimizer",
         )
         self._objective = ValueObjective(spec.aggregation, cliprange=spec.cliprange)
-        self._meter = Meter(place)
+        peak = peak_of(place.device, self._model.published_dtype)
+        self._meter = Meter(place, peak_flops_per_s=peak)
+        self._work = WorkCounter.of(self._model.module, spec.model, head_width=1)
 
     @dispatch("dp", join="concat")
     def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
         """Return per microbatch the value before each of its action tokens, f32[A]. A collective."""
         self._model.module.eval()
-        with self._meter.phase("values", num_tokens=count_tokens(microbatches)), torch.no_grad():
+        num_flops = self._work.forward(microbatches)
+        phase = self._meter.phase("values", num_tokens=count_tokens(microbatches), num_flops=num_flops)
+        with phase, torch.no_grad():
             found = [scores_at(self._model, m, m.predictor_positions).cpu().numpy() for m in microbatches]
             self._model.reshard()
         return found
@@ -143,7 +149,8 @@ class Critic:
         """
         self._model.module.train()
         counts = count_update(microbatches)
-        with self._meter.phase("update", num_tokens=count_tokens(microbatches)):
+        num_flops = self._work.update(microbatches)
+        with self._meter.phase("update", num_tokens=count_tokens(microbatches), num_flops=num_flops):
             metrics = self._stepper.run(
                 microbatches, lambda i: self._objective.part(self._model, microbatches[i], counts), counts
             )

@@ -24,6 +24,7 @@ from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, co
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
+from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, has_dropout
@@ -32,6 +33,7 @@ from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
+from agentrl.learner.work import WorkCounter
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.dispatch import dispatch
@@ -97,7 +99,10 @@ class Learner:
             before_change=self._saver.wait,
             is_offloaded=spec.learner.offload == "optimizer",
         )
-        self._meter = Meter(self.place)
+        peak = peak_of(self.place.device, self._policy.published_dtype)
+        self._meter = Meter(self.place, peak_flops_per_s=peak)
+        is_policy = spec.score_head is None
+        self._work = WorkCounter.of(self._policy.module, spec.model, head_width=None if is_policy else 1)
         self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._scores_ahead = spec.scores_ahead or has_dropout(self._policy.module)
@@ -124,7 +129,11 @@ class Learner:
         needs_proximal = self._objective.needs_scores and (self._scores_ahead or not split.is_empty)
         reference = self._reference if self._spec.algorithm.kl.place == "loss" else None
         num_forwards = int(needs_proximal) + int(reference is not None)
-        with self._meter.phase("score", num_tokens=num_forwards * count_tokens(microbatches)):
+        num_flops = needs_proximal * self._work.forward(microbatches)
+        num_flops += (reference is not None) * self._work.forward(microbatches, with_adapter=False)
+        with self._meter.phase(
+            "score", num_tokens=num_forwards * count_tokens(microbatches), num_flops=num_flops
+        ):
             proximal = [self._logprobs(self._policy, m) if needs_proximal else None for m in microbatches]
             ref = [self._logprobs(reference, m) if reference is not None else None for m in microbatches]
             corrections = self._corrector.correct(microbatches, proximal, split)
@@ -137,7 +146,8 @@ class Learner:
     def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
         """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A]."""
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
-        with self._meter.phase("assess", num_tokens=2 * count_tokens(microbatches)):
+        num_flops = sum(self._work.forward(microbatches, with_adapter=own) for own in (True, False))
+        with self._meter.phase("assess", num_tokens=2 * count_tokens(microbatches), num_flops=num_flops):
             return [
                 (self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches
             ]
@@ -161,9 +171,8 @@ class Learner:
         """
         self._policy.module.train()
         counts = count_update(minibatch)
-        with self._meter.phase(
-            "update", num_tokens=count_tokens([scored.microbatch for scored in minibatch])
-        ):
+        num_tokens = count_tokens([scored.microbatch for scored in minibatch])
+        with self._meter.phase("update", num_tokens=num_tokens, num_flops=self._work.update(minibatch)):
             rest = self._objective.score_rest(self._policy, minibatch)
             return self._stepper.run(
                 minibatch,
@@ -181,7 +190,8 @@ class Learner:
         self._policy.module.train()
         counts = count_update(microbatches)
         objective = self._supervised
-        with self._meter.phase("update", num_tokens=count_tokens(microbatches)):
+        num_flops = self._work.update(microbatches)
+        with self._meter.phase("update", num_tokens=count_tokens(microbatches), num_flops=num_flops):
             return self._stepper.run(
                 microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts
             )

@@ -1,4 +1,4 @@
-"""Measurement of a rank's phases: seconds, tokens, memory, and on request a trace of torch's profiler."""
+"""Measurement of a rank's phases: seconds, tokens, operations, memory, and a trace of torch's profiler."""
 
 from __future__ import annotations
 
@@ -20,17 +20,24 @@ class Meter:
     """Measures named phases until `finish`.
 
     The names also appear in traces of torch's profiler and Nsight (NVTX).
+
+    peak_flops_per_s: of this rank's device in the dtype of its products; None: not known.
     """
 
-    def __init__(self, place: RankPlace) -> None:
+    def __init__(self, place: RankPlace, *, peak_flops_per_s: float | None = None) -> None:
         self._place = place
+        self._peak_flops_per_s = peak_flops_per_s
         self._is_gpu = place.device.type == "cuda"
         self._profiler: profile | None = None
         self._reset()
 
     @contextmanager
-    def phase(self, name: str, *, num_tokens: int) -> Iterator[None]:
-        """Measure the block as part of a phase, in which `num_tokens` tokens go through this rank's model."""
+    def phase(self, name: str, *, num_tokens: int, num_flops: float = 0.0) -> Iterator[None]:
+        """Measure the block as part of a phase.
+
+        num_tokens: tokens that go through this rank's model; num_flops: operations that it needs for them, 0
+        if they are not known. Ranks that share microbatches pass those of the whole.
+        """
         if self._is_gpu:
             torch.cuda.reset_peak_memory_stats(self._place.device)
         started = time.perf_counter()
@@ -43,23 +50,41 @@ class Meter:
             )
         self._seconds[name] += time.perf_counter() - started
         self._tokens[name] += num_tokens
+        self._flops[name] += num_flops
 
     def finish(self) -> dict[str, float]:
         """Return the measurements since the last call, over all ranks, and reset them. A collective.
 
-        Per phase: `<phase>_s` (of the slowest rank), `<phase>_tokens_per_s` (of all ranks together) and, on
-        GPUs, `memory/<phase>_gpu_bytes_max`. `memory/rss_bytes_max` is a process's peak since its start.
-        Memory values are the maximum over ranks.
+        Per phase: `<phase>_s` (of the slowest rank) and `<phase>_tokens_per_s` (of all ranks together); for a
+        model whose operations are known, `<phase>_flops_per_s` (of all ranks together) and
+        `<phase>_flops_per_s_per_rank`; on GPUs `<phase>_tokens_per_gpu_s` and
+        `memory/<phase>_gpu_bytes_max`; on GPUs whose peak is known `<phase>_mfu`, the share of it.
+        `memory/rss_bytes_max` is a process's peak since its start. Memory values are the maximum over ranks.
         """
         seconds = largest_over_ranks({f"{name}_s": s for name, s in self._seconds.items()})
-        tokens = add_over_ranks(dict(self._tokens))
+        counted = add_over_ranks(
+            {f"{name} tokens": count for name, count in self._tokens.items()}
+            | {f"{name} flops": count for name, count in self._flops.items()}
+        )
+        values = dict(seconds)
+        for name in self._tokens:
+            spent = max(seconds[f"{name}_s"], 1e-9)
+            values |= self._speeds(name, counted[f"{name} tokens"] / spent, counted[f"{name} flops"] / spent)
         peaks = {f"memory/{name}_gpu_bytes_max": peak for name, peak in self._peaks.items()}
-        speeds = {
-            f"{name}_tokens_per_s": count / max(seconds[f"{name}_s"], 1e-9) for name, count in tokens.items()
-        }
-        values = seconds | speeds | largest_over_ranks(peaks | {"memory/rss_bytes_max": _largest_rss_bytes()})
+        values |= largest_over_ranks(peaks | {"memory/rss_bytes_max": _largest_rss_bytes()})
         self._reset()
         return values
+
+    def _speeds(self, name: str, tokens_per_s: float, flops_per_s: float) -> dict[str, float]:
+        found = {f"{name}_tokens_per_s": tokens_per_s}
+        if self._is_gpu:
+            found[f"{name}_tokens_per_gpu_s"] = tokens_per_s / self._place.world_size
+        if flops_per_s > 0:
+            of_rank = flops_per_s / self._place.world_size
+            found |= {f"{name}_flops_per_s": flops_per_s, f"{name}_flops_per_s_per_rank": of_rank}
+            if self._peak_flops_per_s is not None:
+                found[f"{name}_mfu"] = of_rank / self._peak_flops_per_s
+        return found
 
     def start_trace(self) -> None:
         """Start recording every operator of this rank; this slows it down."""
@@ -78,6 +103,7 @@ class Meter:
     def _reset(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._tokens: defaultdict[str, float] = defaultdict(float)
+        self._flops: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, float] = defaultdict(float)
 
 

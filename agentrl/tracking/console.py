@@ -11,6 +11,7 @@ from typing import Protocol, TextIO
 from agentrl.terminal_text import visible
 from agentrl.tracking.attempts import troubles_text
 from agentrl.tracking.closing_table import ClosingTable
+from agentrl.tracking.compute import MFU
 from agentrl.tracking.live_console import LiveConsole
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.progress import Progress, duration
@@ -143,6 +144,7 @@ def step_line(record: StepRecord, progress: Progress) -> str:
         f"tool use {number('rollout/tool_use', '.2f'):>4}",
         f"lag {number('rollout/lag/mean', '.2f'):>4} max {number('rollout/lag/max', '.0f'):>2}",
         f"tokens/s {number('speed/sampled_tokens_per_s', '.0f'):>6}",
+        *([f"MFU {number(MFU, '.2f')}"] if MFU in record.values else []),
         f"took {number('time/step_s', '.1f'):>5} s",
         f"eta {duration(progress.eta_s()):>7}",
     )

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.tracking.attempts import troubles_text
+from agentrl.tracking.compute import compute_text
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.progress import Progress, duration
 
@@ -137,6 +138,8 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
                 ),
             ),
         ]
+        if computed := compute_text(values):
+            rows.append(("updates", Text(computed)))
         if troubles := troubles_text(values):
             rows.append(("trouble", Text(troubles, style="bold red")))
         phases = phase_seconds(values)

@@ -1,0 +1,72 @@
+"""The work of a rank: floating-point operations that its model needs for microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agentrl.config.model import ModelConfig
+from agentrl.config.model_flops import ModelFlops
+from agentrl.config.model_size import ModelSize
+from agentrl.learner.batch import Microbatch, ScoredMicrobatch
+
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
+    from transformers import PreTrainedModel
+
+
+class WorkCounter:
+    """Counts the operations of microbatches; all are 0 if the model's architecture is not known.
+
+    A microbatch that several ranks share counts as a whole on each of them, as tokens do.
+    """
+
+    def __init__(self, flops: ModelFlops | None) -> None:
+        self._flops = flops
+
+    @classmethod
+    def of(cls, module: PreTrainedModel, model: ModelConfig, *, head_width: int | None = None) -> WorkCounter:
+        """Return the counter of a model (see `ModelFlops`)."""
+        size = ModelSize.of(module.config.get_text_config().to_dict())
+        return cls(None if size is None else ModelFlops(size, model.lora, head_width))
+
+    def forward(self, microbatches: Sequence[Microbatch], *, with_adapter: bool = True) -> float:
+        """Return the operations of a forward that scores all action tokens."""
+        flops = self._flops
+        if flops is None:
+            return 0.0
+        return float(
+            sum(
+                flops.forward(
+                    m.segment_lengths.tolist(),
+                    num_scored=m.num_action_tokens,
+                    prefix_lengths=_prefix_lengths(m),
+                    with_adapter=with_adapter,
+                )
+                for m in microbatches
+                if not m.is_filler
+            )
+        )
+
+    def update(self, items: Sequence[Microbatch | ScoredMicrobatch]) -> float:
+        """Return the operations of forward and backward over the tokens of the loss."""
+        flops, total = self._flops, 0
+        if flops is None:
+            return 0.0
+        for item in items:
+            microbatch = item.microbatch if isinstance(item, ScoredMicrobatch) else item
+            if not microbatch.is_filler:
+                total += flops.update(
+                    microbatch.segment_lengths.tolist(),
+                    num_scored=item.num_loss_tokens,
+                    prefix_lengths=_prefix_lengths(microbatch),
+                )
+        return float(total)
+
+
+def _prefix_lengths(microbatch: Microbatch) -> list[int]:
+    """Return the tokens of the prompt that each segment continues; 0: it continues none."""
+    lengths, prefixes = microbatch.segment_lengths, microbatch.prefix_segments
+    found: list[int] = np.where(prefixes >= 0, lengths[prefixes], 0).tolist()
+    return found
