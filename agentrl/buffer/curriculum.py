@@ -135,7 +135,7 @@ class Curriculum:
         self._last[row] = pool.now
         self._visits[row] += 1
         pool.due[place] = self._next_due(row)
-        self._step.drawn[self._names[self._source[row]]] += 1
+        self._step.drawn.update([self._names[self._source[row]]])
         return position
 
     def observe(self, position: int, accuracies: Sequence[float]) -> None:
@@ -174,9 +174,7 @@ class Curriculum:
         return (int.from_bytes(digest, "little") >> 11) / 2**53
 
     def _weigh(self, row: int) -> float:
-        rate = min(
-            1.0, float(self._passed[row] / self._tried[row])
-        )  # rounding of the decayed sums can exceed 1
+        rate = float(self._passed[row] / self._tried[row])
         return max(self._config.floor, learning_weight(rate, self._config.target_pass_rate))
 
     # ------------------------------------------------------------------------------------------------ account
@@ -203,9 +201,8 @@ class Curriculum:
     def _chances(self) -> NDArray[np.float64]:
         """Return each task's share of draws according to its weight, f64[num_tasks]."""
         chances = self._weight.copy()
-        rate = sum(1 / pool.stride for pool in self._pools)
         for pool in self._pools:
-            chances[pool.rows] /= chances[pool.rows].sum() * pool.stride * rate
+            chances[pool.rows] /= chances[pool.rows].sum() * pool.stride
         return chances
 
     def _pass_rates(self) -> dict[str, float]:
@@ -283,14 +280,15 @@ def restore_curriculum(curriculum: Curriculum | None, state: Mapping[str, Any] |
         CheckpointError: a curriculum was added or removed: group ids mean different tasks with and without
             one.
     """
-    if (state is None) != (curriculum is None):
+    if curriculum is None and state is None:
+        return
+    if curriculum is None or state is None:
         was, cure = ("without", "switch it off") if state is None else ("with", "set it again")
         raise CheckpointError(
             f"the checkpoint was written {was} data.curriculum; {cure}, or start a new run from the "
             "checkpoint's policy"
         )
-    if curriculum is not None and state is not None:
-        curriculum.restore(state)
+    curriculum.restore(state)
 
 
 def _described(num_tasks: int, pools: Mapping[str, Any]) -> str:

@@ -112,7 +112,7 @@ def _vote(classes: tuple[tuple[int, float], ...], num: int) -> tuple[float, ...]
         # Attempts without an answer: each may be drawn or not, without a vote (multiply by 1 + x).
         for _ in range(silent):
             counts[:, 1:] += counts[:, :-1].copy()
-        expected += (counts[1, :, 1:] / np.arange(1, most_tied + 1)).sum(axis=-1)
+        expected += (counts[1, :, 1:] / np.arange(1, most_tied + 1)).sum(axis=1)
     return tuple((expected / subsets)[1:].tolist())
 
 

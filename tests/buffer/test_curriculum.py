@@ -87,6 +87,11 @@ def test_the_tasks_of_a_source_take_turns(sizes, seed):
         )
 
 
+def test_a_source_comes_in_the_middle_of_its_share_of_the_draws():
+    target = curriculum(["a", "b"], source_weights={"a": 3, "b": 1}, shuffle=False)
+    assert "".join("ab"[row] for row in rows(target, 12)) == "aabaaabaaaba"
+
+
 # ----------------------------------------------------------------------------------------------------- epochs
 
 
@@ -101,6 +106,15 @@ def test_where_all_weigh_the_same_each_epoch_holds_every_task_once(num_tasks, se
     assert epochs[0] == np.random.default_rng([seed, 0]).permutation(num_tasks).tolist(), (
         "the first as without a curriculum"
     )
+
+
+def test_the_visits_of_each_epoch_are_spread_evenly_over_it():
+    num = 400
+    target = curriculum(["a"] * num, by_pass_rate=True, seed=5)
+    for epoch in range(3):
+        rows(target, num)
+        times = np.sort(target.state()["tasks"]["last"]) - epoch
+        assert np.abs(times - (np.arange(num) + 0.5) / num).max() < (0.1 if epoch else 1e-12)
 
 
 def test_without_shuffling_the_order_is_that_of_the_files():
@@ -218,14 +232,48 @@ def test_recent_attempts_count_more():
     assert target.state()["tasks"]["tried"] == [6.0]
 
 
-def test_a_group_of_which_nothing_counts_changes_nothing():
-    target = curriculum(["s", "s"], by_pass_rate=True)
+@pytest.mark.parametrize(
+    ("options", "accuracies"), [({"by_pass_rate": True}, []), ({"source_weights": {"s": 1}}, [1.0, 1.0])]
+)
+def test_a_group_of_which_nothing_counts_changes_nothing(options, accuracies):
+    target = curriculum(["s", "s"], **options)
+    for _ in range(3):
+        target.observe(target.draw(), accuracies and [0.5, 0.0])
     before = json.dumps(target.state())
-    target.observe(0, [])
+    for row in (0, 1):
+        target.observe(row, accuracies)
     assert json.dumps(target.state()) == before
 
 
+@given(results=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=5), max_size=8), decay=st.floats(0, 1))
+def test_no_rounding_makes_more_attempts_pass_than_there_were(results, decay):
+    target = curriculum(["s"], by_pass_rate=True, pass_rate_decay=decay)
+    for accuracies in results:
+        target.observe(target.draw(), accuracies)
+        assert 0 <= target.metrics()["pass_rate/s"] <= 1
+
+
 # ----------------------------------------------------------------------------------------------------- resume
+
+
+def test_a_state_by_hand():
+    """The second of four tasks weighs a quarter, so its next visit is four epochs away, not one."""
+    target = curriculum(["s"] * 4, by_pass_rate=True, floor=0.25, shuffle=False)
+    rows(target, 1)
+    target.observe(target.draw(), [1.0, 1.0])
+    assert target.state() == {
+        "num_tasks": 4,
+        "pools": {"": {"turn": 2.5, "now": 0.375}},
+        "tasks": {
+            "row": [0, 1],
+            "due": [1.125, 4.375],
+            "visits": [1, 1],
+            "last": [0.125, 0.375],
+            "passed": [0.0, 2.0],
+            "tried": [0.0, 2.0],
+        },
+    }
+
 
 MOVES = st.lists(
     st.tuples(st.sampled_from(["draw", "draw", "result", "save"]), st.integers(0, 1000)), max_size=120

@@ -196,6 +196,21 @@ def test_other_shares_have_wilsons_interval_with_an_effective_number(values):
             assert abs(p - far_end) < abs(mean - far_end)
 
 
+def test_intervals_of_several_evaluations_are_those_of_each():
+    stacked = np.array([[0.0, 1.0, 1.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0]])
+    with np.errstate(all="raise"):
+        together = np.stack(share_interval(stacked), axis=1)
+    assert together.tolist() == [list(map(float, share_interval(values))) for values in stacked]
+
+
+def test_rounding_moves_no_bound_out_of_the_possible_shares():
+    near_one = 1 - np.arange(1, 200)[:, None] / 2**41 * [1, 1, 1, 1, 1]
+    for shares in (near_one, 1 - near_one):
+        low, high = share_interval(shares)
+        assert (low >= 0).all()
+        assert (high <= 1).all()
+
+
 def test_one_problem_counts_as_one_attempt():
     for mean in (0.25, 0.5):
         for p in share_interval(np.array([mean])):

@@ -80,10 +80,12 @@ def test_pass_at_k_is_exact_for_many_attempts():
 
 
 def test_pass_at_k_is_unknown_beyond_the_attempts_of_a_problem():
-    found = pass_at(np.array([2, 4]), np.array([1, 0]))
+    with np.errstate(all="raise"):
+        found = pass_at(np.array([2, 4]), np.array([1, 0]))
     assert np.isnan(found[0, 2:]).all()
     np.testing.assert_allclose(found[0, :2], [0.5, 1.0])
     np.testing.assert_array_equal(found[1], [0.0, 0.0, 0.0, 0.0])
+    assert pass_at(np.array([], int), np.array([], int)).shape == (0, 0)
 
 
 def test_pass_at_k_is_unbiased():

@@ -281,10 +281,24 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         for bounds in (
             "0, max((size for size, _ in classes), default=0) + 1",
             "1, max((size for size, _ in classes), default=1) + 1",
+            "1, max((size for size, _ in classes), default=0) + 2",
         )
     },
-    ("agentrl/figures/intervals.py", "for _ in range(61):  # to the last bit of a float"): "one more halving "
-    "changes nothing that a float can hold",
+    **{
+        (
+            "agentrl/figures/intervals.py",
+            f"for _ in range({num}):  # to the last bit of a float",
+        ): "one halving more or less changes no digit that anybody reads"
+        for num in (59, 61)
+    },
+    (
+        "agentrl/figures/intervals.py",
+        "is_small = 1 - (at_most + less) / 2 <= _TAIL",
+    ): "at the very limit, both halves end there",
+    (
+        "agentrl/figures/statistics.py",
+        "counts = np.zeros((3, num + 1, most_tied + 1))",
+    ): "nobody reads a third sum",
     (
         "agentrl/rewards/gsm8k.py",
         r'before = text[:(start) + 1].rstrip("# \t")[-MAX_TAIL_CHARS:].rpartition("\n")[2]',
