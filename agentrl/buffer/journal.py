@@ -28,6 +28,7 @@ from agentrl.buffer.records import (
     count_path,
     damaged,
     described,
+    primary_code,
     read_answered,
 )
 from agentrl.errors import CheckpointError, JournalError
@@ -261,7 +262,7 @@ class Journal:
                 self._count.write(head.num_writes)
 
     def _unwritten(self, error: Exception) -> JournalError | CheckpointError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = primary_code(error)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or isinstance(error, UnicodeDecodeError):
             return damaged(self._path, described(error))
         if self._path is None:

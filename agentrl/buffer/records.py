@@ -109,6 +109,12 @@ def read_answered(path: Path) -> tuple[int, str] | None:
         raise CheckpointError(f"{count_path(path)} cannot be read: {error.strerror}") from error
 
 
+def primary_code(error: Exception) -> int:
+    """Return SQLite's primary code of an error; SQLITE_ERROR if it is not SQLite's own."""
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code & 0xFF
+
+
 def described(error: Exception) -> str:
     """Return sqlite3's description of the damage."""
     return "its tables are malformed" if isinstance(error, UnicodeDecodeError) else str(error)
@@ -185,7 +191,7 @@ class Records:
             raise damaged(
                 self._path,
                 f"its last {answered[0] - head.num_writes} of {answered[0]} writes are lost (a "
-                f"damaged {self._name}-wal); events 1 to {head.num_events} are intact",
+                f"damaged {self._path}-wal); events 1 to {head.num_events} are intact",
             )
 
     def head(self) -> Head:
@@ -266,13 +272,9 @@ class Records:
         try:
             yield from self._database.execute(query, values)
         except SQLITE_ERRORS as error:
-            if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _UNREACHABLE:
+            if primary_code(error) in _UNREACHABLE:
                 raise CheckpointError(f"the journal {self._path} cannot be read: {error}") from error
             raise damaged(self._path, f"{described(error)}{left()}") from error
-
-    @property
-    def _name(self) -> str:
-        return "" if self._path is None else self._path.name
 
 
 def _matches(row: Sequence[object], checksum: object, previous: bytes = NOTHING) -> bool:

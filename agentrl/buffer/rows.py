@@ -8,6 +8,7 @@ Keeping them all in memory would store them twice and fragment the heap, which w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ class Rows:
     def is_constant(self, group: ReadyGroup) -> bool:
         """Return whether all trajectories of a ready group have the same reward."""
         rewards = np.concatenate([scored_rewards(row) for row in self.of(group)])
-        return bool(np.ptp(rewards) <= ROUNDING * np.abs(rewards).max())
+        return math.isclose(rewards.min(), rewards.max(), rel_tol=ROUNDING)
 
     def has(self, group: ReadyGroup) -> bool:
         """Return whether all trajectories of the group are stored."""

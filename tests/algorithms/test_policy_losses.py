@@ -314,6 +314,57 @@ def test_opsm_drops_what_is_bad_and_less_likely_than_when_it_was_sampled():
     assert opsm_keeps(at_the_first_update, behavior, delta=0.8).all()
 
 
+# Each bound is the very number that the token has, so that rounding decides nothing.
+UP, DOWN = math.exp(0.25), math.exp(-0.25)
+AT_THE_BOUND = {
+    "gmpo": {"clip": ClipConfig(0.25, 0.25)},
+    "cispo": {"clip": ClipConfig(1 - DOWN, UP - 1)},
+    "reinforce": {"weight": WeightRule("token", cap=UP, floor=DOWN)},
+    "ppo_clip": {"clip": ClipConfig(1 - DOWN, UP - 1, UP)},
+    "dppo_tv": {
+        "delta_low": math.exp(-1.0) - math.exp(-1.25),
+        "delta_high": math.exp(-0.75) - math.exp(-1.0),
+    },
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_BOUND)
+def test_a_token_at_a_bound_is_within_it_and_one_beyond_it_is_not(name):
+    """And a token without an advantage has a loss of 0, wherever it is."""
+    for further, decides in ((0.0, False), (1e-6, True)):
+        policy = np.array([-1.25 - further, -0.75 + further])
+        columns = policy, np.full(2, -1.0), np.array([-1.0, 1.0]), np.arange(2), np.zeros(2, bool)
+        loss = POLICY_LOSSES[name](tokens_of(*columns), **AT_THE_BOUND[name])
+        assert loss.is_clipped_low_A.tolist() == [decides, False]
+        assert loss.is_clipped_high_A.tolist() == [False, decides]
+        if name == "dppo_tv":
+            assert (loss.losses_A == 0).tolist() == [decides] * 2
+        away = np.array([-0.75 + further, -1.25 - further])
+        dual = POLICY_LOSSES[name](tokens_of(away, *columns[1:]), **AT_THE_BOUND[name]).is_clipped_dual_A
+        assert dual.tolist() == [decides and name == "ppo_clip", False]
+
+
+def test_without_an_advantage_no_probability_has_moved_too_far():
+    for policy in (-5.0, -0.01):
+        tokens = tokens_of([policy], [-1.0], [0.0], np.array([0]), np.array([False]))
+        loss = POLICY_LOSSES["dppo_tv"](tokens, delta_low=0.05, delta_high=0.1)
+        assert not (loss.is_clipped_low_A | loss.is_clipped_high_A).any()
+
+
+def test_the_first_tokens_of_a_loss_are_those_of_every_column():
+    loss = loss_of("ppo_clip", *case(14, spread=1.0))
+    for name in ("losses_A", "ratios_A", "is_clipped_low_A", "is_clipped_high_A", "is_clipped_dual_A"):
+        assert torch.equal(getattr(loss.first(7), name), getattr(loss, name)[:7])
+
+
+@pytest.mark.parametrize(
+    ("advantage", "drift", "is_kept"), [(-1, 0.5, True), (-1, 0.5625, False), (0, 9, True)]
+)
+def test_opsm_drops_only_what_drifted_by_more_than_delta_and_is_bad(advantage, drift, is_kept):
+    tokens = tokens_of([-1.0 - drift], [-1.0], [float(advantage)], np.array([0]), np.array([False]))
+    assert opsm_keeps(tokens, f64([-1.0]), delta=0.5).tolist() == [is_kept]
+
+
 # ---------------------------------------------------------------------------------------------- by the config
 
 

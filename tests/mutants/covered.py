@@ -29,6 +29,7 @@ LEARNER = (
     "learner/test_learner_ranks.py",
 )
 JOURNAL = (
+    "buffer/test_journal_file.py",
     "buffer/test_journal.py",
     "buffer/test_journal_damage.py",
     "buffer/test_buffer.py",
@@ -37,6 +38,7 @@ JOURNAL = (
 )
 LEDGER = (
     "buffer/test_ledger_events.py",
+    "buffer/test_buffer_events.py",
     "buffer/test_lineage.py",
     "buffer/test_ledger.py",
     "buffer/test_buffer.py",
@@ -268,6 +270,11 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         ): "before the first publish, a rollback changes nothing"
         for last in ("-2", "-0", "(1)")
     },
+    ("agentrl/buffer/buffer.py", "if left_s < 0:"): "a wait of no time at all",
+    (
+        "agentrl/buffer/journal.py",
+        "is_there = path is not None and path.is_file() and path.stat().st_size > 1",
+    ): "no database has one byte",
     (
         "agentrl/buffer/states.py",
         "group.plays[event.owner] = Play(self._num_leases, self.version, 1.0)",
@@ -345,6 +352,10 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "agentrl/algorithms/policy_losses.py",
         "taus = torch.where(tokens.advantages >= 0, tau_positive, tau_negative).to(ratios)",
     ): "without an advantage the loss is 0 and has no gradient, whatever tau is",
+    (
+        "agentrl/algorithms/policy_losses.py",
+        "is_negative = advantages <= 0",
+    ): "without an advantage the loss is 0 and no bound decides",
 }
 """(file, the line of a mutant without its indentation) -> why no test can tell it from the original."""
 
