@@ -76,10 +76,10 @@ def _token_mean(
     aggregation: Aggregation, sequence_ids_A: Tensor, counted_ids: Tensor, counts: UpdateCounts
 ) -> Tensor:
     """1 / tokens of the update. Source: Yu et al. 2025 (DAPO), arXiv:2503.14476."""
-    is_original = aggregation.denominator == "original" and counts.action_tokens is not None
-    return _constant(
-        sequence_ids_A, 1.0 / max((counts.action_tokens if is_original else counts.loss_tokens) or 0, 1)
-    )
+    num_tokens = counts.loss_tokens
+    if aggregation.denominator == "original" and counts.action_tokens is not None:
+        num_tokens = counts.action_tokens
+    return _constant(sequence_ids_A, 1.0 / max(num_tokens, 1))
 
 
 def _sequence_mean_token_sum(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LinearKernels = Literal["auto", "torch", "onednn"]
 
+_CPUINFO = Path("/proc/cpuinfo")
 _MIN_PRODUCTS = 2**20
 """Multiplications above which oneDNN is faster; below, its call overhead dominates."""
 
@@ -110,11 +111,10 @@ def _multiply(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor
 
 @functools.cache
 def _is_faster() -> bool:
-    file = Path("/proc/cpuinfo")
     return (
         "AVX512" in torch.backends.cpu.get_cpu_capability()
-        and file.is_file()
-        and "AuthenticAMD" in file.read_text(errors="replace")
+        and _CPUINFO.is_file()
+        and "AuthenticAMD" in _CPUINFO.read_text(errors="replace")
     )
 
 

@@ -110,9 +110,9 @@ def _values(
     p_CV = log_p_CV.exp()
     # Select the target by comparison: a gather would force the kernel to write out all log-probabilities
     # first.
-    logprobs_C = torch.where(_is_target(p_CV, targets_C), log_p_CV, 0.0).sum(-1)
+    logprobs_C = torch.where(_is_target(p_CV, targets_C), log_p_CV, 0.0).sum(1)
     # Masked-out vocabulary entries have p log p = 0 * -inf, which counts as 0.
-    return logprobs_C, -torch.where(p_CV > 0, p_CV * log_p_CV, 0.0).sum(-1)
+    return logprobs_C, -torch.where(p_CV > 0, p_CV * log_p_CV, 0.0).sum(1)
 
 
 def _gradient(
@@ -141,12 +141,12 @@ def _gradient(
 
 
 def _is_target(like_CV: Tensor, targets_C: Tensor) -> Tensor:
-    return torch.arange(like_CV.shape[-1], device=like_CV.device) == targets_C[:, None]
+    return torch.arange(like_CV.shape[1], device=like_CV.device) == targets_C[:, None]
 
 
 def _log_softmax(products_CV: Tensor, temperature: float, form: HeadForm) -> Tensor:
     return torch.log_softmax(
-        _over(form.apply(products_CV.to(compute_dtype(products_CV))), temperature), dim=-1
+        _over(form.apply(products_CV.to(compute_dtype(products_CV))), temperature), dim=1
     )
 
 
@@ -164,10 +164,10 @@ def _eager_values(
     products_CV: Tensor, targets_C: Tensor, temperature: float, form: HeadForm
 ) -> tuple[Tensor, Tensor]:
     log_p_CV = _log_softmax(products_CV, temperature, form)
-    logprobs_C = log_p_CV.gather(-1, targets_C[:, None]).squeeze(-1)
+    logprobs_C = log_p_CV.gather(1, targets_C[:, None]).squeeze(1)
     # 0 * -inf counts as 0. This hides no error: where logits are not finite, the log-probability is NaN as
     # well.
-    return logprobs_C, -log_p_CV.exp().mul_(log_p_CV).nan_to_num_(nan=0.0).sum(-1)
+    return logprobs_C, -log_p_CV.exp().mul_(log_p_CV).nan_to_num_(nan=0.0).sum(1)
 
 
 def _eager_gradient(
@@ -182,14 +182,14 @@ def _eager_gradient(
     # Every pass is bound by memory bandwidth, so write in place where the old values are no longer needed.
     logits_CV = form.apply(products_CV.to(compute_dtype(products_CV)))
     scaled_CV, upstream_C = _over(logits_CV, temperature), _over(grad_logprobs_C, temperature)
-    p_CV = torch.softmax(scaled_CV, dim=-1)
+    p_CV = torch.softmax(scaled_CV, dim=1)
     if grad_entropies_C is None:
         grad_CV = p_CV.mul_(-upstream_C[:, None])
     else:
         # d entropy / d z_j = -p_j (log p_j + entropy); p_j = 0 contributes 0, not 0 * -inf.
-        surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=-1) + entropies_C[:, None], 0.0)
+        surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=1) + entropies_C[:, None], 0.0)
         grad_CV = -p_CV * (upstream_C[:, None] + surprise_CV * _over(grad_entropies_C, temperature)[:, None])
-    grad_CV.scatter_add_(-1, targets_C[:, None], upstream_C[:, None])
+    grad_CV.scatter_add_(1, targets_C[:, None], upstream_C[:, None])
     if form.softcap is not None:
         grad_CV *= 1 - (logits_CV / form.softcap).square()
     if form.scale != 1.0:

@@ -22,11 +22,11 @@ Multiply = Callable[..., Tensor]
 out.
 """
 
-_CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
-"""Logits per chunk by device type.
-
-64 MiB in float32 on a CPU; on a GPU, enough tokens to saturate the tensor cores.
-"""
+CPU_CHUNK = 2**24
+"""Logits per chunk on a CPU: 64 MiB in float32."""
+GPU_CHUNK = 2**27
+"""Logits per chunk on a GPU: enough tokens to saturate the tensor cores."""
+_CHUNK_ELEMENTS = {"cpu": CPU_CHUNK, "cuda": GPU_CHUNK}
 
 
 def logprobs_and_entropy(
@@ -225,4 +225,4 @@ def _default_chunk(weight_VH: Tensor) -> int:
 
 
 def _chunks(num_tokens: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+    return [slice(start, start + size) for start in range(0, num_tokens, size)]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ROUNDING = 1e-12
+"""A variance of returns below this share of their mean square is only rounding noise."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueLoss:
@@ -73,6 +76,6 @@ def explained_variance(
     """
     variance = return_square - return_mean**2
     # For equal returns E[R^2] - E[R]^2 is not exactly 0 but rounding error.
-    if variance <= 1e-12 * max(return_square, 1e-300):
+    if variance <= ROUNDING * return_square:
         return math.nan
     return 1.0 - (error_square - error_mean**2) / variance

@@ -485,6 +485,19 @@ def test_a_malformed_batch_is_refused(change, message):
         replace(batch_of([1.0, 0.0], [0, 0]), **change)
 
 
+def test_finite_values_may_have_a_sum_that_is_not():
+    huge = torch.tensor([1e308, 1e308], dtype=torch.float64)
+    assert torch.equal(replace(batch_of([1.0, 0.0], [0, 1]), rewards_A=huge).rewards_A, huge)
+    with pytest.raises(ValueError, match="rewards_A has a value of inf"):
+        batch_of([1.0, math.inf], [0, 1])
+
+
+def test_outcomes_that_differ_by_more_than_rounding_are_compared():
+    batch = batch_of([1.0, 1.0], [0, 0])
+    rewards = torch.tensor([1.0, 1 + 1e-12], dtype=torch.float64)
+    assert (ESTIMATORS["dr_grpo"](replace(batch, rewards_A=rewards), OPTIONS).advantages_A != 0).all()
+
+
 def test_turns_out_of_order_are_refused():
     two = torch.tensor([2])
     batch = ActionBatch(torch.zeros(2), torch.tensor([1, 0]), two, two, two.bool(), None)
@@ -522,9 +535,11 @@ def test_the_adaptive_coefficient_follows_its_target(kl, factor):
     )
 
 
-def test_an_adaptive_coefficient_needs_a_target():
-    with pytest.raises(ValueError, match="target=0"):
-        adapt_coefficient(0.2, 1.0, target=0.0, num_sequences=1, horizon=10)
+@pytest.mark.parametrize(("target", "horizon"), [(0.0, 10), (-1.0, 10), (1.0, 0), (1.0, -1)])
+def test_an_adaptive_coefficient_needs_a_target_and_a_horizon(target, horizon):
+    with pytest.raises(ValueError, match=f"target={target:g}, horizon={horizon}"):
+        adapt_coefficient(0.2, 1.0, target=target, num_sequences=1, horizon=horizon)
+    assert adapt_coefficient(0.5, 2.0, target=0.5, num_sequences=1, horizon=1) == pytest.approx(0.6)
 
 
 # --------------------------------------------------------------------------------------------------- registry

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 
 from agentrl.algorithms.aggregation import RULES, Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.kl import KL_ESTIMATORS, k1
+from agentrl.algorithms.log_ratios import ROUNDING, distance
 
 seeds = st.integers(0, 2**31)
 
@@ -97,6 +98,47 @@ def test_aggregation_equals_its_formula_however_the_batch_is_cut(rule, lengths, 
         flat = f64(np.concatenate([*part, np.zeros(0)]))
         total += float((token_scales(Aggregation(rule, 50), ids, counts, dtype=torch.float64) * flat).sum())
     assert total == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+SCALES = {
+    "token_mean": (1 / 2, 1 / 5),
+    "sequence_mean_token_sum": (1 / 2, 1 / 2),
+    "sequence_mean_token_mean": (1 / 4, 1 / 6),
+    "constant": (1 / 20, 1 / 20),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_tokens_that_were_rejected_count_only_if_they_are_to(rule):
+    """Of three tokens one is rejected, and of another sequence both."""
+    for denominator, expected in zip(("accepted", "original"), SCALES[rule], strict=True):
+        aggregation = Aggregation(rule, 10, denominator)
+        ids, original = torch.tensor([7, 7]), torch.tensor([7, 7, 7, 3, 3])
+        scales = token_scales(
+            aggregation, ids, UpdateCounts(2, 2, 5), dtype=torch.float32, original_ids=original
+        )
+        assert scales.dtype == torch.float32
+        assert scales.tolist() == pytest.approx([expected] * 2)
+        # where nothing is rejected, both are one
+        scales = token_scales(aggregation, ids, UpdateCounts(2, 2), dtype=torch.float64)
+        assert scales.tolist() == pytest.approx([SCALES[rule][0]] * 2)
+        alone = token_scales(aggregation, ids[:1], UpdateCounts(1, 1), dtype=torch.float64)
+        assert alone.tolist() == pytest.approx([0.1 if rule == "constant" else 1.0])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("denominator", ["accepted", "original"])
+def test_an_update_of_which_nothing_is_left_has_no_scales(rule, denominator):
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for counts in (UpdateCounts(0, 0), UpdateCounts(0, 0, 0)):
+        scales = token_scales(Aggregation(rule, 10, denominator), nothing, counts, dtype=torch.float64)
+        assert scales.tolist() == []
+
+
+def test_a_distance_begins_where_rounding_ends():
+    assert distance(f64([ROUNDING, -ROUNDING, 1.01 * ROUNDING, -1.01 * ROUNDING])).tolist() == pytest.approx(
+        [0.0, 0.0, 1.01 * ROUNDING, 1.01 * ROUNDING], abs=1e-12
+    )
 
 
 def test_aggregation_is_checked_when_built():

@@ -79,6 +79,12 @@ def test_the_bounds_of_a_weight_are_on_proximal_over_behavior_and_not_on_its_inv
     ).tolist() == pytest.approx([4.0, 0.0])
 
 
+def test_a_weight_at_its_bound_is_within_it():
+    logs, ids = f64([0.0, 0.0]), torch.tensor([0, 1])
+    for rule in (WeightRule("token", 1.0, 1.0, "mask"), WeightRule("token", 1.0, outside="mask")):
+        assert importance_weights(logs, ids, rule).tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_equal_policies_weigh_1(level):
     assert (
@@ -129,6 +135,13 @@ def test_asymmetric_bounds_act_on_proximal_over_behavior(level):
     assert kept.tolist() == [True, True, False, False, False]
 
 
+@pytest.mark.parametrize("level", ["token", *SEQUENCE_LEVELS])
+def test_a_statistic_at_its_bound_is_kept(level):
+    logs, ids = f64([math.log(0.5), math.log(2.0)]), torch.arange(2)
+    assert accepts(logs, ids, RejectionRule("k1", level, 0.5, 2.0)).all()
+    assert accepts(f64([1.0, -1.0]), ids, RejectionRule("k2", level, None, 0.5)).all()
+
+
 def test_a_log_ratio_that_is_not_a_number_is_rejected_and_never_taken_for_on_policy():
     logs, ids = f64([math.nan, 0.0, 0.0, math.inf, -math.inf]), torch.tensor([0, 0, 1, 2, 3])
     for statistic in STATISTICS:
@@ -167,7 +180,40 @@ def test_m2po_drops_the_largest_and_no_more_than_it_must(values, threshold):
         assert sum(more) / len(more) > threshold * (1 - 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("squares", "threshold", "cut"),
+    [
+        ([], 1.0, -math.inf),
+        ([4.0], 1.0, -math.inf),
+        ([1.0, 1.0], 1.0, 1.0),
+        ([1.0, 0.0, 1.0], 0.5, 0.0),  # one of the equal ones would fit
+        ([1.0, math.nan], 2.0, 1.0),
+        ([3.0, 0.0], 1.5, 3.0),
+    ],
+)
+def test_the_cut_of_m2po_by_hand(squares, threshold, cut):
+    assert second_moment_cut(f64(squares), threshold) == cut
+
+
 # -------------------------------------------------------------------------------------------------- selection
+
+
+def split_mix(state: int) -> int:
+    """The finalizer of SplitMix64, in whole numbers."""
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+    return state ^ state >> 31
+
+
+def test_fair_keys_are_those_of_split_mix_on_any_machine():
+    golden = 0x9E3779B97F4A7C15
+    assert split_mix(golden) == 0xE220A8397B1DCDAF  # the generator's first number from seed 0
+    for columns in ((0, 0, 0), (3, 17, 151_935), (2**40, 5, 1)):
+        state = 0
+        for number in columns:
+            state = split_mix((state + number + golden) % 2**64)
+        [key] = fair_keys(*(np.array([number]) for number in columns))
+        assert key == (state >> 11) / 2**53
 
 
 def test_a_share_of_tokens_is_at_least_one_and_ties_stay_out():
@@ -244,6 +290,28 @@ def test_metrics_equal_a_loop_however_the_batch_is_cut(seed, cap):
         "perplexity_ratio": np.exp(-proximal.mean()) / np.exp(-behavior.mean()),
     }
     assert correction_metrics(sums, maxima) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_metrics_of_one_token_and_of_none():
+    one = metrics_of(correction_statistics(f64([-1.0]), f64([-1.0]), f64([0.0]), cap=1.0))
+    assert one == pytest.approx(
+        {
+            "kl_k1": 0, "kl_k3": 0, "chi2_token": 0, "chi2_sequence": 0, "ess": 1, "ess_truncated": 1,
+            "weight_mean": 1, "weight_max": 1, "above_cap": 0, "behavior_perplexity": math.e,
+            "proximal_perplexity": math.e, "perplexity_ratio": 1,
+        }
+    )  # fmt: skip
+    none = metrics_of(correction_statistics(f64([]), f64([]), f64([]), cap=1.0))
+    assert none == {
+        "kl_k1": 0, "kl_k3": 0, "chi2_token": -1, "chi2_sequence": -1, "ess": 1, "ess_truncated": 1,
+        "weight_mean": 0, "weight_max": -math.inf, "above_cap": 0, "behavior_perplexity": 1,
+        "proximal_perplexity": 1, "perplexity_ratio": 1,
+    }  # fmt: skip
+
+
+def test_a_perplexity_beyond_all_floats_is_infinite():
+    metrics = metrics_of(correction_statistics(f64([-1e4]), f64([-1.0]), f64([-1e4]), cap=1.0))
+    assert metrics["proximal_perplexity"] == metrics["perplexity_ratio"] == math.inf
 
 
 def test_equal_policies_have_divergence_0_and_full_sample_size():

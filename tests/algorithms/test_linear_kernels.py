@@ -109,6 +109,37 @@ def test_auto_takes_it_where_it_is_faster(monkeypatch):
             assert (type(model[0]) is OneDnnLinear) == expected
 
 
+@pytest.mark.parametrize(
+    ("capability", "maker", "is_faster"),
+    [
+        ("AVX512", "AuthenticAMD", True),
+        ("AVX512", "GenuineIntel", False),
+        ("AVX512", None, False),
+        ("AVX2", "AuthenticAMD", False),
+        ("AVX2", None, False),
+    ],
+)
+def test_it_is_faster_on_amds_wide_vectors(monkeypatch, tmp_path, capability, maker, is_faster):
+    if maker is not None:
+        (tmp_path / "cpuinfo").write_text(f"vendor_id : {maker}\n")
+    monkeypatch.setattr(linear_kernels, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert linear_kernels._is_faster.__wrapped__() is is_faster
+
+
+def test_without_onednn_auto_stays_with_torch(monkeypatch):
+    monkeypatch.setattr(linear_kernels, "_is_faster", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    model = nn.Sequential(nn.Linear(4, 4))
+    use_linear_kernels(model, "auto", device="cpu")
+    assert type(model[0]) is nn.Linear
+
+
+def test_a_million_products_are_worth_the_call():
+    _, layer = both(64, 64, bias=False)
+    assert [layer.is_worthwhile(torch.zeros(tokens, 64)) for tokens in (255, 256)] == [False, True]
+
+
 def test_where_there_is_no_onednn_it_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="works only on CPUs, and this is a cuda"):
         check_linear_kernels("onednn", device="cuda")

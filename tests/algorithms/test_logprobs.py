@@ -167,6 +167,43 @@ def test_only_what_is_trained_gets_a_gradient():
     assert torch.autograd.grad(logprobs.sum(), weight)[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize(("chunk_tokens", "num_products"), [(23, 2), (22, 6), (100, 2), (8, 9)])
+def test_logits_that_fit_into_one_chunk_are_computed_once(chunk_tokens, num_products):
+    """One product forward and one backward per chunk, and one more where logits have to be computed again."""
+    (hidden, weight, _), targets = case()
+    shapes = []
+
+    def multiply(left, right, bias=None):
+        shapes.append(left.shape)
+        return torch.nn.functional.linear(left, right, bias)
+
+    logprobs, _ = linear_logprobs_and_entropy(
+        hidden, weight, targets, temperature=1.0, chunk_tokens=chunk_tokens, multiply=multiply
+    )
+    torch.autograd.grad(logprobs.sum(), [hidden, weight])
+    assert len(shapes) == num_products
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_each_temperature_divides_the_logits(temperature):
+    (hidden, weight, _), targets = case()
+    ours = linear_logprobs_and_entropy(hidden, weight, targets, temperature=temperature)
+    plain = from_logits(hidden, weight, targets, bias=None, form=HeadForm(), temperature=temperature)
+    for got, expected in zip(ours, plain, strict=True):
+        torch.testing.assert_close(got, expected)
+        of_ours, of_plain = (
+            torch.autograd.grad(x.sum(), hidden, retain_graph=True)[0] for x in (got, expected)
+        )
+        torch.testing.assert_close(of_ours, of_plain)
+
+
+def test_a_chunk_is_some_tens_of_megabytes_of_logits_and_one_token_at_least(monkeypatch):
+    assert module._default_chunk(torch.empty(151_936, 1, device="meta")) == 110
+    assert 100 < module.GPU_CHUNK // 151_936 < 10_000
+    monkeypatch.setitem(module._CHUNK_ELEMENTS, "cpu", 10)
+    assert [module._default_chunk(torch.empty(rows, 1)) for rows in (5, 10, 11)] == [2, 1, 1]
+
+
 def test_no_tokens_have_a_gradient_of_zero():
     (hidden, weight, _), targets = case(0)
     logprobs, entropies = linear_logprobs_and_entropy(hidden, weight, targets, temperature=1.0)

@@ -40,6 +40,14 @@ def test_gradients_pass_finite_differences(cliprange):
     )
 
 
+def test_a_value_within_its_bound_or_at_it_is_not_clipped():
+    values = torch.tensor([0.5, -0.5, 0.25, 0.1], requires_grad=True)
+    found = value_loss(values, torch.zeros(4), torch.tensor([3.0, -3.0, 3.0, 0.0]), cliprange=0.5)
+    found.losses_A.sum().backward()
+    assert not found.is_clipped_A.any()
+    assert values.grad.tolist() == pytest.approx([-2.5, 2.5, -2.75, 0.1])
+
+
 def test_beyond_the_bound_only_the_way_back_has_a_gradient():
     values = torch.tensor([2.0, 2.0], requires_grad=True)
     found = value_loss(values, torch.tensor([0.0, 0.0]), torch.tensor([3.0, -3.0]), cliprange=0.5)
@@ -68,6 +76,17 @@ def test_returns_that_are_all_equal_have_no_variance_to_explain():
         for name, total in value_moments(torch.tensor([1.0, 0.3, 0.1]), torch.full((3,), 0.7)).items()
     }
     assert math.isnan(explained_variance(**moments))
+
+
+@pytest.mark.parametrize(
+    ("mean", "square", "explained"),
+    [(0.0, 0.0, math.nan), (1.0, 1 + 1e-13, math.nan), (1.0, 1 + 2**-33, 0.5), (0.0, 1e-200, 0.5)],
+)
+def test_a_variance_that_rounding_makes_is_none(mean, square, explained):
+    found = explained_variance(
+        error_mean=0.0, error_square=(square - mean**2) / 2, return_mean=mean, return_square=square
+    )
+    assert found == pytest.approx(explained, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", ["gae", "gae_turn"])

@@ -344,11 +344,6 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "loads = [(1.0, 0, index) for index in range(num_bins)]  # cost, tokens",
     ): "only differences of costs count",
     (
-        "agentrl/algorithms/logprob_kernels.py",
-        "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=(1)) + entropies_C[:, None], "
-        "0.0)",
-    ): "of two dimensions, 1 is the last",
-    (
         "agentrl/algorithms/policy_losses.py",
         "taus = torch.where(tokens.advantages >= 0, tau_positive, tau_negative).to(ratios)",
     ): "without an advantage the loss is 0 and has no gradient, whatever tau is",
