@@ -225,7 +225,11 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_shared_prefix.py",
         *LEARNER,
     ),
-    "agentrl/learner/correction.py": ("algorithms/test_corrections.py", *LEARNER),
+    "agentrl/learner/correction.py": (
+        "learner/test_corrector.py",
+        "algorithms/test_corrections.py",
+        *LEARNER,
+    ),
     "agentrl/learner/step.py": LEARNER,
     "agentrl/rollout/session.py": (*TRAJECTORIES, "rollout/test_gateway.py", "rollout/test_eval_sampling.py"),
     "agentrl/rollout/recorder.py": TRAJECTORIES,
