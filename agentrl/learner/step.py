@@ -57,7 +57,7 @@ class Stepper:
         total_updates: int,
         dump_folder: str | None,
         before_change: Callable[[], None],
-        is_offloaded: bool = False,
+        is_offloaded: bool,
     ) -> None:
         self.optimizer = build_optimizer(policy.module, config)
         self.num_updates = 0

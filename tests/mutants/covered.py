@@ -230,7 +230,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "algorithms/test_corrections.py",
         *LEARNER,
     ),
-    "agentrl/learner/step.py": LEARNER,
+    "agentrl/learner/step.py": ("learner/test_stepper.py", *LEARNER),
     "agentrl/rollout/session.py": (*TRAJECTORIES, "rollout/test_gateway.py", "rollout/test_eval_sampling.py"),
     "agentrl/rollout/recorder.py": TRAJECTORIES,
     "agentrl/chat/conversation.py": (*CHAT, *TRAJECTORIES),
