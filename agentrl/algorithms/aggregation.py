@@ -95,7 +95,7 @@ def _sequence_mean_token_mean(
     """1 / (sequences * length of the token's sequence). Source: Shao et al. 2024 (GRPO), arXiv:2402.03300."""
     labels, lengths = torch.unique(counted_ids, return_counts=True)
     index = torch.searchsorted(labels, sequence_ids_A)
-    return 1.0 / (max(counts.sequences, 1) * lengths[index].double())
+    return 1.0 / (counts.sequences * lengths[index].double())
 
 
 def _constant_length(

@@ -309,6 +309,14 @@ def test_metrics_of_one_token_and_of_none():
     }  # fmt: skip
 
 
+def test_the_sample_size_of_small_weights():
+    columns = f64(np.log([0.1, 0.2])), f64([0.0, 0.0])
+    metrics = metrics_of(correction_statistics(*columns, f64([0.0]), cap=0.15))
+    assert metrics["ess"] == pytest.approx(0.3**2 / (2 * 0.05))
+    assert metrics["ess_truncated"] == pytest.approx(0.25**2 / (2 * 0.0325))
+    assert [metrics[name] for name in ("above_cap", "weight_max")] == pytest.approx([0.5, 0.2])
+
+
 def test_a_perplexity_beyond_all_floats_is_infinite():
     metrics = metrics_of(correction_statistics(f64([-1e4]), f64([-1.0]), f64([-1e4]), cap=1.0))
     assert metrics["proximal_perplexity"] == metrics["perplexity_ratio"] == math.inf

@@ -162,6 +162,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "agentrl/algorithms/values.py": ("algorithms/test_values.py", "learner/test_critic.py"),
     "agentrl/buffer/training_buffer.py": (
+        "buffer/test_training_buffer.py",
         "buffer/test_buffer_actor.py",
         "buffer/test_journal_damage.py",
         "buffer/test_late_rows.py",
