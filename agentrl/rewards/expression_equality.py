@@ -19,11 +19,13 @@ from sympy.functions.elementary.trigonometric import TrigonometricFunction
 
 from agentrl.rewards.bounds import check_tree
 
-_NUM_DIGITS, _NUM_AGREEING = 150, 110
+_NUM_DIGITS = 150
+_NUM_AGREEING = 110
 """A decimal of up to 50 digits, or a quotient of two, is never within 1e-100 of a different irrational
 number.
 """
-_POINTS = tuple(sympy.Rational(*pair) for pair in ((17, 7), (-13, 11), (5, 19), (101, 13), (-3, 23)))
+_NEGLIGIBLE = sympy.Float(f"1e-{_NUM_AGREEING}")
+_POINTS = tuple(map(sympy.Rational, ("17/7", "-13/11", "5/19", "101/13", "-3/23")))
 _MIN_POINTS = 3
 _IMAGINARY = ("i", "\\imath")
 
@@ -53,7 +55,7 @@ def same(answer: Any, truth: Any, *, tolerance: float = 0.0) -> bool:
     return _same(answer, truth, tolerance if is_decimal else 0.0)
 
 
-def _same(answer: Any, truth: Any, tolerance: float) -> bool:
+def _same(answer: Any, truth: Any, tolerance: float = 0.0) -> bool:
     if (
         isinstance(answer, sympy.Expr)
         and isinstance(truth, sympy.Expr)
@@ -63,15 +65,15 @@ def _same(answer: Any, truth: Any, tolerance: float) -> bool:
         return _same_scalars(answer, truth, tolerance)
     if isinstance(answer, sympy.Eq) and isinstance(truth, sympy.Eq):
         return _same_equations(answer, truth)
-    elements = _elements(answer), _elements(truth)
-    if elements[0] is not None and elements[1] is not None and type(answer) is type(truth):
-        return _same_elements(elements[0], elements[1], is_ordered=not isinstance(truth, sympy.FiniteSet))
+    if type(answer) is type(truth) and (elements := _elements(truth)) is not None:
+        is_ordered = not isinstance(truth, sympy.FiniteSet)
+        return _same_elements(_elements(answer) or [], elements, is_ordered=is_ordered)
     return bool(
         verify(
             truth,
             answer,
-            float_rounding=100,
-            numeric_precision=100,
+            float_rounding=_NUM_AGREEING,
+            numeric_precision=_NUM_AGREEING,
             timeout_seconds=None,
             allow_set_relation_comp=True,
         )
@@ -79,45 +81,46 @@ def _same(answer: Any, truth: Any, tolerance: float) -> bool:
 
 
 def _same_scalars(answer: Any, truth: Any, tolerance: float) -> bool:
-    symbols = answer.free_symbols | truth.free_symbols
     if answer == truth:
         return True
-    has_other_symbols = bool(answer.free_symbols - truth.free_symbols) or bool(
-        truth.free_symbols and not answer.free_symbols
-    )
-    # sin^2 x + cos^2 x may be 1
-    if has_other_symbols and (truth.free_symbols or not _is_trigonometric(answer)):
+    if not _has_variables_of(truth, answer):
         return False
+    symbols = answer.free_symbols | truth.free_symbols
     if not symbols:
         return _same_values(_value(answer), _value(truth), tolerance)
     num_agreeing = 0
     for values in _substitutions(symbols):
         one, other = _value(answer.subs(values)), _value(truth.subs(values))
-        if one is None and other is None:
+        if one is None or other is None:
             continue
-        if not _same_values(one, other, 0.0):
+        if not _same_values(one, other):
             return False
         num_agreeing += 1
     return num_agreeing >= _MIN_POINTS
 
 
+def _has_variables_of(truth: Any, answer: Any) -> bool:
+    if truth.free_symbols:
+        return bool(answer.free_symbols) and answer.free_symbols <= truth.free_symbols
+    return not answer.free_symbols or answer.has(TrigonometricFunction)  # sin^2 x + cos^2 x may be 1
+
+
 def _same_equations(answer: Any, truth: Any) -> bool:
     """Return whether one equation is a multiple of the other."""
-    one, other = answer.lhs, truth.lhs
     if not all(
-        isinstance(side, sympy.Expr) and not _is_matrix(side) for side in (one, other, answer.rhs, truth.rhs)
+        isinstance(side, sympy.Expr) and not _is_matrix(side)
+        for side in (answer.lhs, answer.rhs, truth.lhs, truth.rhs)
     ):
-        return bool(one == other) and _same(answer.rhs, truth.rhs, 0.0)
-    one, other = one - answer.rhs, other - truth.rhs
-    symbols = truth.free_symbols
-    if answer.free_symbols != symbols or not symbols:
+        return bool(answer.lhs == truth.lhs) and _same(answer.rhs, truth.rhs)
+    if answer.free_symbols != truth.free_symbols:
         return False
+    one, other = answer.lhs - answer.rhs, truth.lhs - truth.rhs
     ratios = []
-    for values in _substitutions(symbols):
+    for values in _substitutions(truth.free_symbols):
         above, below = _value(one.subs(values)), _value(other.subs(values))
-        if above is not None and below is not None and abs(below) > 1e-50 and abs(above) > 1e-50:
+        if above and below:
             ratios.append(above / below)
-    return len(ratios) >= _MIN_POINTS and all(_same_values(ratio, ratios[0], 0.0) for ratio in ratios)
+    return len(ratios) >= _MIN_POINTS and all(_same_values(*pair) for pair in pairwise(ratios))
 
 
 def _same_elements(answers: Sequence[Any], truths: Sequence[Any], *, is_ordered: bool) -> bool:
@@ -125,62 +128,52 @@ def _same_elements(answers: Sequence[Any], truths: Sequence[Any], *, is_ordered:
         return False
     left = list(answers)
     for truth in truths:
-        found = next(
-            (i for i, one in enumerate(left[:1] if is_ordered else left) if _same(one, truth, 0.0)), None
-        )
+        found = next((i for i, one in enumerate(left[:1] if is_ordered else left) if _same(one, truth)), None)
         if found is None:
             return False
         del left[found]
     return True
 
 
-def _same_values(one: Any, other: Any, tolerance: float) -> bool:
+def _same_values(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     if one is None or other is None:
         return False
     if tolerance:
         return bool(abs(one - other) <= tolerance * abs(other))
     if one.is_Rational and other.is_Rational:
         return bool(one == other)
-    scale = min(max(abs(one), abs(other)), sympy.Integer(1))
-    return bool(abs(one - other) <= scale * sympy.Float(10, 20) ** -_NUM_AGREEING)
+    return bool(abs(one - other) <= min(abs(other), sympy.S.One) * _NEGLIGIBLE)
 
 
 def _value(constant: Any) -> Any:
     """Evaluate a constant to _NUM_DIGITS digits, real or complex; None if it has no finite value."""
-    if isinstance(constant, sympy.Rational):
-        return constant
     worked_out = constant.doit()
     if isinstance(worked_out, sympy.Rational):
         return worked_out
-    num_digits = _NUM_DIGITS
-    value = worked_out.evalf(num_digits, maxn=2 * num_digits, chop=False)
-    if value.is_Float and abs(value) > 1:  # large numbers need the digits after the point as well
-        num_digits += int(sympy.log(abs(value), 10).evalf(5))
-        value = worked_out.evalf(num_digits, maxn=2 * num_digits, chop=False)
+    value = _decimal(worked_out, _NUM_DIGITS)
+    if value.is_Float and (whole := int(abs(value))):  # large numbers need the digits after the point as well
+        value = _decimal(worked_out, _NUM_DIGITS + len(str(whole)))
     parts = value.as_real_imag()
-    if not all(part.is_number and part.is_finite and (part.is_Float or part.is_Rational) for part in parts):
+    if not all(isinstance(part, sympy.Float | sympy.Rational) for part in parts):
         return None
-    real, imaginary = (
-        sympy.Integer(0) if abs(part) < sympy.Float(10, 20) ** -_NUM_AGREEING else part for part in parts
-    )
+    real, imaginary = (sympy.S.Zero if abs(part) < _NEGLIGIBLE else part for part in parts)
     return real + sympy.I * imaginary
+
+
+def _decimal(constant: Any, num_digits: int) -> Any:
+    return constant.evalf(num_digits, maxn=2 * num_digits)
 
 
 def _substitutions(symbols: set[Any]) -> list[dict[Any, Any]]:
     ordered = sorted(symbols, key=str)
     return [
-        {
-            symbol: _POINTS[(point + index) % len(_POINTS)] + sympy.Rational(index, 3)
-            for index, symbol in enumerate(ordered)
-        }
+        {symbol: _POINTS[(point + index) % len(_POINTS)] + index for index, symbol in enumerate(ordered)}
         for point in range(len(_POINTS))
     ]
 
 
 def _exact(tree: Any) -> Any:
     """Return the tree with decimals as exact fractions and i as the imaginary unit."""
-    if not hasattr(tree, "atoms"):
-        return tree
     values: dict[Any, Any] = {number: sympy.Rational(str(number)) for number in tree.atoms(sympy.Float)}
     values |= {symbol: sympy.I for symbol in tree.atoms(sympy.Symbol) if symbol.name in _IMAGINARY}
     tree = tree.xreplace(values) if values else tree
@@ -193,19 +186,12 @@ def _is_odd_root(power: Any) -> bool:
     root.
     """
     base, exponent = power.args
-    return bool(base.is_Rational and base < 0 and exponent.is_Rational and exponent.q > 1 and exponent.q % 2)
+    return bool(base.is_Rational and base.is_negative and exponent.is_Rational and exponent.q % 2)
 
 
 def _real_root(power: Any) -> Any:
     base, exponent = power.args
     return (-1) ** exponent.p * sympy.Pow(-base, exponent)
-
-
-def _is_trigonometric(tree: Any) -> bool:
-    """Return whether all variables of an expression are arguments of trigonometric functions."""
-    functions = tree.atoms(TrigonometricFunction)
-    hidden = tree.xreplace({function: sympy.Integer(1) for function in functions})
-    return bool(functions) and not hidden.free_symbols
 
 
 def _is_equation(tree: Any) -> bool:
@@ -216,25 +202,20 @@ def _is_equation(tree: Any) -> bool:
 
 def _is_assignment(tree: Any) -> bool:
     left = _parts(tree)[0].lhs
-    return bool(getattr(left, "is_Symbol", False)) or bool(getattr(left, "is_Function", False))
+    return bool(left.is_Symbol or left.is_Function)
 
 
 def _value_of(equation: Any) -> Any:
-    """Return the value that an equation states: 5 for `x = 5` and `2 + 3 = 5`; None for `41 = 42`, `x = 4 =
-    5`.
+    """Return the value that an equation states: 5 for `x = 5`, `5 = x` and `2 + 3 = 5`.
+
+    None for `41 = 42` and `x = 4 = 5`.
     """
     parts = _parts(equation)
     sides = [parts[0].lhs, *(part.rhs for part in parts)]
-    if (
-        len(sides) == 2
-        and getattr(sides[1], "is_Symbol", False)
-        and not getattr(sides[0], "is_Symbol", False)
-    ):
-        return sides[0]
     fixed = [side for side in sides if _is_constant(side)]
-    if any(not _same_values(_value(one), _value(other), 0.0) for one, other in pairwise(fixed)):
+    if not all(_same_values(_value(one), _value(other)) for one, other in pairwise(fixed)):
         return None
-    return sides[-1]
+    return sides[0] if sides[-1].is_Symbol and not sides[0].is_Symbol else sides[-1]
 
 
 def _parts(tree: Any) -> Sequence[Any]:

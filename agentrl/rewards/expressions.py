@@ -205,7 +205,7 @@ def stated_text(text: str) -> str | None:
             return choice[1]
         if _CHOICES.match(stated.strip(" $")):
             return stated.strip(" $")
-        clause = _CLAUSE.split(stated.strip(), maxsplit=1)[0].strip(" $")
+        clause = _CLAUSE.split(stated.strip())[0].strip(" $")
         if is_text(clause):
             return clause
     return None
@@ -217,8 +217,8 @@ def stated_plainly(text: str) -> str | None:
     """
     stated = next(answer_phrases(text), None)
     if stated is None:
-        stated = (_IS.split(plain(text).strip().splitlines()[-1]) or [""])[-1]
-    clause = _SENTENCE.split(stated.strip(), maxsplit=1)[0]
+        stated = _IS.split(plain(text).strip().rpartition("\n")[2])[-1]
+    clause = _SENTENCE.split(stated.strip())[0]
     return _ROOT.sub(r"\\sqrt{\1}", clause).replace("π", r"\pi").replace("√", r"\sqrt") or None
 
 

@@ -253,6 +253,13 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/rewards/number_words.py": ("rewards/test_number_words.py", *CHECKERS),
     "agentrl/rewards/numbers.py": ("rewards/test_numbers.py", *CHECKERS),
     "agentrl/rewards/boxed.py": (*CHECKERS, "data/test_originals.py"),
+    "agentrl/rewards/bounds.py": ("rewards/test_bounds.py", *CHECKERS),
+    "agentrl/rewards/expression_equality.py": ("rewards/test_expression_equality.py", *CHECKERS),
+    "agentrl/rewards/expressions.py": (
+        "rewards/test_expressions.py",
+        "rewards/test_expression_equality.py",
+        *CHECKERS,
+    ),
     "agentrl/rewards/calls.py": CALLS,
     "agentrl/rewards/code.py": PROGRAMS,
     "agentrl/rewards/code_cases.py": (*PROGRAMS, "data/test_originals.py"),
@@ -348,6 +355,28 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "agentrl/learner/packing.py",
         "loads = [(1.0, 0, index) for index in range(num_bins)]  # cost, tokens",
     ): "only differences of costs count",
+    (
+        "agentrl/rewards/expression_equality.py",
+        "return bool(abs(one - other) < min(abs(other), sympy.S.One) * _NEGLIGIBLE)",
+    ): "nothing differs by just 1e-110, and 0 is rational",
+    (
+        "agentrl/rewards/expression_equality.py",
+        "real, imaginary = (sympy.S.Zero if abs(part) <= _NEGLIGIBLE else part for part in parts)",
+    ): "nothing is just 1e-110",
+    (
+        "agentrl/rewards/expression_equality.py",
+        "return real - sympy.I * imaginary",
+    ): "numbers are equal if their conjugates are",
+    **{
+        (
+            "agentrl/rewards/expression_equality.py",
+            f"{{symbol: {shifted} for index, symbol in enumerate(ordered)}}",
+        ): "other points would do"
+        for shifted in (
+            "_POINTS[(point + index) % len(_POINTS)] - index",
+            "_POINTS[(point - index) % len(_POINTS)] + index",
+        )
+    },
     (
         "agentrl/algorithms/policy_losses.py",
         "taus = torch.where(tokens.advantages >= 0, tau_positive, tau_negative).to(ratios)",

@@ -34,6 +34,7 @@ CHECKERS = [
 ]
 FROM_OUTSIDE = [
     r"\boxed{\binom{20000}{10000}}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\prod_{n=1}^{10^9} n}",
+    r"\boxed{\prod_{n=1000000000}^{1} n}",
     *(rf"\boxed{{{'(' * n}2{')' * n}}}" for n in (20, 90, 300)),
 ]  # fmt: skip
 
