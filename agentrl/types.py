@@ -192,6 +192,8 @@ class Trajectory:
     is_greedy: played at temperature 0. Its reward is a baseline; its tokens are never trained on.
     anchors: i64[K], one per assistant turn: a hash of the state before the turn (docs/algorithms.md). K=0 if
         not recorded.
+    experts: i16[T * W], which experts computed each token on the server: W numbers per token, those of its
+        first layer, then those of the second, and so on; -1 where none is recorded. Empty if nothing is.
     """
 
     group_id: int
@@ -213,6 +215,7 @@ class Trajectory:
     segment_starts: tuple[int, ...] = (0,)
     is_greedy: bool = False
     anchors: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    experts: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
 
     def __post_init__(self) -> None:
         lengths = {
@@ -220,6 +223,11 @@ class Trajectory:
             for a in (self.token_ids, self.action_mask, self.behavior_logprobs, self.versions, self.turn_ids)
         }
         assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
+
+    @property
+    def experts_of_tokens(self) -> NDArray[np.int16] | None:
+        """`experts` as i16[T, W]; None if nothing is recorded."""
+        return self.experts.reshape(self.num_tokens, -1) if len(self.experts) else None
 
     @property
     def num_tokens(self) -> int:
@@ -283,6 +291,8 @@ class SamplingParams:
     """How the server samples one turn. Temperature 0 is greedy; top_k -1 disables top-k.
 
     ignore_eos: end-of-sequence tokens do not end the turn; only `max_new_tokens` does.
+    experts_from: return the experts of the tokens from this index on (of prompt and answer together); None:
+        of no token.
     """
 
     max_new_tokens: int
@@ -292,6 +302,7 @@ class SamplingParams:
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    experts_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,6 +311,8 @@ class Generation:
 
     num_cached_tokens: prompt tokens found in the server's prefix cache.
     num_retractions: how often the server evicted the request's KV cache and recomputed it.
+    experts: i16[R, W], of the tokens from `SamplingParams.experts_from` to the last but one, of which some at
+        the end may be missing; see `Trajectory.experts`. None: not asked for.
     """
 
     token_ids: NDArray[np.int32]
@@ -309,6 +322,7 @@ class Generation:
     num_interruptions: int = 0
     num_cached_tokens: int = 0
     num_retractions: int = 0
+    experts: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True)

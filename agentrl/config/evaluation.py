@@ -56,3 +56,7 @@ class EvalConfig(Section):
     tools: tuple[str, ...] | None = Field(
         None, description="Tools of validation, instead of `agent.tools`; null: the same."
     )
+
+    @property
+    def replay_experts(self) -> bool:
+        return False  # nothing is learned from these attempts

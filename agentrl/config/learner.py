@@ -123,6 +123,12 @@ class LearnerConfig(Section):
         description="How many times in a run all ranks may restart from the newest checkpoint after a rank "
         "was lost, before the run ends.",
     )
+    balance_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="Mixtures of experts: weight of the loss that keeps the load of the experts even in each "
+        "sequence (the sequence-wise balance loss of DeepSeek-V3); 0: off.",
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
 
     @property

@@ -161,6 +161,11 @@ class RolloutConfig(Section):
     )
     top_k: int = Field(-1, description="Must be -1 in training.")
     min_p: float = Field(0.0, ge=0, le=1, description="Must be 0 in training.")
+    replay_experts: bool = Field(
+        False,
+        description="Mixtures of experts: servers record which experts computed each token, and the learner "
+        "uses the same ones (router replay), so that rounding does not send a token elsewhere.",
+    )
     on_outcome: dict[Outcome, OutcomePolicy] = Field(
         DEFAULT_OUTCOME_POLICY,
         description="What to do with an attempt, by its outcome. train: train on it; mask: keep its reward "

@@ -30,10 +30,15 @@ from agentrl.types import (
     Trajectory,
 )
 
-FORMAT = b"3"
+FORMAT = b"4"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
-FORMER_FORMATS = frozenset({b"2"})
-"""Older versions that can still be decoded. In version 2, `failure` was only its text."""
+FORMER_FORMATS = frozenset({b"2", b"3"})
+"""Older versions that can still be decoded. In version 2, `failure` was only its text; before version 4 there
+were no `experts`.
+"""
+
+_NEWEST = "experts"
+"""Column that files of former formats do not have."""
 
 TOOL_CALL = pa.struct(
     [
@@ -92,6 +97,7 @@ SCHEMA = pa.schema(
         pa.field("extra_info", pa.large_string(), nullable=False),  # JSON text
         pa.field("is_greedy", pa.bool_(), nullable=False),
         pa.field("anchors", pa.large_list(pa.int64()), nullable=False),  # one per turn
+        pa.field(_NEWEST, pa.large_list(pa.int16()), nullable=False),
     ],
     metadata={b"agentrl.trajectories": FORMAT},
 )
@@ -103,8 +109,9 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
     "versions": np.int32,
     "turn_ids": np.int16,
     "anchors": np.int64,
+    "experts": np.int16,
 }
-"""Array columns: one value per token, or per turn."""
+"""Array columns: values per token, or per turn."""
 
 
 # ------------------------------------------------------------------------------------- trajectories <-> Arrow
@@ -191,6 +198,8 @@ def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeLis
 
 
 def _decode_arrays(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
+    if name == _NEWEST and name not in batch.schema.names:
+        return [np.empty(0, _ARRAY_DTYPES[name]) for _ in range(batch.num_rows)]
     column = batch.column(name)
     offsets = column.offsets.to_numpy()
     # `column.values` ignores that the batch may be a slice; the offsets do not. Booleans (bits in Arrow) are
@@ -327,7 +336,8 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected "
             f"{FORMAT.decode()}"
         )
-    missing = [name for name in SCHEMA.names if name not in schema.names]
+    known = [name for name in SCHEMA.names if name != _NEWEST or found == FORMAT]
+    missing = [name for name in known if name not in schema.names]
     if missing:
         raise DataError(f"{where}: trajectories without the columns {', '.join(missing)}")
 

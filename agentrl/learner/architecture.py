@@ -77,6 +77,34 @@ def check_experts(model: ModelConfig, learner: LearnerConfig) -> None:
             )
 
 
+def check_replay(model: ModelConfig) -> None:
+    """Raise if there are no experts for `rollout.replay_experts`.
+
+    Raises:
+        ConfigError: the model is dense.
+    """
+    if not has_experts(_description(model)):
+        raise ConfigError(
+            f"rollout.replay_experts=true needs a mixture of experts, and model.path={model.path!r} is "
+            "dense; remove it"
+        )
+
+
+def check_balance(model: ModelConfig, *, has_routers: bool, has_score_head: bool) -> None:
+    """Raise if `learner.balance_coefficient` has nothing to balance.
+
+    Raises:
+        ConfigError: the model is dense, or is trained on pairs.
+    """
+    if has_score_head:
+        why = "reward models and critics are trained without it"
+    elif not has_routers:
+        why = f"model.path={model.path!r} is no mixture of experts"
+    else:
+        return
+    raise ConfigError(f"learner.balance_coefficient cannot be used: {why}; remove it")
+
+
 def check_value_head(model: ModelConfig) -> None:
     """Raise if a classifier's head is not one linear score.
 

@@ -39,6 +39,7 @@ class Sample:
     as one sequence.
     values: the critic's estimates at the start of the step; None without a critic.
     returns: regression targets of the critic; None without a critic.
+    experts: i16[T, W], see `Trajectory.experts`; None: not recorded.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Sample:
     segment_starts: tuple[int, ...] = (0,)
     values: NDArray[np.float32] | None = None
     returns: NDArray[np.float32] | None = None
+    experts: NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
         columns = (
@@ -60,6 +62,7 @@ class Sample:
             self.advantages,
             self.values,
             self.returns,
+            self.experts,
         )
         lengths = {len(a) for a in columns if a is not None}
         assert len(lengths) == 1, f"per-token arrays disagree in length: {sorted(lengths)}"
@@ -127,6 +130,7 @@ def _sample_from(index: int, trajectory: Trajectory, advantage: float | Floats) 
         trajectory.behavior_logprobs,
         advantages,
         trajectory.segment_starts,
+        experts=trajectory.experts_of_tokens,
     )
 
 
@@ -150,6 +154,8 @@ class Microbatch:
     is_counted: bool[S], True in exactly one microbatch of each sequence that has action tokens.
     loss_lengths: i64[S], loss_mask tokens of the whole sequence, including those in other microbatches.
     values, returns: f32[A], None without a critic.
+    experts: i16[T, W], which experts computed the tokens on the servers, -1 where none is recorded (see
+        `Trajectory.experts`); None: none is.
     """
 
     token_ids: NDArray[np.int64]
@@ -169,6 +175,7 @@ class Microbatch:
     loss_lengths: NDArray[np.int64]
     values: Floats | None = None
     returns: Floats | None = None
+    experts: NDArray[np.int16] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -27,7 +27,13 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError
 from agentrl.learner import sharding
-from agentrl.learner.architecture import check_dtype, check_policy, check_value_head, find_own_head
+from agentrl.learner.architecture import (
+    check_balance,
+    check_dtype,
+    check_policy,
+    check_value_head,
+    find_own_head,
+)
 from agentrl.learner.attention import choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.forward_input import ForwardInput
@@ -42,10 +48,12 @@ from agentrl.learner.lora import (
     switched_off,
 )
 from agentrl.learner.ranks import RankPlace
+from agentrl.learner.routing import Routing
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
+from agentrl.routers import find_routers, num_layers
 from agentrl.sglang.weight_names import Piece, find_pieces
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
@@ -67,6 +75,7 @@ class Policy:
     adapters: LoRA adapters of the weights that have one, by the names of `tensors`.
     uses_adapters: False computes without them.
     sequence_group: the ranks that share each microbatch (sequence parallelism); None: not shared.
+    routing: of its experts.
     """
 
     module: PreTrainedModel
@@ -79,6 +88,7 @@ class Policy:
     adapters: Mapping[str, LowRank] = field(default_factory=dict)
     uses_adapters: bool = True
     sequence_group: ProcessGroup | None = None
+    routing: Routing = field(default_factory=Routing)
 
     def without_adapters(self) -> Policy:
         """Return the policy with its adapters switched off, i.e. as before training. Shares the weights."""
@@ -94,7 +104,8 @@ class Policy:
         """
         given = self.forward_input(microbatch, positions_A)
         request = ScoreRequest(given.positions, given.own(targets_A), temperature)
-        with nullcontext() if self.uses_adapters else switched_off(self.module):
+        adapters = nullcontext() if self.uses_adapters else switched_off(self.module)
+        with adapters, self.routing.directed(given):
             logprobs, entropies = self.module(score=request, **given.arguments)
         return given.join(logprobs), given.join(entropies)
 
@@ -107,7 +118,12 @@ class Policy:
     def forward_input(self, microbatch: Microbatch, positions_P: Tensor) -> ForwardInput:
         """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output."""
         return ForwardInput.of(
-            microbatch, positions_P, attention=self.attention, device=self.device, group=self.sequence_group
+            microbatch,
+            positions_P,
+            attention=self.attention,
+            device=self.device,
+            group=self.sequence_group,
+            experts=self.routing.read(microbatch.experts),
         )
 
     def reshard(self) -> None:
@@ -214,6 +230,15 @@ def build_policy(
     pieces = find_pieces(module)
     if place.device.type == "cpu" and module.config._experts_implementation != _EXPERT_LOOP:
         module.set_experts_implementation(_EXPERT_LOOP)
+    if learner.balance_coefficient > 0 and has_backward:
+        check_balance(model, has_routers=bool(find_routers(module)), has_score_head=score_head is not None)
+    # A reference routes by itself: its log-probabilities are those of the model before training.
+    routing = Routing(
+        find_routers(module),
+        num_layers=num_layers(module),
+        replays=has_backward,
+        balance=learner.balance_coefficient if has_backward else 0.0,
+    )
     if score_head is None:
         kernels = choose_kernels(learner.logprob_kernels, device=place.device.type)
         answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens, kernels=kernels)
@@ -229,7 +254,7 @@ def build_policy(
     found.fill(torch.device("cpu") if learner.offload == "parameters" else place.device)
     initialize_adapters(module)
     policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)
-    return replace(policy, sequence_group=place.sequence_group)
+    return replace(policy, sequence_group=place.sequence_group, routing=routing)
 
 
 def has_dropout(module: nn.Module) -> bool:

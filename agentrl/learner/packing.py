@@ -197,7 +197,22 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
         loss_lengths=np.array([p.loss_length for p in firsts], np.int64),
         values=_join([s.values for s in samples], actions),
         returns=_join([s.returns for s in samples], actions),
+        experts=_experts(samples, positions, num_tokens=int(starts[-1])),
     )
+
+
+def _experts(
+    samples: Sequence[Sample], positions: Sequence[NDArray[np.int64]], *, num_tokens: int
+) -> NDArray[np.int16] | None:
+    """Return i16[T, W], the experts of the tokens at their positions in the microbatch."""
+    width = next((s.experts.shape[1] for s in samples if s.experts is not None), None)
+    if width is None:
+        return None
+    experts = np.full((num_tokens, width), -1, np.int16)
+    for sample, own in zip(samples, positions, strict=True):
+        if sample.experts is not None:
+            experts[own] = sample.experts
+    return experts
 
 
 def _prefix_segments(bundles: Sequence[Bundle]) -> NDArray[np.int64]:

@@ -118,6 +118,15 @@ def largest_over_ranks(values: Mapping[str, float]) -> dict[str, float]:
     return _reduce({name: math.inf if math.isnan(v) else v for name, v in values.items()}, dist.ReduceOp.MAX)
 
 
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Return f64 of any shape, the same on every rank, summed like `add_over_ranks`, on the CPU. A
+    collective.
+    """
+    total = values.detach().cpu().double().clone()
+    dist.all_reduce(total, group=_data_group)
+    return total
+
+
 def gather_over_ranks(values: Tensor) -> Tensor:
     """Return the values of all ranks (f64[n], n may differ), in rank order, on the CPU. A collective.
 

@@ -58,8 +58,8 @@ class TokenShard:
         )
 
     def cut(self, column_T: Tensor) -> Tensor:
-        """Return this rank's part of one number per token, i64[T] to i64[t]; padding is 0."""
-        padded = torch.cat([column_T, column_T.new_zeros(self.padding)])
+        """Return this rank's part of a column, [T, ...] to [t, ...]; padding is 0."""
+        padded = torch.cat([column_T, column_T.new_zeros(self.padding, *column_T.shape[1:])])
         return padded[self.start : self.start + self.length]
 
     def join(self, values: Tensor) -> Tensor:

@@ -87,13 +87,16 @@ class Stepper:
             return {**facts, "is_skipped": 1.0, "non_finite_updates": float(self.num_non_finite)}
         sums: dict[str, Tensor] = {}
         maxima: dict[str, Tensor] = {}
+        routing = self._policy.routing
+        routing.begin_update(sum(_microbatch(item).num_tokens for item in items))
         for index in range(len(items)):
             part = part_of(index)
+            loss = part.loss + routing.part()
             # FSDP averages gradients over ranks. The scales in the loss already contain the global counts, so
             # the gradients must be summed: undo the division.
-            (part.loss * self._place.mesh.size()).backward()
+            (loss * self._place.mesh.size()).backward()
             _add(part, sums, maxima)
-        del part  # its graph would stay in memory during the optimizer's step
+        del part, loss  # their graph would stay in memory during the optimizer's step
         norm = gradient_norm(self._policy.module.parameters())
         is_finite = self._all_finite(float(sums["loss"]), float(norm))
         if is_finite:
@@ -111,6 +114,7 @@ class Stepper:
         metrics = finish_metrics(
             add_over_ranks(_floats(sums)), largest_over_ranks(_floats(maxima)), num_tokens=counts.loss_tokens
         )
+        metrics |= routing.finish_update()
         metrics |= {
             "grad_norm": float(norm),
             "is_skipped": float(not is_finite),
@@ -146,12 +150,16 @@ def _add(part: LossPart, sums: dict[str, Tensor], maxima: dict[str, Tensor]) -> 
         maxima[name] = torch.maximum(maxima[name], value) if name in maxima else value
 
 
+def _microbatch(item: Item) -> Microbatch:
+    return item.microbatch if isinstance(item, ScoredMicrobatch) else item
+
+
 def _floats(values: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
 def _columns(item: Item) -> Mapping[str, np.ndarray]:
-    microbatch = item.microbatch if isinstance(item, ScoredMicrobatch) else item
+    microbatch = _microbatch(item)
     columns = {field.name: getattr(microbatch, field.name) for field in fields(microbatch)}
     if isinstance(item, ScoredMicrobatch):
         columns |= {"proximal_logprobs": item.proximal_logprobs, "ref_logprobs": item.ref_logprobs}

@@ -69,6 +69,11 @@ class ConversationLine:
         """The messages whose tokens are recorded."""
         return self.conversation.messages[: self._num_recorded_messages]
 
+    @property
+    def num_known_experts(self) -> int:
+        """Tokens at the beginning of the current segment whose experts are recorded."""
+        return 0 if self._segment is None else self._segment.num_known_experts
+
     def fix_prompt(self, prompt: PromptLimits, max_response_tokens: int) -> None:
         """Shorten the first prompt according to `data.overlong_prompts`.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.rollout.scopes import Scope
 from agentrl.types import NO_VERSION, Failure, Generation, Message, Outcome, RewardEvent, Task, Trajectory
@@ -58,6 +59,8 @@ class Segment:
     def __init__(self, turns: AttemptTurns) -> None:
         self.pieces: list[tuple[int, Generation | Sequence[int]]] = []
         self.num_tokens = 0
+        self.experts: list[NDArray[np.int16]] = []  # i16[., W], of its first `num_known_experts` tokens
+        self.num_known_experts = 0
         self._turns = turns  # not the recorder: a reference cycle would wait for the garbage collector
 
     def append_context(self, ids: Sequence[int]) -> None:
@@ -80,6 +83,11 @@ class Segment:
         self.num_tokens += count
         self._turns.anchors.append(anchor)
         self._turns.num_action_tokens += count
+        if generation.experts is not None:
+            # Without those of tokens that were cut off, and of the last token, which no forward has seen.
+            known = generation.experts[: self.num_tokens - 1 - self.num_known_experts]
+            self.experts.append(known)
+            self.num_known_experts += len(known)
         return turn
 
 
@@ -153,6 +161,7 @@ class TrajectoryRecorder:
             segment_starts=tuple(starts),
             is_greedy=attempt.is_greedy,
             anchors=np.array(self._turns.anchors, np.int64),
+            experts=_joined_experts(segments),
         )
 
     def _begun(self) -> list[Segment]:
@@ -171,6 +180,20 @@ def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int |
     behind = int(where.argmax()) if len(where) else 0
     assert where[behind : behind + 1].any(), f"reward {name!r} on a trajectory or turn without action tokens"
     return RewardEvent(name, value, len(where) - 1 - behind)
+
+
+def _joined_experts(segments: Sequence[Segment]) -> NDArray[np.int16]:
+    """Return i16[T * W], -1 for tokens whose experts are not known; empty if none are."""
+    width = next((part.shape[1] for segment in segments for part in segment.experts), 0)
+    if not width:
+        return np.empty(0, np.int16)
+    experts = np.full((sum(segment.num_tokens for segment in segments), width), -1, np.int16)
+    start = 0
+    for segment in segments:
+        if segment.experts:
+            experts[start : start + segment.num_known_experts] = np.concatenate(segment.experts)
+        start += segment.num_tokens
+    return experts.reshape(-1)
 
 
 class _Tokens:

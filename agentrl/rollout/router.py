@@ -218,14 +218,19 @@ def _rest(params: SamplingParams, pieces: Sequence[Generation]) -> SamplingParam
     """Return the parameters for the rest of the turn after `pieces`."""
     if not pieces:
         return params
-    return replace(
+    rest = replace(
         params, max_new_tokens=params.max_new_tokens - sum(len(piece.token_ids) for piece in pieces)
     )
+    if params.experts_from is None:
+        return rest
+    known = sum(len(piece.experts) for piece in pieces if piece.experts is not None)
+    return replace(rest, experts_from=params.experts_from + known)
 
 
 def _joined(pieces: Sequence[Generation], reason: FinishReason) -> Generation:
     if len(pieces) == 1 and pieces[0].finish_reason == reason:
         return pieces[0]
+    experts = [piece.experts for piece in pieces if piece.experts is not None]
     return Generation(
         np.concatenate([piece.token_ids for piece in pieces]),
         np.concatenate([piece.logprobs for piece in pieces]),
@@ -234,4 +239,5 @@ def _joined(pieces: Sequence[Generation], reason: FinishReason) -> Generation:
         num_interruptions=len(pieces) - 1 + sum(piece.num_interruptions for piece in pieces),
         num_cached_tokens=pieces[0].num_cached_tokens,
         num_retractions=sum(piece.num_retractions for piece in pieces),
+        experts=np.concatenate(experts) if experts else None,
     )

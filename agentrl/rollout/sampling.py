@@ -28,6 +28,8 @@ class Sampling(Protocol):
     @property
     def ignore_eos(self) -> bool: ...
     @property
+    def replay_experts(self) -> bool: ...
+    @property
     def max_response_tokens(self) -> int | None: ...
     @property
     def max_turn_tokens(self) -> int | None: ...
@@ -43,6 +45,7 @@ class GreedySampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    replay_experts: bool = False
     max_response_tokens: int | None = None
     max_turn_tokens: int | None = None
 

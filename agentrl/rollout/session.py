@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import trio
@@ -363,6 +363,8 @@ class TrajectorySession(AttemptSession):
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 with line.turn() as token_ids:
                     num_prompt_tokens = len(token_ids)
+                    if self._sampling.replay_experts:
+                        params = replace(params, experts_from=line.num_known_experts)
                     sampled = await self._generator.generate(
                         token_ids, params, trajectory_key=self._attempt.key
                     )

@@ -67,6 +67,7 @@ class SGLangServer:
     trust_remote_code: bool = False
     lora: LoRAConfig | None = None
     is_colocated: bool = False
+    records_experts: bool = False
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -78,6 +79,7 @@ class SGLangServer:
             "trust_remote_code": self.trust_remote_code,
             **(_lora_options(self.lora) if self.lora is not None else {}),
             # Keep a copy of the weights in host memory: an adapter and a file of changes both need the base.
+            **({"enable_return_routed_experts": True} if self.records_experts else {}),
             **({"enable_memory_saver": True, "enable_weights_cpu_backup": True} if self.is_colocated else {}),
             **self.config.args,
         }
@@ -107,7 +109,13 @@ def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None)
         return EmbeddedServer(rollout.embedded, model.dtype, api_key, model.trust_remote_code, library)
     lora = model.lora if rollout.weights.adapter == "alone" else None
     return SGLangServer(
-        rollout.sglang, model.dtype, api_key, model.trust_remote_code, lora, rollout.colocated
+        rollout.sglang,
+        model.dtype,
+        api_key,
+        model.trust_remote_code,
+        lora,
+        rollout.colocated,
+        rollout.replay_experts,
     )
 
 

@@ -115,6 +115,7 @@ class SGLangClient:
             max_tokens=params.max_new_tokens,
             num_ids=self._num_ids,
             unpublished=self._unpublished,
+            num_context=None if params.experts_from is None else len(input_ids) - params.experts_from,
         )
 
     async def abort(self, rid: str | None) -> None:

@@ -6,6 +6,7 @@ damage.
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ PauseMode = Literal["abort", "retract", "in_place"]
 _UNREADABLE = (KeyError, TypeError, IndexError, ValueError, AttributeError, OverflowError)
 """What access to JSON of an unexpected shape raises."""
 _MAX_INT32 = 2**31 - 1
+_MAX_INT16 = 2**15 - 1
 
 POLICY_ADAPTER = "policy"
 """The name of the policy's LoRA adapter on the servers, the same for every version."""
@@ -80,6 +82,8 @@ def generate_body(
         "return_logprob": True,
         "stream": False,
     }
+    if params.experts_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": params.experts_from}
     if params.ignore_eos:
         body["sampling_params"]["ignore_eos"] = True
     if adapter is not None:
@@ -111,6 +115,7 @@ def parse_generation(
     max_tokens: int | None = None,
     num_ids: int | None = None,
     unpublished: int | None = None,
+    num_context: int | None = None,
 ) -> Generation:
     """Parse a reply of /generate into aligned arrays.
 
@@ -118,6 +123,8 @@ def parse_generation(
         max_tokens: the number requested; a longer reply is an error. None: not checked.
         num_ids: size of the model's vocabulary; larger ids are an error. None: not checked.
         unpublished: version to report for weights that were never published. None: they are an error.
+        num_context: tokens of the prompt from `SamplingParams.experts_from` on. None: experts were not asked
+            for.
 
     Raises:
         ServerError: fields are missing or contradict each other, there are too many tokens, an id is out of
@@ -133,6 +140,10 @@ def parse_generation(
         versions = parse_versions(
             meta.get("weight_versions") or [], num_tokens=len(ids), server=server, unpublished=unpublished
         )
+        experts = None
+        if num_context is not None:
+            num_tokens = max(num_context + len(ids) - 1, 0)
+            experts = _parse_experts(meta, num_tokens=num_tokens, is_whole=reason != "abort", server=server)
         cached, retractions = int(meta.get("cached_tokens") or 0), int(meta.get("num_retractions") or 0)
     except _UNREADABLE as error:
         raise ServerError(
@@ -161,7 +172,35 @@ def parse_generation(
         reason,
         num_cached_tokens=cached,
         num_retractions=retractions,
+        experts=experts,
     )
+
+
+def _parse_experts(
+    meta: Mapping[str, Any], *, num_tokens: int, is_whole: bool, server: str
+) -> NDArray[np.int16] | None:
+    """Return the experts of `num_tokens` tokens, i16[num_tokens, W]; None if there are none, and the
+    generation was aborted (not `is_whole`).
+
+    Raises:
+        ServerError: they are missing, or of another number of tokens.
+    """
+    text = meta.get("routed_experts")
+    if text is None:
+        if num_tokens and is_whole:
+            raise ServerError(
+                f"{server} does not record which experts computed a token, as rollout.replay_experts needs; "
+                "start SGLang with --enable-return-routed-experts, and serve a mixture of experts"
+            )
+        return None
+    experts = np.frombuffer(base64.b64decode(text, validate=True), np.int32)
+    if not num_tokens or len(experts) % num_tokens or not len(experts):
+        if not is_whole or not (num_tokens or len(experts)):
+            return None
+        raise ServerError(f"{server} sent {len(experts)} experts for {num_tokens} tokens")
+    if experts.min() < 0 or experts.max() > _MAX_INT16:
+        raise ServerError(f"{server} sent an expert outside of 0..{_MAX_INT16}")
+    return experts.astype(np.int16).reshape(num_tokens, -1)
 
 
 def parse_versions(

@@ -115,7 +115,8 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.actor.checkpoint": "a checkpoint always contains everything that a resume needs",
     "actor_rollout_ref.actor.profiler": "torch's profiler records every learner rank in the steps of "
     "trainer.profile_steps",
-    "actor_rollout_ref.actor.router_replay": "experts' routing is not replayed",
+    "actor_rollout_ref.actor.router_replay": "R3, the servers' routing: rollout.replay_experts; R2, the "
+    "learner's own from the start of the step, is not there",
     "actor_rollout_ref.actor": "the learner has no such setting; see the sections learner and algorithm",
     "actor_rollout_ref.ref.fsdp_config": "the reference policy is sharded like the learner",
     "actor_rollout_ref.ref": "the reference policy follows the learner's settings; "

@@ -111,6 +111,7 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.rollout.name": "rollout.backend; sglang or embedded",
     "actor_rollout_ref.rollout.n": "rollout.group_size",
     "actor_rollout_ref.rollout.temperature": "rollout.temperature",
+    "actor_rollout_ref.rollout.enable_rollout_routing_replay": "rollout.replay_experts",
     "actor_rollout_ref.rollout.top_p": "rollout.top_p",
     "actor_rollout_ref.rollout.top_k": "rollout.top_k",
     "actor_rollout_ref.rollout.seed": "trainer.seed",

@@ -27,7 +27,7 @@ from agentrl.config.model_kind import (
 )
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ConfigError
-from agentrl.learner.architecture import check_policy
+from agentrl.learner.architecture import check_policy, check_replay
 from agentrl.learner.learner import LearnerSpec
 from agentrl.types import TensorSpec
 from agentrl.weights.publish import Publisher
@@ -93,6 +93,17 @@ def test_tested_experts_are_known_by_their_config_and_their_names_are_those_of_t
         with pytest.raises(ConfigError, match=r"experts\.\w+_proj .*nearest: .*experts.*would skip it"):
             check_known(published(tmp_path / name), tmp_path / name)
     assert set(TESTED_EXPERTS) == set(CONFIGS)
+
+
+def test_routing_of_a_dense_model_cannot_be_replayed(dense, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        check_replay(ModelConfig(path=str(dense)))
+    assert str(caught.value) == (
+        f"rollout.replay_experts=true needs a mixture of experts, and model.path={str(dense)!r} is dense; "
+        "remove it"
+    )
+    write_experts(tmp_path / "experts")
+    check_replay(ModelConfig(path=str(tmp_path / "experts")))
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "rm"])

@@ -27,12 +27,13 @@ from agentrl.learner.restore import read_model_config, read_policy
 from agentrl.learner.score_head import ScoreHead
 from agentrl.sglang.process_group import tensor_checksum
 from agentrl.sglang.weight_names import find_pieces
-from parts.experts import CONFIGS, VOCABULARY, write_experts
+from parts.experts import CONFIGS, VOCABULARY, with_experts, write_experts
 from parts.learner import learner_spec, lone_learner, random_samples, reserved_ports
 from parts.ranks import run_program, run_ranks
 
 TIMEOUT_S = 200.0
 SAMPLES = random_samples(9, VOCABULARY)
+ROUTED = with_experts(SAMPLES)
 MODELS = {
     **{f"{name} tied": {"name": name} for name in CONFIGS},
     "qwen3_moe untied": {"name": "qwen3_moe", "is_tied": False},
@@ -45,6 +46,7 @@ WORLDS = {
     "copies": {"world_size": 4, "fsdp": FSDPConfig(shard_size=2)},
     "tokens": {"world_size": 2, "sequence_parallel": 2},
     "offloaded": {"world_size": 2, "offload": "parameters"},
+    "recomputed": {"world_size": 2, "gradient_checkpointing": True},
 }
 PLAYED = [
     (world, name)
@@ -52,11 +54,17 @@ PLAYED = [
     for name in MODELS
     if world in ("one", "two") or name == "qwen3_moe tied"
 ]
+ROUTER_METRICS = {f"router/{name}" for name in ("busiest", "unused", "balance", "replayed", "agreement")}
 COMPARED = [(world, name) for world, name in PLAYED if world != "one" and "bfloat16" not in name]
 
 
 def spec(path, **learner):
-    options = {"collective_timeout_s": TIMEOUT_S, "optimizer": OptimizerConfig(lr=1e-2), **learner}
+    options = {
+        "collective_timeout_s": TIMEOUT_S,
+        "optimizer": OptimizerConfig(lr=1e-2),
+        "balance_coefficient": 0.5,
+        **learner,
+    }
     dtype = "bfloat16" if path.name.endswith("bfloat16") else "float32"
     return learner_spec(
         ModelConfig(path=str(path), dtype=dtype),
@@ -74,7 +82,7 @@ def play(rank, world, ports, models, folder):
         one = Learner(spec(models / name, **options), rank=rank, address="127.0.0.1", port=port)
         one.export(str(out / "loaded"))
         size = options["world_size"] // options.get("sequence_parallel", 1)
-        shards = pack(SAMPLES, max_tokens=30, world_size=size)
+        shards = pack(ROUTED, max_tokens=30, world_size=size)
         shard = shards[rank // options.get("sequence_parallel", 1)]
         facts = {"updates": [one.update(one.score(shard)) for _ in range(2)]}
         facts["specs"] = [(s.name, list(s.shape), s.num_bytes) for s in one.tensor_specs()]
@@ -200,7 +208,15 @@ def test_more_ranks_make_the_same_updates(worlds, world, name):
     one, more = facts(worlds, "one", name)["updates"], facts(worlds, world, name)["updates"]
     for expected, found in zip(one, more, strict=True):
         assert expected["grad_norm"] > 0
-        for key in ("loss", "grad_norm", "entropy"):
+        assert {key for key in expected if key.startswith("router/")} == ROUTER_METRICS
+        assert 0 < expected["router/agreement"] < 1
+        alike = (
+            "loss",
+            "grad_norm",
+            "entropy",
+            *(ROUTER_METRICS if world != "tokens" else ("router/balance",)),
+        )
+        for key in alike:
             assert found[key] == pytest.approx(expected[key], rel=1e-6, abs=1e-9), key
     expected, found = (read(worlds / w / name / "trained") for w in ("one", world))
     loaded = read(worlds / "one" / name / "loaded")
@@ -253,7 +269,9 @@ def test_few_experts_are_gathered_at_a_time(models, monkeypatch, most):
 
 
 def test_a_reward_model_of_experts_is_exported_as_save_pretrained_writes_it(models, tmp_path):
-    one_spec = dataclasses.replace(spec(models / "qwen3_moe untied"), score_head=ScoreHead(0))
+    one_spec = dataclasses.replace(
+        spec(models / "qwen3_moe untied", balance_coefficient=0.0), score_head=ScoreHead(0)
+    )
     with lone_learner(one_spec) as one:
         one.export(str(tmp_path / "exported"))
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported", num_labels=1)

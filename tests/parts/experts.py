@@ -1,5 +1,8 @@
 """Tiny mixtures of experts, of every architecture that is tested."""
 
+import dataclasses
+
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -12,10 +15,11 @@ from transformers import (
 from parts.learner import tiny_sizes
 
 VOCABULARY = 61
+NUM_LAYERS, NUM_EXPERTS, TOP_K = 2, 5, 2
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=48, max_position_embeddings=512, eos_token_id=60)
-ROUTED = {"num_experts_per_tok": 2, "num_experts": 5}
+ROUTED = {"num_experts_per_tok": TOP_K, "num_experts": NUM_EXPERTS}
 CONFIGS = {
-    "mixtral": MixtralConfig(**SIZES, num_experts_per_tok=2, num_local_experts=5),
+    "mixtral": MixtralConfig(**SIZES, num_experts_per_tok=TOP_K, num_local_experts=NUM_EXPERTS),
     "olmoe": OlmoeConfig(**SIZES, **ROUTED),
     "qwen2_moe": Qwen2MoeConfig(
         **SIZES, **ROUTED, moe_intermediate_size=24, shared_expert_intermediate_size=24
@@ -40,3 +44,22 @@ def write_experts(folder, name="qwen3_moe", *, dtype=torch.float32, is_tied=True
             values.add_(torch.randn_like(values) * 0.1)
             values.view(-1)[::7] = -0.0  # differs from 0.0 in a checksum
     model.to(dtype).save_pretrained(folder, max_shard_size="40KB")
+
+
+def random_experts(num_tokens, *, seed, num_experts=NUM_EXPERTS):
+    """Return experts that nobody's router would choose, i16[T, W]; those of the last token are unknown."""
+    rng = np.random.default_rng(seed)
+    table = [rng.permutation(num_experts)[:TOP_K] for _ in range(num_tokens * NUM_LAYERS)]
+    experts = np.array(table, np.int16).reshape(num_tokens, NUM_LAYERS * TOP_K)
+    experts[-1] = -1
+    return experts
+
+
+def with_experts(samples):
+    """Return the samples, every second one with random experts."""
+    return [
+        dataclasses.replace(sample, experts=random_experts(sample.num_tokens, seed=index))
+        if index % 2
+        else sample
+        for index, sample in enumerate(samples)
+    ]

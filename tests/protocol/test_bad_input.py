@@ -35,6 +35,7 @@ EMBEDDED = {
     "text prompt": {"text": "hello", "sampling_params": {}},
     "stream": {**GOOD, "stream": True},
     "prompt log-probabilities": {**GOOD, "logprob_start_len": 0},
+    "experts of a dense model": {**GOOD, "return_routed_experts": True},
     "stop strings": sampling(stop=["x"]),
     "several samples": sampling(n=2),
     "sampling parameters of another type": {**GOOD, "sampling_params": [1]},

@@ -611,3 +611,8 @@ def test_the_launcher_follows_the_backend():
     ]
     assert Path(command[0]).name.startswith("python")
     assert made.environment() == {"A": "1"}
+    recording = launcher(
+        RolloutConfig(backend="sglang", replay_experts=True), ModelConfig(), api_key=None
+    ).command("m", weight_version="3", host="127.0.0.1", port=5)
+    assert "--enable-return-routed-experts" in recording
+    assert "--enable-return-routed-experts" not in command

@@ -2,6 +2,7 @@
 included, and a check finds an expert that was not updated.
 """
 
+import dataclasses
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
 from agentrl.errors import ConfigError, RequestRefused, ServerError
+from agentrl.learner.batch import Sample
+from agentrl.learner.packing import pack
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -112,6 +115,37 @@ def test_served_log_probabilities_follow_every_update(learner, folder, url, opti
     # Only experts differ: a server that kept them would sample the same again.
     assert np.abs(forward(folder / "exported", before) - before.logprobs).max() > 1e-2
     assert len(after.token_ids)
+
+
+def test_the_learner_replays_the_experts_of_the_server(learner, folder, url):
+    """Both compute in the same dtype here, so every choice agrees."""
+
+    async def script(client):
+        one = publisher(learner, folder, transport="disk")
+        assert dict((await one.publish(30, [client])).failed) == {}
+        params = dataclasses.replace(GREEDY, experts_from=0)
+        first = await client.generate(PROMPT, params, rid="first")
+        longer = [*PROMPT, *first.token_ids.tolist(), 9]
+        params = dataclasses.replace(params, experts_from=len(first.experts))
+        second = await client.generate(longer, params, rid="second")
+        await one.transport.close([client])
+        return first, longer, second
+
+    first, longer, second = talk(script, url)
+    assert second.num_cached_tokens == 0 or second.num_cached_tokens % 32 == 0
+    tokens = np.array([*longer, *second.token_ids], np.int32)
+    experts = np.concatenate([first.experts, second.experts, np.full_like(first.experts[:1], -1)])
+    mask = np.arange(len(tokens)) >= len(longer)
+    behavior = np.zeros(len(tokens), np.float32)
+    behavior[mask] = second.logprobs
+    sample = Sample(0, tokens, mask, mask, behavior, np.ones(len(tokens), np.float32), experts=experts)
+    shard = pack([sample], max_tokens=1000, world_size=1)[0]
+    [logprobs] = learner.own_logprobs(shard)
+    metrics = learner.update(learner.score(shard))
+    assert metrics["router/agreement"] == 1.0
+    assert metrics["router/replayed"] == pytest.approx(1 - 1 / len(tokens))
+    assert metrics["mismatch_max"] < 1.0
+    assert len(logprobs) == len(second.token_ids)
 
 
 def test_a_check_finds_one_expert_that_was_not_updated(learner, folder, url):

@@ -12,11 +12,13 @@ Deliberate differences from SGLang 0.5.23:
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -96,6 +98,8 @@ class App:
             meta["input_token_logprobs"] = []
             meta["output_token_logprobs"] = [(logprob, token, None) for token, logprob in result.samples]
             meta["output_token_logprobs_length"] = len(ids)
+        if result.experts is not None:
+            meta["routed_experts"] = base64.b64encode(result.experts.astype(np.int32).tobytes()).decode()
         # The stop token is in the ids but not in the text.
         text_ids = ids[:-1] if result.finish == "stop" else ids
         return {

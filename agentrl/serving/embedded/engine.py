@@ -31,6 +31,7 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
 )
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
@@ -41,6 +42,7 @@ from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.serving.embedded.adapter import AdapterSlot
 from agentrl.serving.embedded.attention import PagedAttention, Row
+from agentrl.serving.embedded.experts import ExpertLog, RecordedExperts
 from agentrl.serving.embedded.prefixes import SCHEDULER, request_id
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 from agentrl.serving.embedded.threads import in_thread
@@ -70,6 +72,7 @@ class Job:
     sees_adapter: bool = False
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
     num_cached_tokens: int | None = None  # of the prompt; None until its first forward
+    experts: RecordedExperts | None = None  # None: not asked for
     uniforms: random.Random = field(init=False)  # one number per token
 
     def __post_init__(self) -> None:
@@ -94,8 +97,14 @@ class Engine:
         )
         self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
         attention = PagedAttention()
+        experts = ExpertLog(model)
+        self.has_experts = not experts.is_empty
         self._manager.logit_processor = _Processors(
-            _Sampling(self._jobs, self._fail), self._jobs, self.adapter_slot, attention
+            _Sampling(self._jobs, self._fail, experts),
+            self._jobs,
+            self.adapter_slot,
+            attention,
+            self._allocator,
         )
         if not _has_sliding_window(model):
             name = f"agentrl_paged_{next(_ENGINES)}"
@@ -116,6 +125,11 @@ class Engine:
         """False once the generation loop has ended; it cannot be restarted in this process."""
         return self._manager.is_running()
 
+    def _allocator(self) -> Any:
+        """Return what gives requests their part of the cache; None if they share no prefixes."""
+        cache = self._manager.batch_processor.cache
+        return cache.cache_allocators.get(FULL_ATTENTION) if cache.use_prefix_sharing else None
+
     def submit(
         self,
         input_ids: list[int],
@@ -124,6 +138,7 @@ class Engine:
         stop_ids: frozenset[int],
         sampling: RowSampling,
         sees_adapter: bool = False,
+        records_experts: bool = False,
     ) -> Job:
         """Queue a request. Its `finished` resolves after the last token, or raises EngineError or NotFinite.
 
@@ -134,6 +149,7 @@ class Engine:
         # client may reuse its rid at once.
         key = request_id(f"{self._num_flushes}.{sees_adapter}", next(self._numbers))
         job = Job(key, sampling, asyncio.get_running_loop().create_future(), sees_adapter)
+        job.experts = RecordedExperts() if records_experts else None
         self._jobs[job.key] = job
         self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
         self._manager.add_request(
@@ -209,9 +225,10 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012  (declared so by the base class)
     ignored_kwargs: tuple[str, ...] = ()
 
-    def __init__(self, jobs: dict[str, Job], fail: Callable[[Job], None]) -> None:
+    def __init__(self, jobs: dict[str, Job], fail: Callable[[Job], None], experts: ExpertLog) -> None:
         self._all_jobs = jobs
         self._fail = fail
+        self.experts = experts
         self._row_jobs: list[Job | None] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
@@ -224,6 +241,7 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
         return torch.zeros(len(self._row_jobs), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        self.experts.settle()  # before the requests of this forward can finish
         jobs = self._row_jobs
         # Rows after the jobs belong to unfinished prompts, whose token is never read.
         one_hot = torch.zeros_like(scores)
@@ -247,18 +265,25 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 class _Processors(ContinuousBatchingLogitsProcessorList):
     """The list of logits processors: sampling alone.
 
-    It sees all requests of a forward beforehand, so it also tells the attention and the adapter slot whose
-    tokens they get.
+    It sees all requests of a forward beforehand, so it also tells the attention, the adapter slot and the log
+    of experts whose tokens they get.
     """
 
     def __init__(
-        self, sampling: _Sampling, jobs: dict[str, Job], slot: AdapterSlot, attention: PagedAttention
+        self,
+        sampling: _Sampling,
+        jobs: dict[str, Job],
+        slot: AdapterSlot,
+        attention: PagedAttention,
+        allocator: Callable[[], Any],
     ) -> None:
         super().__init__(LogitsProcessorList([sampling]))
         self.tensors_required = 1  # the list counts only the processors that it converted itself
         self._jobs = jobs
         self._slot = slot
         self._attention = attention
+        self._experts = sampling.experts
+        self._allocator = allocator
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
         # transformers has already counted the new tokens: `current_len` includes them.
@@ -268,6 +293,8 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         ]
         jobs = [self._jobs.get(row.request_id) for row in rows]
         self._attention.expect(rows)
+        wanted = {job.key: job.experts for job in jobs if job is not None and job.experts is not None}
+        self._experts.expect(rows, wanted, self._allocator())
         self._slot.expect(
             [
                 (row.num_queries, job is not None and job.sees_adapter)

@@ -31,7 +31,7 @@ _TOP_LEVEL_OFF: Mapping[str, tuple[Any, ...]] = {
     for name in (
         "text", "input_embeds", "image_data", "video_data", "audio_data", "stream", "top_logprobs_num",
         "token_ids_logprob",
-        "return_text_in_logprobs", "return_hidden_states", "return_routed_experts", "return_sampling_mask",
+        "return_text_in_logprobs", "return_hidden_states", "return_sampling_mask",
         "return_entropy",
         "return_prompt_token_ids", "session_params", "custom_logit_processor",
     )
@@ -66,17 +66,24 @@ _SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim", "st
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Token limits of a request. `eos_ids` end every generation that does not ignore them."""
+    """What a request may ask for. `eos_ids` end every generation that does not ignore them.
+
+    has_experts: whether the server can tell which experts computed a token.
+    """
 
     vocab_size: int
     context_tokens: int
     cache_tokens: int
     eos_ids: frozenset[int]
+    has_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt to continue. `adapter` names a LoRA adapter; None samples from the base weights."""
+    """One prompt to continue. `adapter` names a LoRA adapter; None samples from the base weights.
+
+    experts_from: return the experts of the tokens from this one on; None: of none.
+    """
 
     rid: str
     input_ids: list[int]
@@ -86,6 +93,7 @@ class GenerateRequest:
     return_logprob: bool
     skip_special_tokens: bool
     adapter: str | None = None
+    experts_from: int | None = None
 
 
 def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateRequest], bool]:
@@ -120,8 +128,9 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
         body.get("return_logprob"), len(prompts), name="return_logprob", is_batch=is_batch
     )
     adapters = _per_prompt(body.get("lora_path"), len(prompts), name="lora_path", is_batch=is_batch)
+    experts_from = _parse_experts(body, limits)
     requests = [
-        _parse_one(*each, limits)
+        _parse_one(*each, experts_from, limits)
         for each in zip(prompts, rids, params, return_logprob, adapters, strict=True)
     ]
     if len({request.rid for request in requests}) < len(requests):
@@ -139,14 +148,32 @@ def _per_prompt(value: Any, count: int, *, name: str, is_batch: bool) -> Sequenc
     return value
 
 
+def _parse_experts(body: Mapping[str, Any], limits: RequestLimits) -> int | None:
+    if not flag_of(body, "return_routed_experts", False):
+        return None
+    if not limits.has_experts:
+        raise BadRequest("`return_routed_experts` needs a mixture of experts; this server's model is dense")
+    return integer_of(body, "routed_experts_start_len", 0)
+
+
 def _parse_one(
-    prompt: Any, rid: Any, params: Any, return_logprob: Any, adapter: Any, limits: RequestLimits
+    prompt: Any,
+    rid: Any,
+    params: Any,
+    return_logprob: Any,
+    adapter: Any,
+    experts_from: int | None,
+    limits: RequestLimits,
 ) -> GenerateRequest:
     if adapter is not None and not (isinstance(adapter, str) and len(adapter) <= MAX_TEXT):
         raise BadRequest(f"`lora_path` must be the name of a loaded adapter, not {shown(adapter)}")
     if rid is not None and not (isinstance(rid, str) and 0 < len(rid) <= MAX_TEXT):
         raise BadRequest(f"`rid` must be a string of 1 to {MAX_TEXT} characters, not {shown(rid)}")
     _check_prompt(prompt, limits)
+    if experts_from is not None and experts_from > len(prompt):
+        raise BadRequest(
+            f"`routed_experts_start_len` is {experts_from}, beyond the {len(prompt)} tokens of the prompt"
+        )
     params = {} if params is None else params
     _check_names(params)
     max_new_tokens = integer_of(params, "max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
@@ -165,6 +192,7 @@ def _parse_one(
         return_logprob=bool(return_logprob),
         skip_special_tokens=flag_of(params, "skip_special_tokens", True),
         adapter=adapter or None,
+        experts_from=experts_from,
     )
 
 

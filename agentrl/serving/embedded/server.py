@@ -214,7 +214,9 @@ def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> RequestL
         raise UserError(
             f"the config of {model_path!r} does not say max_position_embeddings, the model's context length"
         )
-    return RequestLimits(engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model))
+    return RequestLimits(
+        engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model), engine.has_experts
+    )
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.bounded_repr import shown
@@ -51,6 +54,7 @@ class Result:
     matched: int | None = None
     message: str | None = None
     num_cached_tokens: int = 0
+    experts: NDArray[np.int16] | None = None  # of the tokens from `request.experts_from` to the last but one
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,7 @@ class Service:
             stop_ids=request.stop_ids,
             sampling=request.sampling,
             sees_adapter=request.adapter is not None,
+            records_experts=request.experts_from is not None,
         )
         entry.job = job
         entry.starts = [(self.version, 0)]
@@ -188,6 +193,7 @@ class Service:
             self.version,
             seconds=time.monotonic() - entry.arrived,
             num_cached_tokens=(entry.job and entry.job.num_cached_tokens) or 0,
+            experts=_experts(entry, len(samples)),
         )
         if not was_admitted:
             return result(finish="abort", message="Abort in waiting queue")
@@ -484,3 +490,11 @@ def _spans(starts: Sequence[tuple[str, int]], num_tokens: int) -> list[VersionSp
         for (version, start), end in zip(starts, ends, strict=True)
         if end > start
     ]
+
+
+def _experts(entry: _Entry, num_samples: int) -> NDArray[np.int16] | None:
+    """Return the experts that a request asks for; None if it does not, or if not all are known."""
+    request, job = entry.request, entry.job
+    if request.experts_from is None or job is None or job.experts is None:
+        return None
+    return job.experts.between(request.experts_from, len(request.input_ids) + num_samples - 1)
