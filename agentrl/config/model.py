@@ -80,7 +80,9 @@ class ModelFromScratchConfig(Section):
     tokenizer of this project.
     """
 
-    architecture: Literal["none", "qwen2"] = Field("none", description="none: start from model.path.")
+    architecture: Literal["none", "qwen2", "qwen3_moe"] = Field(
+        "none", description="none: start from model.path. qwen3_moe: a mixture of experts."
+    )
     sizes: dict[str, Any] = Field(
         {}, description="hidden_size, num_hidden_layers, ... of the architecture's config."
     )

@@ -53,7 +53,7 @@ from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
-from agentrl.routers import find_routers, num_layers
+from agentrl.sglang.expert_routers import find_routers, num_layers
 from agentrl.sglang.weight_names import Piece, find_pieces
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
@@ -346,23 +346,27 @@ def _new_model(
     *,
     has_score_head: bool,
 ) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        Qwen2Config,
+        Qwen3MoeConfig,
+    )
 
+    kind: Any = {"qwen2": Qwen2Config, "qwen3_moe": Qwen3MoeConfig}[from_scratch.architecture]
     sizes = dict(from_scratch.sizes)
-    unknown = sorted(set(sizes) - set(Qwen2Config().to_dict()))
+    unknown = sorted(set(sizes) - set(kind().to_dict()))
     if unknown:
         raise ConfigError(
             f"from_scratch.sizes has the unknown key {unknown[0]!r}; its keys are those of transformers' "
-            "Qwen2Config"
+            f"{kind.__name__}"
         )
     if "vocab_size" not in sizes:
         sizes["vocab_size"] = _vocabulary_size(model)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if has_score_head:
-        return AutoModelForSequenceClassification.from_config(
-            Qwen2Config(**{**sizes, "num_labels": 1}), **options
-        )
-    return AutoModelForCausalLM.from_config(Qwen2Config(**sizes), **options)
+        return AutoModelForSequenceClassification.from_config(kind(**{**sizes, "num_labels": 1}), **options)
+    return AutoModelForCausalLM.from_config(kind(**sizes), **options)
 
 
 def _vocabulary_size(model: ModelConfig) -> int:

@@ -32,7 +32,7 @@ from torch.distributed import ProcessGroup
 from agentrl.errors import LearnerError
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.ranks import add_over_ranks, sum_over_ranks
-from agentrl.routers import Router, as_table
+from agentrl.sglang.expert_routers import ExpertRouter, as_table
 
 NOT_RECORDED = -1
 """In place of an expert: nobody has recorded which experts computed the token."""
@@ -46,7 +46,7 @@ class Routing:
 
     def __init__(
         self,
-        routers: Sequence[Router] = (),
+        routers: Sequence[ExpertRouter] = (),
         *,
         num_layers: int = 0,
         replays: bool = False,
@@ -121,7 +121,7 @@ class Routing:
             self._watch.add(probabilities_TE, experts_TK, own_TK, self._recorded_of(router))
         return logits_TE, weights_TK, experts_TK
 
-    def _recorded_of(self, router: Router) -> Tensor | None:
+    def _recorded_of(self, router: ExpertRouter) -> Tensor | None:
         return None if self._recorded_TLK is None else self._recorded_TLK[:, router.layer]
 
     # --------------------------------------------------------------------------------------------- an update
@@ -200,7 +200,7 @@ class _Watch:
             self.num_recorded += int((recorded != NOT_RECORDED).sum())
             self.num_agreed += int((recorded[:, :, None] == own[:, None, :]).any(dim=-1).sum())
 
-    def balance(self, routers: Sequence[Router]) -> Tensor:
+    def balance(self, routers: Sequence[ExpertRouter]) -> Tensor:
         """Return the mean over layers of the segments' losses, each times its tokens, with gradient.
 
         A collective of ranks that share the microbatch; each returns all of it.

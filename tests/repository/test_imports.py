@@ -18,7 +18,11 @@ ROOT = Path(__file__).parents[2]
 ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"}
 
 WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline"}
-TORCH_FILES = {"agentrl/sglang/process_group.py", "agentrl/sglang/weight_names.py"}
+TORCH_FILES = {
+    "agentrl/sglang/expert_routers.py",
+    "agentrl/sglang/process_group.py",
+    "agentrl/sglang/weight_names.py",
+}
 ON_THE_LEARNER = {"weights"}
 """Parts that call the learner, and so load torch with it."""
 WITH_RAY = {"workers", "fleet", "controller", "offline", "cli"}

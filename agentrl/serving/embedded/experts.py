@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentrl.routers import find_routers, num_layers
 from agentrl.serving.embedded.attention import Row
+from agentrl.sglang.expert_routers import find_routers, num_layers
 
 
 class RecordedExperts:

@@ -31,7 +31,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Router:
+class ExpertRouter:
     """The router of one layer. `module` returns (logits f[Q, E], weights f[Q, K], experts i64[Q, K])."""
 
     layer: int
@@ -46,7 +46,7 @@ class Router:
         return chosen / chosen.sum(dim=-1, keepdim=True) if self.is_normalized else chosen
 
 
-def find_routers(module: PreTrainedModel) -> tuple[Router, ...]:
+def find_routers(module: PreTrainedModel) -> tuple[ExpertRouter, ...]:
     """Return the routers in the order of the layers; empty for a dense model, and for routers of other kinds
     than those of Qwen3-MoE, Qwen2-MoE, OLMoE and Mixtral.
     """
@@ -58,7 +58,7 @@ def find_routers(module: PreTrainedModel) -> tuple[Router, ...]:
             rule = _ROUTERS[kind]
             is_normalized = bool(child.norm_topk_prob) if rule is None else rule
             found.append(
-                Router(int(layer[1]), child, int(child.num_experts), int(child.top_k), is_normalized)  # type: ignore[arg-type]
+                ExpertRouter(int(layer[1]), child, int(child.num_experts), int(child.top_k), is_normalized)  # type: ignore[arg-type]
             )
     return tuple(found)
 
