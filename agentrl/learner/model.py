@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,7 +355,8 @@ def _new_model(
 
     kind: Any = {"qwen2": Qwen2Config, "qwen3_moe": Qwen3MoeConfig}[from_scratch.architecture]
     sizes = dict(from_scratch.sizes)
-    unknown = sorted(set(sizes) - set(kind().to_dict()))
+    known = {field.name for field in fields(kind)} | set(kind().to_dict())
+    unknown = sorted(set(sizes) - known)
     if unknown:
         raise ConfigError(
             f"from_scratch.sizes has the unknown key {unknown[0]!r}; its keys are those of transformers' "

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
-from agentrl.config.model import ModelConfig
+from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
@@ -23,7 +23,7 @@ from parts.experts import (
     with_experts,
     write_experts,
 )
-from parts.learner import learner_spec, lone_learner, random_samples, write_tiny_model
+from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes, write_tiny_model
 
 SAMPLES = random_samples(6, VOCABULARY)
 ROUTED = with_experts(SAMPLES)
@@ -272,3 +272,21 @@ def test_balance_without_experts_is_refused(models, tmp_path, folder, head, why)
     ):
         raise AssertionError("the learner was built")
     assert why in str(caught.value)
+
+
+def test_a_new_mixture_of_experts_has_the_sizes_of_the_config():
+    sizes = tiny_sizes(VOCABULARY, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=3)
+    new = ModelFromScratchConfig(architecture="qwen3_moe", sizes=sizes)
+    own = dataclasses.replace(learner_spec(lr=1e-2), from_scratch=new)
+    with lone_learner(own) as one:
+        metrics = one.update(one.score(one_shard(SAMPLES)))
+        assert sum(".experts.5.down_proj" in spec.name for spec in one.tensor_specs()) == NUM_LAYERS
+    assert metrics["router/busiest"] >= 1.0
+    wrong = dataclasses.replace(
+        own, from_scratch=new.model_copy(update={"sizes": {**sizes, "num_expert": 6}})
+    )
+    with (
+        pytest.raises(ConfigError, match=r"unknown key 'num_expert'; its keys .* Qwen3MoeConfig"),
+        lone_learner(wrong),
+    ):
+        raise AssertionError("the learner was built")
