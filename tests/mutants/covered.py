@@ -219,7 +219,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_one_process.py",
         "learner/test_critic.py",
     ),
-    "agentrl/learner/loss.py": ("algorithms/test_policy_losses.py", *LEARNER),
+    "agentrl/learner/loss.py": ("learner/test_objective.py", "algorithms/test_policy_losses.py", *LEARNER),
     "agentrl/learner/packing.py": (
         "learner/test_packing.py",
         "controller/test_credit.py",
