@@ -18,7 +18,7 @@ from agentrl.errors import AgentRLError, LearnerError, RankLost
 from agentrl.workers.actors import DEATHS, why_died
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
-from agentrl.workers.host import host_class
+from agentrl.workers.host import host_class, pack_call
 from agentrl.workers.pools import Seat
 from agentrl.workers.starting import Readiness, num_done
 from agentrl.workers.workers import Handle, Workers
@@ -184,8 +184,8 @@ class WorkerGroup(Workers[W]):
         try:
             # Wait for the address first. All ranks need it, and if it fails, the error must name rank 0 and
             # not another rank that fails for lack of it.
-            self._wait("find_address", {0: start.meeting}, start.left_s)
-            self._wait("start", start.ranks, start.left_s, self._deadlines.start_limit)
+            self._get("find_address", {0: start.meeting}, start.left_s)
+            self._get("start", start.ranks, start.left_s, self._deadlines.start_limit)
         except AgentRLError:
             self.stop()
             raise
@@ -194,20 +194,25 @@ class WorkerGroup(Workers[W]):
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Handle[R]:
         how, what = dispatch_of(method), method.__name__
-        per_rank, num_items = self._split(how, what, args)
         options: dict[str, Any] = {
             "name": method.__qualname__,
             "num_returns": 1 if how.join != "remote" else 2,
         }
         if how.thread is not None:
             options["concurrency_group"] = how.thread
-        refs = [
-            self._hosts[rank].call.options(**options).remote(what, how.join, *own, **kwargs)
-            for rank, own in per_rank.items()
-        ]
-        call: _Call[Any] = _Call(
-            self, what, how, dict(zip(per_rank, refs, strict=True)), self._deadline(how, num_items)
-        )
+        refs: dict[int, Any] = {}
+        num_items = 0
+        if how.split == "dp":
+            per_rank, num_items = self._split(what, args)
+            for rank, own in per_rank.items():
+                refs[rank] = self._hosts[rank].call.options(**options).remote(what, how.join, *own, **kwargs)
+        else:
+            # Pickled once, not once per rank.
+            packed = pack_call(what, args, kwargs)
+            for rank in range(len(self._hosts) if how.split == "all" else 1):
+                is_wanted = rank == 0 or how.join != "first"
+                refs[rank] = self._hosts[rank].call_packed.options(**options).remote(packed, is_wanted)
+        call: _Call[Any] = _Call(self, what, how, refs, self._deadline(how, num_items))
         self._last_calls[how.thread] = call
         return call
 
@@ -222,15 +227,13 @@ class WorkerGroup(Workers[W]):
 
     def find_address(self) -> tuple[str, int]:
         ref: ObjectRef = self._hosts[0].find_address.remote()
-        self._wait("find_address", {0: ref}, self._deadlines.deadline_s(0))
-        address: tuple[str, int] = self._fetch([ref], "find_address")[0]
+        address: tuple[str, int] = self._get("find_address", {0: ref}, self._deadlines.deadline_s(0))[0]
         return address
 
     def pids(self) -> list[int]:
         """Return the process id of each rank."""
-        refs = [host.pid.remote() for host in self._hosts]
-        self._wait("pid", dict(enumerate(refs)), self._deadlines.deadline_s(0))
-        return self._fetch(refs, "pid")
+        refs = {rank: host.pid.remote() for rank, host in enumerate(self._hosts)}
+        return list(self._get("pid", refs, self._deadlines.deadline_s(0)).values())
 
     def stop(self) -> None:
         """Kill all ranks immediately."""
@@ -250,11 +253,10 @@ class WorkerGroup(Workers[W]):
         )
         return begins + self._deadlines.of(how).deadline_s(num_items)
 
-    def _split(self, how: Dispatch, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
-        """Return the arguments of each rank to call, and how many items a rank gets."""
-        if how.split != "dp":
-            ranks = range(len(self._hosts)) if how.split == "all" else range(1)
-            return {rank: list(args) for rank in ranks}, 0
+    def _split(self, what: str, args: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
+        """Return the arguments of each rank for a call that is split by data, and how many items a rank
+        gets.
+        """
         columns = [self._cut(argument, what) for argument in args]
         num_items = sum(size for _, size in columns)
         if not any(isinstance(argument, (list, RemoteResults)) for argument in args):
@@ -281,46 +283,58 @@ class WorkerGroup(Workers[W]):
         """Return whether a rank's result is part of the joined one. Of replicas, only the first one's is."""
         return how.split != "dp" or rank % self._num_replicas == 0
 
-    def _wait(
+    def _get(
         self, what: str, refs: Mapping[int, ObjectRef], timeout_s: float, limit: str | None = None
-    ) -> None:
-        """Wait for one reference per rank; the first failure ends the wait.
+    ) -> dict[int, Any]:
+        """Wait for one reference per rank and return their values by rank; the first failure ends the wait.
 
         limit: origin of `timeout_s`, for the error.
         """
-        deadline = time.monotonic() + timeout_s
-        pending: dict[ObjectRef, int] = {ref: rank for rank, ref in refs.items()}
-        while pending:
-            # fetch_local=False: wait until results exist. With join `remote` they must stay on their node.
-            done, _ = ray.wait(
-                list(pending), timeout=max(0.0, deadline - time.monotonic()), fetch_local=False
-            )
-            if not done:
-                ranks = ", ".join(str(rank) for rank in pending.values())
+        try:
+            # One call for all ranks: Ray raises as soon as one of the references is an error.
+            values = ray.get(list(refs.values()), timeout=timeout_s)
+        except GetTimeoutError:
+            pending = _not_done(refs)
+            if pending:
+                ranks = ", ".join(map(str, pending))
                 raise self._failed(
                     f"rank {ranks} did not finish {what!r} in time ({limit or self._deadlines.limit})"
-                )
-            rank = pending.pop(done[0])
+                ) from None
+            values = self._fetch(list(refs.values()), what)  # all are done; only the transfer is slow
+        except RayError:
+            self._raise_failure(what, refs)
+            raise
+        return dict(zip(refs, values, strict=True))
+
+    def _raise_failure(self, what: str, refs: Mapping[int, ObjectRef]) -> None:
+        """Raise the error of the ranks that have failed: a death, the user's mistake, else the first one."""
+        pending = _not_done(refs)
+        failed: dict[int, RayTaskError] = {}
+        for rank in sorted(refs.keys() - pending.keys()):
             try:
-                self._fetch(done, what)
+                self._fetch([refs[rank]], what)
             except (*DEATHS, ObjectLostError) as error:
                 raise self._lost(rank, what, error) from error
             except RayTaskError as error:
-                # An error of the user's config or plugins is the cause by itself. A LearnerError may only be
-                # the consequence of another rank's death.
-                if isinstance(error.cause, AgentRLError) and not isinstance(error.cause, LearnerError):
-                    raise error.cause from None
-                self._raise_if_lost(what, pending)
-                raise self._failed(f"rank {rank} failed in {what!r}: {error.cause!r}") from error
+                failed[rank] = error
+        for first in failed.values():
+            # An error of the user's config or plugins is the cause by itself. A LearnerError may only be the
+            # consequence of another rank's death.
+            if isinstance(first.cause, AgentRLError) and not isinstance(first.cause, LearnerError):
+                raise first.cause from None
+        self._raise_if_lost(what, pending)
+        for rank, first in failed.items():
+            raise self._failed(f"rank {rank} failed in {what!r}: {first.cause!r}") from first
 
-    def _raise_if_lost(self, what: str, pending: Mapping[ObjectRef, int]) -> None:
+    def _raise_if_lost(self, what: str, pending: Mapping[int, ObjectRef]) -> None:
         """Raise RankLost if a pending rank is dead: the error of the first rank may only be a consequence."""
-        done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_GRACE_S) if pending else ([], [])
-        for ref in done:
+        if pending:
+            ray.wait(list(pending.values()), num_returns=len(pending), timeout=_GRACE_S)
+        for rank in sorted(pending.keys() - _not_done(pending).keys()):
             try:
-                self._fetch([ref], what)
+                self._fetch([pending[rank]], what)
             except (*DEATHS, ObjectLostError) as error:
-                raise self._lost(pending[ref], what, error) from error
+                raise self._lost(rank, what, error) from error
             except RayTaskError:
                 # a failure, but not a death
                 continue
@@ -361,9 +375,7 @@ class _Call(Handle[R], Generic[R]):
 
     def ranks_under_way(self) -> list[int]:
         """Return the ranks that have not finished the call, including those that have not started it."""
-        first = {rank: self._of_result(ref) for rank, ref in self._refs.items()}
-        done = set(ray.wait(list(first.values()), num_returns=len(first), timeout=0, fetch_local=False)[0])
-        return [rank for rank, ref in first.items() if ref not in done]
+        return list(_not_done({rank: self._of_result(ref) for rank, ref in self._refs.items()}))
 
     def _of_result(self, ref: Any) -> ObjectRef:
         """Return the reference that is ready when the rank has finished the call."""
@@ -379,9 +391,9 @@ class _Call(Handle[R], Generic[R]):
             is_remote = self._how.join == "remote"
             waited = {rank: self._of_result(ref) for rank, ref in self._refs.items()}
             limit = self._group._deadlines.of(self._how).limit
-            self._group._wait(self.what, waited, max(0.0, self.deadline - time.monotonic()), limit)
+            of_rank = self._group._get(self.what, waited, max(0.0, self.deadline - time.monotonic()), limit)
             counted = [rank for rank in self._refs if self._group._is_counted(rank, self._how)]
-            values = self._group._fetch([waited[rank] for rank in counted], self.what)
+            values = [of_rank[rank] for rank in counted]
             joined: Any = (
                 RemoteResults([self._refs[rank][1] for rank in counted], values)
                 if is_remote
@@ -389,3 +401,11 @@ class _Call(Handle[R], Generic[R]):
             )
             self._result.append(joined)
         return self._result[0]
+
+
+def _not_done(refs: Mapping[int, ObjectRef]) -> dict[int, ObjectRef]:
+    """Return the references whose calls have not ended, by rank."""
+    # fetch_local=False: only ask whether results exist; large ones may stay on their node.
+    done, _ = ray.wait(list(refs.values()), num_returns=len(refs), timeout=0, fetch_local=False)
+    ended = set(done)
+    return {rank: ref for rank, ref in refs.items() if ref not in ended}

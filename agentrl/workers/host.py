@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,20 @@ class WorkerHost:
         """
         result = getattr(self._worker, method)(*args, **kwargs)
         return (len(result), result) if join == "remote" else result
+
+    def call_packed(self, packed: bytes, is_wanted: bool) -> Any:
+        """Call a method with arguments that all ranks share (see `pack_call`).
+
+        is_wanted: False: return nothing, because the caller does not read this rank's result.
+        """
+        method, args, kwargs = ray.cloudpickle.loads(packed)
+        result = getattr(self._worker, method)(*args, **kwargs)
+        return result if is_wanted else None
+
+
+def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """Pickle a call that several ranks get, for `WorkerHost.call_packed`."""
+    return ray.cloudpickle.dumps((method, tuple(args), dict(kwargs)))
 
 
 def host_class(worker: type) -> Any:

@@ -65,6 +65,11 @@ class Counter:
         self.was_asked = True
         return self.rank
 
+    @dispatch("all")
+    def of_first_rank(self):
+        """Return what can be pickled on rank 0 alone: a result that is sent from elsewhere is an error."""
+        return "rank 0" if self.rank == 0 else threading.Lock()
+
     @dispatch("all", join="sum")
     def num_asked(self):
         return int(hasattr(self, "was_asked"))
@@ -170,6 +175,7 @@ def test_all_ranks_or_the_first_alone(replicated):
     unit, rank, port = replicated.run(Counter.facts)
     assert (unit, rank) == ("unit", 0)
     assert port > 0
+    assert replicated.run(Counter.of_first_rank) == "rank 0"
     assert replicated.run(Counter.first_rank) == 0
     assert replicated.run(Counter.num_asked) == 1
     assert len(set(replicated.pids())) == 4
