@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
+from agentrl.config.explain_publish import publish_line
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model_kind import find_obstacles
 from agentrl.config.placement import PlacementConfig, Role
@@ -168,6 +169,11 @@ def _asynchrony_lines(config: Config, numbers: RunSize) -> Lines:
             "longest trajectory",
             f"{numbers.longest_tokens:,} tokens, {_count(config.agent.max_turns, 'turn')}, "
             f"{config.agent.trajectory_timeout_s:g} s",
+        ),
+        publish_line(
+            config,
+            num_in_flight=min(numbers.capacity, admitted),
+            longest_tokens=numbers.longest_tokens,
         ),
     ]
 

@@ -50,6 +50,7 @@ def test_text_by_hand() -> None:
         "optimizer updates 8 = 4 per epoch x 2 epochs",
         "groups admitted 48 leased or ready = (2 + 1) x 16, 384 trajectories",
         "trajectories in flight at most 200 (room for 200 = 2 actors x 100)",
+        "a publish abort: at most 100,000 tokens are prefilled anew = 200 trajectories in flight x 500",
         "one epoch 100.0 steps = 1,600 rows / 16",
         "steps 300 = 3 epochs of 1,600 rows",
         "importance weight proximal / behavior per token, at most 2",
@@ -412,3 +413,28 @@ def test_of_an_unknown_model_nothing_is_said(tmp_path: Path, broken: dict[str, A
 def test_on_gpus_nothing_is_said_about_cpus(tmp_path: Path) -> None:
     placed = on_cpu(tmp_path, placement={"pools": {"main": {"gpus_per_node": 1}}})
     assert cpu_model(placed) is None
+
+
+def publish_text(**sections: dict[str, Any]) -> str:
+    [line] = [line for line in explain(config(**sections)).splitlines() if line.startswith("  a publish ")]
+    return " ".join(line.split()).removeprefix("a publish ")
+
+
+def test_what_a_publish_costs_in_each_pause_mode() -> None:
+    advice = "rollout.weights.pause_mode=in_place prefills nothing anew"
+    late: dict[str, Any] = {"max_staleness": 1, "groups_per_step": 4}
+    size: dict[str, Any] = {"backend": "sglang", "group_size": 2, "max_concurrent_trajectories": 1000}
+    lengths = {"data": {"max_prompt_tokens": 100}, "agent": {"max_response_tokens": 900}}
+
+    def told(mode: str, staleness: dict[str, Any] = late, **more: dict[str, Any]) -> str:
+        return publish_text(
+            buffer=staleness, rollout={**size, "weights": {"pause_mode": mode}}, **lengths, **more
+        )
+
+    # 2 x 4 groups of 2 are admitted
+    figures = "at most 16,000 tokens are prefilled anew = 16 trajectories in flight x 1,000"
+    assert told("auto").startswith(f"retract: {figures}; {advice}")
+    assert told("abort").startswith(f"abort: {figures}; {advice}")
+    assert told("in_place").startswith("in_place: nothing is prefilled anew")
+    assert advice not in told("retract", model={"lora": {"rank": 8}})
+    assert told("retract", {"max_staleness": 0}) == "no trajectory is in flight, so nothing is prefilled anew"
