@@ -102,8 +102,9 @@ class WeightsConfig(Section):
     timeout_s: float = Field(
         120.0,
         gt=0,
-        description="Deadline of one attempt to update a server to a version; a server that still responds "
-        "gets a second attempt.",
+        description="Deadline of one attempt to update a server to a version, beside the time for its bytes: "
+        "four times what the last publish needed for as many, 20 s per GB before the first. A server that "
+        "still responds gets a second attempt.",
     )
 
     @model_validator(mode="after")

@@ -21,6 +21,7 @@ from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifes
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
+from agentrl.learner.buckets import BucketGatherer, BucketSender, plan_buckets
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
@@ -110,7 +111,6 @@ class Learner:
             SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         )
         self._weights_group: ProcessGroup | None = None
-        self._sender: weights.BucketSender | None = None
         self._written = WrittenWeights(self._policy, self.place, spec.model)
         torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
 
@@ -250,7 +250,7 @@ class Learner:
         """Return the backend for collectives of this rank's weights: `gloo` on a CPU, `nccl` on a GPU."""
         return "gloo" if self.place.device.type == "cpu" else "nccl"
 
-    @dispatch("all")
+    @dispatch("rank0")
     def tensor_specs(self) -> list[TensorSpec]:
         """Return the published weights by their Hugging Face names; tied weights appear once."""
         return weights.tensor_specs(self._policy)
@@ -284,7 +284,7 @@ class Learner:
         """
         return self._written.write_changes(Path(folder))
 
-    @dispatch("all")
+    @dispatch("rank0")
     def adapter_specs(self) -> list[TensorSpec]:
         """Return the tensors of the LoRA adapter by their names in peft's files; empty without an adapter."""
         return weights.adapter_specs(self._policy)
@@ -320,21 +320,21 @@ class Learner:
             )
 
     @dispatch("all")
-    def send_bucket(self, names: Sequence[str]) -> None:
-        """Gather the named weights and start sending them, concatenated in this order, to all servers."""
-        assert not self.place.is_first or self._weights_group is not None, (
-            "send_bucket before join_weights_group"
-        )
-        if self._sender is None:
-            self._sender = weights.BucketSender(self._policy, self._weights_group)
-        self._sender.send(names)
+    def send_buckets(self, bucket_bytes: int) -> SendTimes:
+        """Send all published weights to the servers in the buckets of `plan_buckets`, one broadcast each.
 
-    @dispatch("rank0")
-    def finish_buckets(self) -> SendTimes:
-        """Wait until all buckets are sent; return how long gathering and waiting took."""
-        assert self._sender is not None, "finish_buckets before send_bucket"
-        sender, self._sender = self._sender, None
-        return sender.finish()
+        Returns how long rank 0 gathered, and waited for broadcasts.
+
+        Raises:
+            InfrastructureError: a bucket did not arrive.
+        """
+        assert not self.place.is_first or self._weights_group is not None, (
+            "send_buckets before join_weights_group"
+        )
+        # Every rank plans by itself, so the controller sends no names, however many weights there are.
+        plan = plan_buckets(weights.tensor_specs(self._policy), max_bytes=bucket_bytes)
+        gatherer = BucketGatherer(self._policy, is_first=self.place.is_first)
+        return BucketSender(gatherer, self._weights_group).send([[s.name for s in bucket] for bucket in plan])
 
     @dispatch("all")
     def pickle_bucket(self, names: Sequence[str]) -> str:
@@ -344,7 +344,6 @@ class Learner:
     @dispatch("all")
     def leave_weights_group(self) -> None:
         """Close the process group to the servers, if one is open."""
-        self._sender = None
         if self._weights_group is not None:
             group, self._weights_group = self._weights_group, None
             leave_weights_group(group)

@@ -150,14 +150,24 @@ class Policy:
                 for name in run:
                     yield name, self.pieces[name].of(rows, first_row=begin)
 
-    def _merged(self, weight: str) -> Tensor:
-        tensor = sharding.gather(self.tensors[weight])
+    def own_part(self, weight: str) -> tuple[Tensor, tuple[int, ...]]:
+        """Return this rank's part of a weight with its adapter merged, and where the part begins.
+
+        In the dtype in which the learner adds them: only the sum is rounded to `published_dtype`.
+        A collective if the weight has an adapter.
+        """
+        own, begin = sharding.own_part(self.tensors[weight])
         adapter = self.adapters.get(weight)
-        if adapter is not None:
-            product = adapter.product()
-            # Add before rounding to `published_dtype`, so only the sum is rounded.
-            tensor = tensor.to(product.dtype) + product
-        return tensor.to(self.published_dtype)
+        if adapter is None:
+            return own, begin
+        product = adapter.product()
+        box = tuple(slice(first, first + size) for first, size in zip(begin, own.shape, strict=True))
+        return own.to(product.dtype) + product[box], begin
+
+    def _merged(self, weight: str) -> Tensor:
+        own, _ = self.own_part(weight)
+        # Rounded before it is gathered: every element is rounded by itself, and fewer bytes are sent.
+        return sharding.gather_parts(own.to(self.published_dtype), self.tensors[weight])
 
     def _runs(self, weight: str, names: Sequence[str]) -> Iterator[tuple[list[str], int, int]]:
         """Yield names of pieces of one weight, with the first and the last row (exclusive) that contain

@@ -4,12 +4,14 @@ wrappers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
@@ -117,6 +119,21 @@ def gather(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if _is_sharded(tensor) else tensor
 
 
+def gather_parts(own: Tensor, like: Tensor) -> Tensor:
+    """Return the full tensor of which every rank passes its own part, cut as `like` is.
+
+    A collective if `like` is sharded.
+    """
+    if not _is_sharded(like):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(
+        own, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    ).full_tensor()
+
+
 def gather_rows(tensor: Tensor, begin: int, end: int, dtype: torch.dtype) -> Tensor:
     """Return the rows `begin` to `end` of the full tensor in `dtype`, without gradient.
 
@@ -151,6 +168,47 @@ def own_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     own = tensor.to_local()
     assert own.shape == shape, f"{tuple(own.shape)} is held instead of {tuple(shape)}"
     return own, tuple(offset)
+
+
+def copy_of(tensor: Tensor) -> tuple[int, int]:
+    """Return which copy of its part this rank holds, and how many ranks hold a copy of the same part."""
+    if not _is_sharded(tensor):
+        return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    index, count = 0, 1
+    for size, own, placement in zip(
+        tensor.device_mesh.shape, tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True
+    ):
+        if placement.is_replicate():
+            index, count = index * size + own, count * size
+    return index, count
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a tensor is cut over one process group.
+
+    Along `dim`, into chunks of `chunk`; the last ones may be shorter or empty.
+    """
+
+    group: ProcessGroup
+    dim: int
+    chunk: int
+
+
+def find_cut(tensor: Tensor) -> Cut | None:
+    """Return how a tensor is cut; None if it is not sharded, or over several mesh dimensions."""
+    if not _is_sharded(tensor):
+        return None
+    from torch.distributed.tensor import Shard
+
+    cut = [(index, p) for index, p in enumerate(tensor.placements) if not p.is_replicate()]
+    # Not a subclass: a strided shard is not one chunk after the other.
+    plain = [(index, p) for index, p in cut if isinstance(p, Shard) and type(p) is Shard]
+    if len(cut) != 1 or len(plain) != 1:
+        return None
+    mesh_dim, placement = plain[0]
+    group = tensor.device_mesh.get_group(mesh_dim)
+    return Cut(group, placement.dim, -(-tensor.shape[placement.dim] // group.size()))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Weights that leave the ranks: exported to a folder, sent to the servers in buckets, and their checksums.
+"""Weights that leave the ranks: exported to a folder, pickled for servers, and their checksums.
 
 Every function is a collective of all ranks, because gathering a sharded tensor is one; only rank 0 writes
 and sends.
@@ -12,7 +12,6 @@ import json
 import math
 import pickle
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,21 +19,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from agentrl.chat.packaged import find_template
 from agentrl.config.model import ModelConfig
 from agentrl.data.atomic_files import sync
 from agentrl.errors import DiskError
+from agentrl.learner.joint_files import FileLayout, PartsWriter, lay_out
 from agentrl.learner.lora import adapter_tensors, write_adapter
 from agentrl.learner.model import Policy
-from agentrl.learner.ranks import RankPlace
+from agentrl.learner.ranks import RankPlace, largest_over_ranks
 from agentrl.learner.sharding import gather
-from agentrl.sglang.process_group import Broadcast, flatten, tensor_bytes, tensor_checksum
-from agentrl.types import SendTimes, TensorSpec
+from agentrl.sglang.process_group import tensor_bytes, tensor_checksum
+from agentrl.types import TensorSpec
 
 _COPIED = (
     "tokenizer*",
@@ -115,10 +113,11 @@ def export(
     max_file_bytes: int = MAX_FILE_BYTES,
     more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write weights, config and tokenizer as transformers and SGLang load them.
+    """Write weights, config and tokenizer as transformers and SGLang load them. A collective.
 
     The folder appears complete or not at all. Weights of more than `max_file_bytes` are split into several
-    files with an index. Rank 0 holds only one file's worth of them at a time.
+    files with an index. Every rank writes its own parts of the weights, so all ranks need the same file
+    system; the first one writes all else.
 
     Args:
         place: None in a process without ranks.
@@ -127,21 +126,44 @@ def export(
     Raises:
         DiskError: the folder could not be written, for example because the disk is full.
     """
-    files = plan_files(tensor_specs(policy), max_bytes=max_file_bytes)
+    specs = tensor_specs(policy)
+    spec_of = {spec.name: spec for spec in specs}
+    files = plan_files(specs, max_bytes=max_file_bytes)
+    layouts = {file: lay_out([spec_of[name] for name in names]) for file, names in files.items()}
     writer = FolderWriter(folder) if place is None or place.is_first else None
-    for file, names in files.items():
-        tensors: dict[str, Tensor] = {}
-        for name, full in policy.full_tensors(names):
-            if writer is not None:
-                tensors[name] = full.cpu().contiguous()
-        if writer is not None:
-            writer.write(partial(_write_weights, tensors, file))
     if writer is not None:
-        writer.write(partial(write_index, files, tensor_specs(policy)))
-        writer.write(partial(describe, policy, model))
-        if more is not None:
-            writer.write(more)
-        writer.finish()
+        for file, layout in layouts.items():
+            writer.write(partial(_create, layout, file))
+    parts = PartsWriter(policy)
+    if _all_well(place, writer is None or writer.is_well):
+        for file, layout in layouts.items():
+            parts.write(partial_folder(folder) / file, layout)
+    is_written = _all_well(place, (writer is None or writer.is_well) and parts.error is None)
+    if parts.error is not None:
+        if writer is not None:
+            writer.discard()
+        raise _not_written(folder, parts.error) from parts.error
+    if writer is None:
+        return
+    if not is_written and writer.is_well:  # another rank raises
+        writer.discard()
+        return
+    writer.write(partial(describe, policy, model))
+    if more is not None:
+        writer.write(more)
+    writer.write(partial(write_index, files, specs))  # last: without it, split weights are not found
+    writer.finish()
+
+
+def _create(layout: FileLayout, file: str, folder: Path) -> None:
+    layout.create(folder / file)
+
+
+def _all_well(place: RankPlace | None, is_well: bool) -> bool:
+    """Return whether all ranks are well. A collective."""
+    if place is None or place.world_size == 1:
+        return is_well
+    return largest_over_ranks({"failed": float(not is_well)})["failed"] == 0
 
 
 def adapter_specs(policy: Policy) -> list[TensorSpec]:
@@ -234,10 +256,15 @@ class FolderWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._partial = partial_folder(folder)
         self._error: OSError | None = None
         self.discard()
         self.write(lambda folder: folder.mkdir(parents=True))
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no write has failed."""
+        return self._error is None
 
     def write(self, write: Callable[[Path], None]) -> None:
         """Run `write(folder)` on the temporary folder, unless an earlier write failed."""
@@ -252,9 +279,7 @@ class FolderWriter:
         self.write(self._replace)
         if self._error is not None:
             self.discard()
-            raise DiskError(
-                f"the policy could not be written to {self._folder}: {self._error}"
-            ) from self._error
+            raise _not_written(self._folder, self._error) from self._error
 
     def discard(self) -> None:
         """Remove the temporary folder, if it was not renamed."""
@@ -270,10 +295,13 @@ class FolderWriter:
         written.rename(self._folder)
 
 
-def _write_weights(tensors: dict[str, Tensor], file: str, folder: Path) -> None:
-    save_file(tensors, str(folder / file), metadata={"format": "pt"})
-    # Safetensors creates private files, but a server may run under another account.
-    (folder / file).chmod(0o644)
+def partial_folder(folder: Path) -> Path:
+    """Return the temporary name under which a folder is written."""
+    return folder.with_name(f".{folder.name}.partial")
+
+
+def _not_written(folder: Path, error: OSError) -> DiskError:
+    return DiskError(f"the policy could not be written to {folder}: {error}")
 
 
 def write_index(files: Mapping[str, Sequence[str]], specs: Sequence[TensorSpec], folder: Path) -> None:
@@ -311,42 +339,3 @@ def copy_tokenizer(model: ModelConfig, folder: Path) -> None:
         shutil.copyfile(file, folder / file.name)
     if model.chat_template is not None:
         shutil.copyfile(find_template(model.chat_template), folder / "chat_template.jinja")
-
-
-class BucketSender:
-    """Broadcasts buckets from rank 0: while one bucket is sent, the next is gathered.
-
-    At most two are in memory. Other ranks (`group` None) only help to gather.
-    """
-
-    def __init__(self, policy: Policy, group: ProcessGroup | None) -> None:
-        self._policy = policy
-        self._group = group
-        self._travelling: Broadcast | None = None
-        self._gather_s = self._wait_s = 0.0
-
-    def send(self, names: Sequence[str]) -> None:
-        """Gather the named weights into one flat byte buffer and start broadcasting it. A collective.
-
-        Raises:
-            InfrastructureError: the previous bucket did not arrive.
-        """
-        started = time.perf_counter()
-        flat = flatten([tensor for _, tensor in self._policy.full_tensors(names)])
-        self._gather_s += time.perf_counter() - started
-        # The previous bucket was sent while this one was gathered; wait for it only now.
-        self._settle()
-        if self._group is not None:
-            self._travelling = Broadcast(flat, self._group)
-
-    def finish(self) -> SendTimes:
-        """Wait for the last bucket; raise InfrastructureError if it did not arrive."""
-        self._settle()
-        return SendTimes(self._gather_s, self._wait_s)
-
-    def _settle(self) -> None:
-        travelling, self._travelling = self._travelling, None
-        if travelling is not None:
-            started = time.perf_counter()
-            travelling.wait()
-            self._wait_s += time.perf_counter() - started

@@ -330,7 +330,7 @@ async def for_each(
 ) -> dict[str, str]:
     """Run `action(server)` concurrently on all servers; return url -> reason for those that failed.
 
-    An action fails if it raises ServerError or exceeds `timeout_s`, which messages name `limit`.
+    An action fails if it raises ServerError or exceeds `timeout_s`. Messages explain this limit by `limit`.
     """
     failed: dict[str, str] = {}
 
@@ -341,7 +341,7 @@ async def for_each(
         except ServerError as error:
             failed[server.url] = str(error)
         except trio.TooSlowError:
-            failed[server.url] = f"{server.url} did not answer within {limit}={timeout_s:g} s"
+            failed[server.url] = f"{server.url} did not answer within {timeout_s:g} s ({limit})"
 
     async with trio.open_nursery() as nursery:
         for server in servers:

@@ -17,8 +17,7 @@ from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
-from agentrl.types import TensorSpec
-from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport
+from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport, sum_bytes
 
 
 class FolderTransport(Transport):
@@ -34,13 +33,13 @@ class FolderTransport(Transport):
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         folder = self._folder_of(version)
-        size = _num_bytes(await self._learner.run(Learner.tensor_specs))
+        size = sum_bytes(await self._tensor_specs())
 
         async def load(server: SGLangClient) -> None:
             async with hold(server) as may_flush:
                 await server.update_weights_from_disk(str(folder), version=version, flush_cache=may_flush)
 
-        return Sent(size * len(servers), await self._try_each(servers, load))
+        return Sent(size * len(servers), await self._try_each(servers, load, num_bytes=size))
 
     def _folder_of(self, version: int) -> Path:
         return self._folder / f"v{version:06d}"  # names sort by version
@@ -59,7 +58,7 @@ class AdapterTransport(FolderTransport):
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         folder = self._folder_of(version)
-        size = _num_bytes(await self._learner.run(Learner.adapter_specs))
+        size = sum_bytes(await self._learner.run(Learner.adapter_specs))
 
         async def load(server: SGLangClient) -> None:
             async with hold(server):
@@ -68,7 +67,7 @@ class AdapterTransport(FolderTransport):
                 await server.load_adapter(POLICY_ADAPTER, str(folder))
                 await server.update_weight_version(version)
 
-        return Sent(size * len(servers), await self._try_each(servers, load))
+        return Sent(size * len(servers), await self._try_each(servers, load, num_bytes=size))
 
 
 class ChangesTransport(FolderTransport):
@@ -131,7 +130,7 @@ class ChangesTransport(FolderTransport):
                 await server.update_weights_from_disk(str(whole), version=version, flush_cache=may_flush)
             sizes[server.url] = sum(file.stat().st_size for file in whole.glob("*.safetensors"))
 
-        failed = await self._try_each(servers, load_changes)
+        failed = await self._try_each(servers, load_changes, num_bytes=max(self._sizes))
         if without_base:
             # Written in between, so that no server's deadline runs while the learner writes.
             if not self._is_whole_written:
@@ -139,10 +138,7 @@ class ChangesTransport(FolderTransport):
                 self._is_whole_written = True
             refused = {server.url for server in without_base}
             failed = {url: why for url, why in failed.items() if url not in refused}
-            failed |= await self._try_each(without_base, load_whole)
+            num_bytes = sum_bytes(await self._tensor_specs())
+            failed |= await self._try_each(without_base, load_whole, num_bytes=num_bytes)
         self._holds |= dict.fromkeys((server.url for server in servers if server.url not in failed), version)
         return Sent(sum(sizes.values()), failed)
-
-
-def _num_bytes(specs: Sequence[TensorSpec]) -> int:
-    return sum(spec.num_bytes for spec in specs)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 
 import trio
 
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, LearnerError, RequestRefused, ServerError
+from agentrl.learner.buckets import plan_buckets
 from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import parse_num_ranks
 from agentrl.types import SendTimes, TensorSpec
-from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, plan_buckets
+from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, sum_bytes
 
 
 class GroupTransport(Transport):
@@ -38,13 +40,11 @@ class GroupTransport(Transport):
 
     async def prepare(self, version: int) -> None:
         self._clients = {}
-        self._buckets = plan_buckets(
-            await self._learner.run(Learner.tensor_specs), max_bytes=self._config.bucket_bytes
-        )
+        self._buckets = plan_buckets(await self._tensor_specs(), max_bytes=self._config.bucket_bytes)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         self._clients |= {server.url: server for server in servers}
-        num_bytes = sum(spec.num_bytes for bucket in self._buckets for spec in bucket) * len(servers)
+        num_bytes = sum_bytes(await self._tensor_specs())
         failed = await self._ensure_group(servers)
         if failed:
             return Sent(0, failed)
@@ -57,12 +57,12 @@ class GroupTransport(Transport):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, times, broken)
-            failed = await self._try_each(servers, receive)
+            failed = await self._try_each(servers, receive, num_bytes=num_bytes)
         if failed or broken:
             await self.close(servers)
         # A server that received every bucket has the weights, even if other servers failed.
         return Sent(
-            num_bytes,
+            num_bytes * len(servers),
             {url: "; ".join([why, *broken]) for url, why in failed.items()},
             times[0] if times else None,
         )
@@ -82,14 +82,16 @@ class GroupTransport(Transport):
         await server.end_weight_update()
 
     async def _send(self, times: list[SendTimes], broken: list[str]) -> None:
-        """Send the buckets.
+        """Send all buckets by one call of the ranks, which plan the same buckets.
 
         If a peer is lost, close the group, so that the others stop waiting for the rest.
         """
+        # A call may take as long as two collectives; each bucket is one.
+        ranks = self._learner.learner.patient(1 + len(self._buckets) / 2)
         try:
-            for bucket in self._buckets:
-                await self._learner.run(Learner.send_bucket, [spec.name for spec in bucket])
-            times.append(await self._learner.run(Learner.finish_buckets))
+            times.append(
+                await self._learner.call(partial(ranks.run, Learner.send_buckets, self._config.bucket_bytes))
+            )
         except LearnerError:
             raise  # a learner rank is lost, and no other attempt can succeed
         except InfrastructureError as error:
@@ -140,7 +142,7 @@ class GroupTransport(Transport):
                     world_size,
                     self._group_name,
                     backend,
-                    self._config.timeout_s,
+                    self._pace.allowed_s(max(map(sum_bytes, self._buckets), default=0)),
                 )
             except LearnerError:
                 raise
@@ -150,7 +152,7 @@ class GroupTransport(Transport):
         async with trio.open_nursery() as nursery:
             # Concurrently: each side blocks until all ranks have joined.
             nursery.start_soon(join)
-            failed = await self._try_each(servers, ask)
+            failed = await self._try_each(servers, ask, num_bytes=0)
         if not failed and not broken:
             return {}
         await self.close(servers)

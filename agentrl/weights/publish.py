@@ -24,6 +24,7 @@ from agentrl.sglang.protocol import PauseMode
 from agentrl.types import SendTimes
 from agentrl.weights.disk import AdapterTransport, ChangesTransport, FolderTransport
 from agentrl.weights.group import GroupTransport
+from agentrl.weights.pace import Pace
 from agentrl.weights.tensor import TensorTransport
 from agentrl.weights.transport import PING_S, LearnerCalls, Sent, Transport
 from agentrl.weights.verify import Verifier, check_known
@@ -152,11 +153,13 @@ async def load_folder(
 ) -> PublishReport:
     """Load an exported policy other than the learner's on `servers`, which must be idle."""
     started = time.monotonic()
+    num_bytes = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+    pace = Pace(timeout_s)
 
     async def load(server: SGLangClient) -> None:
         await server.update_weights_from_disk(folder, version=version, flush_cache=True)
 
-    failed = await for_each(servers, load, timeout_s=timeout_s, limit="rollout.weights.timeout_s")
+    failed = await for_each(servers, load, timeout_s=pace.allowed_s(num_bytes), limit=pace.limit(num_bytes))
     return PublishReport(version, time.monotonic() - started, 0, failed)
 
 

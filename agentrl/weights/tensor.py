@@ -14,12 +14,13 @@ import trio
 
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused, ServerError
+from agentrl.learner.buckets import plan_buckets
 from agentrl.learner.learner import Learner
 from agentrl.loopback import is_local
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import parse_setting
 from agentrl.types import TensorSpec
-from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport, plan_buckets
+from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport, sum_bytes
 
 
 class TensorTransport(Transport):
@@ -30,8 +31,7 @@ class TensorTransport(Transport):
         self._buckets: list[list[TensorSpec]] = []
 
     async def prepare(self, version: int) -> None:
-        specs = await self._learner.run(Learner.tensor_specs)
-        self._buckets = plan_buckets(specs, max_bytes=self._config.bucket_bytes)
+        self._buckets = plan_buckets(await self._tensor_specs(), max_bytes=self._config.bucket_bytes)
 
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         pickles = _Pickles(self._learner, self._buckets, num_takers=len(servers))
@@ -57,8 +57,9 @@ class TensorTransport(Transport):
                     )
                 await server.end_weight_update()
 
-        failed = await self._try_each(servers, load)
-        return Sent(sum(spec.num_bytes for bucket in self._buckets for spec in bucket) * len(servers), failed)
+        num_bytes = sum_bytes(await self._tensor_specs())
+        failed = await self._try_each(servers, load, num_bytes=num_bytes)
+        return Sent(num_bytes * len(servers), failed)
 
 
 class _Pickles:

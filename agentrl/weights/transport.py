@@ -16,6 +16,7 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.types import SendTimes, TensorSpec
+from agentrl.weights.pace import Pace
 from agentrl.workers.workers import Workers
 
 P = ParamSpec("P")
@@ -47,6 +48,8 @@ class Transport(ABC):
     def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
         self._learner = learner
         self._config = config
+        self._pace = Pace(config.timeout_s)
+        self._specs: Sequence[TensorSpec] | None = None
 
     @abstractmethod
     async def prepare(self, version: int) -> None:
@@ -72,14 +75,30 @@ class Transport(ABC):
         """Make `servers` release what is kept between publishes, after the learner is gone."""
 
     async def _try_each(
-        self, servers: Sequence[SGLangClient], action: Callable[[SGLangClient], Awaitable[None]]
+        self,
+        servers: Sequence[SGLangClient],
+        action: Callable[[SGLangClient], Awaitable[None]],
+        *,
+        num_bytes: int,
     ) -> dict[str, str]:
         """Run `action(server)` on all servers, with the deadline of an attempt; return url -> reason for
         those that failed.
+
+        num_bytes: that each server gets.
         """
-        return await for_each(
-            servers, action, timeout_s=self._config.timeout_s, limit="rollout.weights.timeout_s"
+        started = trio.current_time()
+        failed = await for_each(
+            servers, action, timeout_s=self._pace.allowed_s(num_bytes), limit=self._pace.limit(num_bytes)
         )
+        if not failed:
+            self._pace.observe(num_bytes, trio.current_time() - started)
+        return failed
+
+    async def _tensor_specs(self) -> Sequence[TensorSpec]:
+        """Return the published weights; the learner is asked once, because they never change."""
+        if self._specs is None:
+            self._specs = await self._learner.run(Learner.tensor_specs)
+        return self._specs
 
 
 class LearnerCalls:
@@ -114,18 +133,6 @@ class LearnerCalls:
             return await trio.to_thread.run_sync(run_alone, abandon_on_cancel=True)
 
 
-def plan_buckets(specs: Sequence[TensorSpec], *, max_bytes: int) -> list[list[TensorSpec]]:
-    """Cut `specs`, in order, into buckets of at most `max_bytes`; a larger tensor gets a bucket of its own.
-
-    A bucket has one dtype, because it is sent as one flat byte buffer that the receiver views in that dtype.
-    """
-    buckets: list[list[TensorSpec]] = []
-    size = 0
-    for spec in specs:
-        fits = buckets and size + spec.num_bytes <= max_bytes and buckets[-1][-1].dtype == spec.dtype
-        if not fits:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(spec)
-        size += spec.num_bytes
-    return buckets
+def sum_bytes(specs: Sequence[TensorSpec]) -> int:
+    """Return the bytes of all tensors together."""
+    return sum(spec.num_bytes for spec in specs)

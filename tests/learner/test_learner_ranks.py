@@ -7,6 +7,7 @@ they wrote.
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.learner.buckets import plan_buckets
 from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
@@ -33,6 +35,7 @@ from agentrl.sglang.process_group import (
     tensor_checksum,
     unflatten,
 )
+from agentrl.types import TensorSpec
 from parts.learner import learner_spec, random_samples, reserved_ports, tiny_sizes
 from parts.programs import PROGRAM
 from parts.ranks import run_ranks
@@ -40,7 +43,8 @@ from parts.ranks import run_ranks
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 NUM_UPDATES = 3
-BUCKET = 5
+BUCKET_BYTES = 20000
+"""Of several buckets, some of them with several weights."""
 TIMEOUT_S = 200.0
 
 
@@ -163,9 +167,7 @@ def send(learner, port):
     """Send all weights in buckets to the one peer, and tell what it needs to read them."""
     specs = learner.tensor_specs()
     learner.join_weights_group("127.0.0.1", port, 2, "weights", "gloo", TIMEOUT_S)
-    for start in range(0, len(specs), BUCKET):
-        learner.send_bucket([s.name for s in specs[start : start + BUCKET]])
-    learner.finish_buckets()
+    learner.send_buckets(BUCKET_BYTES)
     learner.leave_weights_group()
     return [(s.name, s.dtype, s.shape, s.num_bytes) for s in specs]
 
@@ -210,15 +212,12 @@ def receive(port):
         timeout_s=TIMEOUT_S,
     )
     received = {}
-    names = expected_shapes()
-    for start in range(0, len(names), BUCKET):
-        bucket = names[start : start + BUCKET]
-        layout = [(torch.float32, shape) for _, shape in bucket]
-        flat = torch.empty(sum(4 * int(np.prod(shape)) for _, shape in bucket), dtype=torch.uint8)
+    specs = [TensorSpec(name, "float32", shape, 4 * math.prod(shape)) for name, shape in expected_shapes()]
+    for bucket in plan_buckets(specs, max_bytes=BUCKET_BYTES):
+        flat = torch.empty(sum(spec.num_bytes for spec in bucket), dtype=torch.uint8)
         broadcast(flat, group)
-        received |= {
-            name: tensor.numpy() for (name, _), tensor in zip(bucket, unflatten(flat, layout), strict=True)
-        }
+        tensors = unflatten(flat, [(torch.float32, spec.shape) for spec in bucket])
+        received |= {spec.name: tensor.numpy() for spec, tensor in zip(bucket, tensors, strict=True)}
     leave_weights_group(group)
     return received
 

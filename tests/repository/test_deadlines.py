@@ -34,7 +34,8 @@ ALLOWED = {
     "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by "
     "CallDeadlines",
     "agentrl/controller/train.py:learn": "a Handle: CallDeadlines bounds it",
-    "agentrl/learner/weights.py:BucketSender._settle": "the process group has a time-out",
+    "agentrl/learner/buckets.py:BucketSender._settle": "the process group has a time-out",
+    "agentrl/learner/buckets.py:_exchange": "the process group has a time-out",
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
     "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's "
     "deadline",

@@ -87,7 +87,9 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
         "train", *arguments(world, "lost_ranks", *more, "rollout.weights.transport=distributed")
     )
     run.wait_until(lambda: world.num_steps(run_dir) >= 1, LIMIT_S)
-    for num_lost, call in enumerate(("Learner.update", "Learner.send_bucket", "Learner.start_save"), start=1):
+    for num_lost, call in enumerate(
+        ("Learner.update", "Learner.send_buckets", "Learner.start_save"), start=1
+    ):
         run.wait_until(lambda number=num_lost: number == 1 or newest_step_seen(run_dir) >= 3, LIMIT_S)
         killed = kill_rank_in(run, call)
         run.wait_until(lambda number=num_lost: f"(restart {number} of 3)" in run.output(), LIMIT_S)
@@ -229,7 +231,7 @@ def test_however_and_wherever_a_run_is_stopped_nothing_is_left_and_the_same_comm
     command = arguments(
         world, run_dir.name, *more, "learner.world_size=2", f"rollout.weights.transport={weights}"
     )
-    publish = {"disk": "Learner.export", "distributed": "Learner.send_bucket"}[weights]
+    publish = {"disk": "Learner.export", "distributed": "Learner.send_buckets"}[weights]
     moments = {
         "WorkerHost": "Ctrl-C",
         "RolloutActor.play": "SIGTERM",

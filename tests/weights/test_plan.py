@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.learner.buckets import plan_buckets
 from agentrl.types import TensorSpec
-from agentrl.weights.transport import plan_buckets
 
 specs = st.lists(
     st.builds(

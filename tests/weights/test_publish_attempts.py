@@ -30,7 +30,7 @@ class Source:
     """A learner that notes what it was asked for; its broadcasts fail as often as it is told."""
 
     def __init__(self, *, lost_buckets=0):
-        self.calls, self.lost_buckets = [], lost_buckets
+        self.calls, self.lost_buckets, self.patience = [], lost_buckets, 1.0
 
     def tensor_specs(self):
         return SPECS
@@ -45,12 +45,15 @@ class Source:
         self.calls.append("write_changes")
         return CHANGED_BYTES, TENSOR_BYTES
 
-    def send_bucket(self, names):
+    def patient(self, times):
+        self.patience = times
+        return self
+
+    def send_buckets(self, bucket_bytes):
+        self.calls.append("send_buckets")
         if self.lost_buckets:
             self.lost_buckets -= 1
             raise InfrastructureError("a peer is gone")
-
-    def finish_buckets(self):
         return SendTimes(1.0, 2.0)
 
     def __getattr__(self, name):
@@ -84,6 +87,15 @@ class Server:
 
     def __getattr__(self, name):
         return partial(self._do, name)
+
+
+class Unhurried(Server):
+    """A server whose update takes half a second."""
+
+    async def _do(self, name, /, *args, **options):
+        if name == self.call:
+            await trio.sleep(0.5)
+        return await super()._do(name, *args, **options)
 
 
 def publisher(source, tmp_path, options):
@@ -160,6 +172,42 @@ def test_a_lost_broadcast_makes_a_group_anew(tmp_path):
     assert report.times == SendTimes(1.0, 2.0)
     assert source.calls.count("join_weights_group") == 2
     assert [s.version for s in servers] == [1, 1]
+
+
+def test_the_ranks_get_one_call_per_publish_however_many_buckets_and_servers(tmp_path):
+    for bucket_bytes, num_buckets in ((16, 3), (48, 1)):
+        source, servers = Source(), [Server(1), Server(2)]
+        publish(
+            source,
+            tmp_path,
+            {"transport": "distributed", "bucket_bytes": bucket_bytes},
+            servers,
+            versions=(1, 2),
+        )
+        assert [server.calls.count("update_weights_from_distributed") for server in servers] == (
+            2 * [2 * num_buckets]
+        )
+        assert source.calls[-2:] == ["send_buckets", "send_buckets"]
+        assert source.calls.count("send_buckets") == 2
+        # two collectives for a call, and one for each bucket
+        assert source.patience == 1 + num_buckets / 2
+
+
+@pytest.mark.parametrize("options", [{"transport": "disk"}, {"transport": "distributed"}], ids=str)
+def test_a_large_model_has_more_time_than_a_small_one(tmp_path, options):
+    """A gigabyte has 20 seconds more than the 0.2 that nobody keeps here."""
+
+    def report(num_bytes):
+        source = Source()
+        source.tensor_specs = lambda: [TensorSpec("a", "float32", (4,), num_bytes)]
+        [found] = publish(
+            source, tmp_path, options | {"timeout_s": 0.2}, [Unhurried(1, call=update_of(options))]
+        )
+        return found
+
+    assert dict(report(10**9).failed) == {}
+    [why] = report(16).failed.values()
+    assert "did not answer within 0.2 s (rollout.weights.timeout_s=0.2)" in why
 
 
 def test_a_delta_goes_to_whom_has_its_base_and_all_weights_to_others(tmp_path):

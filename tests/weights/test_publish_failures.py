@@ -18,7 +18,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
 from agentrl.http.client import HttpClient
 from agentrl.http.server import HttpResponse, serve_http
-from agentrl.learner.learner import Learner, LearnerSpec
+from agentrl.learner.learner import LearnerSpec
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -79,18 +79,18 @@ class Struck(SGLangClient):
         self._strike()
 
 
-class StruckLearner(LocalWorker):
-    """A learner during whose second bucket a server is hit."""
+class StruckReceiver(SGLangClient):
+    """A client whose server is hit before it is told of its second bucket."""
 
-    def __init__(self, learner, strike):
-        super().__init__(learner)
+    def __init__(self, url, strike):
+        super().__init__(url)
         self._strike, self._num_buckets = strike, 0
 
-    def begin(self, method, /, *args):
-        self._num_buckets += method is Learner.send_bucket
-        if method is Learner.send_bucket and self._num_buckets == 2:
+    async def update_weights_from_distributed(self, specs, **options):
+        self._num_buckets += 1
+        if self._num_buckets == 2:
             self._strike()
-        return super().begin(method, *args)
+        await super().update_weights_from_distributed(specs, **options)
 
 
 def publisher(workers, folder, transport):
@@ -128,11 +128,8 @@ def test_one_of_two_is_hit_in_the_middle(learner, supervisors, tmp_path, transpo
 
     async def script():
         healthy = SGLangClient(first)
-        victim = Struck(second, strike) if transport == "disk" else SGLangClient(second)
-        workers = (
-            StruckLearner(learner.one, strike) if transport == "distributed" else LocalWorker(learner.one)
-        )
-        publish = publisher(workers, tmp_path, transport)
+        victim = (Struck if transport == "disk" else StruckReceiver)(second, strike)
+        publish = publisher(LocalWorker(learner.one), tmp_path, transport)
         report = await publish.publish(5, [healthy, victim])
         assert list(report.failed) == [second]
         assert second.removeprefix("http://") in report.failed[second]

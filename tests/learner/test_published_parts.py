@@ -1,0 +1,208 @@
+"""What ranks send in buckets and write into files together is the whole weight, rounded once: byte for byte,
+however the weights are sharded.
+
+The file is also the program that forks four ranks: they play every scene, and the tests look at what they
+found.
+"""
+
+import dataclasses
+import json
+import resource
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch.distributed.tensor import DTensor, Shard
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from agentrl.config.learner import FSDPConfig, LearnerConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.errors import DiskError
+from agentrl.learner import weights as outgoing
+from agentrl.learner.buckets import BucketGatherer, plan_buckets
+from agentrl.learner.learner import Learner
+from agentrl.learner.sharding import put
+from agentrl.sglang.process_group import flatten
+from parts.experts import write_experts
+from parts.learner import learner_spec, reserved_ports, tiny_sizes
+from parts.ranks import run_program, run_ranks
+
+VOCABULARY = 61
+WORLD_SIZE = 4
+TIMEOUT_S = 200.0
+SIZES = tiny_sizes(VOCABULARY)
+BUCKET_BYTES = (1, 3000, 10**9)
+"""One weight in each bucket, several in most, all in one."""
+FILE_BYTES = 20_000
+SCENES = {
+    "rounded": {"model": {"dtype": "bfloat16"}},
+    "unequal parts": {"sizes": {"intermediate_size": 47}},
+    "copies": {"model": {"dtype": "bfloat16"}, "learner": {"fsdp": FSDPConfig(shard_size=2)}},
+    "columns": {"model": {"dtype": "bfloat16"}, "redistribute": True},
+    "adapters": {
+        "model": {"dtype": "bfloat16", "lora": LoRAConfig(rank=2, target_modules=("q_proj", "down_proj"))}
+    },
+    "cut layers": {"path": "qwen3", "learner": {"tensor_parallel": 2}},
+    "experts": {"path": "experts", "model": {"dtype": "bfloat16"}},
+}
+
+
+def learner(scene, rank, port, folder):
+    options = SCENES[scene]
+    path = {"path": str(folder / options["path"])} if "path" in options else {}
+    config = LearnerConfig(
+        world_size=WORLD_SIZE, collective_timeout_s=TIMEOUT_S, **options.get("learner", {})
+    )
+    spec = learner_spec(
+        ModelConfig(**path, **options.get("model", {})),
+        sizes=None if path else SIZES | options.get("sizes", {}),
+        learner=config,
+        master_dtype=torch.float32,
+    )
+    return closing(Learner(spec, rank=rank, address="127.0.0.1", port=port))
+
+
+def random_part(name, tensor):
+    """Give every element a value that rounding changes, the same on all ranks; -0.0 among them."""
+    torch.manual_seed(sum(map(ord, name)))
+    full = torch.randn(tensor.shape)
+    full.view(-1)[::7] = -0.0
+    put(tensor, full)
+
+
+def by_columns(policy):
+    """Shard every matrix by its second dimension."""
+    tensors = {
+        name: t.detach().redistribute(placements=[Shard(1)]) if t.ndim > 1 else t
+        for name, t in policy.tensors.items()
+    }
+    return dataclasses.replace(policy, tensors=tensors)
+
+
+def expected(policy):
+    """Gather every weight in the learner's dtype, add the whole product of its adapter, round the sum.
+
+    Returns also whether rounding changed anything.
+    """
+    found, is_rounded = {}, False
+
+    def whole(tensor):
+        return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+    for name, piece in policy.pieces.items():
+        full = whole(policy.tensors[piece.weight])
+        if piece.weight in policy.adapters:
+            adapter = policy.adapters[piece.weight]
+            full = full.float() + adapter.scale * (whole(adapter.up) @ whole(adapter.down))
+        rounded = full.to(policy.published_dtype)
+        is_rounded |= not torch.equal(rounded.to(full.dtype), full)
+        found[name] = piece.of(rounded).clone()
+    return found, is_rounded
+
+
+def gathered(policy, rank, max_bytes):
+    gatherer = BucketGatherer(policy, is_first=rank == 0)
+    plan = plan_buckets(outgoing.tensor_specs(policy), max_bytes=max_bytes)
+    return [gatherer.gather([spec.name for spec in bucket]) for bucket in plan]
+
+
+def play(rank, ports, folder):
+    """Play all scenes; rank 0 writes what it found, and the others that they got nothing."""
+    facts = {}
+    for scene in SCENES:
+        with learner(scene, rank, ports.pop(0), folder) as one:
+            policy = one._policy
+            for name, tensor in policy.tensors.items():
+                random_part(name, tensor)
+            for name, adapter in policy.adapters.items():
+                random_part(name + "up", adapter.up)
+            if SCENES[scene].get("redistribute"):
+                policy = by_columns(policy)
+            wanted, is_rounded = expected(policy)
+            got = {n: t.clone() for n, t in policy.full_tensors(list(policy.pieces))}
+            buckets = {size: gathered(policy, rank, size) for size in BUCKET_BYTES}
+            outgoing.export(
+                policy, one.place, one._spec.model, folder / "out" / scene, max_file_bytes=FILE_BYTES
+            )
+            if rank:
+                assert all(bucket is None for found in buckets.values() for bucket in found)
+                continue
+            all_bytes = flatten(list(wanted.values()))
+            facts[scene] = {
+                "is_rounded": is_rounded,
+                "wrong": [n for n, t in wanted.items() if not torch.equal(bits(got[n]), bits(t))],
+                "buckets": {
+                    size: [len(found), torch.equal(torch.cat(found), all_bytes)]
+                    for size, found in buckets.items()
+                },
+                "files": compare_files(policy, wanted, folder / "out" / scene),
+            }
+    with learner("rounded", rank, ports.pop(0), folder) as one:
+        facts["refused"] = refuse(one, rank, folder / "out" / "refused")
+    if rank == 0:
+        (folder / "facts.json").write_text(json.dumps(facts))
+
+
+def compare_files(policy, wanted, folder):
+    """Return for each file whether it is what safetensors writes of the same weights."""
+    plan = outgoing.plan_files(outgoing.tensor_specs(policy), max_bytes=FILE_BYTES)
+    return {
+        file: (folder / file).read_bytes() == save({n: wanted[n] for n in names}, metadata={"format": "pt"})
+        for file, names in plan.items()
+    }
+
+
+def refuse(one, rank, folder):
+    """Export while the kernel refuses rank 1 to write, then once more; return what was there after each."""
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        with pytest.raises(DiskError, match=r"could not be written to .*refused: .*File too large"):
+            one.export(str(folder))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    else:
+        one.export(str(folder))  # it is rank 1 that raises
+    torch.distributed.barrier()
+    after = sorted(path.name for path in folder.parent.glob("*refused*"))
+    torch.distributed.barrier()
+    one.export(str(folder))
+    return [after, sorted(path.name for path in folder.parent.glob("*refused*"))]
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(
+        Qwen3Config(**tiny_sizes(VOCABULARY, head_dim=8)), dtype=torch.float32
+    ).save_pretrained(folder / "qwen3")
+    write_experts(folder / "experts")
+    run_program(__file__, folder, *reserved_ports(len(SCENES) + 1), timeout_s=TIMEOUT_S)
+    return json.loads((folder / "facts.json").read_text())
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_gathered_and_written_parts_are_the_whole_weights_rounded_once(facts, scene):
+    found = facts[scene]
+    assert found["wrong"] == []
+    assert found["is_rounded"] == ("dtype" in SCENES[scene].get("model", {}))
+    (most, _), (some, _), (one, _) = found["buckets"].values()
+    assert most > some > one == 1
+    assert all(is_equal for _, is_equal in found["buckets"].values())
+    assert len(found["files"]) > 1
+    assert all(found["files"].values())
+
+
+def test_a_rank_that_cannot_write_leaves_no_folder(facts):
+    assert facts["refused"] == [[], ["refused"]]
+
+
+if __name__ == "__main__":
+    folder, *ports = sys.argv[1:]
+    sys.exit(run_ranks((play, (rank, [*map(int, ports)], Path(folder))) for rank in range(WORLD_SIZE)))
