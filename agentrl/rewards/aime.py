@@ -45,7 +45,7 @@ def extract_integer(text: str, *, strict: bool) -> int | None:
             return None  # a remainder is smaller than its modulus
         return (
             None
-            if number is not None and is_contradicted(number, tail[tail.rfind("}") :])
+            if number is not None and is_contradicted(number, tail.rpartition("}")[2])
             else _in_range(number)
         )
     return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail)))

@@ -273,10 +273,7 @@ def _canonical_at_sight(answer: str) -> str | None:
 
 def _equal_at_sight(answer: str, truth: str, tolerance: float) -> bool | None:
     """Compare without sympy; None if the answers are not plain numbers or texts."""
-    answer, truth = (
-        _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _INVISIBLE.sub("", one))
-        for one in (answer, truth)
-    )
+    answer, truth = _without_lead_in(answer), _without_lead_in(truth)
     if _RATIO.fullmatch(truth.strip()):
         answer = _RATIO_SIGN.sub(":", answer)
     said, true = _normal_text(answer), _normal_text(truth)
@@ -306,9 +303,8 @@ def _equal_numbers(answer: _Number, truth: _Number, tolerance: float) -> bool:
     """
     values, true = [answer.value], truth.value
     if answer.is_percent != truth.is_percent:
-        bare = truth.value if answer.is_percent else answer.value
         as_share = answer.value / 100 if answer.is_percent else answer.value * 100
-        values = [answer.value, as_share] if abs(bare) >= 1 or not bare else [as_share]
+        values = [answer.value, as_share] if abs(true) >= 1 or not true else [as_share]
     allowed = abs(true) * Fraction(str(tolerance)) if true.denominator > 1 else 0
     return any(abs(value - true) <= allowed for value in values)
 
@@ -366,11 +362,13 @@ def _have_other_names(answer: str, truth: str) -> bool:
     return len(set(names)) > 1
 
 
+def _without_lead_in(answer: str) -> str:
+    return _LEAD_IN.sub(lambda found: "" if found["end"] else "\\text{", _INVISIBLE.sub("", answer))
+
+
 def _cleaned(answer: str) -> str:
     r"""Return LaTeX that the parser understands: 1\,234 without its space, ° as a command, 4i as 4 i."""
-    text = _LEAD_IN.sub(
-        lambda found: "" if found["end"] else "\\text{", _OF_WHAT.sub("", _INVISIBLE.sub("", answer)), count=1
-    )
+    text = _without_lead_in(_OF_WHAT.sub("", answer))
     if such := _SUCH_THAT.fullmatch(text):
         text = such["condition"]
     text = _OVER.sub(

@@ -67,7 +67,7 @@ def _unmarked(text: str) -> Fraction | None:
     if boxed is None:
         return concluding_number(text)
     number = boxed_number(boxed)
-    return None if number is not None and is_contradicted(number, tail[tail.rfind("}") :]) else number
+    return None if number is not None and is_contradicted(number, tail.rpartition("}")[2]) else number
 
 
 def _is_contradicted(number: Fraction, rest: str) -> bool:

@@ -114,7 +114,7 @@ class Math(Reward):
 
 def _is_taken_back(boxed: str, text: str) -> bool:
     number = expressions.number_of(boxed)
-    return is_contradicted(number, text[text.rfind("}") :])
+    return is_contradicted(number, text.rpartition("}")[2])
 
 
 def canonical(text: str, *, strict: bool = False) -> str | None:

@@ -260,6 +260,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "rewards/test_expression_equality.py",
         *CHECKERS,
     ),
+    "agentrl/rewards/math.py": ("rewards/test_math_answers.py", *CHECKERS),
     "agentrl/rewards/calls.py": CALLS,
     "agentrl/rewards/code.py": PROGRAMS,
     "agentrl/rewards/code_cases.py": (*PROGRAMS, "data/test_originals.py"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agentrl.plugins import Attempted
-from agentrl.rewards.answer_number import concluding_number, stated_number
+from agentrl.rewards import aime
+from agentrl.rewards.aime import Aime, extract_integer
+from agentrl.rewards.answer_number import MAX_TAIL_CHARS, concluding_number, stated_number
 from agentrl.rewards.format import Format, is_think_answer
 from agentrl.rewards.gsm8k import Gsm8k, canonical, extract_answer
 from agentrl.types import Message
@@ -15,6 +17,38 @@ from parts.trajectories import attempted, make_task
 def test_only_the_end_of_a_response_is_searched():
     assert extract_answer("The answer is 7." + " blah" * 300, strict=False) == 7
     assert extract_answer("The answer is 7." + " blah" * 1000, strict=False) is None
+
+
+def test_a_box_counts_if_it_lies_whole_in_the_end_of_a_response():
+    whole = r"\boxed{7}".ljust(MAX_TAIL_CHARS)
+    for text, number in ((whole, 7), (whole + " ", None)):
+        assert extract_integer(text, strict=True) == number
+        assert Format({"form": "boxed"}).score(turns(text)).value == (number is not None)
+        result = Aime({"wrong_score": -1.0, "format_score": 0.5}).score(turns(text.replace("7", "8")))
+        assert result.value == (0.5 if number else -1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (r"\boxed{6 \pmod 7}", 6),
+        (r"\boxed{7 \pmod 7}", None),
+        (r"\boxed{42 \pmod{1000}}", 42),
+        ("The remainder is 42 (mod 1000).", 42),
+        (r"\boxed{7}. Wait, that is wrong: it is 8.", None),
+        (r"\boxed{7}. It is 7.", 7),
+    ],
+)
+def test_a_remainder_is_smaller_than_its_modulus(text, number):
+    assert extract_integer(text, strict=False) == number
+    assert aime.canonical(text) == (None if number is None else str(number))
+
+
+def test_a_remainder_needs_a_box_if_told_so():
+    assert aime.canonical("It is 042.") == "42"
+    assert aime.canonical("It is 042.", strict=True) is None
+    assert aime.canonical("It is 4200.") is None
+    assert Aime({"strict": True}).config == {"strict": True}
 
 
 def test_only_the_beginning_of_a_stated_answer_is_read():
@@ -89,3 +123,7 @@ def test_the_form_of_the_last_turn_or_of_every_turn():
 
 def test_a_pattern_that_backtracks_does_not_match():
     assert Format({"pattern": "(a+)+b"}).score(turns("a" * 40)).value == 0.0
+
+
+def test_a_pattern_may_take_a_tenth_of_a_second():
+    assert Format({"pattern": "(?:a|b|c)*"}).score(turns("abc" * 300_000)).value == 1.0

@@ -35,6 +35,7 @@ TOWER = "9^{9^{9^{9}}}"
         ("5", "6", False),
         ("-5", "5", False),
         ("5.0", "5", True),
+        ("05", "5", True),
         ("2.52", "2.5", False),
         # a percentage may be a share, if it cannot be mistaken
         (r"50\%", "50", True),
@@ -68,6 +69,11 @@ TOWER = "9^{9^{9^{9}}}"
         (r"\text{5 or 6}", "5", False),
         (r"\text{5 apples 6}", "5", False),
         (r"\text{about 5}", "5", False),
+        (r"\text{5 apples}", "0.05", False),
+        (r"x = 50\%", "0.5", True),
+        (r"x = 5\text{ thousand}", "5000", True),
+        (r"\text{the answer is }x+1", "1+x", True),
+        (r"\phantom{x}P(X) = x+1", "1+x", True),
         (r"5\text{ thousand}", "5000", True),
         (r"5\text{ thousand}", "5", False),
         (r"\text{the answer is }5", "5", True),
@@ -78,6 +84,7 @@ TOWER = "9^{9^{9^{9}}}"
         (r"\text{yes}", r"\text{no}", False),
         (r"\text{abc}", "acb", False),  # not the product of a, b and c
         ("yes", "no", False),
+        ("ab", "ba", True),  # a product
         ("", "", False),
         (r"\text{}", "5", False),
         ("(C)", "C", True),
@@ -364,3 +371,9 @@ def test_a_truth_equals_itself(truth):
 def test_a_truth_that_does_not_equal_itself_is_told():
     with pytest.raises(RewardError, match=r"text\{\}' does not equal itself"):
         rehearse(r"\text{}")
+
+
+def test_nothing_is_logged_about_the_parsers_timeouts(caplog):
+    """They are off; the deadline is ours."""
+    parse_boxed("x + 7719")
+    assert not caplog.records
