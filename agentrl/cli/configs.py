@@ -34,16 +34,20 @@ def config_show(
 def config_explain(
     config: ConfigFile, overrides: Overrides = None, command: Command = "train", debug: Debug = False
 ) -> None:
-    """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss,
-    warnings.
+    """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss, memory of
+    each role, warnings.
+
+    The exit code is 2 if a GPU is too small for what it must hold (cluster.gpu_memory_gb).
     """
     from agentrl.config.compose import load_config, load_rm_config, load_sft_config
     from agentrl.config.explain import explain
+    from agentrl.config.explain_memory import refuse_too_large
     from agentrl.config.explain_supervised import explain_supervised
 
     if command == "train":
         loaded = load_config(config, overrides or [])
         typer.echo(explain(loaded, flops_per_s=_measured_speed(loaded)))
+        refuse_too_large(loaded)
     else:
         load = load_sft_config if command == "sft" else load_rm_config
         typer.echo(explain_supervised(load(config, overrides or [])))

@@ -34,6 +34,12 @@ class ClusterConfig(Section):
         description="Object store size of a Ray that the run starts; None: Ray's default share of the "
         "machine's memory, or of the granted memory if that is less.",
     )
+    gpu_memory_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of one GPU in GB (10^9 bytes), such as 80: a run that cannot fit is refused "
+        "before it starts, and `agentrl config explain` says why. None: not checked.",
+    )
     niceness: int = Field(
         0,
         ge=0,

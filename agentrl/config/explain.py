@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
+from agentrl.config.explain_memory import memory_lines
 from agentrl.config.explain_publish import publish_line
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model_kind import find_obstacles
@@ -69,6 +70,8 @@ def explain(config: Config, *, num_train_rows: int | None = None, flops_per_s: f
         ("Run", _run_lines(config, num_train_rows)),
         ("Placement", list(placement_lines(config.placement, config.num_ranks))),
     ]
+    if lines := memory_lines(config):
+        parts.append(("Memory", lines))
     if (size := cpu_model(config)) is not None:
         parts.append(("On CPUs", cpu_lines(config, size, flops_per_s=flops_per_s)))
     text = "\n\n".join(

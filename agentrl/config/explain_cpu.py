@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.config.explain_memory import rank_memory
 from agentrl.config.model_size import ModelSize
+from agentrl.config.rank_memory import GIB, PROCESS_BYTES
 from agentrl.config.schema import Config
 
-GIB = 1 << 30
-PROCESS_BYTES = 0.45 * GIB
-"""Memory of a learner rank and of a server with a model of no size: Python, torch, Ray."""
-HEAP_SHARE = 1.45
-"""Size of the heap over that of the activations in it, with SmolLM2-135M: gaps between them stay unused.
-Without gaps, when freed memory goes back to the kernel, an update takes twice the time.
-"""
-HEAD_BYTES = 0.25 * GIB
-"""Logits of the chunk that the output head computes at a time, and their gradients."""
 LEARN_SHARE = 0.8
 """Share of the speed of a large matrix product that an update reaches, measured with SmolLM2-135M."""
 SAMPLE_SHARE = 0.2
@@ -83,7 +76,7 @@ class _Process:
 
 
 def _processes(config: Config, size: ModelSize) -> list[_Process]:
-    found = [_learner(config, size)]
+    found = [_learner(config)]
     if config.rollout.backend == "embedded" and config.rollout.num_started:
         found.append(_server(config, size))
     others = 3 + config.rollout.num_actors
@@ -91,29 +84,25 @@ def _processes(config: Config, size: ModelSize) -> list[_Process]:
     return [*found, _Process("the others", 1, others * PROCESS_BYTES, parts)]
 
 
-def _learner(config: Config, size: ModelSize) -> _Process:
-    learner, width = config.learner, _bytes_per_number(config)
+def _learner(config: Config) -> _Process:
+    memory, learner = rank_memory(config, "actor"), config.learner
+    assert memory is not None, "cpu_model knows the size"
     longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
     tokens = max(learner.microbatch_tokens, longest)
-    per_token = size.activations_per_token
-    if learner.gradient_checkpointing:
-        per_token = size.num_layers * size.hidden_size
-    activations = HEAP_SHARE * tokens * per_token * width / learner.num_replicas + HEAD_BYTES
-    if config.model.lora.rank:
-        weights, what = 1.0 * size.num_parameters * width, "frozen weights"
-    else:
-        weights, what = 16 * size.num_parameters / learner.world_size, "weights, gradients, AdamW's moments"
-    further = 0.0
-    if config.algorithm.kl.coefficient > 0 and not config.model.lora.rank:
-        further += width * size.num_parameters / learner.world_size  # the reference
-    if config.has_critic:
-        further += 16 * size.num_parameters / learner.world_size
-    parts = (
-        f"{_gib(weights)} {what} + {_gib(activations)} activations and logits of {tokens:,} tokens + "
-        + (f"{_gib(further)} reference and critic + " if further else "")
-        + f"{_gib(PROCESS_BYTES)} process"
-    )
-    return _Process("a rank", learner.world_size, PROCESS_BYTES + weights + activations + further, parts)
+    parts = memory.parts
+    state = sum(parts.pop(name) for name in ("weights", "gradients", "optimizer state"))
+    what = "adapter with its gradients and AdamW's moments" if config.model.lora.rank else ""
+    named = {what or "weights, gradients, AdamW's moments": state}
+    named |= {
+        f"{name} of {tokens:,} tokens" if name == "activations" else name: n for name, n in parts.items()
+    }
+    total = memory.peak_bytes
+    if config.has_critic and (critic := rank_memory(config, "critic")) is not None:
+        named["critic"] = critic.state_bytes  # its activations and those of the policy are not kept together
+        total += critic.state_bytes
+    named["process"] = PROCESS_BYTES
+    shown = " + ".join(f"{_gib(size)} {name}" for name, size in named.items() if size >= 0.05 * GIB)
+    return _Process("a rank", learner.world_size, PROCESS_BYTES + total, shown)
 
 
 def _server(config: Config, size: ModelSize) -> _Process:

@@ -62,6 +62,11 @@ class ModelFlops:
         matrices, attention, adapters = self._parts(segment_lengths, num_scored, prefix_lengths)
         return (2 if self.lora.rank else 3) * matrices + 3 * (attention + adapters)
 
+    @property
+    def num_adapter_parameters(self) -> int:
+        """Parameters of the adapters of all layers and of the head; 0 without any."""
+        return self._adapter + self._head_adapter
+
     def per_token(self, length: int) -> int:
         """Return the operations of an update per token, for segments of `length` tokens, all scored."""
         return self.update([length], num_scored=length) // length

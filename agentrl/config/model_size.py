@@ -150,11 +150,6 @@ class ModelSize:
         return 2 * self.num_layers * self.kv_width
 
     @property
-    def activations_per_token(self) -> int:
-        """Numbers kept per token for the backward pass, about: within a tenth of what autograd keeps."""
-        return self.num_layers * (8 * self.hidden_size + 4 * self.intermediate_size)
-
-    @property
     def _attention(self) -> int:
         return 2 * self.hidden_size * (self.attention_width + self.kv_width)
 

@@ -33,6 +33,7 @@ from agentrl.buffer.training_buffer import (
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import dump_config
 from agentrl.config.explain_cpu import memory_warning
+from agentrl.config.explain_memory import refuse_too_large
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
@@ -84,6 +85,7 @@ def open_run(config: Config) -> Iterator[Run]:
     given, config = config, _resolved(config)
     plugins = named_plugins(config.agent, config.reward, config.eval)
     chat = Chat.of(config.model)
+    refuse_too_large(config)
     _check_training(config, plugins, chat)
     with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))

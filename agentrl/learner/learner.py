@@ -27,6 +27,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.loss import PolicyObjective
+from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, has_dropout
 from agentrl.learner.ranks import SAVING, Device, join_ranks, leave_ranks
@@ -104,6 +105,14 @@ class Learner:
         self._meter = Meter(self.place, peak_flops_per_s=peak)
         is_policy = spec.score_head is None
         self._work = WorkCounter.of(self._policy.module, spec.model, head_width=None if is_policy else 1)
+        self._forecast = MemoryForecast(
+            size_of(self._policy.module),
+            spec.model,
+            spec.learner,
+            is_gpu=self.place.device.type == "cuda",
+            has_reference=self._reference is not None,
+            has_logits=is_policy,
+        )
         self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
         self._scores_ahead = spec.scores_ahead or has_dropout(self._policy.module)
@@ -171,8 +180,13 @@ class Learner:
         """
         self._policy.module.train()
         counts = count_update(minibatch)
-        num_tokens = count_tokens([scored.microbatch for scored in minibatch])
-        with self._meter.phase("update", num_tokens=num_tokens, num_flops=self._work.update(minibatch)):
+        microbatches = [scored.microbatch for scored in minibatch]
+        with self._meter.phase(
+            "update",
+            num_tokens=count_tokens(microbatches),
+            num_flops=self._work.update(minibatch),
+            predicted_bytes=self._forecast.peak_bytes(microbatches),
+        ):
             rest = self._objective.score_rest(self._policy, minibatch)
             return self._stepper.run(
                 minibatch,
@@ -190,8 +204,12 @@ class Learner:
         self._policy.module.train()
         counts = count_update(microbatches)
         objective = self._supervised
-        num_flops = self._work.update(microbatches)
-        with self._meter.phase("update", num_tokens=count_tokens(microbatches), num_flops=num_flops):
+        with self._meter.phase(
+            "update",
+            num_tokens=count_tokens(microbatches),
+            num_flops=self._work.update(microbatches),
+            predicted_bytes=self._forecast.peak_bytes(microbatches),
+        ):
             return self._stepper.run(
                 microbatches, lambda index: objective.part(self._policy, microbatches[index], counts), counts
             )

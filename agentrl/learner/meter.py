@@ -32,11 +32,14 @@ class Meter:
         self._reset()
 
     @contextmanager
-    def phase(self, name: str, *, num_tokens: int, num_flops: float = 0.0) -> Iterator[None]:
+    def phase(
+        self, name: str, *, num_tokens: int, num_flops: float = 0.0, predicted_bytes: float = 0.0
+    ) -> Iterator[None]:
         """Measure the block as part of a phase.
 
         num_tokens: tokens that go through this rank's model; num_flops: operations that it needs for them, 0
-        if they are not known. Ranks that share microbatches pass those of the whole.
+        if they are not known. Ranks that share microbatches pass those of the whole. predicted_bytes: the
+        memory that the phase should need at its peak; 0: not known.
         """
         if self._is_gpu:
             torch.cuda.reset_peak_memory_stats(self._place.device)
@@ -51,6 +54,7 @@ class Meter:
         self._seconds[name] += time.perf_counter() - started
         self._tokens[name] += num_tokens
         self._flops[name] += num_flops
+        self._predicted[name] = max(self._predicted[name], predicted_bytes)
 
     def finish(self) -> dict[str, float]:
         """Return the measurements since the last call, over all ranks, and reset them. A collective.
@@ -59,7 +63,8 @@ class Meter:
         model whose operations are known, `<phase>_flops_per_s` (of all ranks together) and
         `<phase>_flops_per_s_per_rank`; on GPUs `<phase>_tokens_per_gpu_s` and
         `memory/<phase>_gpu_bytes_max`; on GPUs whose peak is known `<phase>_mfu`, the share of it.
-        `memory/rss_bytes_max` is a process's peak since its start. Memory values are the maximum over ranks.
+        `memory/rss_bytes_max` is a process's peak since its start, and `memory/<phase>_predicted_bytes_max`
+        what a phase should need. Memory values are the maximum over ranks.
         """
         seconds = largest_over_ranks({f"{name}_s": s for name, s in self._seconds.items()})
         counted = add_over_ranks(
@@ -71,7 +76,9 @@ class Meter:
             spent = max(seconds[f"{name}_s"], 1e-9)
             values |= self._speeds(name, counted[f"{name} tokens"] / spent, counted[f"{name} flops"] / spent)
         peaks = {f"memory/{name}_gpu_bytes_max": peak for name, peak in self._peaks.items()}
-        values |= largest_over_ranks(peaks | {"memory/rss_bytes_max": _largest_rss_bytes()})
+        predicted = {f"memory/{name}_predicted_bytes_max": size for name, size in self._predicted.items()}
+        memory = largest_over_ranks(peaks | predicted | {"memory/rss_bytes_max": _largest_rss_bytes()})
+        values |= {name: size for name, size in memory.items() if size > 0}
         self._reset()
         return values
 
@@ -105,6 +112,7 @@ class Meter:
         self._tokens: defaultdict[str, float] = defaultdict(float)
         self._flops: defaultdict[str, float] = defaultdict(float)
         self._peaks: defaultdict[str, float] = defaultdict(float)
+        self._predicted: defaultdict[str, float] = defaultdict(float)
 
 
 def _largest_rss_bytes() -> float:

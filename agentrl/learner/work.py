@@ -9,8 +9,8 @@ import numpy as np
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.model_flops import ModelFlops
-from agentrl.config.model_size import ModelSize
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
+from agentrl.learner.memory_forecast import size_of
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ class WorkCounter:
     @classmethod
     def of(cls, module: PreTrainedModel, model: ModelConfig, *, head_width: int | None = None) -> WorkCounter:
         """Return the counter of a model (see `ModelFlops`)."""
-        size = ModelSize.of(module.config.get_text_config().to_dict())
+        size = size_of(module)
         return cls(None if size is None else ModelFlops(size, model.lora, head_width))
 
     def forward(self, microbatches: Sequence[Microbatch], *, with_adapter: bool = True) -> float:

@@ -353,13 +353,13 @@ def test_a_real_model_on_cpus_by_hand(tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in explain(on_cpu(tmp_path), flops_per_s=90e9).splitlines()]
     for line in (
         "model 134.5 million parameters",
-        # 1.45 x 1,024 x 322,560 x 4 bytes + 0.25 GiB
-        "memory of a rank about 4.5 GiB = 2.0 GiB weights, gradients, AdamW's moments + 2.0 GiB activations "
-        "and logits of 1,024 tokens + 0.5 GiB process",
+        # 16 x 134.5e6; 1.3 x 1,024 x (30 x 46.8e3 + 30e3); 6 x 2^24 x 4; 4 x 49,152 x 576 bytes
+        "memory of a rank about 4.7 GiB = 2.0 GiB weights, gradients, AdamW's moments + 1.8 GiB activations "
+        "of 1,024 tokens + 0.4 GiB logits + 0.1 GiB gradient of the head + 0.5 GiB process",
         "memory of a server about 2.7 GiB = 0.5 GiB weights, up to three times in a publish + 0.7 GiB KV "
         "cache of 16,384 tokens + 0.5 GiB process",
         # and 4 x 0.45 GiB: driver, Ray, replay buffer, one rollout actor
-        "memory of the run about 8.9 GiB",
+        "memory of the run about 9.2 GiB",
         # 72e9 / (6 x 134.5e6); 32 x 240 tokens
         "time of the updates about 89 tokens/s; at most 86 s per step, if every trajectory is full",
         # 18e9 / (2 x 134.5e6); 32 x 112 tokens
@@ -379,14 +379,17 @@ def test_an_adapter_and_recomputed_activations_need_less(tmp_path: Path) -> None
             learner={"microbatch_tokens": 1024, "gradient_checkpointing": True},
         )
     )
-    assert "about 1.3 GiB = 0.5 GiB frozen weights + 0.3 GiB activations" in " ".join(lora.split())
+    assert (
+        "about 1.7 GiB = 0.1 GiB adapter with its gradients and AdamW's moments + 0.5 GiB frozen weights + "
+        "0.3 GiB activations"
+    ) in " ".join(lora.split())
 
 
 def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) -> None:
     config = on_cpu(tmp_path)
-    assert memory_warning(config, granted_bytes=9 << 30) is None
+    assert memory_warning(config, granted_bytes=10 << 30) is None
     assert memory_warning(config, granted_bytes=7 << 30) == (
-        "this run needs about 8.9 GiB of memory: a rank 1 x 4.5 GiB, a server 1 x 2.7 GiB, the others "
+        "this run needs about 9.2 GiB of memory: a rank 1 x 4.7 GiB, a server 1 x 2.7 GiB, the others "
         "1 x 1.8 GiB; but the machine grants 7.0 GiB: lower learner.microbatch_tokens or "
         "rollout.embedded.num_blocks, or set model.lora.rank"
     )
@@ -398,10 +401,19 @@ def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) ->
 def test_a_reference_and_a_critic_are_counted(tmp_path: Path) -> None:
     """Four bytes, or two in bfloat16, and 16 bytes for each of 134.5 million parameters."""
     algorithm = {"kl": {"coefficient": 0.1}, "advantage": "gae"}
-    for dtype, gib in (("float32", "2.5"), ("bfloat16", "2.3")):
+    for dtype, gib in (("float32", "0.5"), ("bfloat16", "0.3")):
         model = {"path": str(tmp_path), "dtype": dtype}
         both = on_cpu(tmp_path, algorithm=algorithm, model=model)
-        assert f"+ {gib} GiB reference and critic +" in " ".join(explain(both).split())
+        said = " ".join(explain(both).split())
+        assert f"AdamW's moments + {gib} GiB frozen weights +" in said
+        assert "+ 2.0 GiB critic +" in said
+
+
+def test_ranks_share_what_is_frozen_too(tmp_path: Path) -> None:
+    """Half of 0.5 GiB below an adapter, on each of two ranks."""
+    model = {"path": str(tmp_path), "dtype": "float32", "lora": {"rank": 16}}
+    two = on_cpu(tmp_path, model=model, learner={"microbatch_tokens": 1024, "world_size": 2})
+    assert "= 0.3 GiB frozen weights +" in " ".join(explain(two).split())
 
 
 @pytest.mark.parametrize("broken", [{}, {"model_type": "mamba"}, SMOLLM2 | {"vocab_size": "many"}])

@@ -55,6 +55,7 @@ SHORT: dict[str, str] = {
     "load_memory": "--layers 1 --hidden 64 --dtypes bfloat16 --large --out {out}",
     "logprob_kernels": "--tokens 6 3 --vocabulary 30 --out {out}",
     "logprob_memory": "--tokens 64 --vocabulary 2000 --out {out}",
+    "peak_memory": "--models tiny --ways plain --tokens 64 --out {out}",
     "publish": "--hidden 64 --bucket-mib 1 --repeats 1 --calls 2 --out {out}",
     "recipes": f"--recipes grpo --seeds 0 --steps 2 --at-least 0 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
