@@ -167,7 +167,7 @@ def equal_values(returned: Any, expected: Any, tolerance: float | None = None) -
 
     Integers must be equal. Other numbers may differ by the tolerance.
     """
-    if isinstance(returned, bool) or isinstance(expected, bool) or returned is None or expected is None:
+    if isinstance(returned, bool) or isinstance(expected, bool):
         return returned is expected
     if isinstance(expected, (int, float)):
         return isinstance(returned, (int, float)) and _equal_numbers(returned, expected, tolerance)
@@ -222,7 +222,7 @@ def _equal_words(ours: str, theirs: str, tolerance: float | None) -> bool:
 
 
 def _is_close(ours: float, theirs: float, tolerance: float | None) -> bool:
-    if math.isinf(ours) or math.isinf(theirs):
+    if math.isinf(theirs):  # beyond the range of a float
         return False
     if tolerance is None:
         return math.isclose(ours, theirs, rel_tol=RELATIVE_TOLERANCE)

@@ -261,22 +261,18 @@ def _is_text(node: ast.stmt) -> bool:
 def _names(text: str) -> tuple[list[str], set[str]]:
     """Return the free names of a text, without builtins, and the names that it binds."""
     top = symtable.symtable(text, "test", "exec")
-    bound = {
-        symbol.get_name()
-        for symbol in top.get_symbols()
-        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-    }
+    bound: set[str] = set()
     free: dict[str, None] = {}
     waiting = [top]
     while waiting:
         table = waiting.pop()
         waiting += table.get_children()
         for symbol in table.get_symbols():
-            is_global = table is top or symbol.is_global()
-            if is_global and symbol.is_assigned():
-                bound.add(symbol.get_name())
-            elif is_global and symbol.is_referenced():
-                free[symbol.get_name()] = None
+            if table is top or symbol.is_global():
+                if symbol.is_assigned() or symbol.is_imported():
+                    bound.add(symbol.get_name())
+                elif symbol.is_referenced():
+                    free[symbol.get_name()] = None
     return [name for name in free if name not in bound and name not in _BUILTIN], bound
 
 

@@ -104,7 +104,7 @@ class LLMJudge(Reward):
             RewardError: after all retries, the judge did not answer, or gave no score within its range.
         """
         request = self._request(attempt)
-        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        key = hashlib.sha256(json.dumps(request).encode()).hexdigest()
         # A loop: if the request in flight fails, the first task to wake asks again. No await is between this
         # check and the entry that `_judged` makes, so a request is never in flight twice.
         while key in self._under_way:
@@ -153,13 +153,10 @@ class LLMJudge(Reward):
         }
 
     def _score(self, verdict: str) -> float | None:
-        found = re.findall(self._options.pattern, verdict)
-        if not found:
-            return None
-        text = found[-1] if isinstance(found[-1], str) else found[-1][0]
+        matches = list(re.finditer(self._options.pattern, verdict))
         try:
-            score = float(text)
-        except ValueError:
+            score = float(matches[-1][1])
+        except (IndexError, TypeError, ValueError):  # no match, an optional group without one, no number
             return None
         return score if self._options.min_score <= score <= self._options.max_score else None
 

@@ -46,18 +46,18 @@ class Poster:
         Raises:
             RewardError: the service rejected the request, or still failed after all retries.
         """
-        pause_s = FIRST_PAUSE_S
-        for tries_left in range(self._max_retries, -1, -1):
+        pause_s, tries = FIRST_PAUSE_S, 1
+        while True:
             try:
                 return await self._once(body)
             except _RefusedError as error:
                 raise RewardError(str(error)) from error
             except ServerError as error:
-                if tries_left == 0:
-                    raise RewardError(f"{error} (tried {self._max_retries + 1} times)") from error
+                if tries > self._max_retries:
+                    raise RewardError(f"{error} (tried {tries} times)") from error
             await trio.sleep(pause_s)
             pause_s *= 2
-        raise AssertionError("the last try returns or raises")
+            tries += 1
 
     async def _once(self, body: Mapping[str, Any]) -> Any:
         async with HttpClient(self._origin, headers=self._headers) as client:

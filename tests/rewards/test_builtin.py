@@ -3,16 +3,10 @@ r"""The built-in rewards: answers found by hand, laws where there are any, servi
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,9 +18,7 @@ from agentrl.rewards.boxed import last_boxed
 from agentrl.rewards.format import Format
 from agentrl.rewards.gsm8k import Gsm8k
 from agentrl.rewards.length_penalty import LengthPenalty, soft_overlong_punishment
-from agentrl.rewards.llm_judge import LLMJudge
 from agentrl.rewards.math import Math
-from agentrl.rewards.remote import Remote
 from agentrl.rewards.select import RewardTable, reward_of
 from agentrl.types import Message, Outcome, Task, ToolCall
 from parts.trajectories import attempted, make_task
@@ -282,201 +274,6 @@ def test_patterns_are_matched_as_a_whole_in_a_process():
 def test_format_refuses_what_is_no_form(config):
     with pytest.raises(ConfigError, match="reward 'format'"):
         Format(config)
-
-
-# --------------------------------------------------------------------------------------------------- services
-
-
-class Service:
-    """A real HTTP server; `answer(body)` returns (status, JSON) and `requests` keeps what came."""
-
-    def __init__(self, answer) -> None:
-        self.requests: list[tuple[str, dict, str | None]] = []
-        self.lock = threading.Lock()
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with service.lock:
-                    service.requests.append((self.path, body, self.headers.get("Authorization")))
-                status, reply = answer(body)
-                data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args) -> None:
-                return
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-
-@contextmanager
-def serving(answer) -> Iterator[Service]:
-    service = Service(answer)
-    thread = threading.Thread(target=service.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield service
-    finally:
-        service.server.shutdown()
-        thread.join()
-        service.server.server_close()
-
-
-def test_a_remote_service_scores(monkeypatch):
-    monkeypatch.setenv("SCORE_KEY", "secret")
-    with serving(lambda body: (200, {"score": 0.5, "accuracy": 1, "why": body["solution_str"]})) as service:
-        reward = Remote({"url": f"{service.url}/score?v=1", "api_key_env": "SCORE_KEY"})
-        result = trio.run(reward.score, attempt("72", extra_info={"index": 3}))
-    assert (result.value, dict(result.metrics), dict(result.details)) == (
-        0.5,
-        {"accuracy": 1.0},
-        {"why": "72"},
-    )
-    ((path, body, authorization),) = service.requests
-    assert (path, authorization) == ("/score?v=1", "Bearer secret")
-    assert {
-        key: body[key] for key in ("data_source", "ground_truth", "extra_info", "outcome", "num_turns")
-    } == {
-        "data_source": "s",
-        "ground_truth": "72",
-        "extra_info": {"index": 3},
-        "outcome": "completed",
-        "num_turns": 1,
-    }
-    assert body["messages"][-1] == {"role": "assistant", "content": "72", "reasoning": "", "tool_calls": []}
-
-
-def test_a_remote_service_may_say_that_it_does_not_apply():
-    with serving(lambda body: (200, {"score": None})) as service:
-        assert trio.run(Remote({"url": service.url}).score, attempt("72")) is None
-
-
-@pytest.mark.parametrize(
-    ("answers", "num_requests", "failure"),
-    [
-        ([(503, {}), (429, {}), (200, {"score": 1})], 3, None),
-        ([(503, {}), (503, {}), (503, b"busy")], 3, r"503.*busy.*tried 3 times"),
-        ([(400, b"no such task")], 1, r"400.*no such task"),
-        ([(200, b"fine")] * 3, 3, "not JSON"),
-        ([(200, {"points": 1})], 1, "must answer with a JSON object that has `score`"),
-        ([(200, {"score": "good"})], 1, "finite number"),
-    ],
-)
-def test_a_service_that_fails_is_tried_again_where_that_helps(monkeypatch, answers, num_requests, failure):
-    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.001)
-    left = iter(answers)
-    with serving(lambda body: next(left)) as service:
-        reward = Remote({"url": service.url})
-        if failure is None:
-            assert trio.run(reward.score, attempt("72")).value == 1.0
-        else:
-            with pytest.raises(RewardError, match=failure):
-                trio.run(reward.score, attempt("72"))
-    assert len(service.requests) == num_requests
-
-
-def test_nobody_listens(monkeypatch):
-    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.001)
-    with serving(lambda body: (200, {})) as service:
-        pass
-    with pytest.raises(RewardError, match="cannot connect"):
-        trio.run(Remote({"url": service.url}).score, attempt("72"))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"url": "localhost:8000"},
-        {"url": "http://x", "api_key_env": "NOT_SET_ANYWHERE"},
-        {"url": "http://x", "u": 1},
-    ],
-)
-def test_services_refuse_a_wrong_config(config):
-    with pytest.raises(ConfigError, match="reward 'remote'"):
-        Remote(config)
-
-
-def says(text: str) -> tuple[int, dict]:
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
-
-
-def test_the_judge_is_asked_once_for_the_same_attempt():
-    """Also while its first answer is under way."""
-    with serving(lambda body: says("Fine.\nScore: 3\nOn reflection:\n**Score:** 7.5")) as service:
-        judge = LLMJudge(
-            {"url": f"{service.url}/v1", "model": "judge", "system": "Be strict.", "extra_body": {"seed": 1}}
-        )
-        results: list = []
-
-        async def main():
-            async def one(text: str) -> None:
-                results.append(await judge.score(attempt(text)))
-
-            async with trio.open_nursery() as nursery:
-                for text in ("72", "72", "72", "71"):
-                    nursery.start_soon(one, text)
-            await one("72")
-
-        trio.run(main)
-    assert len(service.requests) == 2
-    assert {(r.value, r.metrics["score"]) for r in results} == {(0.75, 7.5)}
-    assert "On reflection" in results[0].details["verdict"]
-    path, body, _ = service.requests[0]
-    assert (path, body["model"], body["seed"], body["temperature"]) == (
-        "/v1/chat/completions",
-        "judge",
-        1,
-        0.0,
-    )
-    assert body["messages"][0] == {"role": "system", "content": "Be strict."}
-    for part in ("How many?", "72", "from 0 for useless to 10"):
-        assert part in body["messages"][1]["content"]
-
-
-def test_a_judge_without_a_score_is_an_error_not_a_zero():
-    left = iter([says("I cannot say."), says("Score: 11"), says("Score: -1")])
-    with serving(lambda body: next(left)) as service:
-        judge = LLMJudge({"url": service.url, "model": "judge"})
-        with pytest.raises(RewardError, match=r"no score from 0 to 10.*Score: -1"):
-            trio.run(judge.score, attempt("72"))
-    assert len(service.requests) == 3
-    with (
-        serving(lambda body: (200, {"error": "no"})) as service,
-        pytest.raises(RewardError, match="not a chat completion"),
-    ):
-        trio.run(LLMJudge({"url": service.url, "model": "judge"}).score, attempt("72"))
-
-
-def test_the_judges_memory_is_bounded():
-    with serving(lambda body: says("Score: 1")) as service:
-        judge = LLMJudge({"url": service.url, "model": "judge", "cache_size": 1, "max_score": 1})
-
-        async def main():
-            return [(await judge.score(attempt(text))).value for text in ("a", "a", "b", "b", "a")]
-
-        assert trio.run(main) == [1.0] * 5
-    assert len(service.requests) == 3
-
-
-@pytest.mark.parametrize(
-    ("config", "told"),
-    [
-        ({"prompt": "$answr"}, r"unknown placeholder \$answr"),
-        ({"pattern": "score"}, "no group"),
-        ({"pattern": "("}, "not a regular expression"),
-        ({"min_score": 5, "max_score": 1}, "not below"),
-        ({"modle": "x"}, "modle"),
-    ],
-)
-def test_the_judge_refuses_a_wrong_config(config, told):
-    with pytest.raises(ConfigError, match=told):
-        LLMJudge({"url": "http://x", "model": "judge", **config})
 
 
 # ---------------------------------------------------------------------------------------------------- choices
