@@ -56,6 +56,7 @@ CHECKERS = (
     "data/test_arithmetic_data.py",
 )
 CALLS = (
+    "rewards/test_reward_calls.py",
     "rewards/test_rewards.py",
     "rewards/test_builtin.py",
     "rollout/test_scoring.py",
