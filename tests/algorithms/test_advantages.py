@@ -499,8 +499,8 @@ def test_outcomes_that_differ_by_more_than_rounding_are_compared():
 
 
 def test_turns_out_of_order_are_refused():
-    two = torch.tensor([2])
-    batch = ActionBatch(torch.zeros(2), torch.tensor([1, 0]), two, two, two.bool(), None)
+    three = torch.tensor([3])
+    batch = ActionBatch(torch.zeros(3), torch.tensor([0, 1, 0]), three, three, three.bool(), None)
     with pytest.raises(ValueError, match="not in the order in which they were sampled"):
         ESTIMATORS["turn_group"](batch, OPTIONS)
 

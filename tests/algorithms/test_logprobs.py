@@ -184,6 +184,20 @@ def test_logits_that_fit_into_one_chunk_are_computed_once(chunk_tokens, num_prod
     assert len(shapes) == num_products
 
 
+def test_the_entropies_of_some_tokens_may_have_a_gradient():
+    (hidden, weight, _), targets = case()
+    upstream = torch.zeros(2, 23, dtype=torch.float64)
+    upstream[0, 3:9] = upstream[1, 7:12] = 1.0
+    ours = linear_logprobs_and_entropy(hidden, weight, targets, temperature=0.7, chunk_tokens=5)
+    plain = from_logits(hidden, weight, targets, bias=None, form=HeadForm())
+    for parameter in (hidden, weight):
+        got, expected = (
+            torch.autograd.grad(sum((upstream * torch.stack(out)).sum(1)), parameter, retain_graph=True)[0]
+            for out in (ours, plain)
+        )
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_each_temperature_divides_the_logits(temperature):
     (hidden, weight, _), targets = case()

@@ -27,7 +27,7 @@ def sums_to_go(values_A: Tensor, lengths_N: Tensor, decay: float) -> Tensor:
     """
     if not len(values_A) or int(lengths_N.max()) == 1:
         return values_A
-    blocks_N = torch.div(lengths_N + BLOCK - 1, BLOCK, rounding_mode="floor")
+    blocks_N = -(-lengths_N // BLOCK)  # rounded up
     places_A = _places(lengths_N, blocks_N)
     powers_B = torch.pow(decay, torch.arange(BLOCK + 1, dtype=torch.float64)).to(values_A.dtype)
     offsets_BB = torch.arange(BLOCK)[:, None] - torch.arange(BLOCK)  # [later, earlier]
@@ -41,7 +41,7 @@ def sums_to_go(values_A: Tensor, lengths_N: Tensor, decay: float) -> Tensor:
     # the next block.
     heads_M = sums_to_go(sums_MB[:, 0].contiguous(), blocks_N, decay**BLOCK)
     following_M = torch.cat([heads_M[1:], heads_M.new_zeros(1)])
-    following_M[blocks_N.cumsum(0)[blocks_N > 0] - 1] = 0.0
+    following_M[blocks_N.cumsum(0) - 1] = 0.0
     # Element b of a block is B - b steps before the first element of the next block, hence decay^(B - b).
     sums_MB += following_M[:, None] * powers_B[1:].flip(0)
     return sums_MB.view(-1)[places_A]
