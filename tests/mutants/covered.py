@@ -247,6 +247,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "figures/test_summary.py",
     ),
     "agentrl/rewards/inside/checker.py": ("sandbox/test_two_sides.py", *PROGRAMS),
+    "agentrl/rewards/inside/contest_imports.py": ("sandbox/test_two_sides.py", *PROGRAMS),
     "agentrl/rewards/inside/objects.py": ("sandbox/test_two_sides.py", *PROGRAMS),
     "agentrl/rewards/inside/plain_data.py": ("sandbox/test_plain_data.py", *PROGRAMS),
     "agentrl/rewards/inside/program.py": ("sandbox/test_two_sides.py", *PROGRAMS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,8 +28,8 @@ from agentrl.rewards.inside.checker import (
     _modules,
     run,
 )
-from agentrl.rewards.inside.plain_data import dump, load
-from agentrl.rewards.inside.program import LoadedProgram
+from agentrl.rewards.inside.plain_data import decode, dump, load
+from agentrl.rewards.inside.program import MAX_PRINTED, LoadedProgram, Objects
 
 
 @contextmanager
@@ -717,3 +718,136 @@ def test_proxies_keep_the_same_object():
         assert type(link.apply("f")) is objects.Opaque, "a class that the test does not name"
         assert link.names(["Point"], []) == {"Point": "x"}
         assert type(link.apply("f")) is objects.Opaque, "the one that it was"
+
+
+class Whole(int):
+    pass
+
+
+class Words(str):
+    pass
+
+
+class Table(dict):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Whole(3), 3),
+        (type("F", (float,), {})(1.5), 1.5),
+        (type("C", (complex,), {})(1, 2), 1 + 2j),
+        (Words("a"), "a"),
+        (type("B", (bytes,), {})(b"a"), b"a"),
+        (type("A", (bytearray,), {})(b"a"), bytearray(b"a")),
+        (type("L", (list,), {})([1]), [1]),
+        (type("T", (tuple,), {})((1, 2)), (1, 2)),
+        (type("S", (set,), {})({1}), {1}),
+        (type("Z", (frozenset,), {})({1}), frozenset({1})),
+        (Table(a=1), {"a": 1}),
+        ([Whole(1), {"a": Words("b")}], [1, {"a": "b"}]),
+    ],
+)
+def test_an_object_of_a_builtin_kind_is_data(value, plain):
+    returned = decode(Objects(lambda *_: None).encode(value))
+    assert (type(returned), returned) == (type(plain), plain)
+
+
+LOADED = [{"compiles": True}, {"loaded": True}]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x = 1", LOADED),
+        ("x = ", [{"compiles": False}]),
+        ("x = '\0'", [{"compiles": False}]),
+        ("1 / 0", [{"compiles": True}, {"loaded": False}]),
+        ("raise SystemExit", [{"compiles": True}, {"loaded": False}]),
+        ("x: Undefined = 1", [{"compiles": True}, {"loaded": False}]),
+        (
+            "assert __name__ == 'solution' and __file__.endswith('program.py')",
+            LOADED,
+        ),
+        (
+            "import sys; assert sys.modules['solution'].__dict__ is globals()",
+            LOADED,
+        ),
+        ("a = Counter(deque([math.pi, gcd(4, 6)]))", LOADED),
+        ("def f(): return (lambda: sqrt(4))()\nf()", LOADED),
+        ("assert pow(2, 3, 5) == 3 and sum([1]) == 1 and sqrt", LOADED),
+        (
+            "def f(n): return n and 1 + f(n - 1)\nassert f(5000) == 5000",
+            LOADED,
+        ),
+    ],
+)
+def test_a_program_says_whether_it_compiles_and_loads(source, told, tmp_path):
+    (tmp_path / "program.py").write_text(source)
+    reads, writes = os.pipe()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    limit, module = sys.getrecursionlimit(), sys.modules.get("solution")
+    program = LoadedProgram(nothing, writes, cpu_s=100.0, wall_s=100.0)
+    try:
+        assert program.load(str(tmp_path / "program.py")) is (told[-1].get("loaded") is True)
+        clocks = (signal.getitimer(signal.ITIMER_PROF), signal.getitimer(signal.ITIMER_REAL))
+        assert clocks == ((0.0, 0.0), (0.0, 0.0)) or told[-1] != {"loaded": True}
+    finally:
+        program._stop_clocks()
+        sys.setrecursionlimit(limit)
+        sys.modules.pop("solution", None)
+        if module is not None:
+            sys.modules["solution"] = module
+        os.close(writes)
+        program._lines.close()
+    with open(reads, "rb") as answers:
+        assert [load(line) for line in answers] == told
+
+
+ENTRIES = """
+def own(x): return [x, 1]
+class Solution:
+    def method(self, x, y=1): return x + y
+    def own(self, x): return "never"
+"""
+
+
+def test_an_entry_is_a_function_or_a_method_of_a_solution(tmp_path):
+    with connected(ENTRIES, tmp_path) as link:
+        for function, args, kwargs, value in (
+            ("own", [3], [], [3, 1]),
+            ("method", [3], [["y", 4]], 7),
+            ("method", [3], [], 4),
+        ):
+            asked = {"op": "entry", "function": function, "args": args, "kwargs": {"dict": kwargs}}
+            assert link._value(link._ask(asked)) == value
+        with pytest.raises(AttributeError):
+            link._value(link._ask({"op": "entry", "function": "no", "args": [], "kwargs": {"dict": []}}))
+    with connected("def own(x): return x", tmp_path) as link, pytest.raises(KeyError):
+        link._value(link._ask({"op": "entry", "function": "no", "args": [], "kwargs": {"dict": []}}))
+
+
+def test_each_answer_brings_what_was_printed_since_the_last(tmp_path, monkeypatch):
+    source = "def say(text, n=1):\n    print(text * n)\n    return 1\ndef quiet(): return 2"
+    with connected(source, tmp_path, is_heard=True) as link:
+        say, quiet = (link.named(tree) for tree in link.names(["say", "quiet"], []).values())
+        monkeypatch.setattr(sys, "__stdout__", sys.stdout)  # both sides have one: no test captures it
+        asked = {"op": "call", "target": {"ref": say._number}, "kwargs": {"dict": []}, "keeps": False}
+        printed = [link._ask({**asked, "args": args}).get("printed") for args in (["abc"], ["d"])]
+        assert printed == ["abc\n", "d\n"]
+        many = link._ask({**asked, "args": ["a", 100_000]})["printed"]
+        assert many == "a" * MAX_PRINTED
+        assert 1000 < MAX_PRINTED < 10**6
+        assert "printed" not in link._ask({**asked, "target": {"ref": quiet._number}, "args": []})
+    with connected(source, tmp_path) as link:
+        (say,) = (link.named(tree) for tree in link.names(["say"], []).values())
+        asked = {"op": "call", "target": {"ref": say._number}, "kwargs": {"dict": []}, "keeps": False}
+        assert link._ask({**asked, "args": ["abc"]}) == {"value": 1}
+
+
+def test_classes_of_a_test_are_defined_beside_the_program(tmp_path):
+    sources = ("import nowhere", "import math", "class Node:\n    size = math.pi")
+    with connected("def size(node): return node.size", tmp_path) as link:
+        space = space_of(link, ["size", "Node"], sources=sources)
+        assert abs(space["size"](space["Node"]()) - 3.14159) < 1e-5
