@@ -233,7 +233,12 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         *LEARNER,
     ),
     "agentrl/learner/step.py": ("learner/test_stepper.py", *LEARNER),
-    "agentrl/rollout/session.py": (*TRAJECTORIES, "rollout/test_gateway.py", "rollout/test_eval_sampling.py"),
+    "agentrl/rollout/session.py": (
+        "rollout/test_session_verbs.py",
+        *TRAJECTORIES,
+        "rollout/test_gateway.py",
+        "rollout/test_eval_sampling.py",
+    ),
     "agentrl/rollout/recorder.py": TRAJECTORIES,
     "agentrl/chat/conversation.py": (*CHAT, *TRAJECTORIES),
     "agentrl/figures/intervals.py": (
