@@ -9,7 +9,6 @@ from agentrl.plugins.options import Options
 
 # \{ and \} are characters, not braces.
 _TOKENS = re.compile(r"(?P<box>\\(?:boxed|fbox)\s{0,10}\{)|\\.|(?P<brace>[{}])", re.DOTALL)
-_ONLY_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s{0,10}\{(.*)\}\s*", re.DOTALL)
 _JOINT = re.compile(
     r"(?i)[\s$.]{0,6}(?:,|;|/|&|\\\\|\\text\{|\\quad|%|\b(?:and/or|or|and|und|oder|alternatively|otherwise|maybe|perhaps|possibly)\b|[\s$}]|\\[,;:]){0,8}[\s$}]{0,6}"
 )
@@ -105,7 +104,8 @@ def _boxes(text: str) -> Iterator[tuple[int, int, int | None]]:
 def _unboxed(inside: str) -> str:
     r"""Return the content without nested boxes: \boxed{\boxed{5}} has the content 5."""
     for _ in range(3):
-        if (only := _ONLY_BOX.fullmatch(inside)) is None or only[1].count("{") != only[1].count("}"):
-            break
-        inside = only[1]
+        for begin, start, end in _boxes(inside):
+            if end is not None and not (inside[:begin] + inside[end + 1 :]).strip():
+                inside = inside[start:end]
+                break
     return inside

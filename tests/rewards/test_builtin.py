@@ -14,7 +14,7 @@ from agentrl.config.reward import RewardConfig
 from agentrl.errors import ConfigError, DataError, RewardError
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.rewards.aime import Aime, extract_integer, parse_integer
-from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.boxed import BoxOptions, answer_box, last_boxed
 from agentrl.rewards.format import Format
 from agentrl.rewards.gsm8k import Gsm8k
 from agentrl.rewards.length_penalty import LengthPenalty, soft_overlong_punishment
@@ -94,6 +94,64 @@ def test_most_texts_that_try_to_break_the_box_hold_one():
 )
 def test_boxes_by_hand(text, inside):
     assert last_boxed(text) == inside
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("none", None),
+        ("", None),
+        (r"\boxed{5}", "5"),
+        (r"\boxed{ 5 } so", "5"),
+        (r"\boxed{5", ""),
+        (r"\boxed{5} then \boxed{6", ""),
+        (r"\boxed{}", ""),
+        # boxes in a row are one answer, others are not
+        (r"\boxed{5} or \boxed{6}", "5, 6"),
+        (r"\boxed{5}, \boxed{6} and \boxed{7}", "5, 6, 7"),
+        (r"\boxed{5} and so \boxed{6}", "6"),
+        (r"\boxed{4} and so \boxed{5} or \boxed{6}", "5, 6"),
+        (r"\boxed{4}, \boxed{5} and so \boxed{6}", "6"),
+        (r"\boxed{5}$ or $\boxed{5}", "5"),
+        (" or ".join(rf"\boxed{{{n}}}" for n in range(8)), "0, 1, 2, 3, 4, 5, 6, 7"),
+        (" or ".join(rf"\boxed{{{n}}}" for n in range(9)), "1, 2, 3, 4, 5, 6, 7, 8"),
+        # a box in a box
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{ \fbox{ \boxed{\frac{1}{2}} } }", r"\frac{1}{2}"),
+        (r"\boxed{\boxed{\boxed{\boxed{5}}}}", "5"),
+        (r"\boxed{\boxed{\boxed{\boxed{\boxed{5}}}}}", r"\boxed{5}"),
+        (r"\boxed{\boxed{5} + 1}", r"\boxed{5} + 1"),
+        (r"\boxed{x + \boxed{5}}", r"x + \boxed{5}"),
+        (r"\boxed{\boxed{5} + \boxed{6}}", r"\boxed{5} + \boxed{6}"),
+        (r"\boxed{4} and so \boxed{\boxed{5} + 1}", r"\boxed{5} + 1"),
+        # what is denied or hidden does not count
+        (r"It is not \boxed{5}", ""),
+        (r"It is \boxed{5}, not \boxed{6}", "5"),
+        (r"It is \boxed{5}, and not \boxed{6}, nor \boxed{7}", "5"),
+        (r"It is not \boxed{5} but it is \boxed{6}", "6"),
+        ("not" + " " * 100 + r"\boxed{5}", "5"),
+        ("I do not know much about this question, but I would say that it is " + r"\boxed{5}", "5"),
+        (r"\boxed{5} <!-- \boxed{6} -->", "5"),
+        (r"\boxed{5} \phantom{\boxed{6}}", "5"),
+    ],
+)
+def test_the_answer_of_the_last_boxes(text, inside):
+    assert answer_box(text) == inside
+
+
+@pytest.mark.parametrize(
+    ("options", "scores"),
+    [
+        ({}, (0.0, 0.0)),
+        ({"wrong_score": -1.0}, (-1.0, -1.0)),
+        ({"format_score": 0.5}, (0.5, 0.0)),
+        ({"format_score": 0.0, "wrong_score": -1.0}, (0.0, -1.0)),
+    ],
+)
+def test_scores_of_wrong_answers_with_and_without_a_box(options, scores):
+    chosen = BoxOptions(**options)
+    assert (chosen.score_wrong(has_box=True), chosen.score_wrong(has_box=False)) == scores
+    assert chosen.strict is False
 
 
 def test_a_box_is_found_in_linear_time():
