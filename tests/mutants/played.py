@@ -13,6 +13,7 @@ import importlib
 import os
 import shutil
 import signal
+import resource
 import subprocess
 import sys
 import time
@@ -52,6 +53,9 @@ PACKAGED = ("agents", "configs", "docs", "interactions", "tools")
 """Folders of the root that are imported as parts of agentrl."""
 
 Verdict = Literal["killed", "survived", "timed out"]
+
+MAX_BYTES = 8 * 2**30
+"""Of memory per process: a changed size must not take the machine's."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class Stage:
         code = 1
         try:
             os.setsid()
+            resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
             os.chdir(self._folder)
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream in (1, 2):

@@ -106,16 +106,25 @@ class StandIns:
         return
 
 
-class LoraComes:
+class Arrivals:
     """The first of the import system's finders.
 
-    It finds nothing: it sees SGLang's LoRA come, which pins memory wherever it runs.
+    It finds nothing: it sees packages of SGLang come that pin memory wherever they run.
     """
 
     def find_spec(self, name, path=None, target=None):
         if name == "sglang.srt.lora":
             leave_memory_unpinned()
+        if name == "sglang.srt.state_capturer":
+            leave_memory_unregistered()
         return
+
+
+def leave_memory_unregistered():
+    """The record of routed experts registers its memory with CUDA."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    common._cuda_host_register = lambda *arguments, **named: None
 
 
 def leave_memory_unpinned():
@@ -152,7 +161,7 @@ def install():
 
     importlib.util.find_spec = find_spec
     sys.meta_path.append(stand_ins)
-    sys.meta_path.insert(0, LoraComes())
+    sys.meta_path.insert(0, Arrivals())
 
 
 install()
