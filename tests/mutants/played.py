@@ -11,9 +11,9 @@ import ast
 import contextlib
 import importlib
 import os
+import resource
 import shutil
 import signal
-import resource
 import subprocess
 import sys
 import time
