@@ -13,16 +13,20 @@ import argparse
 import json
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import psutil
+import torch
 from machine import write_result
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import FSDPConfig, LearnerConfig
-from agentrl.config.model import LoRAConfig, ModelConfig, ModelFromScratchConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.model_size import ModelSize
 from agentrl.config.rank_memory import trained_memory
 from agentrl.learner.batch import Sample
@@ -31,6 +35,15 @@ from agentrl.learner.packing import pack
 from agentrl.ports import ReservedPort
 
 SIZES: dict[str, dict[str, Any]] = {
+    "81M": {
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 15,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
     "tiny": {
         "vocab_size": 1024,
         "hidden_size": 64,
@@ -75,6 +88,13 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two_ranks_bfloat16_lora": ({"world_size": 2}, {"lora": LoRAConfig(rank=16), "dtype": "bfloat16"}),
 }
 """Keys of `learner` and of `model`."""
+CASES = [
+    *(f"81M:{way}" for way, (learner, _) in WAYS.items() if "world_size" in learner),
+    *(f"135M:{way}" for way, (learner, _) in WAYS.items() if "world_size" not in learner),
+    "0.5B:lora_checkpointing",
+    "0.5B:lora",
+]
+"""Two ranks of 135M parameters, and all weights of 0.5B, need more than 4 GiB together."""
 
 
 def configs(way: str, tokens: int) -> tuple[ModelConfig, LearnerConfig]:
@@ -103,10 +123,17 @@ def samples(tokens: int, num: int, vocabulary: int) -> list[Sample]:
     return found
 
 
-def run_rank(rank: int, port: int, name: str, way: str, tokens: int) -> None:
+def write_model(name: str, folder: Path) -> None:
+    """Write a random model in bfloat16, in a process of its own."""
+    module = AutoModelForCausalLM.from_config(Qwen2Config(**SIZES[name]), dtype=torch.bfloat16)
+    module.save_pretrained(folder)
+
+
+def run_rank(rank: int, port: int, name: str, way: str, tokens: int, folder: Path) -> None:
     """Make the updates and print the growth of the resident set as JSON."""
     model, learner = configs(way, tokens)
-    warm_up()
+    model = model.model_copy(update={"path": str(folder)})
+    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES["tiny"]))  # so that imports do not count
     before = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     spec = LearnerSpec(
@@ -117,7 +144,6 @@ def run_rank(rank: int, port: int, name: str, way: str, tokens: int) -> None:
         seed=0,
         temperature=1.0,
         total_updates=4,
-        from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=SIZES[name]),
     )
     own = Learner(spec, rank=rank, address="127.0.0.1", port=port)
     world = learner.dp_size
@@ -131,13 +157,6 @@ def run_rank(rank: int, port: int, name: str, way: str, tokens: int) -> None:
     own.close()
 
 
-def warm_up() -> None:
-    """Load what a first model loads, so that imports do not count."""
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
-    AutoModelForCausalLM.from_config(Qwen2Config(**SIZES["tiny"]))
-
-
 def peak_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -145,13 +164,13 @@ def peak_bytes() -> int:
     raise LookupError("VmHWM")
 
 
-def measure(name: str, way: str, tokens: int) -> dict[str, Any]:
+def measure(name: str, way: str, tokens: int, folder: Path) -> dict[str, Any]:
     _, learner = configs(way, tokens)
     with ReservedPort() as port:
         command = [sys.executable, __file__, "--rank"]
         ranks = [
             subprocess.Popen(
-                [*command, str(rank), str(port.number), name, way, str(tokens)],
+                [*command, str(rank), str(port.number), name, way, str(tokens), str(folder)],
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -183,27 +202,26 @@ def measure(name: str, way: str, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=["135M", "0.5B"], choices=SIZES)
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[1024])
-    parser.add_argument("--at-most-gib", type=float, default=4.0, help="skip ways whose ranks need more")
+    parser.add_argument("--cases", nargs="*", default=CASES, metavar="MODEL:WAY", help=" ".join(CASES))
+    parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--rank", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", nargs=6, help=argparse.SUPPRESS)
+    parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank, port, name, way, tokens = options.rank
-        run_rank(int(rank), int(port), name, way, int(tokens))
+        rank, port, name, way, tokens, folder = options.rank
+        run_rank(int(rank), int(port), name, way, int(tokens), Path(folder))
         return
-    runs, skipped = [], []
-    for name in options.models:
-        for way in options.ways:
-            for tokens in options.tokens:
-                needed = sum(predict(name, way, tokens).values()) * configs(way, tokens)[1].world_size
-                if needed > options.at_most_gib * 2**30:
-                    skipped.append({"model": name, "way": way, "tokens": tokens, "needed_bytes": needed})
-                else:
-                    runs.append(measure(name, way, tokens))
-    write_result(options.out, {"runs": runs, "skipped": skipped})
+    if options.write:
+        write_model(options.write[0], Path(options.write[1]))
+        return
+    runs = []
+    for name, cases in groupby((case.split(":") for case in options.cases), key=lambda case: case[0]):
+        with TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, __file__, "--write", name, folder], check=True)
+            for _, way in cases:
+                runs.append(measure(name, way, options.tokens, Path(folder)))
+                write_result(options.out, {"runs": runs})
 
 
 if __name__ == "__main__":

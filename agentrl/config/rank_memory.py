@@ -36,6 +36,8 @@ _COPIES_OF_LOGITS = 6
 """Products, their softmax, gradients and temporaries, in float32."""
 _GATHERED_LAYERS = 3
 """Layers in FSDP's buffers: the one that computes, the next one, and its copy in the collective's buffer."""
+_GATHERED_ON_CPU = 2.5
+"""On CPUs, FSDP's buffers leave gaps in the heap: about so many times the whole model in the end."""
 
 Parts = Mapping[str, float]
 
@@ -222,6 +224,9 @@ def _layer_bytes(size: ModelSize, model: ModelConfig, learner: LearnerConfig, *,
 def _gathered(size: ModelSize, model: ModelConfig, learner: LearnerConfig, *, is_gpu: bool) -> float:
     if _is_alone(model, learner, is_gpu=is_gpu):
         return 0.0
+    if not is_gpu:
+        whole = size.num_layer_parameters / learner.tensor_parallel + size.num_root_parameters
+        return _GATHERED_ON_CPU * _width(model) * whole
     num_layers = _GATHERED_LAYERS if learner.fsdp.reshard_after_forward else size.num_layers + 1
     layers = min(num_layers, size.num_layers + 1) * _layer_parameters(size, learner)
     return _width(model) * (size.num_root_parameters + layers)

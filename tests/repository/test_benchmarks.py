@@ -55,7 +55,7 @@ SHORT: dict[str, str] = {
     "load_memory": "--layers 1 --hidden 64 --dtypes bfloat16 --large --out {out}",
     "logprob_kernels": "--tokens 6 3 --vocabulary 30 --out {out}",
     "logprob_memory": "--tokens 64 --vocabulary 2000 --out {out}",
-    "peak_memory": "--models tiny --ways plain --tokens 64 --out {out}",
+    "peak_memory": "--cases tiny:plain --tokens 64 --out {out}",
     "publish": "--hidden 64 --bucket-mib 1 --repeats 1 --calls 2 --out {out}",
     "recipes": f"--recipes grpo --seeds 0 --steps 2 --at-least 0 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
@@ -66,6 +66,7 @@ SHORT: dict[str, str] = {
     + QUICK_RUN,
     "serving": "--ways float32 --requests 2 --prompt 8 --new 4 --groups 1 --repeats 1 --peers {none} "
     "--out {out}",
+    "sizes": "--ranks 8 --models 7B --out {out}",
     "smollm_step": "--model {model} --steps 2 --peers {none} --out {out}",
     "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "
     "--kill-every 10 --out {out}",
