@@ -16,6 +16,7 @@ from agentrl.errors import InfrastructureError
 from agentrl.learner.model import Policy
 from agentrl.learner.sharding import Cut, find_cut
 from agentrl.sglang.process_group import Broadcast
+from agentrl.sglang.weight_names import Piece
 from agentrl.types import SendTimes, TensorSpec
 
 
@@ -39,8 +40,9 @@ def plan_buckets(specs: Sequence[TensorSpec], *, max_bytes: int) -> list[list[Te
 class BucketGatherer:
     """Gathers buckets of a policy's weights on rank 0, each as one flat buffer of bytes.
 
-    What every rank has of a bucket is sent in one message, in the published dtype. Weights that are sharded
-    over several mesh dimensions, and pieces of a weight, are gathered one by one.
+    Every rank rounds its parts to the published dtype and sends them to rank 0: those of whole weights in one
+    message, rows of pieces (experts) straight to their place. Weights that are sharded over several mesh
+    dimensions are gathered one by one, on all ranks.
     """
 
     def __init__(self, policy: Policy, *, is_first: bool) -> None:
@@ -57,15 +59,16 @@ class BucketGatherer:
         for slot in slots:
             if slot.cut is not None:
                 by_group.setdefault(slot.cut.group, []).append(slot)
-        for group, own in by_group.items():
+        for group, cut in by_group.items():
             # With HSDP, the other copies of the model have nothing to do.
             if 0 not in dist.get_process_group_ranks(group):
                 continue
-            cut = own[0].cut
-            if len(own) == 1 and cut is not None and cut.dim == 0:
-                self._gather_rows(cut, own[0], flat)
-            else:
-                self._gather_packed(group, own, flat)
+            whole = [slot for slot in cut if slot.is_whole]
+            # A weight that is alone is sent by rows: messages would be a second copy, which may not fit.
+            is_packed = len(whole) > 1 or (len(whole) == 1 and not whole[0].is_by_rows)
+            self._gather_rows(group, [slot for slot in cut if not (slot.is_whole and is_packed)], flat)
+            if is_packed:
+                self._gather_packed(group, whole, flat)
         rest = {slot.name: slot for slot in slots if slot.cut is None}
         for name, tensor in self._policy.full_tensors(list(rest)):
             if flat is not None:
@@ -77,25 +80,31 @@ class BucketGatherer:
         for name in names:
             piece = self._policy.pieces[name]
             tensor = self._policy.tensors[piece.weight]
-            cut = find_cut(tensor) if piece.shape == tensor.shape else None
-            yield _Slot(name, piece.weight, piece.shape, begin, cut)
+            cut, is_whole = find_cut(tensor), piece.shape == tensor.shape
+            is_sent = cut is not None and (is_whole or cut.dim == 0)
+            yield _Slot(name, piece, is_whole, begin, cut if is_sent else None)
             begin += math.prod(piece.shape)
 
-    def _gather_rows(self, cut: Cut, slot: _Slot, flat: Tensor | None) -> None:
-        """Gather a weight that is alone in its bucket and cut by rows: a second copy of it may not fit."""
-        own, _ = self._policy.own_part(slot.weight)
-        if flat is None:
-            _exchange([P2POp(dist.isend, _bytes(self._round(own)), 0, cut.group)] if own.numel() else [])
-            return
-        receives = []
-        # Ranks without rows, at the end, get no chunk.
-        chunks = slot.of(flat).split(cut.chunk)
-        for rank, chunk in zip(dist.get_process_group_ranks(cut.group), chunks, strict=False):
-            if rank == 0:
-                chunk.copy_(own)
-            else:
-                receives.append(P2POp(dist.irecv, _bytes(chunk), rank, cut.group))
-        _exchange(receives)
+    def _gather_rows(self, group: ProcessGroup, slots: Sequence[_Slot], flat: Tensor | None) -> None:
+        """Gather weights and pieces whose weights are cut by rows, each rank's rows straight to their
+        place.
+        """
+        ranks = dist.get_process_group_ranks(group)
+        operations: list[P2POp] = []
+        own_of = {weight: self._policy.own_part(weight)[0] for weight in _distinct(slots)}
+        for slot in slots:
+            own = own_of[slot.piece.weight]
+            for owner in slot.owners:
+                if flat is None:
+                    if owner == group.rank():
+                        rows = self._round(slot.own_rows(own, owner))
+                        operations.append(P2POp(dist.isend, _bytes(rows), 0, group))
+                elif ranks[owner] == 0:
+                    slot.rows_in(flat, owner).copy_(slot.own_rows(own, owner))
+                else:
+                    place = _bytes(slot.rows_in(flat, owner))
+                    operations.append(P2POp(dist.irecv, place, ranks[owner], group))
+        _exchange(operations)
 
     def _gather_packed(self, group: ProcessGroup, slots: Sequence[_Slot], flat: Tensor | None) -> None:
         """Gather weights that are cut over one process group, with one message from each rank."""
@@ -122,7 +131,7 @@ class BucketGatherer:
         """Round this rank's parts into a message; parts that are shorter than others leave a gap."""
         begin = 0
         for slot in slots:
-            own, _ = self._policy.own_part(slot.weight)
+            own, _ = self._policy.own_part(slot.piece.weight)
             slot.in_message(message[begin : begin + slot.message_length], own.shape).copy_(own)
             begin += slot.message_length
 
@@ -135,17 +144,55 @@ class BucketGatherer:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a weight is in a bucket: from element `begin` on. cut: None if it is gathered by itself."""
+    """Where a published weight is in a bucket: from element `begin` on.
+
+    is_whole: the piece is all of its weight. cut: of the weight; None if `full_tensors` gathers it.
+    """
 
     name: str
-    weight: str
-    shape: tuple[int, ...]
+    piece: Piece
+    is_whole: bool
     begin: int
     cut: Cut | None
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.piece.shape
+
+    @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def is_by_rows(self) -> bool:
+        return self.cut is not None and self.cut.dim == 0
+
+    @property
+    def owners(self) -> range:
+        """Positions in the group of the ranks that have rows of the piece."""
+        assert self.cut is not None
+        first, size = self.piece.start[0], self.piece.extent[0]
+        return range(first // self.cut.chunk, (first + size - 1) // self.cut.chunk + 1)
+
+    def rows_in(self, flat: Tensor, owner: int) -> Tensor:
+        """Return the view of the owner's rows in a bucket."""
+        first, end = self._rows_of(owner)
+        start = self.piece.start[0]
+        return self.of(flat).view(self.piece.extent)[first - start : end - start]
+
+    def own_rows(self, own: Tensor, owner: int) -> Tensor:
+        """Return the rows of the piece in the owner's part of the weight."""
+        assert self.cut is not None
+        first, end = self._rows_of(owner)
+        begin = owner * self.cut.chunk
+        columns = zip(self.piece.start[1:], self.piece.extent[1:], strict=True)
+        return own[slice(first - begin, end - begin), *(slice(a, a + size) for a, size in columns)]
+
+    def _rows_of(self, owner: int) -> tuple[int, int]:
+        """Return the first row of the weight that the owner has of the piece, and the one after the last."""
+        assert self.cut is not None
+        first, size, chunk = self.piece.start[0], self.piece.extent[0], self.cut.chunk
+        return max(first, owner * chunk), min(first + size, (owner + 1) * chunk)
 
     @property
     def part_shape(self) -> tuple[int, ...]:
@@ -179,6 +226,11 @@ class _Slot:
         )
         if rest:
             whole.narrow(dim, num_full * chunk, rest).copy_(parts[num_full].narrow(dim, 0, rest))
+
+
+def _distinct(slots: Sequence[_Slot]) -> list[str]:
+    """Return the weights of the slots, each once, in order."""
+    return list(dict.fromkeys(slot.piece.weight for slot in slots))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
