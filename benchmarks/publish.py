@@ -12,11 +12,13 @@ actors stand in for all of them, because the controller's share does not depend 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +28,6 @@ import torch
 import torch.distributed as dist
 from machine import write_result
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
@@ -38,7 +39,6 @@ from agentrl.learner.model import Policy
 from agentrl.learner.sharding import gather
 from agentrl.ports import ReservedPort
 from agentrl.sglang.process_group import broadcast, flatten, join_weights_group, leave_weights_group
-from agentrl.types import TensorSpec
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import dispatch
 from agentrl.workers.group import WorkerGroup
@@ -51,12 +51,16 @@ WORLD_SIZES = (64, 256, 512)
 NUM_ACTORS = 4
 
 
-def spec(hidden: int) -> LearnerSpec:
-    sizes = {
-        "vocab_size": 16 * hidden,
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": 8,
+def spec(kind: str, hidden: int) -> LearnerSpec:
+    sizes = {"vocab_size": 16 * hidden, "hidden_size": hidden}
+    more = {
+        "qwen2": {"intermediate_size": 4 * hidden, "num_hidden_layers": 8},
+        "qwen3_moe": {
+            "moe_intermediate_size": hidden,
+            "num_experts": 16,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 2,
+        },
     }
     return LearnerSpec(
         ModelConfig(path="benchmark", dtype="bfloat16"),
@@ -66,7 +70,7 @@ def spec(hidden: int) -> LearnerSpec:
         0,
         1.0,
         1,
-        from_scratch=ModelFromScratchConfig(architecture="qwen2", sizes=sizes),
+        from_scratch=ModelFromScratchConfig(architecture=kind, sizes=sizes | more[kind]),
     )
 
 
@@ -74,14 +78,24 @@ def spec(hidden: int) -> LearnerSpec:
 
 
 class WholeGatherer(BucketGatherer):
-    """Gathers each weight in the learner's dtype on every rank and rounds it afterwards."""
+    """Gathers each weight in the learner's dtype on every rank and rounds it afterwards.
+
+    Experts are rounded before, but summed over all ranks.
+    """
 
     def gather(self, names: Sequence[str]) -> torch.Tensor | None:
         return flatten(whole_weights(self._policy, names))
 
 
 def whole_weights(policy: Policy, names: Sequence[str]) -> list[torch.Tensor]:
-    return [gather(policy.tensors[name]).to(policy.published_dtype) for name in names]
+    found: list[torch.Tensor] = []
+    for is_whole, some in groupby(names, key=lambda name: name in policy.tensors):
+        found += (
+            [gather(policy.tensors[name]).to(policy.published_dtype) for name in some]
+            if is_whole
+            else [tensor for _, tensor in policy.full_tensors(list(some))]
+        )
+    return found
 
 
 class RawGatherer(BucketGatherer):
@@ -91,7 +105,8 @@ class RawGatherer(BucketGatherer):
         if not self._is_first:
             return None
         return torch.empty(
-            sum(self._policy.tensors[name].numel() * self._policy.published_dtype.itemsize for name in names),
+            sum(math.prod(self._policy.pieces[name].shape) for name in names)
+            * self._policy.published_dtype.itemsize,
             dtype=torch.uint8,
         )
 
@@ -102,8 +117,10 @@ GATHERERS = {"raw": RawGatherer, "whole": WholeGatherer, "parts": BucketGatherer
 def write_whole(learner: Learner, folder: Path) -> None:
     """Let rank 0 write what is gathered on every rank."""
     policy = learner._policy
-    names = list(policy.tensors)
-    tensors = dict(zip(names, whole_weights(policy, names), strict=True))
+    names = list(policy.pieces)
+    tensors = {
+        name: tensor.contiguous() for name, tensor in zip(names, whole_weights(policy, names), strict=True)
+    }
     if learner.place.is_first:
         folder.mkdir()
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -122,12 +139,21 @@ def measured(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def rank_main(
-    rank: int, options: argparse.Namespace, ports: Sequence[int], folder: Path, results: Any
+    kind: str,
+    rank: int,
+    options: argparse.Namespace,
+    ports: Sequence[int],
+    folder: Path,
+    sizes: Any,
+    results: Any,
 ) -> None:
     torch.set_num_threads(1)
-    learner = Learner(spec(options.hidden), rank=rank, address="127.0.0.1", port=ports[0])
+    learner = Learner(spec(kind, options.hidden), rank=rank, address="127.0.0.1", port=ports[0])
     specs = learner.tensor_specs()
-    buckets = [[s.name for s in b] for b in plan_buckets(specs, max_bytes=options.bucket_mib * 2**20)]
+    plan = plan_buckets(specs, max_bytes=options.bucket_mib * 2**20)
+    buckets = [[s.name for s in b] for b in plan]
+    for _ in range(NUM_RECEIVERS if rank == 0 else 0):
+        sizes.put([sum(s.num_bytes for s in b) for b in plan])
     learner.join_weights_group("127.0.0.1", ports[1], 1 + NUM_RECEIVERS, "g", "gloo", TIMEOUT_S)
     found: dict[str, list[dict[str, float]]] = {}
     for turn in range(1 + options.repeats):
@@ -162,7 +188,7 @@ def export(learner: Learner, folder: Path) -> None:
     assert writer.error is None
 
 
-def receiver_main(number: int, port: int, sizes: Sequence[int], rounds: int) -> None:
+def receiver_main(number: int, port: int, sizes: Any, rounds: int) -> None:
     torch.set_num_threads(1)
     group = join_weights_group(
         address="127.0.0.1",
@@ -173,23 +199,24 @@ def receiver_main(number: int, port: int, sizes: Sequence[int], rounds: int) -> 
         backend="gloo",
         timeout_s=TIMEOUT_S,
     )
+    own_sizes = sizes.get()
     for _ in range(rounds):
-        for size in sizes:
+        for size in own_sizes:
             broadcast(torch.empty(size, dtype=torch.uint8), group)
     leave_weights_group(group)
 
 
-def measure_ranks(options: argparse.Namespace) -> dict[str, object]:
+def measure_ranks(kind: str, options: argparse.Namespace) -> dict[str, object]:
     fork = multiprocessing.get_context("fork")
-    results = fork.SimpleQueue()
+    sizes, results = fork.SimpleQueue(), fork.SimpleQueue()
     ports = [ReservedPort() for _ in range(2)]
     numbers = [port.number for port in ports]
     with TemporaryDirectory() as folder:
         processes = [
-            fork.Process(target=rank_main, args=(rank, options, numbers, Path(folder), results))
+            fork.Process(target=rank_main, args=(kind, rank, options, numbers, Path(folder), sizes, results))
             for rank in range(NUM_RANKS)
         ]
-        sizes, num_rounds = list(bucket_sizes(options)), len(WAYS) * (1 + options.repeats)
+        num_rounds = len(WAYS) * (1 + options.repeats)
         processes += [
             fork.Process(target=receiver_main, args=(number, numbers[1], sizes, num_rounds))
             for number in range(1, 1 + NUM_RECEIVERS)
@@ -222,16 +249,6 @@ def measure_ranks(options: argparse.Namespace) -> dict[str, object]:
         **medians,
         "share_of_raw_rate": share,
     }
-
-
-def bucket_sizes(options: argparse.Namespace) -> Iterator[int]:
-    """Yield the bytes of each bucket, of the model as transformers builds it on the meta device."""
-    sizes = dict(spec(options.hidden).from_scratch.sizes)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes))
-    specs = [TensorSpec(n, "bfloat16", tuple(t.shape), 2 * t.numel()) for n, t in model.named_parameters()]
-    for bucket in plan_buckets(specs, max_bytes=options.bucket_mib * 2**20):
-        yield sum(spec.num_bytes for spec in bucket)
 
 
 # --------------------------------------------------------------------------------------------- the controller
@@ -299,9 +316,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ranks = measure_ranks(options)
-    for name, value in ranks.items():
-        print(f"{name}: {value}")
+    ranks = {kind: measure_ranks(kind, options) for kind in ("qwen2", "qwen3_moe")}
+    for kind, measurements in ranks.items():
+        for name, value in measurements.items():
+            print(f"{kind} {name}: {value}")
     controller = measure_controller(options)
     for row in controller:
         print(row)
