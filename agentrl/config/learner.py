@@ -66,6 +66,13 @@ class LearnerConfig(Section):
         description="Number of ranks over which the matrices of each layer are split (Llama, Qwen2, Qwen3); "
         "must divide `world_size`. 1: off.",
     )
+    expert_parallel: int = Field(
+        1,
+        ge=1,
+        description="Number of ranks over which the experts of each layer are divided (mixtures of experts); "
+        "must divide `world_size` (with HSDP `fsdp.shard_size`) and the model's number of experts. Tokens "
+        "travel between these ranks instead of weights. 1: off.",
+    )
     threads: int = Field(1, ge=1, description="CPU threads of torch per rank.")
     microbatch_tokens: int = Field(
         16384,
@@ -152,12 +159,20 @@ class LearnerConfig(Section):
                 )
         if self.tensor_parallel > 1:
             self._check_tensor_parallel()
+        shards = "world_size" if self.fsdp.shard_size is None else "fsdp.shard_size"
+        size = self.fsdp.shard_size or self.world_size
+        if size % self.expert_parallel:
+            raise ValueError(
+                f"expert_parallel={self.expert_parallel} does not divide {shards}={size}; every expert must "
+                "have the same number of owners"
+            )
         return self
 
     def _check_tensor_parallel(self) -> None:
         refused = {
             f"sequence_parallel={self.sequence_parallel}": self.sequence_parallel > 1,
             f"fsdp.shard_size={self.fsdp.shard_size}": self.fsdp.shard_size is not None,
+            f"expert_parallel={self.expert_parallel}": self.expert_parallel > 1,
             "compile=true": self.compile,
         }
         for key, is_set in refused.items():

@@ -66,7 +66,7 @@ def check_experts(model: ModelConfig, learner: LearnerConfig) -> None:
         (
             learner.tensor_parallel > 1,
             f"learner.tensor_parallel={learner.tensor_parallel}",
-            "use learner.tensor_parallel=1: FSDP shards experts over all ranks",
+            "use learner.expert_parallel, which divides experts over ranks",
         ),
         (learner.compile, "learner.compile=true", "use learner.compile=false"),
     ]

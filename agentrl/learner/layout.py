@@ -9,6 +9,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_experts
 from agentrl.learner.attention import SEGMENT_SDPA
+from agentrl.learner.experts import check_expert_parallel
 from agentrl.learner.sequence_parallel import check_sequence_parallel
 from agentrl.learner.tensor_parallel import check_tensor_parallel
 
@@ -17,12 +18,13 @@ if TYPE_CHECKING:  # takes seconds to import; the controller needs only the name
 
 
 def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerConfig) -> None:
-    """Raise if ranks cannot divide the model's microbatches or matrices as `learner` says.
+    """Raise if ranks cannot divide the model's microbatches, matrices or experts as `learner` says.
 
     Raises:
-        ConfigError: its heads or layers cannot be divided evenly, or another option conflicts.
+        ConfigError: its heads, layers or experts cannot be divided evenly, or another option conflicts.
     """
     check_experts(model, learner)
+    check_expert_parallel(config, model.path, learner.expert_parallel)
     check_sequence_parallel(config, learner.sequence_parallel)
     check_tensor_parallel(config, learner.tensor_parallel)
     if learner.sequence_parallel > 1 and model.attention not in ("auto", SEGMENT_SDPA):
@@ -45,7 +47,7 @@ def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
         ConfigError: the model does not exist, or ranks cannot divide it.
     """
     check_experts(model, learner)
-    if learner.num_replicas == 1:
+    if learner.num_replicas == 1 and learner.expert_parallel == 1:
         return
     from transformers import AutoConfig
 

@@ -36,6 +36,7 @@ from agentrl.learner.architecture import (
 )
 from agentrl.learner.attention import choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
+from agentrl.learner.experts import divide_experts
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.layout import check_layout
 from agentrl.learner.loading import Outline, outline
@@ -260,7 +261,16 @@ def build_policy(
         cut_layers(module, place.tensor_mesh)
     elif not learner.compile:
         use_linear_kernels(module, learner.linear_kernels, device=place.device.type)
-    sharding.shard(module, place.mesh, learner, compute_dtype=compute_dtype, has_backward=has_backward)
+    if place.expert_mesh is not None:
+        divide_experts(module, place.expert_mesh[sharding.EXPERT])
+    sharding.shard(
+        module,
+        place.mesh,
+        learner,
+        compute_dtype=compute_dtype,
+        has_backward=has_backward,
+        expert_mesh=place.expert_mesh,
+    )
     found.fill(torch.device("cpu") if learner.offload == "parameters" else place.device)
     initialize_adapters(module)
     policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)

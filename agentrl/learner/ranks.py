@@ -7,7 +7,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
-from agentrl.learner.sharding import open_mesh, open_tensor_mesh
+from agentrl.learner.sharding import open_expert_mesh, open_mesh, open_tensor_mesh
 
 SAVING = "saving"
 """Thread of a rank that waits for a checkpoint to be written."""
@@ -47,6 +47,8 @@ class RankPlace:
     shared.
     tensor_mesh: the ranks that share this rank's microbatches, each with a part of the matrices; None: not
     shared.
+    expert_mesh: all ranks; experts are divided over its last dimension (see `open_expert_mesh`). None: they
+    are not divided.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class RankPlace:
     mesh: DeviceMesh
     sequence_group: ProcessGroup | None = None
     tensor_mesh: DeviceMesh | None = None
+    expert_mesh: DeviceMesh | None = None
 
     @property
     def is_first(self) -> bool:
@@ -93,9 +96,21 @@ def join_ranks(
     sequence_group = dist.new_subgroups(config.sequence_parallel)[0] if config.sequence_parallel > 1 else None
     if config.tensor_parallel == 1:
         mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
-        return RankPlace(rank, config.world_size, device, mesh, sequence_group)
+        place = RankPlace(rank, config.world_size, device, mesh, sequence_group)
+        if config.expert_parallel > 1:
+            place = replace(place, expert_mesh=_expert_mesh(config, device))
+        return place
     both = open_tensor_mesh(device.type, world_size=config.world_size, tensor_parallel=config.tensor_parallel)
     return RankPlace(rank, config.world_size, device, both["data"], sequence_group, both["tensor"])
+
+
+def _expert_mesh(config: LearnerConfig, device: torch.device) -> DeviceMesh:
+    return open_expert_mesh(
+        device.type,
+        world_size=config.world_size,
+        shard_size=config.fsdp.shard_size,
+        expert_parallel=config.expert_parallel,
+    )
 
 
 def leave_ranks() -> None:

@@ -1,11 +1,16 @@
 """Sharding of a model over ranks: FSDP2 per layer, over one mesh dimension or two (HSDP), and layer
 wrappers.
+
+The weights of experts may be divided over ranks before (expert parallelism, see `agentrl.learner.experts`).
+FSDP then shards each rank's experts over the ranks that own the same ones, in units of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +21,20 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from agentrl.config.learner import LearnerConfig
+from agentrl.errors import ConfigError
+from agentrl.learner.experts import find_experts
 
 if TYPE_CHECKING:  # takes a second to import; the controller needs only the names of this module
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard
     from typing_extensions import TypeIs
+
+
+EXPERT = "expert"
+"""Name of the mesh dimension over which experts are divided."""
+
+_STACKED = 3
+"""Dimensions of a weight that stacks the matrices of all experts."""
 
 
 def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> DeviceMesh:
@@ -45,6 +59,24 @@ def open_tensor_mesh(device_type: str, *, world_size: int, tensor_parallel: int)
     )
 
 
+def open_expert_mesh(
+    device_type: str, *, world_size: int, shard_size: int | None, expert_parallel: int
+) -> DeviceMesh:
+    """Return the mesh (shard, expert) of all ranks, or with HSDP (copy, shard, expert). A collective.
+
+    Neighboring ranks form the last dimension, over which the experts of each layer are divided.
+    """
+    size = shard_size or world_size
+    lengths = (world_size // size, size // expert_parallel, expert_parallel)
+    names = ("copy", "shard", EXPERT)
+    first = int(shard_size is None or shard_size == world_size)
+    mesh = init_device_mesh(device_type, lengths[first:], mesh_dim_names=names[first:])
+    # Norms are then summed over both dimensions at once; otherwise DTensor warns, and ranks may round
+    # differently.
+    mesh[names[1:]]._flatten()
+    return mesh
+
+
 def shard(
     module: nn.Module,
     mesh: DeviceMesh,
@@ -52,6 +84,7 @@ def shard(
     *,
     compute_dtype: torch.dtype | None,
     has_backward: bool,
+    expert_mesh: DeviceMesh | None = None,
 ) -> None:
     """Wrap every layer of the model as `config` says, and shard layers and root in place.
 
@@ -62,6 +95,7 @@ def shard(
         compute_dtype: of forward and backward; gradients are reduced in float32. None: the dtype of the
             weights.
         has_backward: False for a frozen model, which needs no recomputation.
+        expert_mesh: of `open_expert_mesh`, if experts are divided over its last dimension.
     """
     layers = find_layers(module)
     for layer in layers:
@@ -75,7 +109,7 @@ def shard(
             # Inside of the FSDP wrapper, so weights are gathered once for recomputation and backward.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     if not _is_alone(mesh, compute_dtype):
-        _shard(module, layers, mesh, config, compute_dtype)
+        _shard(module, layers, mesh, config, compute_dtype, expert_mesh)
 
 
 def _is_alone(mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> bool:
@@ -91,14 +125,35 @@ def _shard(
     mesh: DeviceMesh,
     config: LearnerConfig,
     compute_dtype: torch.dtype | None,
+    expert_mesh: DeviceMesh | None,
 ) -> None:
     from torch.distributed.fsdp import fully_shard
 
     options = _options(mesh, config, compute_dtype)
+    frees = config.fsdp.reshard_after_forward
+    units: list[list[nn.Module]] = []
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=config.fsdp.reshard_after_forward, **options)
+        experts = [] if expert_mesh is None else list(find_experts(layer))
+        if expert_mesh is not None:
+            owners = expert_mesh[tuple(name for name in expert_mesh.mesh_dim_names or () if name != EXPERT)]
+            for child in experts:
+                fully_shard(child, reshard_after_forward=frees, **_options(owners, config, compute_dtype))
+        fully_shard(layer, reshard_after_forward=frees, **options)
+        units.append([layer, *experts])
     fully_shard(module, **options)
-    _prefetch(layers, config.fsdp.forward_prefetch)
+    _prefetch(units, config.fsdp.forward_prefetch)
+
+
+def balanced_dimension(shape: Sequence[int], num_ranks: int) -> int:
+    """Return the dimension by which FSDP shards a weight of `shape` over `num_ranks`.
+
+    The first, for which FSDP needs no copies; of stacked matrices, such as those of experts, the first that
+    the ranks divide evenly, if there is one. Sharded by its 128 experts, a weight would be on 128 of 256
+    ranks.
+    """
+    if len(shape) < _STACKED:
+        return 0
+    return next((dim for dim, size in enumerate(shape) if size % num_ranks == 0), 0)
 
 
 def find_layers(module: nn.Module) -> list[nn.Module]:
@@ -152,7 +207,7 @@ def gather_rows(tensor: Tensor, begin: int, end: int, dtype: torch.dtype) -> Ten
         )
     # Summed as bytes, because every element has one owner, and a float's -0.0 would become 0.0.
     for dimension, placement in enumerate(tensor.placements):
-        if placement.is_shard():
+        if not placement.is_replicate():
             dist.all_reduce(rows.view(torch.uint8), group=tensor.device_mesh.get_group(dimension))
     return rows
 
@@ -238,7 +293,7 @@ def _sharded(module: nn.Module) -> list[FSDPModule]:
 def _options(mesh: DeviceMesh, config: LearnerConfig, compute_dtype: torch.dtype | None) -> dict[str, Any]:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-    options: dict[str, Any] = {"mesh": mesh}
+    options: dict[str, Any] = {"mesh": mesh, "shard_placement_fn": partial(_placement, mesh.shape[-1])}
     if compute_dtype is not None:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     if config.offload == "parameters":
@@ -246,8 +301,24 @@ def _options(mesh: DeviceMesh, config: LearnerConfig, compute_dtype: torch.dtype
     return options
 
 
-def _prefetch(layers: list[nn.Module], count: int) -> None:
-    for index, layer in enumerate(layers):
-        following = layers[index + 1 : index + 1 + count]
+def _placement(num_ranks: int, weight: nn.Parameter) -> Shard:
+    from torch.distributed.tensor import Shard
+
+    # FSDP shards what a rank owns of a weight that is divided already.
+    own = weight.to_local() if _is_sharded(weight) else weight
+    dimension = balanced_dimension(own.shape, num_ranks)
+    if own.ndim == _STACKED and own is not weight and own.shape[dimension] % num_ranks:
+        # DTensor would say wrongly which rows such a rank has.
+        raise ConfigError(
+            f"the {num_ranks} ranks that own the same experts divide none of the sizes {list(own.shape)} of "
+            "their weights; use another learner.expert_parallel or learner.world_size"
+        )
+    return Shard(dimension)
+
+
+def _prefetch(units: Sequence[Sequence[nn.Module]], count: int) -> None:
+    """Let each layer gather the `count` following ones, with their experts, ahead of their forward."""
+    for index, (layer, *_) in enumerate(units):
+        following = list(chain.from_iterable(units[index + 1 : index + 1 + count]))
         if following:
             layer.set_modules_to_forward_prefetch(following)  # type: ignore[operator]  # FSDP mixes its class in at run time

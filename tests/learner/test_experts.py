@@ -295,7 +295,7 @@ def test_a_reward_model_of_experts_is_exported_as_save_pretrained_writes_it(mode
             LoRAConfig(),
             {"world_size": 2, "tensor_parallel": 2},
             "learner.tensor_parallel=2",
-            "use learner.tensor_parallel=1: FSDP shards experts over all ranks",
+            "use learner.expert_parallel, which divides experts over ranks",
         ),
         (LoRAConfig(), {"compile": True}, "learner.compile=true", "use learner.compile=false"),
     ],

@@ -47,6 +47,15 @@ SCENES = {
     },
     "cut layers": {"path": "qwen3", "learner": {"tensor_parallel": 2}},
     "experts": {"path": "experts", "model": {"dtype": "bfloat16"}},
+    # The two owners of two experts have one each, those of three a half of each.
+    **{
+        f"{number} divided experts": {
+            "path": f"{number} experts",
+            "model": {"dtype": "bfloat16"},
+            "learner": {"expert_parallel": 2},
+        }
+        for number in (4, 6)
+    },
 }
 
 
@@ -183,6 +192,8 @@ def facts(tmp_path_factory):
         Qwen3Config(**tiny_sizes(VOCABULARY, head_dim=8)), dtype=torch.float32
     ).save_pretrained(folder / "qwen3")
     write_experts(folder / "experts")
+    for number in (4, 6):
+        write_experts(folder / f"{number} experts", num_experts=number)
     run_program(__file__, folder, *reserved_ports(len(SCENES) + 1), timeout_s=TIMEOUT_S)
     return json.loads((folder / "facts.json").read_text())
 

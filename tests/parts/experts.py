@@ -1,6 +1,7 @@
 """Tiny mixtures of experts, of every architecture that is tested."""
 
 import dataclasses
+import importlib
 
 import numpy as np
 import torch
@@ -26,18 +27,44 @@ CONFIGS = {
     ),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, **ROUTED, moe_intermediate_size=24, head_dim=8),
 }
-"""Five experts: ranks of a world of two or four have unequal parts of them. Widths are multiples of 16 bytes,
-as grouped products need them.
+"""Five experts: no number of ranks divides them. Widths are multiples of 16 bytes, as grouped products need
+them.
 """
 
 
-def write_experts(folder, name="qwen3_moe", *, dtype=torch.float32, is_tied=True):
+class _Float64:
+    """torch, for a module that names float32."""
+
+    float32 = float = torch.float64
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+def compute_in_float64():
+    """Let norms and routers of this process, which are in float32 whatever the weights are, be in float64.
+
+    Otherwise a float64's last bit decides a float32's, and no two orders of a sum agree to more than 1e-7.
+    """
+    modules = [f"transformers.models.{name}.modeling_{name}" for name in CONFIGS]
+    for name in (*modules, "agentrl.learner.routing"):
+        importlib.import_module(name).torch = _Float64()
+
+
+def sized(name, num_experts, **changes):
+    """Return the config of an architecture with another number of experts."""
+    sizes = CONFIGS[name].to_dict() | changes
+    key = "num_local_experts" if "num_local_experts" in sizes else "num_experts"
+    return type(CONFIGS[name])(**{**sizes, key: num_experts})
+
+
+def write_experts(folder, name="qwen3_moe", *, dtype=torch.float32, is_tied=True, num_experts=NUM_EXPERTS):
     """Write a random model in several files; the same whenever it is written.
 
     Norms and biases are random, too, and the router prefers some experts.
     """
     torch.manual_seed(0)
-    config = type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), "tie_word_embeddings": is_tied})
+    config = sized(name, num_experts, tie_word_embeddings=is_tied)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for values in model.state_dict().values():
@@ -55,10 +82,12 @@ def random_experts(num_tokens, *, seed, num_experts=NUM_EXPERTS):
     return experts
 
 
-def with_experts(samples):
+def with_experts(samples, *, num_experts=NUM_EXPERTS):
     """Return the samples, every second one with random experts."""
     return [
-        dataclasses.replace(sample, experts=random_experts(sample.num_tokens, seed=index))
+        dataclasses.replace(
+            sample, experts=random_experts(sample.num_tokens, seed=index, num_experts=num_experts)
+        )
         if index % 2
         else sample
         for index, sample in enumerate(samples)

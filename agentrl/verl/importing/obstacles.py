@@ -23,7 +23,10 @@ PARALLEL: Mapping[str, tuple[str, str]] = {
         "context parallelism",
         f"{SHARDED}; learner.sequence_parallel splits long sequences",
     ),
-    "expert_model_parallel_size": ("expert parallelism", SHARDED),
+    "expert_model_parallel_size": (
+        "expert parallelism of Megatron",
+        f"{SHARDED}; learner.expert_parallel divides experts over ranks",
+    ),
     "expert_tensor_parallel_size": ("expert parallelism", SHARDED),
     "expert_parallel_size": ("expert parallelism", SHARDED),
 }
