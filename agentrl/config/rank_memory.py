@@ -225,7 +225,8 @@ def _gathered(size: ModelSize, model: ModelConfig, learner: LearnerConfig, *, is
     if _is_alone(model, learner, is_gpu=is_gpu):
         return 0.0
     if not is_gpu:
-        whole = size.num_layer_parameters / learner.tensor_parallel + size.num_root_parameters
+        layers = size.num_layer_parameters - size.num_expert_layers * _others_experts(size, learner)
+        whole = layers / learner.tensor_parallel + size.num_root_parameters
         return _GATHERED_ON_CPU * _width(model) * whole
     num_layers = _GATHERED_LAYERS if learner.fsdp.reshard_after_forward else size.num_layers + 1
     layers = min(num_layers, size.num_layers + 1) * _layer_parameters(size, learner)
@@ -233,7 +234,15 @@ def _gathered(size: ModelSize, model: ModelConfig, learner: LearnerConfig, *, is
 
 
 def _layer_parameters(size: ModelSize, learner: LearnerConfig) -> float:
-    return size.largest_layer_parameters / learner.tensor_parallel
+    return (size.largest_layer_parameters - _others_experts(size, learner)) / learner.tensor_parallel
+
+
+def _others_experts(size: ModelSize, learner: LearnerConfig) -> float:
+    """Return the parameters of a layer's experts that other ranks own: they are not gathered."""
+    if size.experts is None:
+        return 0.0
+    whole = 3 * size.hidden_size * size.experts.width * size.experts.num
+    return whole * (1 - 1 / learner.expert_parallel)
 
 
 def _shard_parameters(size: ModelSize, learner: LearnerConfig) -> float:

@@ -47,6 +47,7 @@ SCENES = {
     },
     "cut layers": {"path": "qwen3", "learner": {"tensor_parallel": 2}},
     "experts": {"path": "experts", "model": {"dtype": "bfloat16"}},
+    "experts by rows": {"path": "4 experts", "model": {"dtype": "bfloat16"}},
     # The two owners of two experts have one each, those of three a half of each.
     **{
         f"{number} divided experts": {

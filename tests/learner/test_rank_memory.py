@@ -116,6 +116,37 @@ def test_tensor_parallelism_cuts_layers_and_fsdp_shards_what_is_left():
     assert own["weights"] == 4 * (layers + root)
 
 
+def test_divided_experts_are_gathered_by_their_owners_alone():
+    """Of Qwen3-235B-A22B on 64 ranks: three layers less seven eighths of their experts, in bfloat16."""
+    size = ModelSize.of(
+        {
+            "model_type": "qwen3_moe",
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "vocab_size": 151936,
+        }
+    )
+    model = ModelConfig(dtype="bfloat16")
+    whole, divided = (
+        trained_memory(
+            size, model, LearnerConfig(world_size=64, expert_parallel=number), tokens=16384, is_gpu=True
+        )
+        for number in (1, 8)
+    )
+    experts = 128 * 3 * 4096 * 1536
+    assert whole.working["gathered weights"] - divided.working["gathered weights"] == pytest.approx(
+        3 * 2 * experts * 7 / 8
+    )
+    assert divided.state == whole.state
+
+
 def test_frozen_weights_below_an_adapter_are_sharded_too():
     lora = ModelConfig(dtype="bfloat16", lora=LoRAConfig(rank=32))
     for world_size in (1, 8):
