@@ -4,9 +4,9 @@
 
 Qwen2.5-7B, 32B and 72B, Qwen3-30B-A3B and 235B-A22B. The learner's own sharding runs in a fake process group,
 on weights without memory. State is what a rank keeps of weights, gradients and AdamW's moments: 16 bytes for
-each weight that is its own. The largest of all ranks is compared with an even share. `predicted_gb` is the peak
-that `agentrl config explain` says of an average rank, with recomputed activations and microbatches of 16,384
-tokens.
+each weight that is its own. The largest of all ranks is compared with an even share. `predicted_gb` is the
+peak that `agentrl config explain` says of an average rank, with recomputed activations and microbatches of
+16,384 tokens.
 
 A publish sends all weights in bfloat16 in buckets of `rollout.weights.bucket_bytes`. Each rank is called once
 (`Learner.send_buckets`).
