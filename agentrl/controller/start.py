@@ -62,7 +62,7 @@ from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.servers import ServerFleet
 from agentrl.fleet.user_files import check_files, user_files
 from agentrl.granted import granted
-from agentrl.learner.architecture import check_dtype, check_policy, check_replay
+from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.learner.reward_model import RewardModel
@@ -177,6 +177,8 @@ def _resolved(config: Config) -> Config:
     check_folder(config.model, config.learner)
     if config.rollout.replay_experts:
         check_replay(config.model)
+    if config.rollout.backend == "sglang":
+        check_head_on_sglang(config.model)
     check_kernels(config.learner.logprob_kernels, device=config.placement.device_of("actor"))
     with concerning("learner.linear_kernels"):
         check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))

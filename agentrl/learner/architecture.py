@@ -90,6 +90,21 @@ def check_replay(model: ModelConfig) -> None:
         )
 
 
+def check_head_on_sglang(model: ModelConfig) -> None:
+    """Raise if SGLang would serve the model without an output head.
+
+    Raises:
+        ConfigError: it is a mixture of experts whose head is tied to its embeddings.
+    """
+    description = _description(model)
+    if has_experts(description) and description.get("tie_word_embeddings"):
+        raise ConfigError(
+            f"model.path={model.path!r} ties its output head to its embeddings, and SGLang does not for "
+            "mixtures of experts: every token would be equally likely; use rollout.backend=embedded, or a "
+            "model with tie_word_embeddings=false"
+        )
+
+
 def check_balance(model: ModelConfig, *, has_routers: bool, has_score_head: bool) -> None:
     """Raise if `learner.balance_coefficient` has nothing to balance.
 

@@ -27,7 +27,7 @@ from agentrl.config.model_kind import (
 )
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ConfigError
-from agentrl.learner.architecture import check_policy, check_replay
+from agentrl.learner.architecture import check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.learner import LearnerSpec
 from agentrl.types import TensorSpec
 from agentrl.weights.publish import Publisher
@@ -104,6 +104,16 @@ def test_routing_of_a_dense_model_cannot_be_replayed(dense, tmp_path):
     )
     write_experts(tmp_path / "experts")
     check_replay(ModelConfig(path=str(tmp_path / "experts")))
+
+
+def test_experts_with_a_tied_head_are_not_served_by_sglang(dense, tmp_path):
+    """Its mixtures of experts never tie the head, which would stay empty."""
+    for name, is_tied in (("tied", True), ("untied", False)):
+        write_experts(tmp_path / name, is_tied=is_tied)
+    check_head_on_sglang(ModelConfig(path=str(tmp_path / "untied")))
+    check_head_on_sglang(ModelConfig(path=str(dense)))
+    with pytest.raises(ConfigError, match=r"ties its output head .* use rollout\.backend=embedded"):
+        check_head_on_sglang(ModelConfig(path=str(tmp_path / "tied")))
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "rm"])
