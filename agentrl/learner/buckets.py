@@ -37,12 +37,16 @@ def plan_buckets(specs: Sequence[TensorSpec], *, max_bytes: int) -> list[list[Te
     return buckets
 
 
+DIRECT_BYTES = 2**20
+"""Of a rank's part of a weight: from this size on, a copy costs more than a message of its own."""
+
+
 class BucketGatherer:
     """Gathers buckets of a policy's weights on rank 0, each as one flat buffer of bytes.
 
-    Every rank rounds its parts to the published dtype and sends them to rank 0: those of whole weights in one
-    message, rows of pieces (experts) straight to their place. Weights that are sharded over several mesh
-    dimensions are gathered one by one, on all ranks.
+    Every rank rounds its parts to the published dtype and sends them to rank 0: large ones and rows of pieces
+    (experts) straight to their place, those of small weights in one message. Weights that are sharded over
+    several mesh dimensions are gathered one by one, on all ranks.
     """
 
     def __init__(self, policy: Policy, *, is_first: bool) -> None:
@@ -63,17 +67,18 @@ class BucketGatherer:
             # With HSDP, the other copies of the model have nothing to do.
             if 0 not in dist.get_process_group_ranks(group):
                 continue
-            whole = [slot for slot in cut if slot.is_whole]
-            # A weight that is alone is sent by rows: messages would be a second copy, which may not fit.
-            is_packed = len(whole) > 1 or (len(whole) == 1 and not whole[0].is_by_rows)
-            self._gather_rows(group, [slot for slot in cut if not (slot.is_whole and is_packed)], flat)
-            if is_packed:
-                self._gather_packed(group, whole, flat)
+            self._gather_rows(group, [slot for slot in cut if self._is_direct(slot)], flat)
+            self._gather_packed(group, [slot for slot in cut if not self._is_direct(slot)], flat)
         rest = {slot.name: slot for slot in slots if slot.cut is None}
         for name, tensor in self._policy.full_tensors(list(rest)):
             if flat is not None:
                 rest[name].of(flat).copy_(tensor)
         return None if flat is None else flat.view(torch.uint8)
+
+    def _is_direct(self, slot: _Slot) -> bool:
+        """Return whether ranks send their rows straight to their place, without a copy in a message."""
+        size = slot.message_length * self._policy.published_dtype.itemsize
+        return slot.is_by_rows and (not slot.is_whole or size >= DIRECT_BYTES)
 
     def _slots(self, names: Sequence[str]) -> Iterator[_Slot]:
         begin = 0
@@ -108,6 +113,8 @@ class BucketGatherer:
 
     def _gather_packed(self, group: ProcessGroup, slots: Sequence[_Slot], flat: Tensor | None) -> None:
         """Gather weights that are cut over one process group, with one message from each rank."""
+        if not slots:
+            return
         message_length = sum(slot.message_length for slot in slots)
         if flat is None:
             message = self._empty(message_length)
