@@ -80,7 +80,6 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "two_ranks": ({"world_size": 2}, {}),
     "two_ranks_checkpointing": ({"world_size": 2, "gradient_checkpointing": True}, {}),
     "two_copies": ({"world_size": 2, "fsdp": FSDPConfig(shard_size=1)}, {}),
-    "sequence": ({"world_size": 2, "sequence_parallel": 2}, {}),
     "two_ranks_lora_checkpointing": (
         {"world_size": 2, "gradient_checkpointing": True},
         {"lora": LoRAConfig(rank=16)},

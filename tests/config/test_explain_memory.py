@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from agentrl.cli import app
 from agentrl.config.explain import explain
 from agentrl.config.explain_memory import memory_lines, rank_memory, refuse_too_large, server_memory
 from agentrl.config.schema import Config
@@ -232,3 +234,14 @@ def test_of_an_unknown_model_nothing_is_refused(tmp_path: Path) -> None:
 def test_no_gpu_has_no_memory() -> None:
     with pytest.raises(ValidationError, match="gpu_memory_gb"):
         Config.model_validate({"cluster": {"gpu_memory_gb": 0}})
+
+
+def test_the_command_explains_and_then_refuses(tmp_path: Path) -> None:
+    config = on_gpus(tmp_path, cluster={"gpu_memory_gb": 20}).model_dump(mode="json", exclude_unset=True)
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(config))
+    explained = CliRunner().invoke(app, ["config", "explain", str(file)])
+    assert "\nMemory\n  a learner rank " in explained.stdout
+    assert isinstance(explained.exception, ConfigError), "whose exit code is 2"
+    fits = CliRunner().invoke(app, ["config", "explain", str(file), "cluster.gpu_memory_gb=null"])
+    assert fits.exit_code == 0, fits.output
