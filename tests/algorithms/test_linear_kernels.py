@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -42,6 +42,7 @@ def run(layer, inputs, upstream):
     st.booleans(),
     st.booleans(),
 )
+@example(150, 100, 128, True, False)
 def test_it_computes_what_torch_computes(tokens, columns, rows, bias, is_transposed):
     plain, layer = both(columns, rows, bias=bias)
     inputs = (

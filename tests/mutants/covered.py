@@ -296,6 +296,11 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
     },
     ("agentrl/buffer/buffer.py", "if left_s < 0:"): "a wait of no time at all",
     (
+        "agentrl/algorithms/logprob_kernels.py",
+        "surprise_CV = torch.where(p_CV > 0, torch.log_softmax(scaled_CV, dim=1) "
+        "+ entropies_C[:, None], 1.0)",
+    ): "it is multiplied by the probability, which is 0",
+    (
         "agentrl/buffer/journal.py",
         "is_there = path is not None and path.is_file() and path.stat().st_size > 1",
     ): "no database has one byte",

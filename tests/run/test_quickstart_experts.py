@@ -1,5 +1,5 @@
-"""A mixture of experts learns the quickstart's task, with the experts that the servers chose: `make
-test-slow`.
+"""A mixture of experts, divided over two ranks, learns the quickstart's task, with the experts that the
+servers chose: `make test-slow`.
 """
 
 import json
@@ -27,6 +27,8 @@ def test_it_learns_with_replayed_experts(world, quickstart):
         f"data.val_files=[{quickstart}/data/val.parquet]",
         f"model.path={folder}/warm_start",
         f"tracking.baselines={{untrained: {folder}/untrained}}",
+        "learner.world_size=2",
+        "learner.expert_parallel=2",
         "eval.n=4",
         f"trainer.run_dir={run_dir}",
     )
