@@ -15,6 +15,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.loss_part import LossPart
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from agentrl.learner.routing import Routing
 from agentrl.learner.step import Stepper, count_update
 from parts.learner import reserved_port
 
@@ -49,7 +50,7 @@ class Bench:
             **{"lr": LR, "weight_decay": 0.0, "grad_clip": None, "eps": 1e-12, **options}
         )
         self.stepper = Stepper(
-            SimpleNamespace(module=self.point),
+            SimpleNamespace(module=self.point, routing=Routing()),
             place,
             config,
             total_updates=10,

@@ -225,6 +225,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_packing.py",
         "controller/test_credit.py",
         "learner/test_shared_prefix.py",
+        "learner/test_routing.py",
         *LEARNER,
     ),
     "agentrl/learner/correction.py": (

@@ -575,7 +575,8 @@ def test_a_recipe_makes_the_reward_by_its_name(tmp_path, monkeypatch):
     assert recipe_of_class(mine).source == str(tmp_path / "rewards.py")
     assert recipe_of_class(mine, {"value": 2}).make().config == {"value": 2}
     monkeypatch.setattr(Outer.Inner, "__module__", "__main__")
-    assert recipe_of_class(Outer.Inner).source == str(sys.modules["__main__"].__file__)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/program.py", raising=False)
+    assert recipe_of_class(Outer.Inner).source == "/program.py"
 
     class Local(Outer.Inner):
         pass
