@@ -109,10 +109,12 @@ class Routing:
         if not (self._balance or self._recorded_TLK is not None or self._is_watching):
             return output
         router = self._routers[index]
-        # As in transformers: in float32 whatever the model's dtype.
-        probabilities_TE = logits_TE.softmax(dim=-1, dtype=torch.float32)
+        # As in transformers: in float32 whatever the model's dtype. Whether they are computed must not depend
+        # on who watches: gradient checkpointing computes a layer again, and must save as many tensors.
+        needs_weights = bool(self._balance) or self._recorded_TLK is not None
+        probabilities_TE = logits_TE.softmax(dim=-1, dtype=torch.float32) if needs_weights else None
         experts_TK = own_TK
-        if self._recorded_TLK is not None:
+        if self._recorded_TLK is not None and probabilities_TE is not None:
             recorded_TK = self._recorded_TLK[:, router.layer]
             experts_TK = torch.where(recorded_TK == NOT_RECORDED, own_TK, recorded_TK)
             weights_TK = router.weights(probabilities_TE, experts_TK).to(weights_TK.dtype)
@@ -190,11 +192,12 @@ class _Watch:
         return self._given.is_filler
 
     def add(
-        self, probabilities_TE: Tensor, experts_TK: Tensor, own_TK: Tensor, recorded_TK: Tensor | None
+        self, probabilities_TE: Tensor | None, experts_TK: Tensor, own_TK: Tensor, recorded_TK: Tensor | None
     ) -> None:
         num_real = self._given.num_real
         self.experts.append(experts_TK[:num_real])
-        self._probabilities.append(probabilities_TE[:num_real])
+        if probabilities_TE is not None:
+            self._probabilities.append(probabilities_TE[:num_real])
         if recorded_TK is not None:
             recorded, own = recorded_TK[:num_real], own_TK[:num_real]
             self.num_recorded += int((recorded != NOT_RECORDED).sum())

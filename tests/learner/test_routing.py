@@ -144,11 +144,13 @@ def test_replay_of_the_own_choice_changes_nothing(models, name):
     assert replayed["router/busiest"] == free["router/busiest"]
 
 
-def test_checkpointed_layers_are_recomputed_with_the_recorded_experts(models):
+@pytest.mark.parametrize("balance", [0.0, 0.3])
+@pytest.mark.parametrize("samples", [SAMPLES, ROUTED], ids=["free", "recorded"])
+def test_checkpointed_layers_are_recomputed_with_the_same_experts(models, samples, balance):
     sums = []
     for recomputes in (False, True):
-        shard = one_shard(ROUTED, 20)
-        options = {"gradient_checkpointing": recomputes, "balance_coefficient": 0.3}
+        shard = one_shard(samples, 20)
+        options = {"gradient_checkpointing": recomputes, "balance_coefficient": balance}
         with lone_learner(spec(models / "qwen3_moe", **options)) as one:
             metrics = one.update(one.score(shard))
             sums.append((one.checksums(), {k: v for k, v in metrics.items() if k.startswith("router/")}))
