@@ -241,28 +241,10 @@ def build_policy(
     pieces = find_pieces(module)
     if place.device.type == "cpu" and module.config._experts_implementation != _EXPERT_LOOP:
         module.set_experts_implementation(_EXPERT_LOOP)
-    if learner.balance_coefficient > 0 and has_backward:
-        check_balance(model, has_routers=bool(find_routers(module)), has_score_head=score_head is not None)
-    # A reference routes by itself: its log-probabilities are those of the model before training.
-    routing = Routing(
-        find_routers(module),
-        num_layers=num_layers(module),
-        replays=has_backward,
-        balance=learner.balance_coefficient if has_backward else 0.0,
-    )
-    if score_head is None:
-        kernels = choose_kernels(learner.logprob_kernels, device=place.device.type)
-        answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens, kernels=kernels)
-    if model.lora.rank > 0:
-        add_adapter(module, model.lora, dtype=master_dtype)
-    if score_head is not None:
-        attach_score_head(module, score_head, dtype=master_dtype)
-    if place.tensor_mesh is not None:
-        cut_layers(module, place.tensor_mesh)
-    elif not learner.compile:
-        use_linear_kernels(module, learner.linear_kernels, device=place.device.type)
-    if place.expert_mesh is not None:
-        divide_experts(module, place.expert_mesh[sharding.EXPERT])
+    routing = Routing()
+    if has_backward:  # a reference routes by itself: its log-probabilities are those before training
+        routing = _routing(module, model, learner, has_score_head=score_head is not None)
+    _change_layers(module, model, learner, place, score_head=score_head, dtype=master_dtype)
     sharding.shard(
         module,
         place.mesh,
@@ -275,6 +257,41 @@ def build_policy(
     initialize_adapters(module)
     policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)
     return replace(policy, sequence_group=place.sequence_group, routing=routing)
+
+
+def _routing(
+    module: PreTrainedModel, model: ModelConfig, learner: LearnerConfig, *, has_score_head: bool
+) -> Routing:
+    """Return the routing of a model that is trained."""
+    routers, balance = find_routers(module), learner.balance_coefficient
+    if balance > 0:
+        check_balance(model, has_routers=bool(routers), has_score_head=has_score_head)
+    return Routing(routers, num_layers=num_layers(module), replays=True, balance=balance)
+
+
+def _change_layers(
+    module: PreTrainedModel,
+    model: ModelConfig,
+    learner: LearnerConfig,
+    place: RankPlace,
+    *,
+    score_head: ScoreHead | None,
+    dtype: torch.dtype,
+) -> None:
+    """Give the model its head and adapters (of `dtype`), and cut or replace layers, in place; before FSDP."""
+    if score_head is None:
+        kernels = choose_kernels(learner.logprob_kernels, device=place.device.type)
+        answer_scores(module, chunk_tokens=learner.logprob_chunk_tokens, kernels=kernels)
+    if model.lora.rank > 0:
+        add_adapter(module, model.lora, dtype=dtype)
+    if score_head is not None:
+        attach_score_head(module, score_head, dtype=dtype)
+    if place.tensor_mesh is not None:
+        cut_layers(module, place.tensor_mesh)
+    elif not learner.compile:
+        use_linear_kernels(module, learner.linear_kernels, device=place.device.type)
+    if place.expert_mesh is not None:
+        divide_experts(module, place.expert_mesh[sharding.EXPERT])
 
 
 def has_dropout(module: nn.Module) -> bool:

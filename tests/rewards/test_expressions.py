@@ -365,6 +365,7 @@ def test_what_is_too_long_or_too_costly_is_not_parsed():
 
 @pytest.mark.parametrize("truth", ["5", r"\frac12", "yes", TOWER, "x^{", r"\infty", "x > 5", "(1, 2)", "√2"])
 def test_a_truth_equals_itself(truth):
+    """`rehearse` raises otherwise, as the next test shows."""
     rehearse(truth)
 
 
