@@ -146,7 +146,7 @@ class Routing:
         if not self._balance or watch.is_of_filler:
             return 0.0
         loss = watch.balance(self._routers) / self._totals.num_tokens
-        self._totals.balance += float(loss.detach())
+        self._totals.balance.append(loss.detach())
         return self._balance * loss
 
     def finish_update(self) -> dict[str, float]:
@@ -182,8 +182,8 @@ class _Watch:
 
     def __init__(self, given: ForwardInput) -> None:
         self.experts: list[Tensor] = []  # i64[T, K]
-        self.num_recorded = 0
-        self.num_agreed = 0
+        self.recorded: list[Tensor] = []  # numbers, not read before the update is over: a GPU would wait
+        self.agreed: list[Tensor] = []
         self._given = given
         self._probabilities: list[Tensor] = []  # f32[T, E]
 
@@ -200,8 +200,8 @@ class _Watch:
             self._probabilities.append(probabilities_TE[:num_real])
         if recorded_TK is not None:
             recorded, own = recorded_TK[:num_real], own_TK[:num_real]
-            self.num_recorded += int((recorded != NOT_RECORDED).sum())
-            self.num_agreed += int((recorded[:, :, None] == own[:, None, :]).any(dim=-1).sum())
+            self.recorded.append((recorded != NOT_RECORDED).sum())
+            self.agreed.append((recorded[:, :, None] == own[:, None, :]).any(dim=-1).sum())
 
     def balance(self, routers: Sequence[ExpertRouter]) -> Tensor:
         """Return the mean over layers of the segments' losses, each times its tokens, with gradient.
@@ -242,31 +242,39 @@ class _Sum(torch.autograd.Function):
 
 
 class _Totals:
-    """Sums over the forwards of one update on this rank.
+    """Sums over the forwards of one update on this rank, added up when it is over: until then a GPU need not
+    be waited for.
 
-    loads_RE: f64[routers, E], choices of each expert. num_tokens: of the update on all ranks.
+    num_tokens: of the update on all ranks.
     """
 
     def __init__(self, num_routers: int, num_experts: int, num_tokens: float) -> None:
-        self.loads_RE = torch.zeros(num_routers, num_experts, dtype=torch.float64)
         self.num_tokens = max(num_tokens, 1.0)
-        self.balance = 0.0
-        self._num_recorded = self._num_agreed = self._num_choices = 0
+        self.balance: list[Tensor] = []
+        self._shape = (num_routers, num_experts)
+        self._loads_RE: list[Tensor] = []
+        self._recorded: list[Tensor] = []
+        self._agreed: list[Tensor] = []
+        self._num_choices = 0
 
     def add(self, watch: _Watch) -> None:
-        for index, experts_TK in enumerate(watch.experts):
-            self.loads_RE[index] += torch.bincount(
-                experts_TK.flatten(), minlength=self.loads_RE.shape[1]
-            ).cpu()
-            self._num_choices += experts_TK.numel()
-        self._num_recorded += watch.num_recorded
-        self._num_agreed += watch.num_agreed
+        chosen_RC = torch.stack([experts_TK.flatten() for experts_TK in watch.experts])
+        ones_RC = torch.ones_like(chosen_RC, dtype=torch.float64)
+        self._loads_RE.append(ones_RC.new_zeros(self._shape).scatter_add_(1, chosen_RC, ones_RC))
+        self._num_choices += chosen_RC.numel()
+        self._recorded += watch.recorded
+        self._agreed += watch.agreed
+
+    @property
+    def loads_RE(self) -> Tensor:
+        """f64[routers, E], choices of each expert, on the CPU."""
+        return sum((loads.cpu() for loads in self._loads_RE), torch.zeros(self._shape, dtype=torch.float64))
 
     @property
     def sums(self) -> dict[str, float]:
         return {
-            "balance": self.balance,
-            "recorded": float(self._num_recorded),
-            "agreed": float(self._num_agreed),
+            "balance": float(sum(self.balance)),
+            "recorded": float(sum(self._recorded)),
+            "agreed": float(sum(self._agreed)),
             "choices": float(self._num_choices),
         }
