@@ -83,7 +83,7 @@ class WholeGatherer(BucketGatherer):
     Experts are rounded before, but summed over all ranks.
     """
 
-    def gather(self, names: Sequence[str]) -> torch.Tensor | None:
+    def gather(self, names: Sequence[str], *, to: int = 0) -> torch.Tensor | None:
         return flatten(whole_weights(self._policy, names))
 
 
@@ -101,8 +101,8 @@ def whole_weights(policy: Policy, names: Sequence[str]) -> list[torch.Tensor]:
 class RawGatherer(BucketGatherer):
     """Gathers nothing."""
 
-    def gather(self, names: Sequence[str]) -> torch.Tensor | None:
-        if not self._is_first:
+    def gather(self, names: Sequence[str], *, to: int = 0) -> torch.Tensor | None:
+        if self._rank != to:
             return None
         return torch.empty(
             sum(math.prod(self._policy.pieces[name].shape) for name in names)
@@ -158,7 +158,7 @@ def rank_main(
     found: dict[str, list[dict[str, float]]] = {}
     for turn in range(1 + options.repeats):
         for way in WAYS:
-            gatherer = GATHERERS[way](learner._policy, is_first=rank == 0)
+            gatherer = GATHERERS[way](learner._policy, rank=rank)
             sender = BucketSender(gatherer, learner._weights_group)
             found.setdefault(f"send_{way}", []).append(measured(lambda sender=sender: sender.send(buckets)))
         whole, parts = folder / f"whole{turn}", folder / f"parts{turn}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup
 
 from agentrl.errors import InfrastructureError
+from agentrl.learner.division import Box, Division, divide
 from agentrl.learner.model import Policy
-from agentrl.learner.sharding import Cut, find_cut
+from agentrl.learner.sharding import mesh_of
 from agentrl.sglang.process_group import Broadcast
-from agentrl.sglang.weight_names import Piece
+from agentrl.sglang.weight_names import Piece, is_contiguous
 from agentrl.types import SendTimes, TensorSpec
 
 
@@ -42,108 +43,142 @@ DIRECT_BYTES = 2**20
 
 
 class BucketGatherer:
-    """Gathers buckets of a policy's weights on rank 0, each as one flat buffer of bytes.
+    """Gathers buckets of a policy's weights on one rank, each as one flat buffer of bytes.
 
-    Every rank rounds its parts to the published dtype and sends them to rank 0: large ones and rows of pieces
-    (experts) straight to their place, those of small weights in one message. Weights that are sharded over
-    several mesh dimensions are gathered one by one, on all ranks.
+    Every rank rounds its parts to the published dtype and sends them: large ones straight to their place, if
+    they are contiguous there, the others of a bucket in messages. Over how many dimensions of a mesh a weight
+    is sharded makes no difference. Creating a gatherer is a collective.
     """
 
-    def __init__(self, policy: Policy, *, is_first: bool) -> None:
+    def __init__(self, policy: Policy, *, rank: int) -> None:
         self._policy = policy
-        self._is_first = is_first
+        self._rank = rank
+        self._divisions: dict[Hashable, Division | None] = {}
+        self._shares: dict[Hashable, list[_Share]] = {}
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            # Not every rank has something to send, but nccl connects only in a call of all ranks.
+            dist.all_reduce(torch.zeros(1, device=policy.device))
 
-    def gather(self, names: Sequence[str]) -> Tensor | None:
+    def gather(self, names: Sequence[str], *, to: int = 0) -> Tensor | None:
         """Return the bytes of the named weights as published, u8[sum of sizes], row-major and unpadded; None
-        on all ranks but 0. A collective.
+        on all ranks but `to`. A collective.
         """
-        slots = list(self._slots(names))
-        flat = self._empty(sum(slot.num_elements for slot in slots)) if self._is_first else None
-        by_group: dict[ProcessGroup, list[_Slot]] = {}
-        for slot in slots:
-            if slot.cut is not None:
-                by_group.setdefault(slot.cut.group, []).append(slot)
-        for group, cut in by_group.items():
-            # With HSDP, the other copies of the model have nothing to do.
-            if 0 not in dist.get_process_group_ranks(group):
+        plan = self._plan(names, to)
+        if self._rank != to:
+            self._send(plan, to)
+            return None
+        flat = self._empty(sum(math.prod(self._policy.pieces[name].shape) for name in names))
+        self._receive(plan, flat)
+        return flat.view(torch.uint8)
+
+    def _plan(self, names: Sequence[str], to: int) -> _Plan:
+        """Return what this rank sends of a bucket, or on rank `to` what all ranks send."""
+        plan = _Plan()
+        for slot in self._slots(names, to):
+            if slot.is_joint(self._direct_elements):
+                plan.joint.setdefault(slot.division.ranks, []).append(slot)
                 continue
-            self._gather_rows(group, [slot for slot in cut if self._is_direct(slot)], flat)
-            self._gather_packed(group, [slot for slot in cut if not self._is_direct(slot)], flat)
-        rest = {slot.name: slot for slot in slots if slot.cut is None}
-        for name, tensor in self._policy.full_tensors(list(rest)):
-            if flat is not None:
-                rest[name].of(flat).copy_(tensor)
-        return None if flat is None else flat.view(torch.uint8)
+            for share in self._shares_of(slot):
+                if share.rank != self._rank and self._rank != to:
+                    continue
+                if slot.is_direct(share.box, self._direct_elements):
+                    plan.direct.append((slot, share))
+                else:
+                    plan.loose.setdefault(share.rank, []).append((slot, share.box))
+        return plan
 
-    def _is_direct(self, slot: _Slot) -> bool:
-        """Return whether ranks send their rows straight to their place, without a copy in a message."""
-        size = slot.message_length * self._policy.published_dtype.itemsize
-        return slot.is_by_rows and (not slot.is_whole or size >= DIRECT_BYTES)
+    @property
+    def _direct_elements(self) -> int:
+        return DIRECT_BYTES // self._policy.published_dtype.itemsize
 
-    def _slots(self, names: Sequence[str]) -> Iterator[_Slot]:
+    def _slots(self, names: Sequence[str], to: int) -> Iterator[_Slot]:
+        """Yield the place of each weight of which this rank and rank `to` have parts of the same copy."""
         begin = 0
+        own_of: dict[str, Tensor] = {}
         for name in names:
             piece = self._policy.pieces[name]
-            tensor = self._policy.tensors[piece.weight]
-            cut, is_whole = find_cut(tensor), piece.shape == tensor.shape
-            is_sent = cut is not None and (is_whole or cut.dim == 0)
-            yield _Slot(name, piece, is_whole, begin, cut if is_sent else None)
+            division = self._division(piece.weight, to)
+            # With HSDP, ranks with another copy of the model have nothing to do.
+            if division is not None and self._rank in division.ranks:
+                if piece.weight not in own_of:
+                    own_of[piece.weight] = self._policy.own_part(piece.weight)[0]
+                own_box = division.boxes[division.ranks.index(self._rank)]
+                yield _Slot(piece, begin, division, own_of[piece.weight], own_box)
             begin += math.prod(piece.shape)
 
-    def _gather_rows(self, group: ProcessGroup, slots: Sequence[_Slot], flat: Tensor | None) -> None:
-        """Gather weights and pieces whose weights are cut by rows, each rank's rows straight to their
-        place.
-        """
-        ranks = dist.get_process_group_ranks(group)
-        operations: list[P2POp] = []
-        own_of = {weight: self._policy.own_part(weight)[0] for weight in _distinct(slots)}
-        for slot in slots:
-            own = own_of[slot.piece.weight]
-            for owner in slot.owners:
-                if flat is None:
-                    if owner == group.rank():
-                        rows = self._round(slot.own_rows(own, owner))
-                        operations.append(P2POp(dist.isend, _bytes(rows), 0, group))
-                elif ranks[owner] == 0:
-                    slot.rows_in(flat, owner).copy_(slot.own_rows(own, owner))
-                else:
-                    place = _bytes(slot.rows_in(flat, owner))
-                    operations.append(P2POp(dist.irecv, place, ranks[owner], group))
-        _exchange(operations)
+    def _division(self, weight: str, to: int) -> Division | None:
+        """Return how a weight is divided; weights with one layout share the result."""
+        tensor = self._policy.tensors[weight]
+        layout = (tuple(tensor.shape), mesh_of(tensor), getattr(tensor, "placements", None), to)
+        if layout not in self._divisions:
+            self._divisions[layout] = divide(tensor, to)
+        return self._divisions[layout]
 
-    def _gather_packed(self, group: ProcessGroup, slots: Sequence[_Slot], flat: Tensor | None) -> None:
-        """Gather weights that are cut over one process group, with one message from each rank."""
-        if not slots:
-            return
-        message_length = sum(slot.message_length for slot in slots)
-        if flat is None:
-            message = self._empty(message_length)
-            self._pack(slots, message)
-            _exchange([P2POp(dist.isend, _bytes(message), 0, group)])
-            return
-        messages = self._empty(group.size() * message_length).view(group.size(), message_length)
-        receives = []
-        for rank, message in zip(dist.get_process_group_ranks(group), messages, strict=True):
-            if rank == 0:
-                self._pack(slots, message)
+    def _shares_of(self, slot: _Slot) -> list[_Share]:
+        """Return the parts of a piece by the ranks that have them; equal pieces of equal weights share it."""
+        key = (id(slot.division), slot.piece.start, slot.piece.extent)
+        if key not in self._shares:
+            ranks = zip(slot.division.ranks, slot.division.boxes, strict=True)
+            found = ((rank, slot.box.overlap(box)) for rank, box in ranks)
+            self._shares[key] = [_Share(rank, box) for rank, box in found if box is not None]
+        return self._shares[key]
+
+    def _send(self, plan: _Plan, to: int) -> None:
+        messages = [self._rounded(slot.own_part(share.box)) for slot, share in plan.direct]
+        messages += [self._joined([slot.own for slot in slots]) for slots in plan.joint.values()]
+        messages += [
+            self._joined([slot.own_part(box) for slot, box in parts]) for parts in plan.loose.values()
+        ]
+        _exchange([P2POp(dist.isend, _bytes(message), to) for message in messages])
+
+    def _receive(self, plan: _Plan, flat: Tensor) -> None:
+        """Receive what `_send` of the other ranks sends, in the same order from each of them."""
+        receives: list[P2POp] = []
+
+        def receive(message: Tensor, rank: int) -> None:
+            receives.append(P2POp(dist.irecv, _bytes(message), rank))
+
+        for slot, share in plan.direct:
+            place = slot.place(flat, share.box)
+            if share.rank == self._rank:
+                place.copy_(slot.own_part(share.box))
             else:
-                receives.append(P2POp(dist.irecv, _bytes(message), rank, group))
+                receive(place, share.rank)
+        joint: list[tuple[list[_Slot], Tensor]] = []
+        for ranks, slots in plan.joint.items():
+            length = sum(slot.own.numel() for slot in slots)
+            joint.append((slots, self._empty(len(ranks) * length).view(len(ranks), length)))
+            for rank, message in zip(ranks, joint[-1][1], strict=True):
+                if rank == self._rank:
+                    _join([slot.own for slot in slots], message)
+                else:
+                    receive(message, rank)
+        loose: list[tuple[list[tuple[_Slot, Box]], Tensor]] = []
+        for rank, parts in plan.loose.items():
+            if rank == self._rank:
+                for slot, box in parts:
+                    slot.place(flat, box).copy_(slot.own_part(box))
+            else:
+                loose.append((parts, self._empty(sum(box.num_elements for _, box in parts))))
+                receive(loose[-1][1], rank)
         _exchange(receives)
-        begin = 0
-        for slot in slots:
-            slot.unpack(messages[:, begin : begin + slot.message_length], flat)
-            begin += slot.message_length
+        for slots, messages in joint:
+            lengths = [slot.own.numel() for slot in slots]
+            for slot, own in zip(slots, messages.split(lengths, dim=1), strict=True):
+                slot.division.join(own, slot.place(flat, slot.box))
+        for parts, message in loose:
+            lengths = [box.num_elements for _, box in parts]
+            for (slot, box), part in zip(parts, message.split(lengths), strict=True):
+                slot.place(flat, box).copy_(part.view(box.size))
 
-    def _pack(self, slots: Sequence[_Slot], message: Tensor) -> None:
-        """Round this rank's parts into a message; parts that are shorter than others leave a gap."""
-        begin = 0
-        for slot in slots:
-            own, _ = self._policy.own_part(slot.piece.weight)
-            slot.in_message(message[begin : begin + slot.message_length], own.shape).copy_(own)
-            begin += slot.message_length
-
-    def _round(self, own: Tensor) -> Tensor:
+    def _rounded(self, own: Tensor) -> Tensor:
         return own.to(self._policy.device, self._policy.published_dtype).contiguous()
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Round parts into one message."""
+        message = self._empty(sum(part.numel() for part in parts))
+        _join(parts, message)
+        return message
 
     def _empty(self, num_elements: int) -> Tensor:
         return torch.empty(num_elements, dtype=self._policy.published_dtype, device=self._policy.device)
@@ -151,93 +186,68 @@ class BucketGatherer:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a published weight is in a bucket: from element `begin` on.
+    """Where a published weight is in a bucket: from element `begin` on; and what this rank has of it.
 
-    is_whole: the piece is all of its weight. cut: of the weight; None if `full_tensors` gathers it.
+    own: this rank's part of the weight, which is `own_box` of it.
     """
 
-    name: str
     piece: Piece
-    is_whole: bool
     begin: int
-    cut: Cut | None
+    division: Division
+    own: Tensor
+    own_box: Box
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.piece.shape
+    def box(self) -> Box:
+        """What the piece is of its weight."""
+        return Box(self.piece.start, self.piece.extent)
 
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def is_by_rows(self) -> bool:
-        return self.cut is not None and self.cut.dim == 0
-
-    @property
-    def owners(self) -> range:
-        """Positions in the group of the ranks that have rows of the piece."""
-        assert self.cut is not None
-        first, size = self.piece.start[0], self.piece.extent[0]
-        return range(first // self.cut.chunk, (first + size - 1) // self.cut.chunk + 1)
-
-    def rows_in(self, flat: Tensor, owner: int) -> Tensor:
-        """Return the view of the owner's rows in a bucket."""
-        first, end = self._rows_of(owner)
-        start = self.piece.start[0]
-        return self.of(flat).view(self.piece.extent)[first - start : end - start]
-
-    def own_rows(self, own: Tensor, owner: int) -> Tensor:
-        """Return the rows of the piece in the owner's part of the weight."""
-        assert self.cut is not None
-        first, end = self._rows_of(owner)
-        begin = owner * self.cut.chunk
-        columns = zip(self.piece.start[1:], self.piece.extent[1:], strict=True)
-        return own[slice(first - begin, end - begin), *(slice(a, a + size) for a, size in columns)]
-
-    def _rows_of(self, owner: int) -> tuple[int, int]:
-        """Return the first row of the weight that the owner has of the piece, and the one after the last."""
-        assert self.cut is not None
-        first, size, chunk = self.piece.start[0], self.piece.extent[0], self.cut.chunk
-        return max(first, owner * chunk), min(first + size, (owner + 1) * chunk)
-
-    @property
-    def part_shape(self) -> tuple[int, ...]:
-        """Shape of a rank's part, of the largest if they differ."""
-        assert self.cut is not None
-        return (*self.shape[: self.cut.dim], self.cut.chunk, *self.shape[self.cut.dim + 1 :])
-
-    @property
-    def message_length(self) -> int:
-        """Elements of a rank's part in a message."""
-        return math.prod(self.part_shape)
-
-    def of(self, flat: Tensor) -> Tensor:
-        """Return this weight's view of a bucket."""
-        return flat[self.begin : self.begin + self.num_elements].view(self.shape)
-
-    def in_message(self, message: Tensor, own_shape: Sequence[int]) -> Tensor:
-        """Return the view of a part of `own_shape` in this weight's share of a message."""
-        assert self.cut is not None
-        return message.view(self.part_shape).narrow(self.cut.dim, 0, own_shape[self.cut.dim])
-
-    def unpack(self, messages: Tensor, flat: Tensor) -> None:
-        """Copy the parts of all ranks, [ranks, message_length], into the bucket."""
-        assert self.cut is not None
-        dim, chunk = self.cut.dim, self.cut.chunk
-        whole, parts = self.of(flat), messages.unflatten(1, self.part_shape)
-        num_full, rest = divmod(self.shape[dim], chunk)
-        # One copy for all ranks with a full part, however many there are.
-        whole.narrow(dim, 0, num_full * chunk).unflatten(dim, (num_full, chunk)).copy_(
-            parts[:num_full].movedim(0, dim)
+    def is_joint(self, direct_elements: int) -> bool:
+        """Return whether the parts of all ranks are sent and unpacked as one block."""
+        is_whole = self.piece.extent == self.division.shape
+        return (
+            is_whole and self.division.is_even and not self.is_direct(self.division.boxes[0], direct_elements)
         )
-        if rest:
-            whole.narrow(dim, num_full * chunk, rest).copy_(parts[num_full].narrow(dim, 0, rest))
+
+    def is_direct(self, box: Box, direct_elements: int) -> bool:
+        """Return whether a part is sent straight to its place, without a copy in a message."""
+        return box.num_elements >= direct_elements and is_contiguous(box.size, self.piece.extent)
+
+    def own_part(self, box: Box) -> Tensor:
+        """Return a part of the weight that this rank has."""
+        return self.own[box.slices(self.own_box.begin)]
+
+    def place(self, flat: Tensor, box: Box) -> Tensor:
+        """Return the view of a part of the weight in a bucket."""
+        whole = flat[self.begin : self.begin + self.box.num_elements].view(self.piece.extent)
+        return whole[box.slices(self.piece.start)]
 
 
-def _distinct(slots: Sequence[_Slot]) -> list[str]:
-    """Return the weights of the slots, each once, in order."""
-    return list(dict.fromkeys(slot.piece.weight for slot in slots))
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A part of a weight that one rank sends."""
+
+    rank: int
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the parts of a bucket are sent.
+
+    direct: by themselves. joint: parts of one size, by the ranks that have them; a message from each of them.
+    loose: other parts, by the rank that has them; a message from each.
+    """
+
+    direct: list[tuple[_Slot, _Share]] = field(default_factory=list)
+    joint: dict[tuple[int, ...], list[_Slot]] = field(default_factory=dict)
+    loose: dict[int, list[tuple[_Slot, Box]]] = field(default_factory=dict)
+
+
+def _join(parts: Sequence[Tensor], message: Tensor) -> None:
+    """Round parts into a message, one behind the other."""
+    for part, place in zip(parts, message.split([part.numel() for part in parts]), strict=True):
+        place.view(part.shape).copy_(part)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from agentrl.learner.division import Box
 from agentrl.learner.model import Policy
 from agentrl.learner.sharding import copy_of
 from agentrl.sglang.process_group import tensor_bytes
@@ -112,26 +113,17 @@ class PartsWriter:
             return
         for name in names:
             piece = self._policy.pieces[name]
-            box = _overlap(piece.start, piece.extent, begin, own.shape)
+            box = Box(piece.start, piece.extent).overlap(Box(tuple(begin), tuple(own.shape)))
             if box is None:
                 continue
-            part = own[tuple(slice(a - o, b - o) for (a, b), o in zip(box, begin, strict=True))]
-            data = tensor_bytes(part.to(self._policy.published_dtype))
-            inside = [(a - start, b - start) for (a, b), start in zip(box, piece.start, strict=True)]
+            data = tensor_bytes(own[box.slices(begin)].to(self._policy.published_dtype))
+            inside = [(part.start, part.stop) for part in box.slices(piece.start)]
             done = 0
             for first, length in _runs(inside, piece.extent):
                 size = length * self._policy.published_dtype.itemsize
                 place = layout.begins[name] + first * self._policy.published_dtype.itemsize
                 _write_at(descriptor, data[done : done + size], place)
                 done += size
-
-
-def _overlap(
-    start: Sequence[int], extent: Sequence[int], begin: Sequence[int], size: Sequence[int]
-) -> list[tuple[int, int]] | None:
-    """Return the box [(first, end)] in which two boxes overlap, None if they do not."""
-    box = [(max(s, b), min(s + e, b + n)) for s, e, b, n in zip(start, extent, begin, size, strict=True)]
-    return box if all(first < end for first, end in box) else None
 
 
 def _runs(box: Sequence[tuple[int, int]], shape: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -351,7 +351,7 @@ class Learner:
         )
         # Every rank plans by itself, so the controller sends no names, however many weights there are.
         plan = plan_buckets(weights.tensor_specs(self._policy), max_bytes=bucket_bytes)
-        gatherer = BucketGatherer(self._policy, is_first=self.place.is_first)
+        gatherer = BucketGatherer(self._policy, rank=self.place.rank)
         return BucketSender(gatherer, self._weights_group).send([[s.name for s in bucket] for bucket in plan])
 
     @dispatch("all")

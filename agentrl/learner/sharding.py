@@ -8,7 +8,6 @@ FSDP then shards each rank's experts over the ranks that own the same ones, in u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
@@ -236,34 +234,6 @@ def copy_of(tensor: Tensor) -> tuple[int, int]:
         if placement.is_replicate():
             index, count = index * size + own, count * size
     return index, count
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How a tensor is cut over one process group.
-
-    Along `dim`, into chunks of `chunk`; the last ones may be shorter or empty.
-    """
-
-    group: ProcessGroup
-    dim: int
-    chunk: int
-
-
-def find_cut(tensor: Tensor) -> Cut | None:
-    """Return how a tensor is cut; None if it is not sharded, or over several mesh dimensions."""
-    if not _is_sharded(tensor):
-        return None
-    from torch.distributed.tensor import Shard
-
-    cut = [(index, p) for index, p in enumerate(tensor.placements) if not p.is_replicate()]
-    # Not a subclass: a strided shard is not one chunk after the other.
-    plain = [(index, p) for index, p in cut if isinstance(p, Shard) and type(p) is Shard]
-    if len(cut) != 1 or len(plain) != 1:
-        return None
-    mesh_dim, placement = plain[0]
-    group = tensor.device_mesh.get_group(mesh_dim)
-    return Cut(group, placement.dim, -(-tensor.shape[placement.dim] // group.size()))
 
 
 @torch.no_grad()

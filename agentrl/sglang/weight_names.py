@@ -83,11 +83,11 @@ def find_pieces(module: PreTrainedModel) -> dict[str, Piece]:
         for name in shapes
         for part in sorted(found[0][name].parts, key=lambda part: part.start)
     }
-    is_plain = all(_is_contiguous(piece.extent, shapes[piece.weight]) for piece in pieces.values())
+    is_plain = all(is_contiguous(piece.extent, shapes[piece.weight]) for piece in pieces.values())
     return pieces if is_plain else own
 
 
-def _is_contiguous(extent: Sequence[int], shape: Sequence[int]) -> bool:
+def is_contiguous(extent: Sequence[int], shape: Sequence[int]) -> bool:
     """Return whether the elements of a part of a weight of `shape` follow each other in memory."""
     first = next((dim for dim, size in enumerate(extent) if size > 1), len(extent))
     return tuple(extent[first + 1 :]) == tuple(shape[first + 1 :])

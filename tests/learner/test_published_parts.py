@@ -24,8 +24,9 @@ from agentrl.errors import DiskError
 from agentrl.learner import buckets
 from agentrl.learner import weights as outgoing
 from agentrl.learner.buckets import BucketGatherer, plan_buckets
+from agentrl.learner.division import Box, divide
 from agentrl.learner.learner import Learner
-from agentrl.learner.sharding import put
+from agentrl.learner.sharding import own_part, put
 from agentrl.sglang.process_group import flatten
 from parts.experts import write_experts
 from parts.learner import learner_spec, reserved_ports, tiny_sizes
@@ -33,6 +34,7 @@ from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
 WORLD_SIZE = 4
+LAST = WORLD_SIZE - 1
 TIMEOUT_S = 200.0
 SIZES = tiny_sizes(VOCABULARY)
 BUCKET_BYTES = (1, 3000, 10**9)
@@ -47,6 +49,8 @@ SCENES = {
         "model": {"dtype": "bfloat16", "lora": LoRAConfig(rank=2, target_modules=("q_proj", "down_proj"))}
     },
     "cut layers": {"path": "qwen3", "learner": {"tensor_parallel": 2}},
+    # Half of the MLP has 23 rows, of which the ranks that shard it further have 12 and 11.
+    "cut layers, unequal parts": {"path": "odd qwen3", "learner": {"tensor_parallel": 2}},
     "experts": {"path": "experts", "model": {"dtype": "bfloat16"}},
     "experts by rows": {"path": "4 experts", "model": {"dtype": "bfloat16"}},
     # The two owners of two experts have one each, those of three a half of each.
@@ -57,6 +61,11 @@ SCENES = {
             "learner": {"expert_parallel": 2},
         }
         for number in (4, 6)
+    },
+    "copies of divided experts": {
+        "path": "4 experts",
+        "model": {"dtype": "bfloat16"},
+        "learner": {"expert_parallel": 2, "fsdp": FSDPConfig(shard_size=2)},
     },
 }
 
@@ -114,12 +123,24 @@ def expected(policy):
     return found, is_rounded
 
 
-def gathered(policy, rank, max_bytes):
+def gathered(policy, rank, max_bytes, to):
     # Most parts are sent in messages of several, or in the last case by themselves.
     buckets.DIRECT_BYTES = 300 if max_bytes == max(BUCKET_BYTES) else 3000
-    gatherer = BucketGatherer(policy, is_first=rank == 0)
+    gatherer = BucketGatherer(policy, rank=rank)
     plan = plan_buckets(outgoing.tensor_specs(policy), max_bytes=max_bytes)
-    return [gatherer.gather([spec.name for spec in bucket]) for bucket in plan]
+    return [gatherer.gather([spec.name for spec in bucket], to=to) for bucket in plan]
+
+
+def check_divisions(policy, rank):
+    """Compare the box of this rank, among those of all ranks of its copy, with torch's own."""
+    for tensor in policy.tensors.values():
+        division = divide(tensor, rank)
+        own, begin = own_part(tensor)
+        assert division.boxes[division.ranks.index(rank)] == Box(begin, tuple(own.shape)) or not own.numel()
+        covered = torch.zeros(tensor.shape, dtype=torch.int64)
+        for box in division.boxes:
+            covered[box.slices([0] * tensor.ndim)] += 1
+        assert bool((covered == 1).all())
 
 
 def play(rank, ports, folder):
@@ -136,7 +157,13 @@ def play(rank, ports, folder):
                 policy = by_columns(policy)
             wanted, is_rounded = expected(policy)
             got = {n: t.clone() for n, t in policy.full_tensors(list(policy.pieces))}
-            sent = {size: gathered(policy, rank, size) for size in BUCKET_BYTES}
+            check_divisions(policy, rank)
+            sent = {size: gathered(policy, rank, size, to=0) for size in BUCKET_BYTES}
+            elsewhere = gathered(policy, rank, BUCKET_BYTES[1], to=LAST)
+            if rank == LAST:
+                assert torch.equal(torch.cat(elsewhere), flatten(list(wanted.values())))
+            else:
+                assert all(bucket is None for bucket in elsewhere)
             outgoing.export(
                 policy, one.place, one._spec.model, folder / "out" / scene, max_file_bytes=FILE_BYTES
             )
@@ -192,9 +219,10 @@ def bits(tensor):
 def facts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(
-        Qwen3Config(**tiny_sizes(VOCABULARY, head_dim=8)), dtype=torch.float32
-    ).save_pretrained(folder / "qwen3")
+    for name, more in {"qwen3": {}, "odd qwen3": {"intermediate_size": 46}}.items():
+        AutoModelForCausalLM.from_config(
+            Qwen3Config(**tiny_sizes(VOCABULARY, head_dim=8, **more)), dtype=torch.float32
+        ).save_pretrained(folder / name)
     write_experts(folder / "experts")
     for number in (4, 6):
         write_experts(folder / f"{number} experts", num_experts=number)
