@@ -142,7 +142,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     options = LearnerConfig(
         microbatch_tokens=arguments.microbatch_tokens,
         compile=arguments.compile,
-        gradient_checkpointing=arguments.gradient_checkpointing,
+        gradient_checkpointing=arguments.gradient_checkpointing or arguments.activation_offload,
+        activation_offload=arguments.activation_offload,
         logprob_kernels=arguments.logprob_kernels,
     )
     batch = make_batch(
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--logprob-kernels", default="eager")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--activation-offload", action="store_true", help="with gradient checkpointing")
     parser.add_argument("--peak-tflops", type=float)
     parser.add_argument("--warmups", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)

@@ -359,6 +359,11 @@ def _learner_warnings(config: Config) -> Iterator[str]:
             f"learner.world_size={learner.world_size} exceeds the trajectories of one update: some ranks "
             "have nothing to learn from"
         )
+    if learner.activation_offload and config.placement.device_of("actor") != "cuda":
+        yield (
+            "learner.activation_offload=true copies activations on CPU ranks and saves nothing: they are in "
+            "the host's memory already"
+        )
     yield from loss_warnings(config)
 
 

@@ -230,6 +230,8 @@ def _cures(config: Config) -> Iterator[str]:
         changes.append(("learner.offload=optimizer", {"offload": "optimizer"}))
     if learner.offload != "parameters":
         changes.append(("learner.offload=parameters", {"offload": "parameters"}))
+    if learner.gradient_checkpointing and not learner.activation_offload:
+        changes.append(("learner.activation_offload=true", {"activation_offload": True}))
     if "actor" in _roles_on_gpus(config):
         is_found = set()
         for text, change in changes:

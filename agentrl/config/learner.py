@@ -90,6 +90,11 @@ class LearnerConfig(Section):
     )
     epochs_per_step: int = Field(1, ge=1, description="Passes over the batch.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    activation_offload: bool = Field(
+        False,
+        description="Keep the inputs from which `gradient_checkpointing` recomputes layers in the host's "
+        "memory until the backward pass, for long contexts on GPUs.",
+    )
     logprob_chunk_tokens: int | None = Field(
         None,
         ge=1,
@@ -181,6 +186,15 @@ class LearnerConfig(Section):
                     f"tensor_parallel={self.tensor_parallel} cannot be combined with {key}; leave one of the "
                     "two out"
                 )
+
+    @model_validator(mode="after")
+    def _inputs_are_recomputed_from(self) -> LearnerConfig:
+        if self.activation_offload and not self.gradient_checkpointing:
+            raise ValueError(
+                "activation_offload=true moves the inputs from which layers are recomputed, and without "
+                "gradient_checkpointing nothing is; use gradient_checkpointing=true as well"
+            )
+        return self
 
     @model_validator(mode="after")
     def _copies_are_even(self) -> LearnerConfig:

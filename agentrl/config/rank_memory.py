@@ -36,6 +36,8 @@ _COPIES_OF_LOGITS = 6
 """Products, their softmax, gradients and temporaries, in float32."""
 _GATHERED_LAYERS = 3
 """Layers in FSDP's buffers: the one that computes, the next one, and its copy in the collective's buffer."""
+_INPUTS_AT_HAND = 3
+"""Inputs of layers on a GPU with `learner.activation_offload`."""
 _GATHERED_ON_CPU = 2.5
 """On CPUs, FSDP's buffers leave gaps in the heap: about so many times the whole model in the end."""
 
@@ -48,7 +50,7 @@ class RankMemory:
 
     state: kept all the time, by what it is.
     working: on top of it at the largest moment.
-    host: kept in the host's memory, because of `learner.offload`.
+    host: kept in the host's memory, because of `learner.offload` or `learner.activation_offload`.
     """
 
     state: Parts
@@ -112,6 +114,9 @@ def trained_memory(
         state, host = {}, state
     elif is_gpu and learner.offload == "optimizer":
         host = {"optimizer state": state.pop("optimizer state")}
+    if is_gpu and learner.activation_offload:
+        inputs = (size.num_layers - 1) * width * size.hidden_size * _own_tokens(learner, tokens)
+        host = {**host, "inputs of layers": inputs}
     return RankMemory(state, max(moments, key=lambda parts: sum(parts.values())), host)
 
 
@@ -137,8 +142,11 @@ def activation_bytes_per_token(
     width, hidden = _width(model), size.hidden_size
     if not learner.gradient_checkpointing:
         return size.num_layers * layer + 3 * width * hidden
-    # The input of each layer, and all of the one that is computed again.
-    return size.num_layers * width * hidden + layer + 3 * width * hidden
+    # The input of each layer, and all of the one that is computed again. With offloading, the inputs of three
+    # layers: the last one, and two on their way.
+    is_away = learner.activation_offload and is_gpu
+    num_inputs = min(_INPUTS_AT_HAND, size.num_layers) if is_away else size.num_layers
+    return num_inputs * width * hidden + layer + 3 * width * hidden
 
 
 # ------------------------------------------------------------------------------------------------ the moments

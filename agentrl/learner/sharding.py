@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError
+from agentrl.learner.activation_offload import offload_inputs
 from agentrl.learner.experts import find_experts
 
 if TYPE_CHECKING:  # takes a second to import; the controller needs only the names of this module
@@ -106,6 +107,8 @@ def shard(
         if config.gradient_checkpointing and has_backward:
             # Inside of the FSDP wrapper, so weights are gathered once for recomputation and backward.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    if config.activation_offload and has_backward:
+        offload_inputs(layers)
     if not _is_alone(mesh, compute_dtype):
         _shard(module, layers, mesh, config, compute_dtype, expert_mesh)
 

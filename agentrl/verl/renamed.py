@@ -34,6 +34,8 @@ RENAMED: Mapping[str, str] = {
     "actor_rollout_ref.model.custom_chat_template": "model.chat_template; a Jinja file",
     "actor_rollout_ref.model.trust_remote_code": "model.trust_remote_code",
     "actor_rollout_ref.model.enable_gradient_checkpointing": "learner.gradient_checkpointing",
+    "actor_rollout_ref.model.enable_activation_offload": "learner.activation_offload; with gradient "
+    "checkpointing only",
     "actor_rollout_ref.model.override_config.attn_implementation": "model.attention",
     "actor_rollout_ref.model.external_lib": "model.external_lib; a module, or a `file.py`",
     "actor_rollout_ref.model.lora_rank": "model.lora.rank; 0 trains all weights",

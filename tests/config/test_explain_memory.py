@@ -84,6 +84,39 @@ def test_a_dense_model_by_hand(tmp_path: Path) -> None:
     assert parts["logits"] == pytest.approx(6 * 4 * 2**27 / 1e9, abs=0.06)
 
 
+def test_offloaded_inputs_of_layers_are_in_the_hosts_memory(tmp_path: Path) -> None:
+    learner: dict[str, Any] = {"microbatch_tokens": 131_072, "sequence_parallel": 4}
+    long = {"learner": learner, "cluster": {"gpu_memory_gb": 42}}
+    config = on_gpus(tmp_path, **long)
+    kept = rank_memory(config, "actor")
+    assert kept is not None
+    # Of 32,768 tokens of the rank: 28 layers, and 3 at most on the GPU.
+    layer = 2 * 3584 * 32_768
+    with pytest.raises(ConfigError, match=r"learner\.activation_offload=true"):
+        refuse_too_large(config)
+    learner["activation_offload"] = True
+    config = on_gpus(tmp_path, **long)
+    refuse_too_large(config)
+    away = rank_memory(config, "actor")
+    assert away is not None
+    assert kept.working["activations"] - away.working["activations"] == pytest.approx(25 * layer)
+    assert away.host == {"inputs of layers": 27 * layer}
+    assert "and 6.3 inputs of layers in the host's memory" in dict(memory_lines(config)).values()
+
+
+def test_offloading_activations_of_cpu_ranks_is_called_useless(tmp_path: Path) -> None:
+    on_cpus = {
+        "placement": {
+            "pools": {"cpus": {"gpus_per_node": 0}, "serving": {"gpus_per_node": 8}},
+            "roles": {"actor": "cpus", "servers": "serving"},
+        }
+    }
+    learner = {"activation_offload": True, "gradient_checkpointing": True}
+    said = "learner.activation_offload=true copies activations on CPU ranks and saves nothing"
+    assert said in explain(on_gpus(tmp_path, learner=learner, **on_cpus))
+    assert said not in explain(on_gpus(tmp_path, learner=learner))
+
+
 def test_a_mixture_keeps_all_experts_and_activations_of_the_chosen(tmp_path: Path) -> None:
     config = on_gpus(tmp_path, QWEN30_A3)
     memory = rank_memory(config, "actor")

@@ -35,7 +35,7 @@ WAYS = {
     "expert parallel": {"expert_parallel": 2},
     "LoRA": {},
     "compile": {"compile": True},
-    "checkpointing": {"gradient_checkpointing": True},
+    "checkpointing": {"gradient_checkpointing": True, "activation_offload": True},
     "offload": {"offload": "parameters"},
     "shared prefix": {"shared_prefix": True},
 }

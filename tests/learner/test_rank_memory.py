@@ -194,6 +194,8 @@ def test_more_ranks_fewer_tokens_and_recomputation_never_need_more(
     assert peak(sequence_parallel=8) <= peak()
     assert peak(tokens=tokens + 1000) >= peak()
     assert peak(gradient_checkpointing=True) <= peak(gradient_checkpointing=False)
+    recomputed = {"gradient_checkpointing": True}
+    assert peak(**recomputed, activation_offload=True) <= peak(**recomputed)
     assert peak(offload="optimizer") <= peak(offload="none")
     assert peak(offload="parameters") <= peak(offload="optimizer")
 

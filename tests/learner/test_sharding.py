@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
@@ -78,12 +80,56 @@ def plain():
         {"offload": "optimizer"},
         {"offload": "parameters"},
         {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "activation_offload": True},
+        {"gradient_checkpointing": True, "activation_offload": True, "offload": "parameters"},
     ],
     ids=lambda options: "-".join(options),
 )
 def test_no_option_of_memory_changes_a_bit(plain, options):
     metrics, checksums, _ = run_alone(**options)
     assert (metrics, checksums) == plain
+
+
+@pytest.mark.parametrize("is_offloaded", [False, True])
+def test_offloaded_inputs_of_layers_are_gone_between_forward_and_backward(is_offloaded):
+    """But for the last layer's; what comes back for the backward goes again with it."""
+    learner = start(gradient_checkpointing=True, activation_offload=is_offloaded)
+    try:
+        inputs, module = [], learner._policy.module
+        for layer in module.model.layers:
+            layer.register_forward_pre_hook(
+                lambda _, given: inputs.append(StorageWeakRef(given[0].untyped_storage()))
+            )
+        [shard] = pack(random_samples(2, 61), max_tokens=99, world_size=1)
+        loss = learner._policy.score_actions(shard[0], temperature=1.0).sum()
+        assert [kept.expired() for kept in inputs] == [is_offloaded, is_offloaded, False]
+        loss.backward()
+        expected = {name: weight.grad.clone() for name, weight in module.named_parameters()}
+        module.zero_grad()
+        learner._policy.score_actions(shard[0], temperature=1.0).sum().backward()
+        del loss
+        assert all(kept.expired() for kept in inputs)
+        assert all(torch.equal(w.grad, expected[name]) for name, w in module.named_parameters())
+    finally:
+        learner.close()
+
+
+def test_a_graph_with_offloaded_inputs_can_be_read_twice():
+    learner = start(gradient_checkpointing=True, activation_offload=True)
+    try:
+        [shard] = pack(random_samples(2, 61), max_tokens=99, world_size=1)
+        weights = list(learner._policy.module.parameters())
+        loss = learner._policy.score_actions(shard[0], temperature=1.0).sum()
+        first = torch.autograd.grad(loss, weights, retain_graph=True)
+        for one, other in zip(first, torch.autograd.grad(loss, weights), strict=True):
+            assert torch.equal(one, other)
+    finally:
+        learner.close()
+
+
+def test_offloaded_inputs_need_gradient_checkpointing():
+    with pytest.raises(ValidationError, match=r"use gradient_checkpointing=true as well"):
+        LearnerConfig(activation_offload=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

@@ -187,6 +187,15 @@ def test_batches_are_prompts_and_minibatches_are_counted():
     )
 
 
+def test_activations_are_offloaded_where_layers_are_recomputed():
+    key = "actor_rollout_ref.model.enable_activation_offload"
+    assert not config_of(GSM8K_GRPO).learner.activation_offload
+    assert config_of(f"{GSM8K_GRPO} {key}=True").learner.activation_offload
+    without = imported(f"{GSM8K_GRPO} {key}=True actor_rollout_ref.model.enable_gradient_checkpointing=False")
+    assert not Config.model_validate(without.values).learner.activation_offload
+    assert [found.old for found in without.dropped if found.old == key] == [key]
+
+
 def test_the_critic_warmups_and_the_kl_of_the_reward():
     config = config_of(PPO_CRITIC)
     assert config.has_critic

@@ -92,6 +92,17 @@ def offload(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("learner.offload", choice, written)
 
 
+def activation_offload(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the offloading of activations, which here moves the inputs of recomputed layers."""
+    key = f"{MODEL}.enable_activation_offload"
+    if not source.has(key):
+        return
+    if source.get(key) and not source.get(f"{MODEL}.enable_gradient_checkpointing"):
+        yield Dropped(key, "only inputs of recomputed layers are offloaded; set gradient_checkpointing")
+        return
+    yield Setting("learner.activation_offload", bool(source.get(key)), (key,))
+
+
 def servers(source: WrittenConfig) -> Iterator[Finding]:
     """Translate the inference engine and its arguments to those of SGLang."""
     name = f"{ROLLOUT}.name"
@@ -199,4 +210,4 @@ def _apart(
         )
 
 
-RULES = (dtypes, adapters, offload, servers, places)
+RULES = (dtypes, adapters, offload, activation_offload, servers, places)
