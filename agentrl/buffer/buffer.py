@@ -24,13 +24,16 @@ import pyarrow as pa
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
-from agentrl.buffer.ledger import NO_VARIANCE, Admission, Ledger, LedgerRules
+from agentrl.buffer.ledger import NO_VARIANCE, STALE, Admission, Ledger, LedgerRules
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.rows import Rows, read_state, write_state
 from agentrl.buffer.samplers import ReadyGroup
 from agentrl.data.trajectories import accuracies, from_ipc, sampled_versions, to_ipc
 from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
+
+MIN_WAIT_S = 0.01
+"""Of a lease that waits for a moment: at the moment itself nothing is due yet."""
 
 
 class TaskSequence(Protocol):
@@ -42,7 +45,8 @@ class TaskSequence(Protocol):
 class ReplayBuffer:
     """The replay buffer. It is thread-safe; only `lease` and `take` block.
 
-    `_changed` guards the ledger, the rows and the journal; each change to them notifies its waiters.
+    `_lock` guards the ledger, the rows and the journal. Each change wakes only those whom it may unblock
+    (`_wake`): a finished trajectory moves no bound, so it wakes no waiting lease.
     """
 
     def __init__(
@@ -86,7 +90,10 @@ class ReplayBuffer:
         self._ledger = Ledger(rules, curriculum=curriculum, record=self._record)
         self._groups = self._ledger.groups  # read here, changed by the ledger
         self._curriculum = curriculum
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._leasable = threading.Condition(self._lock)
+        self._takeable = threading.Condition(self._lock)
+        self._wanted: list[int] = []  # groups that each waiting take needs
         self._is_closed = False
         self._clock = clock
         self._waited_s = {"lease": 0.0, "take": 0.0}
@@ -106,19 +113,14 @@ class ReplayBuffer:
         `held`: the groups that the owner knows it holds. Groups leased to it that are missing from `held` are
         returned again, because the answer that leased them was lost. None: the owner knows all its groups.
         """
-        with self._changed, self._counted("lease"):
-            deadline = time.monotonic() + timeout_s
-            group_ids = [] if held is None else [g for g in self._groups.held_by(owner) if g not in held]
-            while not (group_ids or self._is_closed or owner in self._groups.released):
-                now = self._clock()
-                self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
-                while len(group_ids) < limit and self._ledger.can_lease():
-                    group_ids.append(self._ledger.lease(owner, now))
-                if not group_ids:
-                    copied = self._ledger.lease_copy(owner, older_than=now - self._duplicate_after_s, now=now)
-                    group_ids.extend([] if copied is None else [copied])
-                if not (group_ids or self._wait_until(deadline)):
-                    break
+        if limit < 1:
+            raise ValueError(f"limit={limit}: lease at least 1 group")
+        with self._lock, self._counted("lease"):
+            try:
+                group_ids = [] if held is None else [g for g in self._groups.held_by(owner) if g not in held]
+                group_ids = group_ids or self._wait_for_leases(owner, limit, time.monotonic() + timeout_s)
+            finally:
+                self._wake()  # those who were not woken because this call was, and left room
             version = self._groups.version
         # Outside the lock: reading one dataset row may decode a whole Parquet row group.
         leases = [
@@ -126,16 +128,42 @@ class ReplayBuffer:
             for group_id in group_ids
         ]
         if leases:
-            with self._changed:
+            with self._lock:
                 self._journal.name_tasks({lease.group_id: lease.task.task_id for lease in leases})
         return leases
+
+    def _wait_for_leases(self, owner: str, limit: int, deadline: float) -> list[int]:
+        """Return up to `limit` groups leased to `owner`, or [] when the wait is over."""
+        group_ids: list[int] = []
+        while not (self._is_closed or owner in self._groups.released):
+            now = self._clock()
+            self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
+            while len(group_ids) < limit and self._ledger.can_lease():
+                group_ids.append(self._ledger.lease(owner, now))
+            if not group_ids:
+                copied = self._ledger.lease_copy(owner, older_than=now - self._duplicate_after_s, now=now)
+                group_ids.extend([] if copied is None else [copied])
+            if group_ids or not self._wait(self._leasable, deadline, self._due_s(owner, now)):
+                break
+        return group_ids
+
+    def _due_s(self, owner: str, now: float) -> float:
+        """Return for how many seconds no lease can expire, and `owner` can copy no group.
+
+        A group that is leased while it waits is due no sooner than one that is leased `now`.
+        """
+        ledger = self._ledger
+        due = min(ledger.next_expiry(), now) + self._lease_timeout_s
+        if not math.isinf(self._duplicate_after_s):
+            due = min(due, min(ledger.next_copy(owner), now) + self._duplicate_after_s)
+        return max(MIN_WAIT_S, due - now)
 
     def withdrawn(self, owner: str, held: Collection[int]) -> list[int]:
         """Return the groups in `held` that `owner` no longer holds.
 
         Another owner finished the group first, or the lease has ended.
         """
-        with self._changed:
+        with self._lock:
             return sorted(set(held).difference(self._groups.held_by(owner)))
 
     def add(self, owner: str, data: bytes) -> None:
@@ -156,25 +184,29 @@ class ReplayBuffer:
             sampled_versions(batch),
             accuracies(batch) if counts else [None] * batch.num_rows,
         )
-        with self._changed:
+        with self._lock:
             self._last_add = self._clock()
-            for row, (group_id, member, versions, accuracy) in enumerate(zip(*columns, strict=True)):
-                self._rows.announce((group_id, owner, member), batch.slice(row, 1))
-                self._look_at(group_id, self._ledger.add_member(owner, group_id, member, versions, accuracy))
-            self._changed.notify_all()
+            try:
+                for row, (group_id, member, versions, accuracy) in enumerate(zip(*columns, strict=True)):
+                    self._rows.announce((group_id, owner, member), batch.slice(row, 1))
+                    self._look_at(
+                        group_id, self._ledger.add_member(owner, group_id, member, versions, accuracy)
+                    )
+            finally:  # members before one that could not be written have arrived
+                self._wake()
 
     def leave_out(self, owner: str, group_id: int, member: int, reason: str) -> None:
         """Record that a member of a group that `owner` holds will not arrive.
 
         The group completes without it.
         """
-        with self._changed:
+        with self._lock:
             self._look_at(group_id, self._ledger.leave_out(owner, group_id, member, reason))
-            self._changed.notify_all()
+            self._wake()
 
     def _look_at(self, group_id: int, admission: Admission) -> None:
         """If the group just became ready, forget its copies from other owners; drop it if its rewards are
-        constant.
+        constant, or if it is too stale.
         """
         if admission != "ready":
             return
@@ -182,7 +214,11 @@ class ReplayBuffer:
         self._rows.forget_others(group)
         if self._drop_constant_groups and self._rows.is_constant(group):
             self._ledger.drop_ready(group_id, NO_VARIANCE)
-            self._rows.forget([group_id])
+        elif self._ledger.is_stale(group):
+            self._ledger.drop_ready(group_id, STALE)
+        else:
+            return
+        self._rows.forget([group_id])
 
     def drop_group(self, owner: str, group_id: int, reason: str) -> None:
         """Drop a group that `owner` cannot finish. The staleness bound then admits another group.
@@ -190,10 +226,13 @@ class ReplayBuffer:
         The ledger queues the group again instead if it keeps its place in the order of batches (see
         `Ledger.drop`).
         """
-        with self._changed:
+        with self._lock:
             if self._ledger.drop(owner, group_id, reason):
                 self._rows.forget_plays([(owner, group_id)])
-            self._changed.notify_all()
+            if group_id in self._groups.leased:  # by another owner alone: it may be copied at once
+                self._wake_all()
+            else:
+                self._wake()
 
     def release(self, owner: str) -> int:
         """Queue the groups of a dead owner again and return their number. Call it only when the owner is
@@ -202,10 +241,10 @@ class ReplayBuffer:
         The name can never lease again. Otherwise a pending long poll of the dead process could take the
         released groups.
         """
-        with self._changed:
+        with self._lock:
             released = self._ledger.release(owner)
             self._rows.forget_plays([(owner, group_id) for group_id in released])
-            self._changed.notify_all()
+            self._wake_all()
         return len(released)
 
     # ------------------------------------------------------------------------------------------- learner side
@@ -219,15 +258,19 @@ class ReplayBuffer:
         the buffer is closed. A step that was taken but not published returns the same batch again.
         """
         groups: list[ReadyGroup] | None = None
-        with self._changed, self._counted("take"):
+        with self._lock, self._counted("take"):
             deadline = time.monotonic() + timeout_s
-            while groups is None and not self._is_closed:
-                if stale := self._ledger.drop_stale():
-                    self._rows.forget(stale)
-                    self._changed.notify_all()  # dropped groups make room for new leases
-                groups = self._ledger.take(num_groups, step)
-                if groups is None and not self._wait_until(deadline):
-                    break
+            self._wanted.append(num_groups)
+            try:
+                while groups is None and not self._is_closed:
+                    if stale := self._ledger.drop_stale():
+                        self._rows.forget(stale)
+                        self._wake()  # dropped groups make room for new leases
+                    groups = self._ledger.take(num_groups, step)
+                    if groups is None and not self._wait(self._takeable, deadline):
+                        break
+            finally:
+                self._wanted.remove(num_groups)
             if groups is None:
                 return None
             self._last_lags = Counter(self._groups.lag(group) for group in groups)
@@ -238,9 +281,9 @@ class ReplayBuffer:
         """Drop the groups that `take` returned for `step` because nothing was learned from them; others are
         leased instead.
         """
-        with self._changed:
+        with self._lock:
             self._rows.forget(self._ledger.reject(step, reason))
-            self._changed.notify_all()
+            self._wake()
 
     def tasks(self, group_ids: Sequence[int]) -> list[Task]:
         """Return the tasks of the given groups."""
@@ -253,19 +296,19 @@ class ReplayBuffer:
         Ready groups that are now too stale are dropped at once, which makes room for new leases. The call is
         idempotent.
         """
-        with self._changed:
+        with self._lock:
             if version != self._groups.version:
                 self._ledger.advance(version, step)
             self._let_go()
             self._rows.forget(self._ledger.drop_stale())
-            self._changed.notify_all()
+            self._wake_all()
             return self._groups.lineage.copy()
 
     def settle(self, step: int) -> None:
         """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled
         back.
         """
-        with self._changed:
+        with self._lock:
             settled = [group for own, batch in self._groups.batches.items() if own <= step for group in batch]
             self._ledger.settle(step)
             self._rows.forget(settled)
@@ -279,9 +322,9 @@ class ReplayBuffer:
         Raises:
             CheckpointError: a batch to undo is settled.
         """
-        with self._changed:
+        with self._lock:
             self._rows.forget(self._ledger.roll_back(step, is_kept=self._rows.has))
-            self._changed.notify_all()
+            self._wake_all()
 
     def _let_go(self) -> None:
         """Forget trajectories of the batch just published if no rollback could make their groups ready again.
@@ -302,14 +345,14 @@ class ReplayBuffer:
     # ------------------------------------------------------------------------------------------------ account
 
     def counts(self) -> BufferCounts:
-        with self._changed:
+        with self._lock:
             return self._groups.counts()
 
     def stats(self) -> dict[str, float]:
         """Return metrics: groups by state, total seconds waited since the start, and lags of the last
         batch.
         """
-        with self._changed:
+        with self._lock:
             counts = self._groups.counts()
             lags = self._last_lags
             num_bytes = self._rows.num_bytes
@@ -332,19 +375,19 @@ class ReplayBuffer:
 
     def curriculum(self) -> dict[str, float]:
         """Return the curriculum's metrics for the step before the last publish; {} without a curriculum."""
-        with self._changed:
+        with self._lock:
             return {} if self._curriculum is None else self._curriculum.metrics()
 
     def leases(self) -> list[HeldLease]:
         """Return all held leases with their owners and ages, oldest first."""
-        with self._changed:
+        with self._lock:
             return self._groups.held_leases(self._clock())
 
     def close(self) -> None:
         """Wake all waiters. From now on `lease` returns [] and `take` returns None."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
-            self._changed.notify_all()
+            self._wake_all()
 
     # --------------------------------------------------------------------------------------------- checkpoint
 
@@ -353,7 +396,7 @@ class ReplayBuffer:
 
         Of leased groups it holds only the dataset positions.
         """
-        with self._changed:
+        with self._lock:
             # After a power loss, groups that the checkpoint learned from must not be ready again.
             self._journal.sync()
             state = self._groups.state()
@@ -367,11 +410,11 @@ class ReplayBuffer:
             CheckpointError: the bytes are not a valid state.
         """
         state, rows = read_state(data)
-        with self._changed:
+        with self._lock:
             for key, row in rows.items():
                 self._rows.announce(key, row)
             self._ledger.restore(state)
-            self._changed.notify_all()
+            self._wake_all()
 
     def resume(self, step: int, state: bytes | None) -> None:
         """Continue after `step`, whose weights are restored and published next. All former lease owners are
@@ -406,15 +449,33 @@ class ReplayBuffer:
 
     # ------------------------------------------------------------------------------------ under the lock only
 
-    def _wait_until(self, deadline: float) -> bool:
-        """Release the lock until the next change, or until the deadline (monotonic seconds).
+    def _wake(self) -> None:
+        """Wake the waiting leases for which there is room, and the waiting takes if there are enough groups.
+
+        A lease that is woken and leaves room calls this again, so none sleeps beside a group that it could
+        have.
+        """
+        room = self._ledger.room()
+        if room > 0:
+            self._leasable.notify(room)
+        if self._wanted and len(self._groups.ready) >= min(self._wanted):
+            self._takeable.notify_all()
+
+    def _wake_all(self) -> None:
+        """Wake every waiter: some must end, or lag has changed."""
+        self._leasable.notify_all()
+        self._takeable.notify_all()
+
+    def _wait(self, changed: threading.Condition, deadline: float, due_s: float = math.inf) -> bool:
+        """Release the lock until a change wakes this call, at most for `due_s` or until the deadline
+        (monotonic seconds).
 
         False if the deadline had passed before.
         """
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
-        self._changed.wait(left_s)
+        changed.wait(min(left_s, due_s))
         return True
 
     @contextmanager

@@ -21,6 +21,7 @@ the tree of versions (`Lineage`).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from typing import Any, Literal
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.samplers import SAMPLERS, ReadyGroup
-from agentrl.buffer.states import OWNER_LOST, GroupStates, check_format
+from agentrl.buffer.states import OWNER_LOST, GroupStates, Play, check_format
 from agentrl.errors import CheckpointError
 from agentrl.types import NO_VERSION
 
@@ -109,6 +110,10 @@ class Ledger:
 
     def can_lease(self) -> bool:
         """Return whether the bound admits one more group and the run needs it."""
+        return self.room() > 0
+
+    def room(self) -> int:
+        """Return how many more groups the bound admits and the run needs; at most 0: none."""
         groups, rules = self.groups, self.rules
         # `published` counts groups (k * B), not steps, so that a resumed run can change B.
         bound = groups.published + math.ceil(
@@ -116,11 +121,13 @@ class Ledger:
         )
         if rules.total_groups is not None:
             bound = min(bound, rules.total_groups)
-        return groups.consumed + len(groups.ready) + len(groups.leased) < bound
+        return bound - groups.consumed - len(groups.ready) - len(groups.leased)
 
     def lease(self, owner: str, now: float = 0.0) -> int:
         """Lease one group to `owner`: the queued group that was drawn first, or a newly drawn group if none
         is queued.
+
+        `now` must not be smaller than at any lease before: leases end in the order in which they began.
 
         Raises:
             ValueError: `can_lease` is False.
@@ -139,14 +146,26 @@ class Ledger:
 
         The first owner to finish the group wins. Returns None if there is no such group.
         """
-        slow = [
-            (play.order, group_id)
-            for group_id, group in self.groups.leased.items()
-            if owner not in group.plays and len(group.plays) == 1
-            for play in group.plays.values()
-            if play.since < older_than
-        ]
-        return self._lease(owner, min(slow)[1], now) if slow else None
+        slow = self._to_copy(owner)
+        if slow is None or slow[1].since >= older_than:
+            return None
+        return self._lease(owner, slow[0], now)
+
+    def _to_copy(self, owner: str) -> tuple[int, Play] | None:
+        """Return the oldest lease of a group that exactly one owner holds, not `owner`."""
+        for group_id, holder, play in self.groups.plays():
+            if holder != owner and len(self.groups.leased[group_id].plays) == 1:
+                return group_id, play
+        return None
+
+    def next_expiry(self) -> float:
+        """Return when the oldest lease began; infinity without leases."""
+        return next((play.since for _, _, play in self.groups.plays()), math.inf)
+
+    def next_copy(self, owner: str) -> float:
+        """Return when the lease began that `lease_copy` would copy first; infinity if there is none."""
+        slow = self._to_copy(owner)
+        return math.inf if slow is None else slow[1].since
 
     def _lease(self, owner: str, group_id: int, now: float) -> int:
         self._commit(Event(EventKind.LEASED, group_id, owner))
@@ -251,19 +270,20 @@ class Ledger:
 
     def expire(self, *, older_than: float) -> list[tuple[str, int]]:
         """End all leases that started before `older_than`. Returns their (owner, group id) pairs."""
-        late = [(owner, group_id) for group_id, owner, play in self.groups.plays() if play.since < older_than]
+        oldest_first = itertools.takewhile(lambda lease: lease[2].since < older_than, self.groups.plays())
+        late = [(owner, group_id) for group_id, owner, _ in oldest_first]
         self._commit(*(Event(EventKind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
         return late
 
     # -------------------------------------------------------------------------------------------- consumption
 
+    def is_stale(self, group: ReadyGroup) -> bool:
+        """Return whether the group is too stale for any batch."""
+        return self.groups.lag(group) > self.rules.max_staleness
+
     def drop_stale(self) -> list[int]:
         """Drop the ready groups that are too stale for any batch and return their ids."""
-        stale = [
-            group_id
-            for group_id, group in self.groups.ready.items()
-            if self.groups.lag(group) > self.rules.max_staleness
-        ]
+        stale = [group_id for group_id, group in self.groups.ready.items() if self.is_stale(group)]
         self._commit(*(Event(EventKind.DROPPED, group_id, reason=STALE) for group_id in stale))
         return stale
 
@@ -288,7 +308,7 @@ class Ledger:
         if self.rules.waits_for_stragglers and self._has_stragglers():
             return None
         groups = self.groups
-        fresh = [group for group in groups.ready.values() if groups.lag(group) <= self.rules.max_staleness]
+        fresh = [group for group in groups.ready.values() if not self.is_stale(group)]
         still_open = (*groups.queued.values(), *groups.leased.values())
         open_number = min((group.number for group in still_open), default=groups.drawn)
         batch = SAMPLERS[self.rules.sampler](fresh, num_groups, groups.lag, open_number)

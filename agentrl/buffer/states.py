@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, assert_never
@@ -71,6 +71,8 @@ class GroupStates:
         self._next_draw: int | None = None  # drawn from the curriculum, not yet leased
         self._num_leases = 0
         self._num_finished = 0
+        self._plays: OrderedDict[tuple[int, str], Play] = OrderedDict()  # (group id, owner) -> play, by order
+        self._held: dict[str, dict[int, None]] = {}  # owner -> its groups, by order
         self.lineage = Lineage()
         self.drawn = 0
         self.queued: dict[int, OpenGroup] = {}
@@ -98,18 +100,17 @@ class GroupStates:
         return None if group is None else group.plays.get(owner)
 
     def plays(self) -> Iterator[tuple[int, str, Play]]:
-        """Yield all leases as (group id, owner, play)."""
-        for group_id, group in self.leased.items():
-            for owner, play in group.plays.items():
-                yield group_id, owner, play
+        """Yield all leases as (group id, owner, play), oldest first."""
+        for (group_id, owner), play in self._plays.items():
+            yield group_id, owner, play
 
     def held_by(self, owner: str) -> list[int]:
-        """Return the groups that `owner` plays."""
-        return [group_id for group_id, group in self.leased.items() if owner in group.plays]
+        """Return the groups that `owner` plays, oldest lease first."""
+        return list(self._held.get(owner, ()))
 
     def owners(self) -> list[str]:
         """Return the names of all owners that hold a lease."""
-        return sorted({owner for _, owner, _ in self.plays()})
+        return sorted(self._held)
 
     def batch(self, step: int) -> list[ReadyGroup]:
         """Return the groups that `step` consumed, in order; [] if `step` was never taken or is settled."""
@@ -190,9 +191,20 @@ class GroupStates:
             group = OpenGroup(self.drawn)
             self.drawn += 1
         self.leased[event.group_id] = group
-        group.plays[event.owner] = Play(self._num_leases, self.version, 0.0)
+        self._begin_play(event.group_id, event.owner, Play(self._num_leases, self.version, 0.0))
         group.num_leases += 1
         self._num_leases += 1
+
+    def _begin_play(self, group_id: int, owner: str, play: Play) -> None:
+        self.leased[group_id].plays[owner] = self._plays[group_id, owner] = play
+        self._held.setdefault(owner, {})[group_id] = None
+
+    def _end_play(self, group_id: int, owner: str) -> None:
+        """Forget a lease in the order of leases; its group forgets it by itself."""
+        del self._plays[group_id, owner]
+        del self._held[owner][group_id]
+        if not self._held[owner]:
+            del self._held[owner]
 
     def _add(self, event: Event) -> None:
         play = self.leased[event.group_id].plays[event.owner]
@@ -227,18 +239,26 @@ class GroupStates:
             len(other.members) for other in group.plays.values() if other is not play
         )
         self.ready[group_id] = ready
-        del self.leased[group_id]
+        self._close(group_id)
         if self._curriculum is not None:
             self._curriculum.observe(group_id, play.accuracies)
+
+    def _close(self, group_id: int) -> None:
+        """Remove a leased group with all its leases."""
+        for owner in self.leased.pop(group_id).plays:
+            self._end_play(group_id, owner)
 
     def _queue(self, event: Event) -> None:
         group = self.leased[event.group_id]
         self.discarded[event.reason] += len(group.plays.pop(event.owner).members)
+        self._end_play(event.group_id, event.owner)
         if not group.plays:
             self.queued[event.group_id] = self.leased.pop(event.group_id)
 
     def _drop(self, event: Event) -> None:
-        if self.leased.pop(event.group_id, None) is None and self.ready.pop(event.group_id, None) is None:
+        if event.group_id in self.leased:
+            self._close(event.group_id)
+        elif self.ready.pop(event.group_id, None) is None:
             step = next(step for step, batch in self.batches.items() if event.group_id in batch)
             del self.batches[step][event.group_id]
             self.consumed -= 1
@@ -316,6 +336,7 @@ class GroupStates:
         )
         self.queued = {group_id: OpenGroup(number) for group_id, number, _ in state["open"]}
         self.leased, self.batches = {}, {}
+        self._plays, self._held = OrderedDict(), {}
         ready = (
             {**group, "members": tuple(group["members"]), "versions": tuple(group["versions"])}
             for group in state["ready"]

@@ -337,7 +337,8 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             f"{FORMAT.decode()}"
         )
     known = [name for name in SCHEMA.names if name != _NEWEST or found == FORMAT]
-    missing = [name for name in known if name not in schema.names]
+    found_names = set(schema.names)
+    missing = [name for name in known if name not in found_names]
     if missing:
         raise DataError(f"{where}: trajectories without the columns {', '.join(missing)}")
 

@@ -132,7 +132,7 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     assert call(first.play, 2, 1, 0.0) == [0, 1]
 
     # More long polls than the default pool has threads: they must not hold up what they wait for.
-    polls = [buffer.begin(TrainingBuffer.lease, "idle", 0, LONG_POLL_S) for _ in range(12)]
+    polls = [buffer.begin(TrainingBuffer.lease, "first", 1, LONG_POLL_S) for _ in range(12)]
     taken = buffer.begin(TrainingBuffer.take, 2, LONG_POLL_S)
     playing = second.play.remote(2, 2, LONG_POLL_S)
     os.kill(call(first.pid), signal.SIGKILL)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
@@ -100,6 +103,120 @@ def woken(call, *args, by: Callable[[], None]):
     return found[0]
 
 
+class Waiting(threading.Thread):
+    """A lease that waits."""
+
+    def __init__(self, target: ReplayBuffer, owner: str, limit: int) -> None:
+        super().__init__(daemon=True)
+        self._target, self._owner, self._limit = target, owner, limit
+        self.leased: list[int] | None = None
+        self.start()
+
+    def run(self) -> None:
+        leases = self._target.lease(self._owner, self._limit, SOON_S)
+        self.leased = [lease.group_id for lease in leases]
+
+    def result(self) -> list[int]:
+        self.join(SOON_S)
+        assert self.leased is not None, "still waiting"
+        return self.leased
+
+
+def test_a_member_that_arrives_wakes_no_lease():
+    """Each look at what there is to lease reads the clock once, and so does each arrival."""
+    num_readings = 0
+
+    def clock() -> float:
+        nonlocal num_readings
+        num_readings += 1
+        return 0.0
+
+    target = begun(groups_per_step=4, max_staleness=1, clock=clock)
+    leases = target.lease("a", 99, 0.0)
+    waiting = [Waiting(target, f"w{i}", limit=3) for i in range(6)]
+    until(lambda: num_readings >= 1 + 2 + 1 + 2 * len(waiting))
+    before = num_readings
+    for lease in leases:
+        for member in (0, 1):
+            add(target, lease, members=[member])
+    assert num_readings == before + 2 * len(leases)
+    target.close()
+    assert [each.result() for each in waiting] == [[]] * 6
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    limits=st.lists(st.integers(1, 3), min_size=1, max_size=6),
+    changes=st.lists(
+        st.tuples(st.sampled_from(["drop", "release", "learn", "reject", "stale"]), st.integers(0, 99)),
+        max_size=12,
+    ),
+)
+def test_nobody_sleeps_beside_a_group_that_he_could_have(
+    limits: list[int], changes: list[tuple[str, int]]
+) -> None:
+    """Whatever makes room: in the end there is none left, or nobody waits."""
+    target = begun(groups_per_step=4, max_staleness=1)
+    held = {"0": [lease.group_id for lease in target.lease("0", 99, 0.0)]}
+    waiting = [Waiting(target, str(number), limit) for number, limit in enumerate(limits, 1)]
+    version = 0
+
+    def is_at_rest() -> bool:
+        with target._lock:
+            return not target._ledger.can_lease() or not any(each.is_alive() for each in waiting)
+
+    for change, which in changes:
+        held |= {
+            each._owner: list(each.leased) for each in waiting if each.leased and each._owner not in held
+        }
+        mine = [(owner, group) for owner, groups in sorted(held.items()) for group in groups]
+        if not mine:
+            break
+        owner, group = mine[which % len(mine)]
+        if change == "drop":
+            target.drop_group(owner, group, "tool_error")
+            held[owner].remove(group)
+        elif change == "release":
+            target.release(owner)
+            held[owner] = []
+        else:
+            lease = Lease(group, Rows().task(group), 2, version)
+            add(target, lease, owner, version=version - 2 if change == "stale" else version)
+            held[owner].remove(group)
+            if change != "stale" and target.take(1, 0.0) is not None:
+                if change == "reject":
+                    target.reject(target._groups.step, "reward_error")
+                else:
+                    version += 1
+                    target.advance(version)
+        until(is_at_rest)
+        assert target.counts().is_balanced
+    target.close()
+    for each in waiting:
+        each.result()
+
+
+@pytest.mark.parametrize("limit", ["lease_timeout_s", "duplicate_after_s"])
+def test_who_waits_gets_what_is_due_meanwhile(limit):
+    """Nothing else happens in the buffer, and his wait is longer."""
+    target = begun(groups_per_step=2, **{limit: 0.2})
+    [first] = target.lease("a", 1, 0.0)
+    [second] = target.lease("b", 1, 0.0)
+    assert Waiting(target, "b", limit=1).result() in ([first.group_id], [second.group_id])
+
+
+def test_a_lease_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="limit=0: lease at least 1 group"):
+        begun().lease("a", 0, 0.0)
+
+
 def test_the_time_a_call_may_wait_is_kept():
     target = begun()
     assert woken(target.take, 1, 0.3, by=lambda: None) is None
@@ -189,11 +306,14 @@ def test_a_group_that_came_too_late_leaves_nothing():
     target = begun()
     [lease] = target.lease("a", 1, 0.0)
     target.advance(1, 0)
-    add(target, lease)
+    add(target, lease, members=[0])
     assert target.stats()["stored_bytes"] > 0
-    assert target.take(1, 0.0) is None
+    waiting = Waiting(target, "b", limit=1)
+    add(target, lease, members=[1])
     assert target.counts().dropped == {"stale": 1}
     assert target.stats()["stored_bytes"] == 0
+    assert waiting.result() == [1], "its room is given away without a take"
+    assert target.take(1, 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -276,7 +396,7 @@ def test_figures_by_hand():
     for version, num_groups in enumerate((2, 0, 1)):
         lineage = target.advance(version, version)
         now[0] = 100.0 + version
-        for lease in target.lease("a", num_groups, 0.0):
+        for lease in target.lease("a", num_groups, 0.0) if num_groups else ():
             add(target, lease)
     assert [lineage.version, lineage.lag(0)] == [2, 2]
     now[0] = 107.0

@@ -200,8 +200,8 @@ def test_leases_that_began_before_a_moment_expire():
 def test_a_copy_is_of_the_oldest_group_that_one_other_owner_plays():
     it = Recorded()
     ledger = it.ledger
-    ledger.lease("a", 2.0)
-    ledger.lease("b", 1.0)
+    ledger.lease("a", 1.0)
+    ledger.lease("b", 2.0)
     ledger.lease("c", 5.0)
     it.new()
     assert ledger.lease_copy("d", older_than=1.0, now=9.0) is None
@@ -211,7 +211,7 @@ def test_a_copy_is_of_the_oldest_group_that_one_other_owner_plays():
     assert ledger.lease_copy("d", older_than=3.0, now=9.0) == 0, "of group 1 there is a copy"
     assert ledger.lease_copy("d", older_than=5.0, now=9.0) is None
     assert ledger.lease_copy("c", older_than=9.0, now=9.0) is None
-    assert [lease.group_id for lease in ledger.groups.held_leases(9.0)] == [1, 0, 2, 0, 1]
+    assert [lease.group_id for lease in ledger.groups.held_leases(9.0)] == [0, 1, 2, 1, 0]
     ledger.add_member("a", 1, 0, 0)
     ledger.add_member("b", 1, 0, 0)
     ledger.add_member("b", 1, 1, 0)

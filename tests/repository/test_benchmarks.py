@@ -42,6 +42,7 @@ SHORT: dict[str, str] = {
     "behaviour": "--updates 20 --steps 2 --folder {runs} --out {out}",
     "beside_lm_eval": "arithmetic={model} --rows 6 --max-tokens 8 --num-blocks 64 --peers {none} "
     "--runs {runs} --out {out}",
+    "buffer_waits": "--groups 16 --actors 4 --steps 1 --out {out}",
     "coverage": "--evaluations 20 --problems 30 --out {out}",
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
     "hops": "--out {out}",
