@@ -4,9 +4,10 @@
 
 Four ranks of a random model in bfloat16 and two receivers, over gloo. `whole` is how it was done before: each
 weight is gathered in float32 on every rank, then rounded, and rank 0 alone writes files. `raw` broadcasts
-buffers of the same size that nobody has to gather. The controller calls 64, 256 and 512 ranks. A few Ray
-actors stand in for all of them, because the controller's share does not depend on what an actor does;
-`each` waits for one rank at a time, as it was done before. All ways take turns, and medians are reported.
+buffers of the same size that nobody has to gather. With `sources` all ranks send buckets in turn. The
+controller calls 64, 256 and 512 ranks. A few Ray actors stand in for all of them, because the controller's
+share does not depend on what an actor does; `each` waits for one rank at a time, as it was done before. All
+ways take turns, and medians are reported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,9 +47,10 @@ from agentrl.workers.host import host_class
 
 TIMEOUT_S = 300.0
 NUM_RANKS, NUM_RECEIVERS = 4, 2
-WAYS = ("raw", "whole", "parts")
+WAYS = ("raw", "whole", "parts", "sources")
 WORLD_SIZES = (64, 256, 512)
 NUM_ACTORS = 4
+GROUPS = [f"source {rank}" for rank in range(NUM_RANKS)]
 
 
 def spec(kind: str, hidden: int) -> LearnerSpec:
@@ -111,7 +113,8 @@ class RawGatherer(BucketGatherer):
         )
 
 
-GATHERERS = {"raw": RawGatherer, "whole": WholeGatherer, "parts": BucketGatherer}
+GATHERERS = {"raw": RawGatherer, "whole": WholeGatherer, "parts": BucketGatherer, "sources": BucketGatherer}
+SOURCES = {"sources": tuple(range(NUM_RANKS))}
 
 
 def write_whole(learner: Learner, folder: Path) -> None:
@@ -154,12 +157,12 @@ def rank_main(
     buckets = [[s.name for s in b] for b in plan]
     for _ in range(NUM_RECEIVERS if rank == 0 else 0):
         sizes.put([sum(s.num_bytes for s in b) for b in plan])
-    learner.join_weights_group("127.0.0.1", ports[1], 1 + NUM_RECEIVERS, "g", "gloo", TIMEOUT_S)
+    learner.join_weights_groups("127.0.0.1", ports[1], 1 + NUM_RECEIVERS, GROUPS, "gloo", TIMEOUT_S)
     found: dict[str, list[dict[str, float]]] = {}
     for turn in range(1 + options.repeats):
         for way in WAYS:
             gatherer = GATHERERS[way](learner._policy, rank=rank)
-            sender = BucketSender(gatherer, learner._weights_group)
+            sender = BucketSender(gatherer, learner._weights_group, sources=SOURCES.get(way, (0,)))
             found.setdefault(f"send_{way}", []).append(measured(lambda sender=sender: sender.send(buckets)))
         whole, parts = folder / f"whole{turn}", folder / f"parts{turn}"
         found.setdefault("write_whole", []).append(measured(lambda to=whole: write_whole(learner, to)))
@@ -188,22 +191,27 @@ def export(learner: Learner, folder: Path) -> None:
     assert writer.error is None
 
 
-def receiver_main(number: int, port: int, sizes: Any, rounds: int) -> None:
+def receiver_main(number: int, port: int, sizes: Any, num_turns: int) -> None:
     torch.set_num_threads(1)
-    group = join_weights_group(
-        address="127.0.0.1",
-        port=port,
-        rank=number,
-        world_size=1 + NUM_RECEIVERS,
-        name="g",
-        backend="gloo",
-        timeout_s=TIMEOUT_S,
-    )
+    groups = [
+        join_weights_group(
+            address="127.0.0.1",
+            port=port,
+            rank=number,
+            world_size=1 + NUM_RECEIVERS,
+            name=name,
+            backend="gloo",
+            timeout_s=TIMEOUT_S,
+        )
+        for name in GROUPS
+    ]
     own_sizes = sizes.get()
-    for _ in range(rounds):
-        for size in own_sizes:
-            broadcast(torch.empty(size, dtype=torch.uint8), group)
-    leave_weights_group(group)
+    for _, way in product(range(num_turns), WAYS):
+        num_sources = len(SOURCES.get(way, (0,)))
+        for index, size in enumerate(own_sizes):
+            broadcast(torch.empty(size, dtype=torch.uint8), groups[index % num_sources])
+    for group in groups:
+        leave_weights_group(group)
 
 
 def measure_ranks(kind: str, options: argparse.Namespace) -> dict[str, object]:
@@ -216,9 +224,8 @@ def measure_ranks(kind: str, options: argparse.Namespace) -> dict[str, object]:
             fork.Process(target=rank_main, args=(kind, rank, options, numbers, Path(folder), sizes, results))
             for rank in range(NUM_RANKS)
         ]
-        num_rounds = len(WAYS) * (1 + options.repeats)
         processes += [
-            fork.Process(target=receiver_main, args=(number, numbers[1], sizes, num_rounds))
+            fork.Process(target=receiver_main, args=(number, numbers[1], sizes, 1 + options.repeats))
             for number in range(1, 1 + NUM_RECEIVERS)
         ]
         for process in processes:

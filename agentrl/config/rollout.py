@@ -86,6 +86,13 @@ class WeightsConfig(Section):
     bucket_bytes: int = Field(
         256 * 2**20, ge=1, description="Size in bytes of a bucket of the distributed transport."
     )
+    sources: int = Field(
+        1,
+        ge=1,
+        le=8,
+        description="Learner ranks that send buckets with transport=distributed, in turn, each through a "
+        "process group of its own. With one per node, the bytes leave through the network of all nodes.",
+    )
     backend: Literal["auto", "gloo", "nccl"] = Field(
         "auto", description="Process-group backend; auto: nccl on GPU, gloo on CPU."
     )
@@ -106,6 +113,15 @@ class WeightsConfig(Section):
         "four times what the last publish needed for as many, 20 s per GB before the first. A server that "
         "still responds gets a second attempt.",
     )
+
+    @model_validator(mode="after")
+    def _check_sources(self) -> WeightsConfig:
+        if self.sources > 1 and self.transport != "distributed":
+            raise ValueError(
+                f"sources={self.sources}, transport={self.transport}: only transport=distributed sends from "
+                "several ranks; use transport=distributed, or sources=1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_delta(self) -> WeightsConfig:

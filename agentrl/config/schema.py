@@ -192,6 +192,18 @@ class Config(Section):
         return next((why for why, holds in objections.items() if holds), None)
 
     @model_validator(mode="after")
+    def _check_sources(self) -> Config:
+        sources, learner = self.rollout.weights.sources, self.learner
+        num_ranks = learner.fsdp.shard_size or learner.world_size
+        if sources > num_ranks:
+            key = "world_size" if learner.fsdp.shard_size is None else "fsdp.shard_size"
+            raise ValueError(
+                f"rollout.weights.sources={sources} is more than learner.{key}={num_ranks}, the ranks that "
+                f"hold one copy of the model; use at most {num_ranks}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_adapter(self) -> Config:
         if self.rollout.weights.adapter == "alone" and (why := self.why_merged) is not None:
             raise ValueError(f"rollout.weights.adapter=alone is impossible: {why}; use auto or merged")

@@ -259,16 +259,29 @@ def _exchange(operations: list[P2POp]) -> None:
         work.wait()
 
 
-class BucketSender:
-    """Broadcasts buckets from rank 0: while one bucket is sent, the next is gathered.
+def choose_sources(num_sources: int, num_ranks: int) -> tuple[int, ...]:
+    """Return the ranks that send buckets: the first of each of `num_sources` equal runs of ranks.
 
-    At most two buckets are in memory, and what the ranks have sent of one. Other ranks (`group` None) only
-    help to gather.
+    Neighboring ranks are on one node, so the sources are spread over the nodes.
+    """
+    return tuple(index * num_ranks // num_sources for index in range(num_sources))
+
+
+class BucketSender:
+    """Broadcasts buckets from their sources: while one bucket is sent, the next ones are gathered.
+
+    Source i has every n-th bucket from the i-th on. A source has at most two buckets in memory, and what the
+    ranks have sent of one.
+
+    group: of this rank and the servers; None on ranks that are no source, which only help to gather.
     """
 
-    def __init__(self, gatherer: BucketGatherer, group: ProcessGroup | None) -> None:
+    def __init__(
+        self, gatherer: BucketGatherer, group: ProcessGroup | None, *, sources: Sequence[int] = (0,)
+    ) -> None:
         self._gatherer = gatherer
         self._group = group
+        self._sources = tuple(sources)
         self._travelling: Broadcast | None = None
         self._error: InfrastructureError | None = None
         self._gather_s = self._wait_s = 0.0
@@ -276,19 +289,21 @@ class BucketSender:
     def send(self, buckets: Sequence[Sequence[str]]) -> SendTimes:
         """Gather each bucket and broadcast it, in order. A collective.
 
-        After a bucket that did not arrive, the others are gathered but not sent: the other ranks, which do
-        not know of the failure, must not wait for this one.
+        After a bucket of this rank that did not arrive, the others are gathered but not sent: the other
+        ranks, which do not know of the failure, must not wait for this one.
 
         Raises:
-            InfrastructureError: a bucket did not arrive.
+            InfrastructureError: a bucket of this rank did not arrive.
         """
-        for names in buckets:
+        for index, names in enumerate(buckets):
             started = time.perf_counter()
-            flat = self._gatherer.gather(names)
+            flat = self._gatherer.gather(names, to=self._sources[index % len(self._sources)])
             self._gather_s += time.perf_counter() - started
-            # The previous bucket was sent while this one was gathered; wait for it only now.
+            if flat is None:
+                continue
+            # The previous bucket of this rank was sent while others were gathered; wait for it only now.
             self._settle()
-            if flat is not None and self._group is not None and self._error is None:
+            if self._group is not None and self._error is None:
                 self._travelling = Broadcast(flat, self._group)
         self._settle()
         if self._error is not None:

@@ -21,7 +21,7 @@ from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifes
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
-from agentrl.learner.buckets import BucketGatherer, BucketSender, plan_buckets
+from agentrl.learner.buckets import BucketGatherer, BucketSender, choose_sources, plan_buckets
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
 from agentrl.learner.counterfactual import Counterfactual, compare
@@ -120,6 +120,7 @@ class Learner:
             SupervisedObjective() if spec.score_head is None else PreferenceObjective()
         )
         self._weights_group: ProcessGroup | None = None
+        self._sources: tuple[int, ...] = (0,)  # of published buckets
         self._written = WrittenWeights(self._policy, self.place, spec.model)
         torch.manual_seed(spec.seed + 1 + rank)  # different dropout on each rank
 
@@ -318,41 +319,46 @@ class Learner:
         weights.export_adapter(self._policy, self.place, self._spec.model, Path(folder))
 
     @dispatch("all")
-    def join_weights_group(
-        self, address: str, port: int, world_size: int, name: str, backend: str, timeout_s: float
+    def join_weights_groups(
+        self, address: str, port: int, world_size: int, names: Sequence[str], backend: str, timeout_s: float
     ) -> None:
-        """Open the process group to the servers, with the learner's rank 0 as its rank 0.
+        """Open a process group to the servers for each of `names`, with a source of buckets as its rank 0.
 
-        Blocks until all members have joined, at most `timeout_s`.
+        Blocks until all members have joined, at most `timeout_s`. All groups meet at rank 0's address.
         """
         self.leave_weights_group()
-        if self.place.is_first:
+        # A source gathers from the ranks with its own copy of the model: with HSDP, all sources have one.
+        num_ranks = self._spec.learner.fsdp.shard_size or self.place.world_size
+        self._sources = choose_sources(len(names), num_ranks)
+        if self.place.rank in self._sources:
             self._weights_group = join_weights_group(
                 address=address,
                 port=port,
                 rank=0,
                 world_size=world_size,
-                name=name,
+                name=names[self._sources.index(self.place.rank)],
                 backend=backend,
                 timeout_s=timeout_s,
+                is_guest=not self.place.is_first,
             )
 
     @dispatch("all")
     def send_buckets(self, bucket_bytes: int) -> SendTimes:
         """Send all published weights to the servers in the buckets of `plan_buckets`, one broadcast each.
 
-        Returns how long rank 0 gathered, and waited for broadcasts.
+        Sources take turns (see `BucketSender`). Returns how long rank 0 gathered, and waited for broadcasts.
 
         Raises:
             InfrastructureError: a bucket did not arrive.
         """
-        assert not self.place.is_first or self._weights_group is not None, (
-            "send_buckets before join_weights_group"
+        assert self.place.rank not in self._sources or self._weights_group is not None, (
+            "send_buckets before join_weights_groups"
         )
         # Every rank plans by itself, so the controller sends no names, however many weights there are.
         plan = plan_buckets(weights.tensor_specs(self._policy), max_bytes=bucket_bytes)
         gatherer = BucketGatherer(self._policy, rank=self.place.rank)
-        return BucketSender(gatherer, self._weights_group).send([[s.name for s in bucket] for bucket in plan])
+        sender = BucketSender(gatherer, self._weights_group, sources=self._sources)
+        return sender.send([[s.name for s in bucket] for bucket in plan])
 
     @dispatch("all")
     def pickle_bucket(self, names: Sequence[str]) -> str:
@@ -361,7 +367,7 @@ class Learner:
 
     @dispatch("all")
     def leave_weights_group(self) -> None:
-        """Close the process group to the servers, if one is open."""
+        """Close the process groups to the servers, if they are open."""
         if self._weights_group is not None:
             group, self._weights_group = self._weights_group, None
             leave_weights_group(group)

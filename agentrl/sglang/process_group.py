@@ -1,8 +1,8 @@
-"""The torch process group between the learner (rank 0) and the servers: the data path of SGLang's weight
-updates.
+"""The torch process groups between a rank of the learner (rank 0) and the servers: the data path of SGLang's
+weight updates.
 
-It is separate from the process's default group, which need not exist. It is formed as SGLang does it:
-rendezvous at rank 0's address, keys prefixed with the group's name.
+A group is separate from the process's default group, which need not exist. It is formed as SGLang does it:
+rendezvous at one address, keys prefixed with the group's name.
 """
 
 from __future__ import annotations
@@ -14,27 +14,42 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroup, rendezvous
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore, rendezvous
 from torch.distributed.distributed_c10d import _new_process_group_helper, _world
 
 from agentrl.errors import InfrastructureError
 
 
 def join_weights_group(
-    *, address: str, port: int, rank: int, world_size: int, name: str, backend: str, timeout_s: float
+    *,
+    address: str,
+    port: int,
+    rank: int,
+    world_size: int,
+    name: str,
+    backend: str,
+    timeout_s: float,
+    is_guest: bool = False,
 ) -> ProcessGroup:
     """Join the group `name` of `world_size` ranks.
 
     Blocks until rank 0 listens on address:port and all ranks joined.
+
+    Args:
+        is_guest: for rank 0: another process, which is rank 0 of another group, listens on address:port.
 
     Raises:
         InfrastructureError: not all joined within `timeout_s`, or the group could not be formed.
     """
     timeout = timedelta(seconds=timeout_s)
     try:
-        store, rank, world_size = next(
-            rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=timeout)
-        )
+        store: Store
+        if is_guest:
+            store = TCPStore(address, port, is_master=False, timeout=timeout)
+        else:
+            store, rank, world_size = next(
+                rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=timeout)
+            )
         store.set_timeout(timeout)
         group, _ = _new_process_group_helper(
             world_size,

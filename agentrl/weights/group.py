@@ -1,8 +1,10 @@
-"""Transport `distributed`: weights are broadcast in buckets through one process group of learner and servers.
+"""Transport `distributed`: weights are broadcast in buckets, through process groups of a learner rank and all
+servers.
 
-While one bucket is broadcast, the learner gathers the next; the servers receive in parallel. The learner is
-rank 0. Every process of a server with a part of the model joins with its own rank, so a server takes as many
-consecutive ranks as it has such processes.
+Sources, which are learner ranks, take turns: each has a group of its own, in which it is rank 0. While one
+bucket is broadcast, the learner gathers the next; the servers receive in parallel. Every process of a server
+with a part of the model joins with its own rank, so a server takes as many consecutive ranks as it has such
+processes.
 """
 
 from __future__ import annotations
@@ -26,14 +28,12 @@ from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transpor
 
 
 class GroupTransport(Transport):
-    """Keeps the process group between publishes; forms a new one if the servers change or an attempt
-    fails.
-    """
+    """Keeps its process groups between publishes. Forms them anew if servers change or an attempt fails."""
 
     def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
         super().__init__(learner, config)
-        self._group: tuple[str, ...] = ()  # urls in the open process group, in rank order
-        self._num_groups = 0
+        self._members: tuple[str, ...] = ()  # urls in the open process groups, in rank order
+        self._num_formed = 0
         self._name = uuid.uuid4().hex[:8]
         self._clients: dict[str, SGLangClient] = {}  # of the current publish
         self._buckets: list[list[TensorSpec]] = []
@@ -45,7 +45,7 @@ class GroupTransport(Transport):
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         self._clients |= {server.url: server for server in servers}
         num_bytes = sum_bytes(await self._tensor_specs())
-        failed = await self._ensure_group(servers)
+        failed = await self._ensure_groups(servers)
         if failed:
             return Sent(0, failed)
         times: list[SendTimes] = []
@@ -75,7 +75,7 @@ class GroupTransport(Transport):
             is_last = index == len(self._buckets) - 1
             await server.update_weights_from_distributed(
                 bucket,
-                group=self._group_name,
+                group=self._groups[index % len(self._groups)],
                 version=version if is_last else None,
                 flush_cache=may_flush and is_last,
             )
@@ -84,7 +84,7 @@ class GroupTransport(Transport):
     async def _send(self, times: list[SendTimes], broken: list[str]) -> None:
         """Send all buckets by one call of the ranks, which plan the same buckets.
 
-        If a peer is lost, close the group, so that the others stop waiting for the rest.
+        If a peer is lost, close the groups, so that the others stop waiting for the rest.
         """
         # A call may take as long as two collectives; each bucket is one.
         ranks = self._learner.learner.patient(1 + len(self._buckets) / 2)
@@ -98,18 +98,16 @@ class GroupTransport(Transport):
             broken.append(str(error))
             await self._learner.run(Learner.leave_weights_group)
 
-    # ---------------------------------------------------------------------------------------------- the group
+    # --------------------------------------------------------------------------------------------- the groups
 
-    async def _ensure_group(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
-        """Ensure a group of exactly `servers`; return url -> reason for all servers if it cannot be
-        formed.
-        """
+    async def _ensure_groups(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
+        """Ensure groups of exactly `servers`; return url -> reason for all of them if this fails."""
         urls = tuple(server.url for server in servers)
-        if urls == self._group:
+        if urls == self._members:
             return {}
         await self.close(list(self._clients.values()))
-        self._group = urls  # set before forming the group: a group formed half-way must be left too
-        self._num_groups += 1
+        self._members = urls  # set before forming the groups: those formed half-way must be left too
+        self._num_formed += 1
         num_ranks, failed = await self._count_ranks(servers)
         if failed:
             return {url: failed.get(url) or "; ".join(failed.values()) for url in urls}
@@ -124,23 +122,24 @@ class GroupTransport(Transport):
         broken: list[str] = []
 
         async def ask(server: SGLangClient) -> None:
-            await server.init_weights_group(
-                address=address,
-                port=port,
-                rank_offset=offsets[server.url],
-                world_size=world_size,
-                name=self._group_name,
-                backend=backend,
-            )
+            for name in self._groups:
+                await server.init_weights_group(
+                    address=address,
+                    port=port,
+                    rank_offset=offsets[server.url],
+                    world_size=world_size,
+                    name=name,
+                    backend=backend,
+                )
 
         async def join() -> None:
             try:
                 await self._learner.run(
-                    Learner.join_weights_group,
+                    Learner.join_weights_groups,
                     address,
                     port,
                     world_size,
-                    self._group_name,
+                    self._groups,
                     backend,
                     self._pace.allowed_s(max(map(sum_bytes, self._buckets), default=0)),
                 )
@@ -171,30 +170,33 @@ class GroupTransport(Transport):
         return num_ranks, failed
 
     @property
-    def _group_name(self) -> str:
-        # A name is never reused: a server that missed the last publish, or is from an earlier run, may still
-        # hold its old group.
-        return f"agentrl_weights_{self._name}_{self._num_groups}"
+    def _groups(self) -> list[str]:
+        """Names of the groups, one for each source."""
+        # Never reused: a server that missed the last publish, or is from an earlier run, may still hold its
+        # old groups.
+        name = f"agentrl_weights_{self._name}_{self._num_formed}"
+        return [f"{name}_{source}" for source in range(self._config.sources)]
 
     async def close(self, servers: Sequence[SGLangClient] = ()) -> None:
-        """Leave the process group, and make its members among `servers` leave it too, if they answer."""
-        if self._group:
+        """Leave the process groups, and make their members among `servers` leave them too, if they answer."""
+        if self._members:
             await self._learner.run(Learner.leave_weights_group)
             await self.abandon(servers)
 
     async def abandon(self, servers: Sequence[SGLangClient]) -> None:
-        """Make members of the process group among `servers` leave it, if they answer; the learner has
+        """Make members of the process groups among `servers` leave them, if they answer; the learner has
         left.
         """
 
         async def leave(server: SGLangClient) -> None:
-            with suppress(ServerError):  # a restarted server is not in the group
-                await server.destroy_weights_group(self._group_name)
+            for name in self._groups:
+                with suppress(ServerError):  # a restarted server is in no group
+                    await server.destroy_weights_group(name)
 
         await for_each(
-            [s for s in servers if s.url in self._group],
+            [s for s in servers if s.url in self._members],
             leave,
             timeout_s=PING_S,
             limit="the time limit of a request",
         )
-        self._group = ()
+        self._members = ()

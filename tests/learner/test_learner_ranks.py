@@ -44,6 +44,8 @@ VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, intermediate_size=47)
 NUM_UPDATES = 3
 BUCKET_BYTES = 20000
+GROUPS = ["first", "second"]
+"""One for each source."""
 """Of several buckets, some of them with several weights."""
 TIMEOUT_S = 200.0
 
@@ -164,9 +166,9 @@ def reduced(mesh, rank):
 
 
 def send(learner, port):
-    """Send all weights in buckets to the one peer, and tell what it needs to read them."""
+    """Send all weights in buckets to the one peer, from all ranks in turn; tell what it must read."""
     specs = learner.tensor_specs()
-    learner.join_weights_group("127.0.0.1", port, 2, "weights", "gloo", TIMEOUT_S)
+    learner.join_weights_groups("127.0.0.1", port, 2, GROUPS[: learner.place.world_size], "gloo", TIMEOUT_S)
     learner.send_buckets(BUCKET_BYTES)
     learner.leave_weights_group()
     return [(s.name, s.dtype, s.shape, s.num_bytes) for s in specs]
@@ -201,24 +203,28 @@ def two_ranks(tmp_path_factory):
 
 
 def receive(port):
-    """Be the server: join as rank 1, take all buckets."""
-    group = join_weights_group(
-        address="127.0.0.1",
-        port=port,
-        rank=1,
-        world_size=2,
-        name="weights",
-        backend="gloo",
-        timeout_s=TIMEOUT_S,
-    )
+    """Be the server: join each source's group as rank 1, take all buckets."""
+    groups = [
+        join_weights_group(
+            address="127.0.0.1",
+            port=port,
+            rank=1,
+            world_size=2,
+            name=name,
+            backend="gloo",
+            timeout_s=TIMEOUT_S,
+        )
+        for name in GROUPS
+    ]
     received = {}
     specs = [TensorSpec(name, "float32", shape, 4 * math.prod(shape)) for name, shape in expected_shapes()]
-    for bucket in plan_buckets(specs, max_bytes=BUCKET_BYTES):
+    for index, bucket in enumerate(plan_buckets(specs, max_bytes=BUCKET_BYTES)):
         flat = torch.empty(sum(spec.num_bytes for spec in bucket), dtype=torch.uint8)
-        broadcast(flat, group)
+        broadcast(flat, groups[index % len(groups)])
         tensors = unflatten(flat, [(torch.float32, spec.shape) for spec in bucket])
         received |= {spec.name: tensor.numpy() for spec, tensor in zip(bucket, tensors, strict=True)}
-    leave_weights_group(group)
+    for group in groups:
+        leave_weights_group(group)
     return received
 
 

@@ -83,9 +83,8 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
     """
     run_dir = world.folder / "lost_ranks"
     more = ("learner.world_size=2", "trainer.steps=30", "trainer.save_freq=3", "buffer.max_staleness=2")
-    run = world.start(
-        "train", *arguments(world, "lost_ranks", *more, "rollout.weights.transport=distributed")
-    )
+    by_groups = ("rollout.weights.transport=distributed", "rollout.weights.sources=2")
+    run = world.start("train", *arguments(world, "lost_ranks", *more, *by_groups))
     run.wait_until(lambda: world.num_steps(run_dir) >= 1, LIMIT_S)
     for num_lost, call in enumerate(
         ("Learner.update", "Learner.send_buckets", "Learner.start_save"), start=1

@@ -170,7 +170,7 @@ def test_a_lost_broadcast_makes_a_group_anew(tmp_path):
     [report] = publish(source, tmp_path, {"transport": "distributed"}, servers)
     assert dict(report.failed) == {}
     assert report.times == SendTimes(1.0, 2.0)
-    assert source.calls.count("join_weights_group") == 2
+    assert source.calls.count("join_weights_groups") == 2
     assert [s.version for s in servers] == [1, 1]
 
 
@@ -191,6 +191,30 @@ def test_the_ranks_get_one_call_per_publish_however_many_buckets_and_servers(tmp
         assert source.calls.count("send_buckets") == 2
         # two collectives for a call, and one for each bucket
         assert source.patience == 1 + num_buckets / 2
+
+
+class Listing(Server):
+    """A server that also notes the process group of each call."""
+
+    def __init__(self, number):
+        super().__init__(number)
+        self.groups = []
+
+    async def _do(self, name, /, *args, **options):
+        given = options.get("name", options.get("group"))
+        if given is not None:
+            self.groups.append((name, given))
+        return await super()._do(name, *args, **options)
+
+
+def test_sources_take_turns_and_each_has_a_group(tmp_path):
+    servers = [Listing(1), Listing(2)]
+    publish(Source(), tmp_path, {"transport": "distributed", "sources": 2}, servers)
+    for server in servers:
+        [(_, one), (_, two), *received] = server.groups
+        assert [name for name, _ in server.groups[:2]] == ["init_weights_group"] * 2
+        assert one != two
+        assert received == [("update_weights_from_distributed", name) for name in (one, two, one)]
 
 
 @pytest.mark.parametrize("options", [{"transport": "disk"}, {"transport": "distributed"}], ids=str)
