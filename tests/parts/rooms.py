@@ -6,7 +6,7 @@ ROWS = [
     {"verl"},
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "figures"},
-    {"evaluation", "testing", "fleet", "weights"},
+    {"evaluation", "testing", "fleet", "weights", "view"},
     {"controller"},
     {"offline"},
     {"cli"},

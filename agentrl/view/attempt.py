@@ -1,0 +1,446 @@
+"""One attempt: its conversation, its tokens with what is known of each, and its siblings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from agentrl.data.trajectories import decode
+from agentrl.errors import DataError
+from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
+from agentrl.view.columns import OpenFile
+from agentrl.view.sources import AttemptFile, ViewSource
+from agentrl.view.token_texts import TokenTexts
+
+MAX_TEXT = 20_000
+"""Characters of one text that are sent at once; the page asks for the rest."""
+MAX_TOKENS = 4_000
+"""Tokens that are sent at once."""
+MAX_SIBLINGS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ShownText:
+    """The beginning of a text. chars: of the whole text."""
+
+    text: str
+    chars: int
+
+    @classmethod
+    def of(cls, text: str, most: int = MAX_TEXT) -> ShownText:
+        return cls(text[:most], len(text))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A tool call. arguments: JSON text; None: the model's call could not be read, `error` says why."""
+
+    id: str
+    name: str
+    arguments: ShownText | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMessage:
+    """A message. turn: of an assistant's message that was sampled, counted from 0; None: of the prompt."""
+
+    index: int
+    role: str
+    name: str | None
+    content: ShownText
+    reasoning: ShownText
+    calls: tuple[ShownCall, ...]
+    call_id: str | None
+    turn: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownReward:
+    """A reward and the token and turn on which it lies."""
+
+    name: str
+    value: float
+    position: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSegment:
+    """A row of tokens that only grew, end excluded, and the turns sampled in it."""
+
+    start: int
+    end: int
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """An attempt of the group, or the attempt itself.
+
+    margin: reward minus the mean of the group. last: end of the last thing that the model said.
+    differs_at: index of the first message that is not the attempt's own; None: all are the same.
+    """
+
+    key: str
+    member: int
+    is_greedy: bool
+    outcome: str
+    reward: float | None
+    margin: float | None
+    num_turns: int
+    num_sampled: int
+    last: str
+    differs_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAttempt:
+    """Everything about an attempt but its tokens.
+
+    has_tokens: False for failures of which only the report was kept.
+    """
+
+    key: str
+    step: int | None
+    set: str
+    policy: str | None
+    task: str
+    group: int
+    member: int
+    source: str
+    agent: str
+    outcome: str
+    is_scored: bool
+    reward: float | None
+    failure: dict[str, Any] | None
+    became: str | None
+    metrics: dict[str, float]
+    extra: str
+    messages: tuple[ShownMessage, ...]
+    rewards: tuple[ShownReward, ...]
+    segments: tuple[ShownSegment, ...]
+    siblings: tuple[Sibling, ...]
+    learned_by: int | None
+    versions: tuple[int, ...]
+    num_tokens: int
+    num_sampled: int
+    num_prompt: int
+    has_tokens: bool
+    is_greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTokens:
+    """Tokens `start` to `start + len(ids)` of an attempt of `total`; lists are aligned with `ids`.
+
+    texts: None without a tokenizer. logprobs, versions: None of tokens that were not sampled.
+    advantages: None if they were not computed. special: places of tokens that no text is split into.
+    """
+
+    start: int
+    total: int
+    ids: list[int]
+    texts: list[str] | None
+    mask: list[int]
+    logprobs: list[float | None]
+    versions: list[int | None]
+    turns: list[int]
+    special: list[int]
+    advantages: list[float] | None = None
+    ratios: list[float | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAttempt:
+    """A row of a file: the trajectory, None of a failure that has only its report, and its other columns."""
+
+    key: str
+    file: AttemptFile
+    trajectory: Trajectory | None
+    others: dict[str, Any]
+
+
+class AttemptReader:
+    """Reads single attempts of a source. A key is the name of a file, a colon, and the row."""
+
+    def __init__(self, source: ViewSource) -> None:
+        self._source = source
+
+    def read(self, key: str) -> ReadAttempt:
+        """Return the attempt with this key.
+
+        Raises:
+            DataError: there is no such attempt.
+        """
+        file, row = self._find(key)
+        try:
+            with OpenFile(file) as opened:
+                batch = opened.row(row)
+        except FileNotFoundError:
+            raise DataError(f"attempt {key!r}: its file is gone") from None
+        names = set(batch.schema.names)
+        if file.set == "failed":
+            return ReadAttempt(key, file, None, batch.to_pylist()[0])
+        others = {name: batch.column(name)[0].as_py() for name in ("step", "learned_by") if name in names}
+        return ReadAttempt(key, file, decode(plain(batch))[0], others)
+
+    def group(self, stored: ReadAttempt) -> list[tuple[str, Trajectory]]:
+        """Return the attempts of the same group in the same file, in the order of members, with their keys.
+
+        An evaluation and a file of the user may have thousands of attempts at one task.
+        """
+        if stored.trajectory is None:
+            return []
+        own = stored.trajectory
+        with OpenFile(stored.file) as opened:
+            numbers = opened.numbers(["group"])["group"]
+            rows = np.flatnonzero(numbers == own.group_id)[:MAX_SIBLINGS]
+            batch = plain(opened.rows_at(rows.tolist()))
+        found = zip(rows.tolist(), decode(batch), strict=True)
+        members = [(f"{stored.file.name}:{row}", t) for row, t in found if t.task_id == own.task_id]
+        return sorted(members, key=lambda member: (member[1].is_greedy, member[1].member))
+
+    def _find(self, key: str) -> tuple[AttemptFile, int]:
+        name, _, row = key.rpartition(":")
+        # the name is only compared: no path is made of what a browser sends
+        file = next((file for file in self._source.files() if file.name == name), None)
+        if file is None or not row.isascii() or not row.isdigit():
+            raise DataError(f"there is no attempt {key!r}; a key is a file's name, a colon and a row")
+        return file, int(row)
+
+
+def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with plain texts in place of codes."""
+    columns, fields = [], []
+    for column, field in zip(batch.columns, batch.schema, strict=True):
+        if pa.types.is_dictionary(field.type):
+            column, field = column.cast(field.type.value_type), field.with_type(field.type.value_type)
+        elif pa.types.is_map(field.type) and pa.types.is_dictionary(field.type.key_type):
+            to = pa.map_(pa.string(), pa.float64())
+            column, field = column.cast(to), field.with_type(to)
+        columns.append(column)
+        fields.append(field)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=batch.schema.metadata))
+
+
+def show(reader: AttemptReader, key: str) -> ShownAttempt:
+    """Return what the page of an attempt shows.
+
+    Raises:
+        DataError: there is no such attempt.
+    """
+    stored = reader.read(key)
+    if stored.trajectory is None:
+        return _show_failure(stored)
+    own = stored.trajectory
+    is_scored = own.outcome in SCORED_OUTCOMES
+    failure = None
+    if own.failure is not None:
+        failure = _failure(
+            own.failure.text, own.failure.error, own.failure.place, own.failure.traceback,
+            None if own.failure.plugin is None else (own.failure.plugin.kind, own.failure.plugin.name),
+        )  # fmt: skip
+    actions = np.flatnonzero(own.action_mask)
+    return ShownAttempt(
+        key=key,
+        step=stored.others.get("step", stored.file.step),
+        set=stored.file.set,
+        policy=stored.file.policy,
+        task=own.task_id,
+        group=own.group_id,
+        member=own.member,
+        source=own.data_source,
+        agent=own.agent_name,
+        outcome=own.outcome.value,
+        is_scored=is_scored,
+        reward=own.reward if is_scored else None,
+        failure=failure,
+        became=None,
+        metrics=dict(own.metrics),
+        extra=json.dumps(own.extra_info, indent=1, ensure_ascii=False)[:MAX_TEXT],
+        messages=shown_messages(own),
+        rewards=tuple(
+            ShownReward(event.name, event.value, event.position, int(own.turn_ids[event.position]))
+            for event in own.rewards
+        ),
+        segments=_segments(own),
+        siblings=_siblings(reader.group(stored), own),
+        learned_by=stored.others.get("learned_by"),
+        versions=tuple(np.unique(own.versions[own.action_mask]).tolist()),
+        num_tokens=own.num_tokens,
+        num_sampled=own.num_action_tokens,
+        num_prompt=int(actions[0]) if len(actions) else own.num_tokens,
+        has_tokens=True,
+        is_greedy=own.is_greedy,
+    )
+
+
+def shown_messages(own: Trajectory) -> tuple[ShownMessage, ...]:
+    """Return the messages; the last ones of the assistant are the sampled turns."""
+    num_turns = int(own.turn_ids.max(initial=-1)) + 1
+    said = [index for index, message in enumerate(own.messages) if message.role == "assistant"]
+    turns = {index: turn for turn, index in enumerate(said[max(0, len(said) - num_turns) :])}
+    return tuple(_message(i, message, turns.get(i)) for i, message in enumerate(own.messages))
+
+
+def _message(index: int, message: Message, turn: int | None) -> ShownMessage:
+    calls = tuple(
+        ShownCall(
+            call.id,
+            call.name,
+            None
+            if call.arguments is None
+            else ShownText.of(json.dumps(call.arguments, indent=1, ensure_ascii=False)),
+            call.error,
+        )
+        for call in message.tool_calls
+    )
+    content, reasoning = ShownText.of(message.content), ShownText.of(message.reasoning)
+    return ShownMessage(
+        index, message.role, message.name, content, reasoning, calls, message.tool_call_id, turn
+    )
+
+
+def _segments(own: Trajectory) -> tuple[ShownSegment, ...]:
+    ends = (*own.segment_starts[1:], own.num_tokens)
+    return tuple(
+        ShownSegment(
+            start, end, tuple(np.unique(own.turn_ids[start:end][own.action_mask[start:end]]).tolist())
+        )
+        for start, end in zip(own.segment_starts, ends, strict=True)
+    )
+
+
+def _siblings(group: Sequence[tuple[str, Trajectory]], own: Trajectory) -> tuple[Sibling, ...]:
+    counted = [t.reward for _, t in group if t.outcome in SCORED_OUTCOMES and not t.is_greedy]
+    mean = sum(counted) / len(counted) if counted else None
+    return tuple(_sibling(key, member, own, mean) for key, member in group)
+
+
+def _sibling(key: str, one: Trajectory, own: Trajectory, mean: float | None) -> Sibling:
+    reward = one.reward if one.outcome in SCORED_OUTCOMES else None
+    pairs = enumerate(zip(one.messages, own.messages, strict=False))
+    differs = next((index for index, (a, b) in pairs if a != b), None)
+    if differs is None and len(one.messages) != len(own.messages):
+        differs = min(len(one.messages), len(own.messages))
+    last = next((message.content for message in reversed(one.messages) if message.role == "assistant"), "")
+    return Sibling(
+        key,
+        one.member,
+        one.is_greedy,
+        one.outcome.value,
+        reward,
+        None if reward is None or mean is None else reward - mean,
+        int(one.turn_ids.max(initial=-1)) + 1,
+        one.num_action_tokens,
+        last.strip()[-160:],
+        differs,
+    )
+
+
+def _show_failure(stored: ReadAttempt) -> ShownAttempt:
+    row = stored.others
+    plugin = None if row["kind"] is None else (row["kind"], row["plugin"])
+    return ShownAttempt(
+        key=stored.key,
+        step=row["step"],
+        set=stored.file.set,
+        policy=None,
+        task=row["task_id"],
+        group=row["group_id"],
+        member=row["member"],
+        source=row["data_source"],
+        agent=row["agent_name"],
+        outcome=row["outcome"],
+        is_scored=False,
+        reward=None,
+        failure=_failure(row["text"], row["error"], row["place"], row["traceback"], plugin),
+        became=row["became"],
+        metrics={},
+        extra=f"{row['time']:%Y-%m-%d %H:%M:%S} UTC",
+        messages=(),
+        rewards=(),
+        segments=(),
+        siblings=(),
+        learned_by=None,
+        versions=(row["version"],),
+        num_tokens=0,
+        num_sampled=0,
+        num_prompt=0,
+        has_tokens=False,
+        is_greedy=False,
+    )
+
+
+def _failure(
+    text: str, error: str, place: str, traceback: str, plugin: tuple[str, str] | None
+) -> dict[str, Any]:
+    return {
+        "text": text[:MAX_TEXT],
+        "error": error,
+        "place": place,
+        "traceback": traceback[:MAX_TEXT],
+        "plugin": None if plugin is None else f"{plugin[0]} {plugin[1]}",
+    }
+
+
+# ------------------------------------------------------------------------------------------- tokens and texts
+
+
+def show_tokens(
+    own: Trajectory,
+    texts: TokenTexts | None,
+    *,
+    start: int = 0,
+    count: int = MAX_TOKENS,
+    advantages: Sequence[float] | None = None,
+) -> ShownTokens:
+    """Return tokens from `start` on, at most MAX_TOKENS."""
+    end = min(start + min(count, MAX_TOKENS), own.num_tokens)
+    ids = own.token_ids[start:end].tolist()
+    mask = own.action_mask[start:end].tolist()
+    logprobs = own.behavior_logprobs[start:end].tolist()
+    versions = own.versions[start:end].tolist()
+    return ShownTokens(
+        start=start,
+        total=own.num_tokens,
+        ids=ids,
+        texts=None if texts is None else texts.of(ids),
+        mask=[int(sampled) for sampled in mask],
+        logprobs=[float(f"{p:.5g}") if is_own else None for p, is_own in zip(logprobs, mask, strict=True)],
+        versions=[version if is_own else None for version, is_own in zip(versions, mask, strict=True)],
+        turns=own.turn_ids[start:end].tolist(),
+        special=[] if texts is None else [i for i, one in enumerate(ids) if texts.is_special(one)],
+        advantages=None if advantages is None else [float(f"{a:.5g}") for a in advantages[start:end]],
+    )
+
+
+def whole_text(own: Trajectory, *, message: int, part: str, call: int, start: int) -> ShownText:
+    """Return a further part of a text that the page showed only the beginning of.
+
+    Raises:
+        DataError: there is no such text.
+    """
+    if not 0 <= message < len(own.messages):
+        raise DataError(f"message {message}: the attempt has {len(own.messages)}")
+    found = own.messages[message]
+    if part == "arguments" and 0 <= call < len(found.tool_calls):
+        text = json.dumps(found.tool_calls[call].arguments, indent=1, ensure_ascii=False)
+    elif part in ("content", "reasoning"):
+        text = found.content if part == "content" else found.reasoning
+    else:
+        raise DataError(f"part {part!r} is not content, reasoning or the arguments of a call")
+    return ShownText(text[start : start + 10 * MAX_TEXT], len(text))
+
+
+def exact_prompt(own: Trajectory, texts: TokenTexts | None) -> ShownText:
+    """Return what the model read before its first turn, token for token."""
+    actions = np.flatnonzero(own.action_mask)
+    ids = own.token_ids[: actions[0] if len(actions) else None].tolist()
+    return ShownText.of(" ".join(map(str, ids)) if texts is None else texts.joined(ids), 10 * MAX_TEXT)

@@ -1,0 +1,364 @@
+"""The state of a run as its files show it: metrics, alarms, servers, the ledger's counts, failures."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.failures import FILE as FAILURES
+from agentrl.errors import DataError
+from agentrl.tracking.closing_table import ClosingTable, closing_rows
+from agentrl.tracking.metrics import StepRecord
+from agentrl.view.sources import METRICS, ViewSource
+from agentrl.view.token_texts import read_config
+
+MAX_POINTS = 1_200
+"""Points of a curve that are sent; more are averaged in equal groups."""
+MAX_FAILURES = 12
+MAX_ALARMS = 200
+_RECENT = 20
+State = Literal["starting", "running", "ended", "stopped"]
+
+
+class MetricsTail:
+    """The records of a growing `metrics.jsonl`: each line is read once. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records: list[StepRecord] = []
+        self._read: tuple[int, int] = (0, 0)  # inode and bytes
+        self._lock = threading.Lock()
+
+    def records(self) -> list[StepRecord]:
+        """Return all records; the file is read again from its beginning if it was replaced or cut.
+
+        A line that is no record is skipped: a page is no judge of the run.
+        """
+        with self._lock:
+            try:
+                with self._path.open("rb") as file:
+                    status = self._path.stat()
+                    inode, done = self._read
+                    if inode != status.st_ino or status.st_size < done:
+                        self._records, done = [], 0
+                    file.seek(done)
+                    lines = file.read().split(b"\n")[:-1]
+            except OSError:
+                return list(self._records)
+            for line in lines:
+                done += len(line) + 1
+                try:
+                    self._records.append(StepRecord.from_line(line))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    continue
+            self._read = (status.st_ino, done)
+            return list(self._records)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """A server as the run last saw it."""
+
+    name: str
+    kind: str
+    state: str
+    restarts: int
+    outstanding_tokens: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShownAlarm:
+    step: int
+    event: str
+    rule: str
+    metric: str
+    value: float
+    bound: float
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class EqualFailures:
+    """Equal failures: how many, what became of them, the steps of the first and the last."""
+
+    count: int
+    outcome: str
+    text: str
+    place: str
+    plugin: str | None
+    became: dict[str, int]
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The state of a source. Fields that its files do not show are None or empty.
+
+    ledger: number of groups by state, and of dropped ones by reason, when the last step was recorded.
+    servers_time: when the run last saw its servers, in seconds since the epoch.
+    publish: seconds and bytes of the last publish that was recorded, and the share of the time it takes.
+    eta_s: by the mean of the last steps. names: of all metrics. table: the closing table, its header first.
+    """
+
+    title: str
+    kind: str
+    state: State
+    project: str
+    step: int
+    steps: int | None
+    version: int | None
+    wall_s: float
+    eta_s: float | None
+    max_staleness: int | None
+    latest: dict[str, float]
+    ledger: dict[str, int]
+    dropped: dict[str, int]
+    publish: dict[str, float]
+    servers: tuple[ServerState, ...]
+    servers_time: float | None
+    alarms: tuple[ShownAlarm, ...]
+    failures: tuple[EqualFailures, ...]
+    num_failures: int
+    table: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...]
+    validation_names: tuple[str, ...]
+    config: dict[str, Any]
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Curves over steps; values are aligned with `steps`, None where they are not defined."""
+
+    kind: str
+    steps: list[float | None]
+    wall_s: list[float | None]
+    values: dict[str, list[float | None]]
+
+
+class RunReader:
+    """Reads one source's state. Thread-safe."""
+
+    def __init__(self, source: ViewSource) -> None:
+        self.source = source
+        self._metrics = MetricsTail(source.folder / METRICS)
+
+    def overview(self) -> Overview:
+        """Return the state now."""
+        folder, records = self.source.folder, self._metrics.records()
+        train = [record for record in records if record.kind == "train"]
+        last = train[-1] if train else records[-1] if records else None
+        config = read_config(folder) if self.source.kind != "files" else {}
+        steps = _at(config, "trainer", "steps") if self.source.kind == "run" else None
+        latest = {} if last is None else _finite(last.values)
+        failures, num_failures = _failures(folder / FAILURES) if self.source.kind != "files" else ((), 0)
+        servers, seen = _servers(folder / "control" / "servers.json")
+        state = self._state(last)
+        return Overview(
+            title=self.source.title,
+            kind=self.source.kind,
+            state=state,
+            project=f"{_at(config, 'trainer', 'project_name') or ''}",
+            step=0 if last is None else last.step,
+            steps=steps,
+            version=None if last is None else last.version,
+            wall_s=0.0 if last is None else last.wall_s,
+            eta_s=_eta(train, steps) if state == "running" else None,
+            max_staleness=_at(config, "buffer", "max_staleness"),
+            latest=latest,
+            ledger={
+                name: int(latest[f"buffer/{name}"])
+                for name in ("drawn", "queued", "leased", "ready", "consumed")
+                if f"buffer/{name}" in latest
+            },
+            dropped={
+                name.removeprefix("buffer/dropped_"): int(value)
+                for name, value in latest.items()
+                if name.startswith("buffer/dropped_") and value
+            },
+            publish=_publish(train),
+            servers=servers,
+            servers_time=seen,
+            alarms=_alarms(folder / "alarms.jsonl"),
+            failures=failures,
+            num_failures=num_failures,
+            table=_closing(folder / "validations.json", 0 if last is None else last.step),
+            names=tuple(sorted({name for record in train for name in record.values})),
+            validation_names=tuple(
+                sorted({name for record in records if record.kind == "validation" for name in record.values})
+            ),
+            config=_leaves(config),
+            command=f"agentrl view {folder}",
+        )
+
+    def series(self, kind: str, names: Sequence[str]) -> Curves:
+        """Return curves by name; `kind` is train or validation.
+
+        Raises:
+            DataError: there is no such kind.
+        """
+        if kind not in ("train", "validation"):
+            raise DataError(f"kind={kind!r}: curves are of train or validation")
+        records = [record for record in self._metrics.records() if record.kind == kind]
+        return Curves(
+            kind,
+            _thinned([float(record.step) for record in records]),
+            _thinned([record.wall_s for record in records]),
+            {name: _thinned([record.values.get(name, math.nan) for record in records]) for name in names},
+        )
+
+    def records(self) -> list[StepRecord]:
+        """Return all records."""
+        return self._metrics.records()
+
+    def _state(self, last: StepRecord | None) -> State:
+        if self.source.is_live:
+            return "running" if last is not None else "starting"
+        ended = "result.json" if self.source.kind == "run" else "results.json"
+        return "ended" if (self.source.folder / ended).is_file() or self.source.kind == "files" else "stopped"
+
+
+def _thinned(values: Sequence[float]) -> list[float | None]:
+    array = np.asarray(values, np.float64)
+    if len(array) > MAX_POINTS:
+        groups = np.array_split(array, MAX_POINTS)
+        means = [float(known.mean()) if len(known := g[np.isfinite(g)]) else math.nan for g in groups]
+        array = np.asarray(means)
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in array.tolist()]
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _at(config: Mapping[str, Any], *keys: str) -> Any:
+    found: Any = config
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def _leaves(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a config by dotted key; a list is a leaf."""
+    if isinstance(config, Mapping) and config:
+        return {
+            key: value
+            for name, inner in config.items()
+            for key, value in _leaves(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+        }
+    return {prefix: config} if prefix else {}
+
+
+def _eta(train: Sequence[StepRecord], steps: int | None) -> float | None:
+    if not train or steps is None:
+        return None
+    recent = [record.values.get("time/step_s", math.nan) for record in train[-_RECENT:]]
+    known = [seconds for seconds in recent if math.isfinite(seconds)]
+    return statistics.fmean(known) * max(0, steps - train[-1].step) if known else None
+
+
+def _publish(train: Sequence[StepRecord]) -> dict[str, float]:
+    """Return what a publish costs: means over the last steps."""
+    names = {
+        "seconds": "time/publish_s",
+        "share": "time/share/publish",
+        "bytes": "publish/bytes",
+        "pause_s": "publish/pause_s",
+    }
+    found: dict[str, float] = {}
+    for own, name in names.items():
+        values = [v for record in train[-_RECENT:] if math.isfinite(v := record.values.get(name, math.nan))]
+        if values:
+            found[own] = statistics.fmean(values)
+    return found
+
+
+def _servers(file: Path) -> tuple[tuple[ServerState, ...], float | None]:
+    try:
+        table = json.loads(file.read_text())
+        return tuple(
+            ServerState(
+                name=str(one.get("url") or one["name"]),
+                kind=f"{one['kind']} ({one['origin']})",
+                state=str(one["state"]),
+                restarts=int(one["restarts"]),
+                outstanding_tokens=int(one["outstanding_tokens"]),
+                message=str(one.get("message") or ""),
+            )
+            for one in table["servers"]
+        ), float(table["time"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return (), None
+
+
+def _alarms(file: Path) -> tuple[ShownAlarm, ...]:
+    found = []
+    for line in _lines(file):
+        try:
+            raw = json.loads(line)
+            names = ("step", "event", "rule", "metric", "value", "bound", "advice")
+            found.append(ShownAlarm(**{name: raw[name] for name in names}))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return tuple(found[-MAX_ALARMS:])
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _failures(file: Path) -> tuple[tuple[EqualFailures, ...], int]:
+    """Return equal failures, the most frequent first, and the number of all."""
+    names = ["step", "outcome", "became", "kind", "plugin", "text", "place"]
+    try:
+        table = pq.read_table(file, columns=names)
+    except (OSError, pa.ArrowInvalid):
+        return (), 0
+    kinds: dict[tuple[Any, ...], list[Any]] = {}
+    columns = [table[name].to_pylist() for name in names]
+    for step, outcome, became, kind, plugin, text, place in zip(*columns, strict=True):
+        known = kinds.setdefault(
+            (outcome, kind, plugin, place or text, place), [0, text, Counter(), step, step]
+        )
+        known[0] += 1
+        known[2][became] += 1
+        known[4] = step
+    ordered = sorted(kinds.items(), key=lambda item: -item[1][0])[:MAX_FAILURES]
+    return tuple(
+        EqualFailures(
+            count,
+            outcome,
+            str(text)[:2000],
+            str(place or ""),
+            None if kind is None else f"{kind} {plugin}",
+            dict(became),
+            first,
+            last,
+        )
+        for (outcome, kind, plugin, _, place), (count, text, became, first, last) in ordered
+    ), table.num_rows
+
+
+def _closing(file: Path, step: int) -> tuple[tuple[str, ...], ...]:
+    try:
+        results = json.loads(file.read_text())
+        table = ClosingTable(closing_rows(results, step=step))
+        return (table.header(), *table.cells()) if results else ()
+    except (OSError, ValueError, TypeError, AttributeError):
+        return ()
