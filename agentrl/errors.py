@@ -16,6 +16,7 @@ the cure
     ├── LearnerError          a learner rank failed, a collective timed out, or its numbers are not finite
     │   └── RankLost          the process of a rank died
     ├── DiskError             a file could not be written: the disk is full, read-only or gone
+    ├── StorageError          object storage refused, could not be reached, or returned other bytes
     ├── CheckpointError       a checkpoint is missing, incomplete or could not be written
     └── JournalError          the replay buffer's journal could not be written
 """
@@ -97,6 +98,10 @@ class RankLost(LearnerError):
 
 
 class DiskError(InfrastructureError):
+    pass
+
+
+class StorageError(InfrastructureError):
     pass
 
 

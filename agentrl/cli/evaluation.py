@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.options import Debug
+from agentrl.config.storage_urls import is_url
 from agentrl.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -88,7 +90,13 @@ def evaluate(
             help="Benchmarks (gsm8k, aime_2024, aime_2025, math_500) and files; default: data.val_files.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results; default: runs/eval/MODEL.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER|URL",
+            help="Folder or URL (docs/storage.md) of the results; default: runs/eval/MODEL.",
+        ),
+    ] = None,
     n: N = None,
     agent: Agent = None,
     tools: Tools = None,
@@ -148,17 +156,22 @@ def evaluate(
         config,
         model,
         tuple(_split(on)) or config.data.val_files,
-        out or default_folder(model or config.model.path or config.rollout.urls[:1]),
+        Path(),
         agent=agent,
         served_model=served_model,
         data_dir=data_dir,
         max_rows=rows,
     )
     files = _split(trained_on) or [
-        file for file in config.data.train_files if is_named and Path(file).is_file()
+        file for file in config.data.train_files if is_named and (is_url(file) or Path(file).is_file())
     ]
-    report = _evaluated(request, files, fail_below or [])
-    _show(report)
+    from agentrl.data.sent import mirrored_folder
+
+    with mirrored_folder(
+        out or default_folder(model or config.model.path or config.rollout.urls[:1])
+    ) as folder:
+        report = _evaluated(dataclasses.replace(request, folder=folder), files, fail_below or [])
+    _show(report, out or str(folder))
     if report.failed_thresholds:
         from agentrl.figures.thresholds import EXIT_BELOW
 
@@ -276,7 +289,7 @@ def _evaluated(
         )
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, folder: str) -> None:
     from rich.console import Console
 
     from agentrl.evaluation.report import TEXT
@@ -289,7 +302,7 @@ def _show(report: Report) -> None:
             typer.echo(f"{source.name}: {warning}")
     for line in report.failed_thresholds:
         typer.echo(f"below its threshold: {line}", err=True)
-    typer.echo(f"report: {report.folder / TEXT}")
+    typer.echo(f"report: {folder.rstrip('/')}/{TEXT}")
 
 
 def _split(text: str | None) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from agentrl.cli.options import Debug
+from agentrl.config.storage_urls import shown
 from agentrl.errors import UserError
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a running training.")]
@@ -55,10 +56,15 @@ def audit(
 
 def export(
     checkpoint: Annotated[
-        Path,
-        typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint: RUN/checkpoints/step_000020."),
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="Folder or URL of a checkpoint: RUN/checkpoints/step_000020."
+        ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; it must not exist.")],
+    out: Annotated[
+        str,
+        typer.Argument(metavar="OUT", help="Folder or URL (docs/storage.md) to write; it must not exist."),
+    ],
     adapter: Annotated[
         bool,
         typer.Option(
@@ -87,18 +93,20 @@ def export(
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no
     Ray and no GPU.
     """
-    from agentrl.offline.export import export_checkpoint
+    from agentrl.data.sent import new_folder
+    from agentrl.offline.export import export_checkpoint, local_checkpoint
 
-    export_checkpoint(
-        checkpoint,
-        out,
-        adapter_only=adapter,
-        base=base,
-        trusts_code=trust,
-        verify=verify,
-        say=partial(typer.echo, err=True),
-    )
-    typer.echo(f"wrote {out}")
+    with new_folder(out) as folder:
+        export_checkpoint(
+            local_checkpoint(checkpoint),
+            folder,
+            adapter_only=adapter,
+            base=base,
+            trusts_code=trust,
+            verify=verify,
+            say=partial(typer.echo, err=True),
+        )
+    typer.echo(f"wrote {shown(out)}")
 
 
 def servers_list(

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.section import Section
+from agentrl.config.storage_urls import PathsOrURLs
 
 OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 
@@ -15,11 +16,13 @@ OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate
 class DataConfig(Section):
     """Where tasks come from."""
 
-    train_files: tuple[str, ...] = Field(
-        (), description="Parquet or JSON-lines files to train on, in this order before shuffling."
+    train_files: PathsOrURLs = Field(
+        (),
+        description="Parquet or JSON-lines files to train on, in this order before shuffling; paths or URLs "
+        "(docs/storage.md).",
     )
-    val_files: tuple[str, ...] = Field(
-        (), description="Files to validate on, always completely and in order."
+    val_files: PathsOrURLs = Field(
+        (), description="Files to validate on, always completely and in order; paths or URLs."
     )
     shuffle: bool = Field(
         True, description="Shuffle the training rows again for each epoch, seeded by `trainer.seed`."

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.config.section import Section
+from agentrl.config.storage_urls import PathOrURL
 
 
 class LoRAConfig(Section):
@@ -25,7 +26,7 @@ class LoRAConfig(Section):
 class ModelConfig(Section):
     """The policy and its tokenizer."""
 
-    path: str = Field("", description="Local folder or hub id of the policy.")
+    path: PathOrURL = Field("", description="Local folder, hub id or URL (docs/storage.md) of the policy.")
     revision: str | None = Field(
         None, description="Branch, tag or commit of a hub id; None: its main branch."
     )

@@ -15,14 +15,15 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
+from agentrl.config.storage_urls import PathsOrURLs
 from agentrl.config.trainer import Verify
 
 
 class SFTDataConfig(Section):
     """Conversations to imitate: a column of messages, or a column of prompts and one of responses."""
 
-    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on.")
-    val_files: tuple[str, ...] = Field(
+    train_files: PathsOrURLs = Field((), description="Parquet or JSON-lines files to train on.")
+    val_files: PathsOrURLs = Field(
         (), description="Held-out files of the same form: their loss is measured, they are not trained on."
     )
     messages_key: str = Field(
@@ -118,8 +119,8 @@ class SFTTrainerConfig(Section):
 class RMDataConfig(Section):
     """Pairs of answers, of which people (or a program) preferred one."""
 
-    train_files: tuple[str, ...] = Field((), description="Parquet or JSON-lines files to train on.")
-    val_files: tuple[str, ...] = Field(
+    train_files: PathsOrURLs = Field((), description="Parquet or JSON-lines files to train on.")
+    val_files: PathsOrURLs = Field(
         (), description="Held-out files of the same form: their loss and accuracy are measured."
     )
     prompt_key: str = Field(

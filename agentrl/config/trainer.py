@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.config.section import Section
+from agentrl.config.storage_urls import LocalFolder
 
 Verify = Literal["sample", "full"]
 """How much of a checkpoint is verified before it is read."""
@@ -53,7 +54,7 @@ class TrainerConfig(Section):
     best_mode: Literal["max", "min"] = Field(
         "max", description="Whether a larger or a smaller `best_metric` is better."
     )
-    run_dir: str | None = Field(
+    run_dir: LocalFolder = Field(
         None, description="Folder of the run; None: runs/<project_name>/<experiment_name>."
     )
     project_name: str = Field("agentrl", description="Name of the project, for trackers.")
@@ -61,11 +62,11 @@ class TrainerConfig(Section):
     logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
         ("console",), description="Trackers in addition to metrics.jsonl, which is always written."
     )
-    rollout_data_dir: str | None = Field(
+    rollout_data_dir: LocalFolder = Field(
         None,
         description="Folder for training trajectories as Parquet; None: trajectories/ of the run directory.",
     )
-    validation_data_dir: str | None = Field(
+    validation_data_dir: LocalFolder = Field(
         None, description="Folder for validation trajectories; None: validation/ of the run directory."
     )
     keep_trajectories: bool = Field(True, description="Write trajectories.")

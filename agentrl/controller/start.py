@@ -51,6 +51,7 @@ from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
+from agentrl.data.fetched import with_local_files
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
@@ -158,10 +159,11 @@ def open_run(config: Config) -> Iterator[Run]:
 
 
 def _resolved(config: Config) -> Config:
-    """Return the config with its models resolved, after all checks that need no process."""
+    """Return the config with its models and data files resolved, after all checks that need no process."""
     check_files(config.models, config.agent)
     config = config.model_copy(
         update={
+            "data": with_local_files(config.data),
             "model": resolve_model(config.model),
             "reward_model": resolve_reward_model(config.reward_model),
         }

@@ -133,12 +133,23 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_manifest(content, str(folder))
+
+
+def parse_manifest(content: bytes, folder: str) -> Manifest:
+    """Return the manifest in `content`. folder: of its checkpoint, for errors.
+
+    Raises:
+        CheckpointError: it is damaged, or of another format.
+    """
+    try:
+        data = json.loads(content.decode("utf-8"))
         if isinstance(data, dict) and data.get("format") != FORMAT:
             raise CheckpointError(f"{folder} has format {data.get('format')!r}, this version reads {FORMAT}")
         return Manifest.model_validate(data)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or other fields
         raise CheckpointError(
             f"checkpoint {folder} is damaged: {MANIFEST}: {' '.join(str(error).split())[:200]}"

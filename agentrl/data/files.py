@@ -15,7 +15,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.config.storage_urls import is_url
 from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.fetched import fetched_file
 from agentrl.errors import DataError
 from agentrl.plugins.sources import nearest
 
@@ -40,11 +42,14 @@ class RowFile(Protocol):
 
 
 def open_rows(path: str) -> RowFile:
-    """Open a `.parquet`, `.jsonl` or `.json` (JSON lines) file.
+    """Open a `.parquet`, `.jsonl` or `.json` (JSON lines) file. A URL is fetched first.
 
     Raises:
         DataError: the file does not exist, cannot be read, or has another suffix.
+        ConfigError, StorageError: see `fetched_file`.
     """
+    if is_url(path):
+        path = str(fetched_file(path))
     file = Path(path)
     if not file.is_file():
         raise DataError(f"dataset file {path!r} does not exist{nearest(file)}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.config.schema import Config
+from agentrl.config.storage_urls import is_url
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.data.model_source import is_hub_id
 from agentrl.errors import ConfigError
@@ -29,7 +30,11 @@ def check_prepared(
         ConfigError: one is missing; the message lists the commands of `trainer.prepared_by`.
     """
     commands = config.trainer.prepared_by
-    missing = [f"{key}={path!r}" for key, path in _inputs(config, splits) if not Path(path).exists()]
+    missing = [
+        f"{key}={path!r}"
+        for key, path in _inputs(config, splits)
+        if not is_url(path) and not Path(path).exists()
+    ]
     if commands and missing:
         made_by = "this command creates" if len(commands) == 1 else "these commands create"
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Location of a model's files: a local folder, or a hub id, whose files are downloaded once.
+"""Location of a model's files: a local folder, or a hub id or URL, whose files are downloaded once.
 
 All other code (chat, learner, servers) reads a local folder and does not know about hubs. The download, its
 cache and its environment variables (`HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_OFFLINE`) are those of
@@ -11,8 +11,10 @@ import re
 from pathlib import Path
 
 from agentrl.config.model import ModelConfig
+from agentrl.config.storage_urls import is_url
+from agentrl.data.fetched import fetched_folder
 from agentrl.data.hub import HubError, download
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, concerning
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -49,16 +51,25 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
         raise ConfigError(
             "model.path is empty; set it to the folder of a model in Hugging Face format, or to a hub id"
         )
+    if is_url(model.path):
+        with concerning("model.path"):
+            return _with_config(fetched_folder(model.path), model.path)
     folder = Path(model.path)
     if not folder.is_dir():
         folder = _download(model, "model.path", with_weights=with_weights)
-    if with_weights and not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path={model.path!r} is not the folder of a model: it has no config.json")
+    if with_weights:
+        _with_config(folder, model.path)
     if with_weights and model.path != str(folder) and not any(folder.glob("*.safetensors")):
         raise ConfigError(
             f"model.path={model.path!r}: the hub has no safetensors weights of this model; convert it, or "
             "choose another"
         )
+    return folder
+
+
+def _with_config(folder: Path, path: str) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path={path!r} is not the folder of a model: it has no config.json")
     return folder
 
 
@@ -69,6 +80,9 @@ def is_hub_id(path: str) -> bool:
 
 def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
     """Return the local folder of a tokenizer; raises as `resolve_model`."""
+    if is_url(path):
+        with concerning(key):
+            return fetched_folder(path)
     return Path(path) if Path(path).is_dir() else _download(ModelConfig(path=path), key, with_weights=False)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.config.storage_urls import is_url, shown
 from agentrl.data.benchmarks import BENCHMARKS, write_benchmark
 from agentrl.data.checked_dataset import Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
@@ -65,8 +66,9 @@ def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) ->
         )
     files: dict[str, str] = {}
     for text in on:
-        is_file = Path(text).suffix in FILE_SUFFIXES
-        name = Path(text).stem if is_file else text
+        path = Path(shown(text) if is_url(text) else text)
+        is_file = path.suffix in FILE_SUFFIXES
+        name = path.stem if is_file else text
         if not is_file and name not in BENCHMARKS:
             raise ConfigError(
                 f"--on {text!r} is not a dataset; use one of {', '.join(BENCHMARKS)}, or a file "

@@ -15,6 +15,7 @@ import trio
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.config.storage_urls import SCHEMES, is_url
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, ServerError
 from agentrl.evaluation.attempt_keys import fingerprint
@@ -62,7 +63,7 @@ def read_place(
     urls = (
         tuple(urls)
         if model is None
-        else tuple(part.strip().rstrip("/") for part in model.split(",") if "://" in part)
+        else tuple(part.strip().rstrip("/") for part in model.split(",") if _is_server(part))
     )
     if not urls:
         own = {} if model is None else {"path": model, "revision": None}
@@ -83,6 +84,11 @@ def read_place(
             "(OpenAI's), or none (SGLang's)"
         )
     return ModelPlace("openai" if kinds.pop() else "sglang", urls), config
+
+
+def _is_server(text: str) -> bool:
+    """Return whether a part of `--model` is an address of a server, and not a folder in object storage."""
+    return is_url(text.strip()) and text.strip().partition("://")[0] not in SCHEMES
 
 
 class Servers(Protocol):

@@ -162,7 +162,7 @@ def test_the_commands_of_a_script_exist_and_compose(name, tmp_path):
     assert evaluation.model.path == "run/policy"
     assert evaluation.data == training.data
     for export in calls[4:]:
-        assert export.values["checkpoint"] == Path("run/checkpoints/step_000040")
+        assert export.values["checkpoint"] == "run/checkpoints/step_000040"
         assert not export.values["adapter"] or training.model.lora.rank > 0
 
 

@@ -21,6 +21,9 @@ from typer.testing import CliRunner
 
 from agentrl.chat.parsing import call_id
 from agentrl.cli import app
+from agentrl.data.fetched import fetched_folder
+from agentrl.data.sent import send_folder
+from agentrl.data.storage import StoragePath
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
 from agentrl.evaluation.results import PRODUCERS
@@ -152,15 +155,21 @@ def test_kill_9_in_the_middle_and_on_without_repeating(world, server, tmp_path) 
     check_that_a_killed_one_goes_on(world, tmp_path / "out", "--model", server)
 
 
-def test_a_folder_is_served_for_the_evaluation(world, tmp_path) -> None:
+def test_a_folder_in_storage_is_served_for_the_evaluation(world, s3) -> None:
+    """Model, rows and results are in object storage: what it writes there is a whole evaluation."""
+    send_folder(world.folder / "model", StoragePath.of(f"{s3.url}/model"))
+    StoragePath.of(f"{s3.url}/val.parquet").upload(world.folder / "data/val.parquet")
     said = run(
-        "eval", "--model", world.folder / "model", "--on", world.folder / "data/val.parquet", "--rows", 3,
-        "--out", tmp_path,
+        "eval", "--model", f"{s3.url}/model", "--on", f"{s3.url}/val.parquet", "--rows", 3,
+        "--out", f"{s3.url}/out",
         "--max-tokens", 32, "--max-turn-tokens", 8, "--agent", "tool_agent", "--tools", "calculator",
         "rollout.embedded.num_blocks=64",
     )  # fmt: skip
     assert "starting 1 embedded server" in said
-    attempts = decode(read_parquet(tmp_path / "attempts.parquet"))
+    out = fetched_folder(f"{s3.url}/out")
+    assert results_of(out)["summary"]["overall"]["num_attempts"] == 3
+    assert len(stored_keys(out / "attempts.sqlite")) == 3
+    attempts = decode(read_parquet(out / "attempts.parquet"))
     assert {attempt.agent_name for attempt in attempts} == {"tool_agent"}
     assert all(attempt.num_action_tokens <= 32 for attempt in attempts)
     assert all(np.bincount(attempt.turn_ids[attempt.action_mask]).max() <= 8 for attempt in attempts)
