@@ -64,8 +64,9 @@ class ModelConfig(Section):
     )
     attention: Literal["auto", "sdpa", "segment_sdpa", "flash_attention_2", "flex_attention"] = Field(
         "auto",
-        description="Attention of the learner; auto: per-segment SDPA on CPU, flash or flex attention on "
-        "GPU.",
+        description="Attention of the learner. segment_sdpa: torch's own, segment by segment; on a GPU, in "
+        "bfloat16, all segments in one kernel (FlashAttention). auto: segment_sdpa; on a GPU "
+        "flash_attention_2 if the package flash-attn is installed, and flex_attention in float32.",
     )
     trust_remote_code: bool = Field(False, description="Allow Python code that comes with the model.")
     external_lib: str | None = Field(

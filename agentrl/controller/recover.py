@@ -21,7 +21,8 @@ from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.verification import verify_by_ranks
 from agentrl.errors import LearnerError, RankLost
 from agentrl.fleet.readiness import StartUp
-from agentrl.workers.starting import Starting, wait_until_all_ready
+from agentrl.workers.readiness import Starting
+from agentrl.workers.starting import wait_until_all_ready
 
 
 class Ranks:

@@ -102,6 +102,12 @@ class Roles:
         own = self.learner.run(Learner.usage)
         return own if self.critic is None else own | self.critic.run(Critic.usage)
 
+    def give_back_memory(self) -> None:
+        """Free GPU memory that the ranks keep but do not use, for servers on the same GPUs."""
+        self.learner.run(Learner.give_back_memory)
+        if self.critic is not None:
+            self.critic.run(Critic.give_back_memory)
+
     def stop(self) -> None:
         """End all ranks."""
         if self.critic is not None:

@@ -162,7 +162,9 @@ class Run:
 
         `publish` must follow: only it lets the servers sample again.
         """
-        return nullcontext() if self._colocation is None else self._colocation.lend(version=self.version)
+        if self._colocation is None:
+            return nullcontext()
+        return self._colocation.lend(version=self.version, give_back=self.roles.give_back_memory)
 
     # ------------------------------------------------------------------------------------------------ publish
 

@@ -3,6 +3,7 @@
 pause            requests in flight return their partial output; the router has no servers, so it waits
 release          the servers free weights and KV cache
 learn
+give back        the ranks free what they keep for later steps
 resume           the servers allocate their memory again but stay paused: their weights are old or undefined
 publish          sends weights into the new memory and ends the pause; the router continues
 """
@@ -31,8 +32,8 @@ class Colocation:
         self._say = say
 
     @contextmanager
-    def lend(self, *, version: int) -> Iterator[None]:
-        """Free the servers' memory within the block.
+    def lend(self, *, version: int, give_back: Callable[[], None]) -> Iterator[None]:
+        """Free the servers' memory within the block. `give_back` is called at its end, before they need it.
 
         A publish must follow: only it lets them sample again.
         """
@@ -41,6 +42,7 @@ class Colocation:
         lending = self._each(lending, SGLangClient.release_memory)
         try:
             yield
+            give_back()
         except LearnerError:  # the ranks restart and publish, for which the servers need their memory
             self._each(lending, SGLangClient.resume_memory)
             raise

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from agentrl.workers.starting import Readiness, Starting
+from agentrl.workers.readiness import Readiness, Starting
 
 SAY_INTERVAL_S = 5.0
 MAX_SAY_INTERVAL_S = 30.0

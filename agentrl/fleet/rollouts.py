@@ -26,7 +26,8 @@ from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
 from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, translate
-from agentrl.workers.starting import Readiness, num_done
+from agentrl.workers.readiness import Readiness
+from agentrl.workers.starting import num_done
 
 N = TypeVar("N", int, float)
 

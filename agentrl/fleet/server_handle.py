@@ -19,7 +19,8 @@ from agentrl.serving.launch import launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.workers.actors import ActorKind, get
 from agentrl.workers.pools import Seat
-from agentrl.workers.starting import Readiness, num_done
+from agentrl.workers.readiness import Readiness
+from agentrl.workers.starting import num_done
 
 SUPERVISOR_START_S = 300.0
 """On top of `rollout.server_start_timeout_s`, which the supervisor enforces: ends supervisors that hang."""
@@ -41,7 +42,7 @@ class ServerHandle(Protocol):
     name: for display until the URL is known.
     origin: whether this run started the server.
     api_key: key that requests to the server must carry.
-    starting, readiness, wait_until_ready: as of every part that starts (`workers.starting.Starting`).
+    starting, readiness, wait_until_ready: as of every part that starts (`workers.readiness.Starting`).
     """
 
     name: str

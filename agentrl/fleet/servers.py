@@ -27,7 +27,7 @@ from agentrl.serving.health import ServerKind, ServerStatus
 from agentrl.sglang.client import SGLangClient
 from agentrl.workers.actors import get
 from agentrl.workers.pools import Seat
-from agentrl.workers.starting import Readiness
+from agentrl.workers.readiness import Readiness
 
 T = TypeVar("T")
 

@@ -1,15 +1,17 @@
 """Attention over packed sequences: each segment attends to itself and to the prompt it shares, if any.
 
 On a CPU, one SDPA call per segment is exact and costs the sum of the squared lengths; a dense block mask
-would cost the square of their sum. On a GPU, flash attention (varlen) and FlexAttention do the same in one
-kernel.
+would cost the square of their sum. On a GPU, one kernel computes all segments: FlashAttention (varlen), which
+is a part of torch, or FlexAttention.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,27 @@ if TYPE_CHECKING:  # takes seconds to import; the controller needs only the name
 SEGMENT_SDPA = "segment_sdpa"
 _FLASH = "flash_attention_2"
 
+_VARLEN_DTYPES = (torch.bfloat16, torch.float16)
+_VARLEN_HEAD = (8, 256)
+"""Multiple and maximum of the width of a head in FlashAttention."""
+_VARLEN_CAPABILITY = (8, 0)
+"""The first GPUs with FlashAttention: Ampere."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bounds:
+    """Where S segments begin and end on a device, as FlashAttention reads it.
+
+    queries, keys: i32[S + 1], running sums of their numbers. longest_query, longest_key: of one segment.
+    places: i64[K], the token of each key; None: keys and tokens are the same.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    longest_query: int
+    longest_key: int
+    places: Tensor | None
+
 
 class Segments:
     """The segments of a microbatch: their lengths, and the segment that each one continues (-1: none).
@@ -38,6 +61,32 @@ class Segments:
     def __init__(self, lengths: Sequence[int], prefixes: Sequence[int] | None = None) -> None:
         self.lengths = list(lengths)
         self.prefixes = None if prefixes is None else list(prefixes)
+        self._bounds: Bounds | None = None
+
+    def bounds(self, device: torch.device) -> Bounds:
+        """Return the segments' bounds on a device. They are computed once, not in each layer."""
+        if self._bounds is None or self._bounds.queries.device != device:
+            self._bounds = self._on(device)
+        return self._bounds
+
+    def _on(self, device: torch.device) -> Bounds:
+        starts = [0, *accumulate(self.lengths)]
+        queries = torch.tensor(starts, dtype=torch.int32, device=device)
+        longest = max(self.lengths)
+        if self.prefixes is None:
+            return Bounds(queries, queries, longest, longest, None)
+        tokens = [range(starts[i], starts[i + 1]) for i in range(len(self.lengths))]
+        keys = [
+            [*(tokens[prefix] if prefix >= 0 else ()), *own]
+            for own, prefix in zip(tokens, self.prefixes, strict=True)
+        ]
+        return Bounds(
+            queries,
+            torch.tensor([0, *accumulate(map(len, keys))], dtype=torch.int32, device=device),
+            longest,
+            max(map(len, keys)),
+            torch.tensor([place for own in keys for place in own], device=device),
+        )
 
 
 def choose_attention(
@@ -65,7 +114,9 @@ def choose_attention(
         return requested
     if device == "cpu":
         return SEGMENT_SDPA
-    return _FLASH if has_flash and dtype != "float32" else "flex_attention"
+    if dtype == "float32":
+        return "flex_attention" if importlib.util.find_spec("triton") is not None else SEGMENT_SDPA
+    return _FLASH if has_flash else SEGMENT_SDPA
 
 
 def register_attention() -> None:
@@ -120,13 +171,12 @@ def packed_arguments(
     assert sequence_group is None, f"{attention} computes whole microbatches"
     assert not has_prefixes, f"{attention} knows no segment that continues another"
     if attention == _FLASH:
-        starts = torch.tensor([0, *segment_lengths], device=device).cumsum(0, dtype=torch.int32)
-        longest = max(segment_lengths)
+        bounds = Segments(segment_lengths).bounds(device)
         return {
-            "cu_seq_lens_q": starts,
-            "cu_seq_lens_k": starts,
-            "max_length_q": longest,
-            "max_length_k": longest,
+            "cu_seq_lens_q": bounds.queries,
+            "cu_seq_lens_k": bounds.keys,
+            "max_length_q": bounds.longest_query,
+            "max_length_k": bounds.longest_key,
         }
     return {}
 
@@ -172,19 +222,131 @@ def segment_sdpa(
     assert segments is not None, f"{type(module).__name__} does not pass segments on to its attention"
     if sequence_group is not None:
         query, key, value = tokens_to_heads((query, key, value), sequence_group)
+    if dropout == 0.0 and _has_varlen(query, value):
+        attended = varlen(query, key, value, segments, scaling=scaling, sliding_window=sliding_window)
+    else:
+        attended = _each(query, key, value, segments, scaling, dropout, sliding_window)
+    if sequence_group is not None:
+        attended = heads_to_tokens(attended, sequence_group)
+    return attended.transpose(1, 2), None
+
+
+class VarlenKernel(Protocol):
+    """Causal attention over packed segments; query i of n over m keys sees the first m - n + i + 1 of them,
+    of these the last `window`.
+    """
+
+    def __call__(
+        self,
+        query_THD: Tensor,
+        key_KGD: Tensor,
+        value_KGD: Tensor,
+        bounds: Bounds,
+        *,
+        scaling: float | None,
+        window: int | None,
+    ) -> Tensor:
+        """Return f[T, H, D]."""
+
+
+def flash(
+    query_THD: Tensor,
+    key_KGD: Tensor,
+    value_KGD: Tensor,
+    bounds: Bounds,
+    *,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    """`VarlenKernel` by torch's own FlashAttention, on a GPU.
+
+    The operator itself, not `torch.nn.attention.varlen`, which is absent in older versions and has other
+    arguments in each.
+    """
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        query_THD,
+        key_KGD,
+        value_KGD,
+        bounds.queries,
+        bounds.keys,
+        bounds.longest_query,
+        bounds.longest_key,
+        0.0,
+        True,
+        False,
+        scale=scaling,
+        window_size_left=None if window is None else window - 1,
+        window_size_right=None if window is None else 0,
+    )[0]
+    return output
+
+
+def varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    *,
+    scaling: float | None,
+    sliding_window: int | None,
+    kernel: VarlenKernel = flash,
+) -> Tensor:
+    """Attend within all segments in one call of a kernel; arguments and result are those of SDPA,
+    f[1, H, T, D].
+    """
+    bounds = segments.bounds(query.device)
+    query_THD, keys, values = (t[0].transpose(0, 1) for t in (query, key, value))
+    if bounds.places is not None:
+        keys, values = keys[bounds.places], values[bounds.places]
+    output = kernel(query_THD, keys, values, bounds, scaling=scaling, window=sliding_window)
+    return output.transpose(0, 1)[None]
+
+
+def _has_varlen(query: Tensor, value: Tensor) -> bool:
+    """Return whether torch's FlashAttention takes these heads."""
+    multiple, largest = _VARLEN_HEAD
+    width = query.shape[-1]
+    return (
+        query.is_cuda
+        and query.dtype in _VARLEN_DTYPES
+        and width == value.shape[-1] <= largest
+        and width % multiple == 0
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(query.device) >= _VARLEN_CAPABILITY
+    )
+
+
+def _each(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    scaling: float | None,
+    dropout: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Attend within one segment after the other, f[1, H, T, D]."""
+    if query.is_cuda and key.shape[1] < query.shape[1]:
+        # Shared keys and values of float32, or with a mask, are left to torch's slowest kernel on a GPU: it
+        # holds all pairs of tokens.
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
     queries, keys, values = (t.split(segments.lengths, dim=2) for t in (query, key, value))
     if segments.prefixes is not None:
         keys, values = (_behind_prefixes(t, segments.prefixes) for t in (keys, values))
     outputs = [
         scaled_dot_product_attention(
-            q, k, v, **_causal(q, k, sliding_window), dropout_p=dropout, scale=scaling, enable_gqa=True
+            q,
+            k,
+            v,
+            **_causal(q, k, sliding_window),
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=k.shape[1] < q.shape[1],
         )
         for q, k, v in zip(queries, keys, values, strict=True)
     ]
-    attended = torch.cat(outputs, dim=2)
-    if sequence_group is not None:
-        attended = heads_to_tokens(attended, sequence_group)
-    return attended.transpose(1, 2), None
+    return torch.cat(outputs, dim=2)
 
 
 def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int]) -> list[Tensor]:

@@ -254,6 +254,7 @@ def load(policy: Policy, stepper: Stepper, place: RankPlace, folder: Path) -> No
         raise CheckpointError(
             f"the learner's checkpoint at {folder} could not be read: {reason(error)}"
         ) from error
+    stepper.put_state_away()
     stepper.num_updates = int(state["progress"]["num_updates"])
     stepper.num_non_finite = int(state["progress"]["num_non_finite"])
 

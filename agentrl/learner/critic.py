@@ -26,7 +26,7 @@ from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
-from agentrl.learner.ranks import SAVING, Device, RankPlace, join_ranks
+from agentrl.learner.ranks import SAVING, Device, RankPlace, give_back_memory, join_ranks
 from agentrl.learner.reward_model import scores_at
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.split_sequences import whole_loss_ids
@@ -168,6 +168,11 @@ class Critic:
         All names begin with `critic/`.
         """
         return {PREFIX + name: value for name, value in self._meter.finish().items()}
+
+    @dispatch("all")
+    def give_back_memory(self) -> None:
+        """Free memory of the GPU that nothing uses, for servers on the same GPU."""
+        give_back_memory(self._place)
 
     @dispatch("all")
     def checksums(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, has_dropout
-from agentrl.learner.ranks import SAVING, Device, join_ranks, leave_ranks
+from agentrl.learner.ranks import SAVING, Device, give_back_memory, join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
@@ -224,6 +224,11 @@ class Learner:
     def usage(self) -> dict[str, float]:
         """Return time, tokens and memory by phase since the last call (see `Meter.finish`). A collective."""
         return self._meter.finish()
+
+    @dispatch("all")
+    def give_back_memory(self) -> None:
+        """Free memory of the GPU that nothing uses, for servers on the same GPU."""
+        give_back_memory(self.place)
 
     @dispatch("all")
     def start_trace(self) -> None:

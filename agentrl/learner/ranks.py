@@ -193,6 +193,12 @@ def _device(requested: str, rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
+def give_back_memory(place: RankPlace) -> None:
+    """Free GPU memory that torch keeps for later allocations; other processes on the GPU cannot use it."""
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def keep_freed_memory() -> None:
     """Let this process keep freed memory for its next allocations; its computation repeats.
 

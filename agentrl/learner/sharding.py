@@ -226,6 +226,16 @@ def own_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return own, tuple(offset)
 
 
+def with_part(tensor: Tensor, own: Tensor) -> Tensor:
+    """Return a tensor sharded like `tensor`, of which this rank holds `own`, on whatever device it is."""
+    if not _is_sharded(tensor):
+        return own
+    from torch.distributed.tensor import DTensor
+
+    # Not `from_local`, which moves the part to the device of the mesh.
+    return DTensor(own, tensor._spec, requires_grad=False)
+
+
 def copy_of(tensor: Tensor) -> tuple[int, int]:
     """Return which copy of its part this rank holds, and how many ranks hold a copy of the same part."""
     if not _is_sharded(tensor):

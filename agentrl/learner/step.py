@@ -23,6 +23,7 @@ from agentrl.learner.optimizer import (
     clip_gradients,
     gradient_norm,
     learning_rate,
+    move_state,
     set_learning_rate,
     state_at_hand,
 )
@@ -121,6 +122,11 @@ class Stepper:
             "non_finite_updates": float(self.num_non_finite),
         }
         return facts | {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def put_state_away(self) -> None:
+        """Move the optimizer's state to the CPU if it is offloaded; a loaded state is on the device."""
+        if self._is_offloaded:
+            move_state(self.optimizer, torch.device("cpu"))
 
     def _all_finite(self, loss: float, norm: float) -> bool:
         # The norm is global, but the loss is this rank's own. Without agreement one rank would skip the step

@@ -26,7 +26,7 @@ from agentrl.serving.health import (
     kind_of,
 )
 from agentrl.sglang.client import SGLangClient
-from agentrl.workers.starting import Readiness
+from agentrl.workers.readiness import Readiness
 
 _POLL_S = 0.1
 _RELEASE_TIMEOUT_S = 5.0

@@ -20,7 +20,8 @@ from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.dispatch import Dispatch, cut, dispatch_of, join_results
 from agentrl.workers.host import host_class, pack_call
 from agentrl.workers.pools import Seat
-from agentrl.workers.starting import Readiness, num_done
+from agentrl.workers.readiness import Readiness
+from agentrl.workers.starting import num_done
 from agentrl.workers.workers import Handle, Workers
 
 W = TypeVar("W")

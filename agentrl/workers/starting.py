@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
 
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
 
 from agentrl.errors import AgentRLError
+from agentrl.workers.readiness import Starting
 
 POLL_S = 0.5
 """Seconds between two polls of parts that do not report by themselves."""
 FETCH_TIMEOUT_S = 60.0
 """For a result that is ready but may have to be transferred from another machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """Progress of a part's start-up: `num_ready` of `num_parts` are ready.
-
-    may_come: some of the others may still become ready.
-    """
-
-    name: str
-    num_ready: int
-    num_parts: int
-    may_come: bool = False
-
-    @property
-    def is_ready(self) -> bool:
-        return self.num_ready == self.num_parts
-
-
-class Starting(Protocol):
-    """A part that was launched and may not be ready yet."""
-
-    @property
-    def starting(self) -> Mapping[ObjectRef, float]:
-        """References that are still waited for, and their deadlines (monotonic clock)."""
-
-    @property
-    def readiness(self) -> Readiness:
-        """Progress of the start-up; does not block, callable from any thread."""
-
-    def wait_until_ready(self) -> None:
-        """Wait until the part is ready; raise the part's own error if it fails."""
 
 
 def wait_until_all_ready(parts: Sequence[Starting], *, table: Callable[[], str] | None = None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Concatenate, Generic, ParamSpec, TypeVar
-
-from ray import ObjectRef
+from typing import TYPE_CHECKING, Concatenate, Generic, ParamSpec, TypeVar
 
 from agentrl.ports import ReservedPort
 from agentrl.workers.dispatch import dispatch_of, join_results
-from agentrl.workers.starting import Readiness
+from agentrl.workers.readiness import Readiness
+
+if TYPE_CHECKING:  # a worker in this process needs no Ray
+    from ray import ObjectRef
 
 W = TypeVar("W")
 P = ParamSpec("P")

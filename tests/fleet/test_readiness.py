@@ -11,7 +11,8 @@ import pytest
 
 from agentrl.errors import ServerError
 from agentrl.fleet.readiness import StartUp
-from agentrl.workers.starting import Readiness, wait_until_all_ready
+from agentrl.workers.readiness import Readiness
+from agentrl.workers.starting import wait_until_all_ready
 
 
 class Part:

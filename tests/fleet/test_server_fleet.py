@@ -14,7 +14,7 @@ from agentrl.fleet.server_handle import SupervisorLost
 from agentrl.fleet.servers import ServerFleet
 from agentrl.serving.health import ServerStatus
 from agentrl.workers.pools import Seat
-from agentrl.workers.starting import Readiness
+from agentrl.workers.readiness import Readiness
 
 FAR = "http://10.0.0.9:30000"
 

@@ -55,6 +55,10 @@ class PagedAttention:
         self._reads: tuple[_Decoding | None, list[_Prompt]] | None = None
         self._copies = torch.empty(0)
 
+    def forget_copies(self) -> None:
+        """Free the buffer that is kept between forwards."""
+        self._copies = torch.empty(0)
+
     def expect(self, rows: Sequence[Row]) -> None:
         """Set the packing of the next forward."""
         self._rows, self._reads = rows, None

@@ -43,6 +43,7 @@ from agentrl.errors import UserError
 from agentrl.serving.embedded.adapter import AdapterSlot
 from agentrl.serving.embedded.attention import PagedAttention, Row
 from agentrl.serving.embedded.experts import ExpertLog, RecordedExperts
+from agentrl.serving.embedded.memory import LentMemory
 from agentrl.serving.embedded.prefixes import SCHEDULER, request_id
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
 from agentrl.serving.embedded.threads import in_thread
@@ -96,7 +97,7 @@ class Engine:
             generation_config=greedy, continuous_batching_config=_batching(config)
         )
         self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
-        attention = PagedAttention()
+        self._attention = attention = PagedAttention()
         experts = ExpertLog(model)
         self.has_experts = not experts.is_empty
         self._manager.logit_processor = _Processors(
@@ -205,9 +206,29 @@ class Engine:
         def parked() -> T:
             with self._manager.pause():
                 self.flush_prefixes()
-                return work()
+                try:
+                    return work()
+                finally:
+                    if self.model.device.type == "cuda":
+                        # Forwards run on a stream of their own, which waits for no other one.
+                        torch.cuda.synchronize(self.model.device)
 
         return await in_thread(parked)
+
+    async def lend_memory(self) -> LentMemory | None:
+        """Free the memory of weights and cache; None on a CPU, where nothing would be gained.
+
+        No request may run, and nothing may use the weights, until the memory is taken back.
+        """
+        if self.model.device.type == "cpu":
+            return None
+        return await self.while_parked(self._lend)
+
+    def _lend(self) -> LentMemory:
+        self._attention.forget_copies()
+        return LentMemory(
+            self.model.state_dict().values(), [self._manager.batch_processor.cache.cache_tensor]
+        )
 
     def _fail(self, job: Job) -> None:
         """End a job whose logits are not finite. Called in the engine's thread."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -75,8 +76,9 @@ class ExpertLog:
             return
         num_tokens = sum(row.num_queries for row, *_ in self._rows)
         table_QLK = np.zeros((num_tokens, self._num_layers, self._routers[0].top_k), np.int16)
-        for layer, experts in self._chosen.items():
-            table_QLK[:, layer] = experts[:num_tokens].cpu().numpy()
+        # In one transfer: each one waits for the GPU.
+        chosen_LQK = torch.stack([experts[:num_tokens] for experts in self._chosen.values()])
+        table_QLK[:, list(self._chosen)] = chosen_LQK.transpose(0, 1).cpu().numpy()
         self._chosen = {}
         start = 0
         for row, recorded, slots in self._rows:

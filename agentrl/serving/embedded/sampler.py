@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_CHUNK_SCORES = 2**17
-"""Scores that are sampled from at once: their float64 sums fit the cache of a core."""
+_CHUNK_SCORES = {"cpu": 2**17, "cuda": 2**25}
+"""Scores that are sampled from at once, by device. On a CPU their float64 sums fit the cache of a core; a GPU
+waits for each chunk, so that of 32 requests of a large vocabulary one is enough.
+"""
 _FIRST_SELECTED = 4096
 """So many of the most likely tokens are selected first for top_p and min_p; if too few, all are sorted."""
 
@@ -62,7 +64,7 @@ def sample(
     """
     tokens_B = torch.zeros(len(rows), dtype=torch.int64, device=logits_BV.device)
     logprobs_B = torch.zeros(len(rows), dtype=logits_BV.dtype, device=logits_BV.device)
-    for draw, members in _chunks(rows, vocabulary=logits_BV.shape[1]):
+    for draw, members in _chunks(rows, vocabulary=logits_BV.shape[1], device=logits_BV.device.type):
         chosen = [rows[i] for i in members]
         scores_BV = logits_BV[members]
         # Subtract the maximum first: a small temperature then turns only logits without a chance into -inf.
@@ -82,13 +84,13 @@ Draw = Callable[[Tensor, Sequence[RowSampling], Tensor], tuple[Tensor, Tensor]]
 """(scores_BV with maximum 0, rows, uniforms_B f64) -> tokens i64[B], sums of exponentials f64[B]."""
 
 
-def _chunks(rows: Sequence[RowSampling], *, vocabulary: int) -> Iterator[tuple[Draw, list[int]]]:
+def _chunks(rows: Sequence[RowSampling], *, vocabulary: int, device: str) -> Iterator[tuple[Draw, list[int]]]:
     """Group the rows by how their token is drawn, and split the groups."""
     groups: dict[Draw, list[int]] = {}
     for i, row in enumerate(rows):
         draw: Draw = _greedy if row.temperature == 0.0 else _truncated if row.is_truncated else _any_token
         groups.setdefault(draw, []).append(i)
-    size = max(1, _CHUNK_SCORES // vocabulary)
+    size = max(1, _CHUNK_SCORES.get(device, _CHUNK_SCORES["cpu"]) // vocabulary)
     for draw, members in groups.items():
         for start in range(0, len(members), size):
             yield draw, members[start : start + size]

@@ -26,10 +26,13 @@ from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.engine import Engine, Job
 from agentrl.serving.embedded.groups import UpdateGroups, WrongState
+from agentrl.serving.embedded.memory import LentMemory
 from agentrl.serving.embedded.requests import GenerateRequest
 from agentrl.serving.embedded.threads import in_thread
 from agentrl.serving.embedded.weights import Undo, Weights, WeightSpec, WeightsRefused, name_of
 from agentrl.sglang.protocol import adapter_tensor
+
+_RELEASED = "the memory of the weights is released; call resume_memory_occupation before an update"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Service:
         self._holds = 0  # number of updates that keep the gate shut
         self._session: _Session | None = None
         self._is_released = False
+        self._lent: LentMemory | None = None
         self._update_lock = asyncio.Lock()
         # One reader at a time: each holds a second copy of the model in memory.
         self._disk_lock = asyncio.Lock()
@@ -246,9 +250,7 @@ class Service:
         self._open_if_free()
 
     async def release_memory(self) -> None:
-        """Neither sample nor accept weights until `resume_memory`.
-
-        No memory is freed: on a CPU nothing would be gained.
+        """Neither sample nor accept weights until `resume_memory`. On a GPU, free weights and cache.
 
         Raises:
             WrongState: requests are running, or the memory is already released.
@@ -260,13 +262,27 @@ class Service:
             )
         self._is_released = True  # before the first await, so that no request starts meanwhile
         await self._idle.wait()
+        async with self._update_lock:
+            self._lent = await self.engine.lend_memory()
 
-    def resume_memory(self) -> None:
-        """Undo `release_memory`; raise WrongState if the memory was not released."""
+    async def resume_memory(self) -> None:
+        """Undo `release_memory`: the weights are as before, and the cache is empty.
+
+        Raises:
+            WrongState: the memory was not released.
+        """
         if not self._is_released:
             raise WrongState("resume_memory_occupation came without release_memory_occupation before")
-        self._is_released = False
+        async with self._update_lock:
+            if self._lent is not None:
+                await self.engine.while_parked(self._lent.take_back)
+            self._lent = None
+            self._is_released = False
         self._open_if_free()
+
+    def _check_not_lent(self) -> None:
+        if self._lent is not None:
+            raise WrongState(_RELEASED)
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Return whether nothing runs, after waiting for that up to `timeout_s`."""
@@ -283,9 +299,7 @@ class Service:
         """
         async with self._update_lock:
             if self._is_released:
-                raise WrongState(
-                    "the memory of the weights is released; call resume_memory_occupation before an update"
-                )
+                raise WrongState(_RELEASED)
             self._holds += 1
             try:
                 if abort_all:
@@ -354,6 +368,7 @@ class Service:
             WeightsRefused: one of its updates had not ended, or the forward of the new weights is not finite.
                 The weights and the version from before the session are restored.
         """
+        self._check_not_lent()
         session, self._session = self._session, None
         # The session is closed for its updates from here on, but the gate stays shut until the weights are
         # checked.
@@ -464,6 +479,7 @@ class Service:
     async def checksums(self) -> dict[str, str]:
         """Return {name: sha256} of all weights; tensors of the adapter are named `adapter/tensor`."""
         async with self._update_lock:
+            self._check_not_lent()
             found = await in_thread(self._weights.checksums)
             if self.adapter is not None:
                 own = await in_thread(self.adapter.adapter.checksums)
