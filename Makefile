@@ -15,7 +15,7 @@ BENCH ?= sync_vs_async in_flight rollout_overhead advantages learner_step logpro
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart smollm test test-slow test-sglang lint type bench soak docs templates mutants clean
+.PHONY: help setup quickstart smollm test test-slow test-sglang test-gpu lint type bench soak docs templates mutants clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ $(SMOLLM)/model/config.json: | setup
 # Much of the time goes into waiting for servers and for Ray to start: four processes keep two cores busy. A file's tests stay together,
 # for they share what it started; the files keep their order, in which the long ones are not the last.
 test: setup ## run the tests that need no GPU, no network and no patience (TEST_PROCESSES=0: in one process, as --pdb needs)
-	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang" $(ARGS)
+	$(PYTEST) -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not sglang and not gpu" $(ARGS)
 
 # Each of them trains for minutes, most of the time on one core. Those on a real SGLang belong to `test-sglang`.
 test-slow: setup ## run the tests that take minutes
@@ -86,6 +86,10 @@ test-slow: setup ## run the tests that take minutes
 test-sglang: setup ## run the tests that need a real SGLang server, on a CPU (the first time: builds an environment for it, 1.5 GB)
 	@$(BIN)/python tests/sglang_cpu/environment.py >/dev/null
 	$(PYTEST) -m sglang $(ARGS)
+
+# On a bare machine without a network: benchmarks/gpu/README.md.
+test-gpu: setup ## run the checks that need a GPU (AGENTRL_GPU_DEVICE=cpu: the same in small on a CPU)
+	$(PYTEST) -m gpu tests/gpu $(ARGS)
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check .

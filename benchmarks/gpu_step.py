@@ -1,11 +1,12 @@
 """Model-flops utilisation of the learner's step: scores and update of one packed batch, in bfloat16 on a GPU.
 
-    python benchmarks/gpu_step.py                                   # 0.5 B parameters, shaped like
-    Qwen2.5-0.5B, where torch sees a GPU python benchmarks/gpu_step.py --compile --microbatch-tokens 32768
+    python benchmarks/gpu_step.py                                   # shaped like Qwen2.5-0.5B
+    python benchmarks/gpu_step.py --size 7b --lora-rank 16 --gradient-checkpointing
+    python benchmarks/gpu_step.py --length 8192 --compile --microbatch-tokens 32768
     python benchmarks/gpu_step.py --peak-tflops 989                 # a GPU that is not in the table
 
-Without a GPU, a model of two small layers runs the same code on the CPU in float32; utilisation is then
-printed only with --peak-tflops.
+Without a GPU, a model of two small layers runs the same code on the CPU in float32, whatever --size says;
+utilisation is then printed only with --peak-tflops.
 
 Only the operations that the model needs are counted. A forward has 2 per matrix parameter and token (with the
 head, without the embedding, which is a lookup), and 2 x length x width x layers per token for causal
@@ -48,6 +49,31 @@ QWEN2_HALF_BILLION = {
     "max_position_embeddings": 32_768,
     "tie_word_embeddings": True,
 }
+LARGER: dict[str, dict[str, Any]] = {
+    "0.5b": {},
+    "1.5b": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+    },
+    "3b": {
+        "hidden_size": 2048,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+    },
+    "7b": {
+        "vocab_size": 152_064,
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+}
+"""Sizes of Qwen2.5, as changes of the smallest one."""
 SMALL = QWEN2_HALF_BILLION | {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -64,28 +90,29 @@ class Work:
     num_tokens: int
     forward_flops: float
 
-    @property
-    def update_flops(self) -> float:
-        return 3 * self.forward_flops
-
 
 def count_work(sizes: dict[str, Any], lengths: Sequence[int]) -> Work:
-    """Count the operations of sequences of these lengths; every token goes through the head."""
+    """Count the operations of sequences of these lengths; every token goes through the head.
+
+    Those of an adapter are not counted: the figure is that of the whole model's matrices.
+    """
     size = ModelSize.of({**sizes, "model_type": "qwen2"})
     assert size is not None, "sizes of a Qwen2"
     return Work(sum(lengths), float(ModelFlops(size).forward(lengths, num_scored=sum(lengths))))
 
 
-def make_batch(vocabulary: int, *, num_tokens: int, mean_length: int) -> list[Sample]:
-    """Return sequences of exponential length without prompts, `num_tokens` in all.
+def make_batch(
+    vocabulary: int, *, num_tokens: int, mean_length: int, length: int | None = None
+) -> list[Sample]:
+    """Return sequences of exponential length, or all of `length`, without prompts, `num_tokens` in all.
 
     The loss covers all tokens but the first of each sequence.
     """
     rng = np.random.default_rng(0)
     samples: list[Sample] = []
-    left = num_tokens
+    left, fixed = num_tokens, length
     while left > 1:
-        length = min(left, max(2, int(rng.exponential(mean_length))))
+        length = min(left, fixed or max(2, int(rng.exponential(mean_length))))
         mask = np.arange(length) >= 1
         behavior = np.full(length, -np.log(vocabulary), np.float32)
         advantages = np.full(length, rng.normal(), np.float32)
@@ -95,8 +122,10 @@ def make_batch(vocabulary: int, *, num_tokens: int, mean_length: int) -> list[Sa
     return samples
 
 
-def open_learner(sizes: dict[str, Any], options: LearnerConfig, *, dtype: str, attention: str) -> Learner:
-    model = ModelConfig.model_validate({"dtype": dtype, "attention": attention})
+def open_learner(
+    sizes: dict[str, Any], options: LearnerConfig, *, dtype: str, attention: str, lora_rank: int = 0
+) -> Learner:
+    model = ModelConfig.model_validate({"dtype": dtype, "attention": attention, "lora": {"rank": lora_rank}})
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
     spec = LearnerSpec(model, options, AlgorithmConfig(), "decoupled", 0, 1.0, 1000, None, from_scratch)
     with ReservedPort() as port:
@@ -137,21 +166,31 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Time scoring and update of one batch, and relate them to the peak."""
     has_gpu = torch.cuda.is_available()
     peak = peak_tflops(arguments.peak_tflops)
-    sizes = dict(QWEN2_HALF_BILLION if has_gpu else SMALL)
+    sizes = QWEN2_HALF_BILLION | LARGER[arguments.size] if has_gpu else dict(SMALL)
     num_tokens = arguments.tokens or (65_536 if has_gpu else 1024)
     options = LearnerConfig(
         microbatch_tokens=arguments.microbatch_tokens,
         compile=arguments.compile,
         gradient_checkpointing=arguments.gradient_checkpointing or arguments.activation_offload,
         activation_offload=arguments.activation_offload,
+        offload=arguments.offload,
         logprob_kernels=arguments.logprob_kernels,
     )
     batch = make_batch(
-        sizes["vocab_size"], num_tokens=num_tokens, mean_length=arguments.mean_length if has_gpu else 64
+        sizes["vocab_size"],
+        num_tokens=num_tokens,
+        mean_length=arguments.mean_length if has_gpu else 64,
+        length=arguments.length if has_gpu else None,
     )
     work = count_work(sizes, [sample.num_tokens for sample in batch])
+    # Frozen weights need no gradient of their own: a third of the backward's products is left out.
+    update_flops = work.forward_flops * (2 if arguments.lora_rank else 3)
     learner = open_learner(
-        sizes, options, dtype="bfloat16" if has_gpu else "float32", attention=arguments.attention
+        sizes,
+        options,
+        dtype="bfloat16" if has_gpu else "float32",
+        attention=arguments.attention,
+        lora_rank=arguments.lora_rank,
     )
     [microbatches] = pack(
         batch, max_tokens=options.microbatch_tokens, world_size=1, parity_tokens=learner.parity_tokens()
@@ -170,24 +209,29 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     result |= {
         "device": torch.cuda.get_device_name() if has_gpu else "cpu",
         "sizes": sizes,
+        "lora_rank": arguments.lora_rank,
         "learner": options.model_dump(mode="json"),
     }
     result["gpu_bytes_max"] = torch.cuda.max_memory_allocated() if has_gpu else None
     for name, flops, seconds in (
         ("score", work.forward_flops, score_s),
-        ("update", work.update_flops, update_s),
+        ("update", update_flops, update_s),
     ):
         result[f"{name}_tflops"] = flops / seconds / 1e12
         result[f"{name}_mfu"] = None if peak is None else flops / seconds / 1e12 / peak
     return result
 
 
-def main() -> None:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=int, help="of the batch; without: 65,536 on a GPU, 1,024 on a CPU")
     parser.add_argument("--mean-length", type=int, default=1024, help="of the sequences on a GPU")
+    parser.add_argument("--length", type=int, help="of all sequences on a GPU, in place of random ones")
+    parser.add_argument("--size", choices=sorted(LARGER), default="0.5b", help="parameters, on a GPU")
+    parser.add_argument("--lora-rank", type=int, default=0, help="train an adapter; 0: all weights")
+    parser.add_argument("--offload", choices=["none", "optimizer", "parameters"], default="none")
     parser.add_argument("--microbatch-tokens", type=int, default=16_384)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--logprob-kernels", default="eager")
@@ -198,7 +242,11 @@ def main() -> None:
     parser.add_argument("--warmups", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parse()
     result = measure(arguments)
     print(f"{result['device']}: {result['num_tokens']:,} tokens in {result['num_microbatches']} microbatches")
     for name in ("score", "update"):

@@ -141,7 +141,7 @@ class Stage:
                 os.dup2(log, stream)
             import pytest
 
-            marks = "not slow and not sglang"
+            marks = "not slow and not sglang and not gpu"
             code = pytest.main(
                 [
                     "-x",
