@@ -144,8 +144,9 @@ def _reward_model(config: Config) -> str:
 def _data_ranks(learner: LearnerConfig) -> str:
     if learner.num_replicas == 1:
         return _count(learner.world_size, "rank")
-    what = "a part of the tokens each" if learner.sequence_parallel > 1 else "a part of the matrices each"
-    return f"{_count(learner.dp_size, 'set')} of {learner.num_replicas:,} ranks ({what})"
+    parts = {"tokens": learner.sequence_parallel, "matrices": learner.tensor_parallel}
+    what = " and ".join(f"the {name}" for name, size in parts.items() if size > 1)
+    return f"{_count(learner.dp_size, 'set')} of {learner.num_replicas:,} ranks (a part of {what} each)"
 
 
 def _asynchrony_lines(config: Config, numbers: RunSize) -> Lines:

@@ -63,8 +63,9 @@ class LearnerConfig(Section):
     tensor_parallel: int = Field(
         1,
         ge=1,
-        description="Number of ranks over which the matrices of each layer are split (Llama, Qwen2, Qwen3); "
-        "must divide `world_size`. 1: off.",
+        description="Number of ranks over which the matrices of each layer are split (Llama, Qwen2, Qwen3, "
+        "and with `expert_parallel` Qwen3-MoE, Qwen2-MoE, Mixtral); must divide `world_size` (with HSDP "
+        "`fsdp.shard_size`). 1: off.",
     )
     expert_parallel: int = Field(
         1,
@@ -162,8 +163,12 @@ class LearnerConfig(Section):
                     f"{name}={size} does not divide world_size={self.world_size}; every "
                     "microbatch must be shared by the same number of ranks"
                 )
-        if self.tensor_parallel > 1:
-            self._check_tensor_parallel()
+        if self.world_size % self.num_replicas:
+            raise ValueError(
+                f"sequence_parallel={self.sequence_parallel} times tensor_parallel={self.tensor_parallel} "
+                f"does not divide world_size={self.world_size}; every microbatch must be shared by the same "
+                "number of ranks"
+            )
         shards = "world_size" if self.fsdp.shard_size is None else "fsdp.shard_size"
         size = self.fsdp.shard_size or self.world_size
         if size % self.expert_parallel:
@@ -173,19 +178,24 @@ class LearnerConfig(Section):
             )
         return self
 
-    def _check_tensor_parallel(self) -> None:
-        refused = {
-            f"sequence_parallel={self.sequence_parallel}": self.sequence_parallel > 1,
-            f"fsdp.shard_size={self.fsdp.shard_size}": self.fsdp.shard_size is not None,
-            f"expert_parallel={self.expert_parallel}": self.expert_parallel > 1,
-            "compile=true": self.compile,
-        }
-        for key, is_set in refused.items():
-            if is_set:
-                raise ValueError(
-                    f"tensor_parallel={self.tensor_parallel} cannot be combined with {key}; leave one of the "
-                    "two out"
-                )
+    @model_validator(mode="after")
+    def _matrices_are_split_evenly(self) -> LearnerConfig:
+        tensor, shards, experts = self.tensor_parallel, self.fsdp.shard_size, self.expert_parallel
+        if shards is not None and shards % tensor:
+            raise ValueError(
+                f"tensor_parallel={tensor} does not divide fsdp.shard_size={shards}; every copy of the "
+                f"weights must have whole sets of ranks that split its matrices; use a multiple of {tensor}"
+            )
+        if experts > 1 and experts % tensor:
+            raise ValueError(
+                f"tensor_parallel={tensor} does not divide expert_parallel={experts}; ranks that split the "
+                f"matrices of a microbatch send its tokens to different experts; use a multiple of {tensor}"
+            )
+        if tensor > 1 and self.compile:
+            raise ValueError(
+                f"tensor_parallel={tensor} cannot be combined with compile=true; leave one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _inputs_are_recomputed_from(self) -> LearnerConfig:

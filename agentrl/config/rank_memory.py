@@ -41,6 +41,9 @@ _INPUTS_AT_HAND = 3
 _GATHERED_ON_CPU = 2.5
 """On CPUs, FSDP's buffers leave gaps in the heap: about so many times the whole model in the end."""
 
+_BY_ROWS = ("o_proj", "down_proj")
+"""Matrices whose columns tensor parallelism divides; of the others it divides rows."""
+
 Parts = Mapping[str, float]
 
 
@@ -94,7 +97,7 @@ def trained_memory(
     """
     width = _width(model)
     shard = _shard_parameters(size, learner)
-    adapters = _adapter_parameters(size, model)
+    adapters = _adapter_parameters(size, model, learner)
     trained = adapters / _num_shards(learner) if model.lora.rank else shard
     state = {
         "weights": _MASTER_BYTES * trained,
@@ -223,7 +226,7 @@ def _layer_bytes(size: ModelSize, model: ModelConfig, learner: LearnerConfig, *,
     if size.experts is None:
         return norms + attention + dense
     own, copies = size.experts, 2 if is_gpu else 3
-    routed = own.per_token * (copies * hidden + 4 * own.width)
+    routed = own.per_token * (copies * hidden + 4 * own.width) / split
     sparse = width * (routed + 4 * own.shared_width + (hidden if own.shared_width else 0)) + 4 * own.num
     sparse_share = size.num_expert_layers / size.num_layers
     return norms + attention + sparse_share * sparse + (1 - sparse_share) * dense
@@ -233,24 +236,30 @@ def _gathered(size: ModelSize, model: ModelConfig, learner: LearnerConfig, *, is
     if _is_alone(model, learner, is_gpu=is_gpu):
         return 0.0
     if not is_gpu:
-        layers = size.num_layer_parameters - size.num_expert_layers * _others_experts(size, learner)
-        whole = layers / learner.tensor_parallel + size.num_root_parameters
-        return _GATHERED_ON_CPU * _width(model) * whole
+        experts = size.num_expert_layers * _expert_parameters(size)
+        layers = _own_parameters(size.num_layer_parameters, experts, learner)
+        return _GATHERED_ON_CPU * _width(model) * (layers + size.num_root_parameters)
     num_layers = _GATHERED_LAYERS if learner.fsdp.reshard_after_forward else size.num_layers + 1
     layers = min(num_layers, size.num_layers + 1) * _layer_parameters(size, learner)
     return _width(model) * (size.num_root_parameters + layers)
 
 
 def _layer_parameters(size: ModelSize, learner: LearnerConfig) -> float:
-    return (size.largest_layer_parameters - _others_experts(size, learner)) / learner.tensor_parallel
+    return _own_parameters(size.largest_layer_parameters, _expert_parameters(size), learner)
 
 
-def _others_experts(size: ModelSize, learner: LearnerConfig) -> float:
-    """Return the parameters of a layer's experts that other ranks own: they are not gathered."""
-    if size.experts is None:
-        return 0.0
-    whole = 3 * size.hidden_size * size.experts.width * size.experts.num
-    return whole * (1 - 1 / learner.expert_parallel)
+def _expert_parameters(size: ModelSize) -> int:
+    """Return the parameters of a layer's experts; 0 for a dense model."""
+    return 0 if size.experts is None else 3 * size.hidden_size * size.experts.width * size.experts.num
+
+
+def _own_parameters(whole: float, experts: float, learner: LearnerConfig) -> float:
+    """Return what a rank gathers of layers that are divided before FSDP shards them: the experts that it
+    owns, and its part of the other matrices.
+
+    whole: parameters of one layer or more; experts: those of experts among them.
+    """
+    return (whole - experts) / learner.tensor_parallel + experts / learner.expert_parallel
 
 
 def _shard_parameters(size: ModelSize, learner: LearnerConfig) -> float:
@@ -261,11 +270,20 @@ def _shard_parameters(size: ModelSize, learner: LearnerConfig) -> float:
 
 def _num_shards(learner: LearnerConfig) -> int:
     """Return the number of ranks over which FSDP shards."""
-    return learner.fsdp.shard_size or learner.world_size // learner.tensor_parallel
+    return (learner.fsdp.shard_size or learner.world_size) // learner.tensor_parallel
 
 
-def _adapter_parameters(size: ModelSize, model: ModelConfig) -> int:
-    return ModelFlops(size, model.lora).num_adapter_parameters
+def _adapter_parameters(size: ModelSize, model: ModelConfig, learner: LearnerConfig) -> float:
+    """Return the parameters of the adapters before FSDP shards them; of each, tensor parallelism cuts one
+    factor.
+    """
+    whole, named = ModelFlops(size, model.lora).num_adapter_parameters, model.lora.target_modules
+    cut = sum(
+        columns if name in _BY_ROWS else rows
+        for name, (columns, rows) in size.linears.items()
+        if not named or name in named
+    )
+    return whole - size.num_layers * model.lora.rank * cut * (1 - 1 / learner.tensor_parallel)
 
 
 def _own_tokens(learner: LearnerConfig, tokens: int) -> float:

@@ -57,16 +57,16 @@ def check_experts(model: ModelConfig, learner: LearnerConfig) -> None:
     """Raise if a mixture of experts is combined with something that is not tested with experts.
 
     Raises:
-        ConfigError: an adapter, tensor parallelism or compilation is configured.
+        ConfigError: an adapter, compilation, or tensor parallelism with undivided experts is configured.
     """
     if not has_experts(_description(model)):
         return
     refused = [
         (model.lora.rank > 0, f"model.lora.rank={model.lora.rank}", "use model.lora.rank=0 (full weights)"),
         (
-            learner.tensor_parallel > 1,
-            f"learner.tensor_parallel={learner.tensor_parallel}",
-            "use learner.expert_parallel, which divides experts over ranks",
+            learner.tensor_parallel > 1 and learner.expert_parallel == 1,
+            f"learner.tensor_parallel={learner.tensor_parallel} without learner.expert_parallel",
+            f"use learner.expert_parallel={learner.tensor_parallel} as well, which divides experts",
         ),
         (learner.compile, "learner.compile=true", "use learner.compile=false"),
     ]

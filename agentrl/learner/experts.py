@@ -7,6 +7,9 @@ shards each rank's experts further, over the ranks that own the same ones, and a
 ranks. The gradient of a rank's experts is the mean over the N ranks, because it contains the tokens of all of
 them; FSDP's mean over the owners then makes it a mean over all ranks, as of the other weights.
 
+With tensor parallelism, neighbors among the N ranks have the same tokens. Each of them sends a part of these,
+and they gather the results; together they count as one rank in that mean.
+
 Shapes: T tokens of this rank, K experts per token, S = T K of its (token, expert) pairs, R pairs that it
 computes for all ranks, H columns of the model, I columns inside of an expert.
 
@@ -72,11 +75,14 @@ def check_expert_parallel(config: PretrainedConfig, path: str, size: int) -> Non
         )
 
 
-def divide_experts(module: PreTrainedModel, mesh: DeviceMesh) -> None:
+def divide_experts(
+    module: PreTrainedModel, mesh: DeviceMesh, *, tensor_group: ProcessGroup | None = None
+) -> None:
     """Keep only this rank's experts, in place, and let tokens travel. Call it before FSDP.
 
     Args:
         mesh: one dimension, of the ranks that divide the experts.
+        tensor_group: those of them that have the same tokens (tensor parallelism); None: this rank alone.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -87,15 +93,85 @@ def divide_experts(module: PreTrainedModel, mesh: DeviceMesh) -> None:
             # A tensor over the mesh, so that loading, checkpoints and norms see the whole weight.
             part = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
             experts.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
-        experts.forward = _Dispatch(experts, mesh.get_group())
+        dispatch = _Dispatch(experts, mesh.get_group(), num_replicas=_size(tensor_group))
+        experts.forward = dispatch if tensor_group is None else _Split(dispatch, tensor_group)
+
+
+def _size(group: ProcessGroup | None) -> int:
+    return 1 if group is None else group.size()
+
+
+class _Split:
+    """The forward of all experts of a layer for ranks that have the same tokens: each sends some of them.
+
+    Every rank returns the results of all tokens, and computes the same loss of them.
+    """
+
+    def __init__(self, dispatch: _Dispatch, group: ProcessGroup) -> None:
+        self._dispatch = dispatch
+        self._group = group
+
+    def __call__(self, hidden_TH: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        own_experts = _cut(experts_TK, self._group)
+        hidden, weights = (_Own.apply(values, self._group) for values in (hidden_TH, weights_TK))
+        own_results = self._dispatch(hidden, own_experts, weights)
+        results: Tensor = _Together.apply(own_results, len(hidden_TH), self._group)
+        return results
+
+
+class _Own(torch.autograd.Function):
+    """This rank's rows of what all ranks have; the gradient is of all rows, from the ranks that have them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.length, ctx.group = len(values), group
+        return _cut(values, group).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _join(gradients[0], ctx.length, ctx.group), None
+
+
+class _Together(torch.autograd.Function):
+    """The rows of all ranks, of which each has some. The gradient is the same on all ranks: each takes its
+    own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, length: int, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _join(own, length, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _cut(gradients[0], ctx.group).contiguous(), None, None
+
+
+def _cut(values: Tensor, group: ProcessGroup) -> Tensor:
+    """Return this rank's rows; the last ranks may have fewer, or none."""
+    size = -(-len(values) // group.size())
+    return values[group.rank() * size : (group.rank() + 1) * size]
+
+
+def _join(own: Tensor, length: int, group: ProcessGroup) -> Tensor:
+    size = -(-length // group.size())
+    padded = own.new_zeros(size, *own.shape[1:])
+    padded[: len(own)] = own
+    rows = own.new_empty(size * group.size(), *own.shape[1:])
+    dist.all_gather_into_tensor(rows, padded, group=group)
+    return rows[:length]
 
 
 class _Dispatch:
-    """The forward of all experts of a layer, of which this rank owns some."""
+    """The forward of all experts of a layer, of which this rank owns some.
 
-    def __init__(self, experts: nn.Module, group: ProcessGroup) -> None:
+    num_replicas: ranks that share each microbatch and its loss, by splitting matrices.
+    """
+
+    def __init__(self, experts: nn.Module, group: ProcessGroup, *, num_replicas: int) -> None:
         self._experts = experts
         self._group = group
+        self._num_batches = group.size() // num_replicas
 
     def __call__(self, hidden_TH: Tensor, experts_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Return the sum of each token's experts, times their weights, [T, H]. A collective of the group.
@@ -129,7 +205,7 @@ class _Dispatch:
         own: Tensor = getattr(self._experts, name).to_local()
         if own.requires_grad:
             # Not by FSDP's `set_gradient_divide_factor`, which divides a single owner's float64 twice.
-            own.register_hook(lambda gradient: gradient / self._group.size())
+            own.register_hook(lambda gradient: gradient / self._num_batches)
         return own
 
 

@@ -25,18 +25,18 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
     """
     check_experts(model, learner)
     check_expert_parallel(config, model.path, learner.expert_parallel)
-    check_sequence_parallel(config, learner.sequence_parallel)
-    check_tensor_parallel(config, learner.tensor_parallel)
+    check_tensor_parallel(config, learner.tensor_parallel, divides_experts=learner.expert_parallel > 1)
+    check_sequence_parallel(config, learner.sequence_parallel, tensor_parallel=learner.tensor_parallel)
     if learner.sequence_parallel > 1 and model.attention not in ("auto", SEGMENT_SDPA):
         raise ConfigError(
             f"learner.sequence_parallel={learner.sequence_parallel} has its own attention, and "
             f"model.attention={model.attention} needs whole microbatches; use model.attention=auto"
         )
-    if learner.tensor_parallel > 1 and model.lora.rank > 0:
+    if learner.tensor_parallel > 1 and model.lora.rank > 0 and model.lora.dropout > 0:
         raise ConfigError(
-            f"learner.tensor_parallel={learner.tensor_parallel} splits whole matrices and cannot "
-            f"be combined with adapters (model.lora.rank={model.lora.rank}); leave one of the two "
-            "out"
+            f"model.lora.dropout={model.lora.dropout:g} draws other numbers on each of the ranks that "
+            f"learner.tensor_parallel={learner.tensor_parallel} lets compute one adapter; use "
+            "model.lora.dropout=0"
         )
 
 

@@ -110,6 +110,16 @@ def initialize_adapters(module: PreTrainedModel) -> None:
         own_part(up)[0].zero_()
 
 
+def cut_parts(layer: nn.Module, *, is_colwise: bool) -> list[str]:
+    """Return which modules inside of a linear layer are sharded if its matrix is, as suffixes of its name.
+
+    W and B have the same rows, W and A the same columns; the other factor of an adapter stays whole.
+    """
+    if not hasattr(layer, "base_layer"):
+        return [""]
+    return [_BASE_LAYER.rstrip("."), f".{'lora_B' if is_colwise else 'lora_A'}.{_ADAPTER}"]
+
+
 def published_name(name: str) -> str | None:
     """Return the name that a weight has without adapters; None for a part of an adapter."""
     return None if ".lora_" in name else name.replace(_BASE_LAYER, ".")

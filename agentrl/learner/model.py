@@ -291,7 +291,8 @@ def _change_layers(
     elif not learner.compile:
         use_linear_kernels(module, learner.linear_kernels, device=place.device.type)
     if place.expert_mesh is not None:
-        divide_experts(module, place.expert_mesh[sharding.EXPERT])
+        tensor_group = None if place.tensor_mesh is None else place.tensor_mesh.get_group()
+        divide_experts(module, place.expert_mesh[sharding.EXPERT], tensor_group=tensor_group)
 
 
 def has_dropout(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError, LearnerError
-from agentrl.learner.sharding import open_expert_mesh, open_mesh, open_tensor_mesh
+from agentrl.learner.sharding import TENSOR, open_expert_mesh, open_mesh, open_tensor_mesh, without_last
 
 SAVING = "saving"
 """Thread of a rank that waits for a checkpoint to be written."""
@@ -93,15 +93,37 @@ def join_ranks(
             f"rank {rank} of {config.world_size} could not join the others at {address}:{port}: {error}"
         ) from error
     _count_replicas_once(config)
-    sequence_group = dist.new_subgroups(config.sequence_parallel)[0] if config.sequence_parallel > 1 else None
+    shard_size, tensor_mesh = config.fsdp.shard_size, None
     if config.tensor_parallel == 1:
-        mesh = open_mesh(device.type, world_size=config.world_size, shard_size=config.fsdp.shard_size)
-        place = RankPlace(rank, config.world_size, device, mesh, sequence_group)
-        if config.expert_parallel > 1:
-            place = replace(place, expert_mesh=_expert_mesh(config, device))
-        return place
-    both = open_tensor_mesh(device.type, world_size=config.world_size, tensor_parallel=config.tensor_parallel)
-    return RankPlace(rank, config.world_size, device, both["data"], sequence_group, both["tensor"])
+        mesh = open_mesh(device.type, world_size=config.world_size, shard_size=shard_size)
+    else:
+        both = open_tensor_mesh(
+            device.type,
+            world_size=config.world_size,
+            shard_size=shard_size,
+            tensor_parallel=config.tensor_parallel,
+        )
+        mesh, tensor_mesh = without_last(both), both[TENSOR]
+    expert_mesh = _expert_mesh(config, device) if config.expert_parallel > 1 else None
+    return RankPlace(rank, config.world_size, device, mesh, _sequence_group(config), tensor_mesh, expert_mesh)
+
+
+def _sequence_group(config: LearnerConfig) -> ProcessGroup | None:
+    """Form the groups in which each rank has a part of the tokens. A collective.
+
+    Neighboring ranks split the matrices; the members of a group have the same part of them.
+    """
+    step, size = config.tensor_parallel, config.num_replicas
+    if config.sequence_parallel == 1:
+        return None
+    group, _ = dist.new_subgroups_by_enumeration(
+        [
+            list(range(first + part, first + size, step))
+            for first in range(0, config.world_size, size)
+            for part in range(step)
+        ]
+    )
+    return group
 
 
 def _expert_mesh(config: LearnerConfig, device: torch.device) -> DeviceMesh:

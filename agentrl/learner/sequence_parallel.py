@@ -97,8 +97,10 @@ def heads_to_tokens(heads: Tensor, group: ProcessGroup) -> Tensor:
     return received.view(blocks.shape).flatten(0, 1)[None]
 
 
-def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
+def check_sequence_parallel(config: PretrainedConfig, size: int, *, tensor_parallel: int = 1) -> None:
     """Raise if `size` ranks cannot share a microbatch of the model.
+
+    tensor_parallel: ranks over which its heads are divided before.
 
     Raises:
         ConfigError: the heads cannot be divided evenly, or something besides attention depends on other
@@ -110,13 +112,15 @@ def check_sequence_parallel(config: PretrainedConfig, size: int) -> None:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     name = f"learner.sequence_parallel={size}"
+    heads, kv_heads = heads // tensor_parallel, kv_heads // tensor_parallel
+    place = "the model" if tensor_parallel == 1 else f"a rank (learner.tensor_parallel={tensor_parallel})"
     if heads % size:
         raise ConfigError(
-            f"{name} does not divide the {heads} attention heads of the model; use a divisor of {heads}"
+            f"{name} does not divide the {heads} attention heads of {place}; use a divisor of {heads}"
         )
     if kv_heads % size and size % kv_heads:
         raise ConfigError(
-            f"{name} does not fit the {kv_heads} key-value heads of the model; use a divisor or a multiple "
+            f"{name} does not fit the {kv_heads} key-value heads of {place}; use a divisor or a multiple "
             f"of {kv_heads}"
         )
     mixers = sorted(set(getattr(config, "layer_types", None) or ()) - _PER_TOKEN_LAYERS)

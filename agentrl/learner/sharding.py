@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # takes a second to import; the controller needs only the nam
 
 EXPERT = "expert"
 """Name of the mesh dimension over which experts are divided."""
+TENSOR = "tensor"
+"""Name of the mesh dimension over which matrices are split."""
 
 _STACKED = 3
 """Dimensions of a weight that stacks the matrices of all experts."""
@@ -48,13 +50,15 @@ def open_mesh(device_type: str, *, world_size: int, shard_size: int | None) -> D
     )
 
 
-def open_tensor_mesh(device_type: str, *, world_size: int, tensor_parallel: int) -> DeviceMesh:
-    """Return the mesh (data, tensor) of all ranks. A collective.
+def open_tensor_mesh(
+    device_type: str, *, world_size: int, shard_size: int | None, tensor_parallel: int
+) -> DeviceMesh:
+    """Return the mesh (shard, tensor) of all ranks, or with HSDP (copy, shard, tensor). A collective.
 
-    FSDP shards over the first dimension; neighboring ranks form the second and compute together.
+    FSDP shards over all dimensions but the last; neighboring ranks form that one and compute together.
     """
-    return init_device_mesh(
-        device_type, (world_size // tensor_parallel, tensor_parallel), mesh_dim_names=("data", "tensor")
+    return _open_with_copies(
+        device_type, TENSOR, tensor_parallel, world_size=world_size, shard_size=shard_size
     )
 
 
@@ -65,15 +69,28 @@ def open_expert_mesh(
 
     Neighboring ranks form the last dimension, over which the experts of each layer are divided.
     """
+    return _open_with_copies(
+        device_type, EXPERT, expert_parallel, world_size=world_size, shard_size=shard_size
+    )
+
+
+def _open_with_copies(
+    device_type: str, last: str, length: int, *, world_size: int, shard_size: int | None
+) -> DeviceMesh:
     size = shard_size or world_size
-    lengths = (world_size // size, size // expert_parallel, expert_parallel)
-    names = ("copy", "shard", EXPERT)
+    lengths = (world_size // size, size // length, length)
+    names = ("copy", "shard", last)
     first = int(shard_size is None or shard_size == world_size)
     mesh = init_device_mesh(device_type, lengths[first:], mesh_dim_names=names[first:])
     # Norms are then summed over both dimensions at once; otherwise DTensor warns, and ranks may round
     # differently.
     mesh[names[1:]]._flatten()
     return mesh
+
+
+def without_last(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of all dimensions but the last."""
+    return mesh[(mesh.mesh_dim_names or ())[:-1]]
 
 
 def shard(
@@ -136,7 +153,7 @@ def _shard(
     for layer in layers:
         experts = [] if expert_mesh is None else list(find_experts(layer))
         if expert_mesh is not None:
-            owners = expert_mesh[tuple(name for name in expert_mesh.mesh_dim_names or () if name != EXPERT)]
+            owners = without_last(expert_mesh)
             for child in experts:
                 fully_shard(child, reshard_after_forward=frees, **_options(owners, config, compute_dtype))
         fully_shard(layer, reshard_after_forward=frees, **options)

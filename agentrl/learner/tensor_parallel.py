@@ -3,8 +3,8 @@
 Projections into the heads and into the MLP are sharded by columns, projections out of them by rows. A layer
 then needs two all-reduces in its forward and two in its backward. transformers lists per architecture how
 each matrix is sharded (`base_model_tp_plan`). torch's DTensor does the sharding, and FSDP shards each rank's
-part further over the other mesh dimension. Norms, embeddings and head are whole on each rank, apart from
-FSDP.
+part further over the other mesh dimensions. Norms, embeddings, routers and head are whole on each rank, apart
+from FSDP, and all N ranks compute them.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053.
 """
@@ -12,7 +12,7 @@ Source: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053.
 from __future__ import annotations
 
 import copy
-from fnmatch import fnmatch
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,11 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.func import functional_call
 
 from agentrl.errors import ConfigError
+from agentrl.learner.lora import cut_parts
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig, PreTrainedModel
 
 _STYLES = ("colwise", "rowwise")
+_EXPERTS = ".mlp.experts"
 _WHOLE = "replicated_with_grad_allreduce"
 """Weights that are whole on each rank but are applied to its own heads only: their gradients are summed."""
 
@@ -35,24 +37,35 @@ _WHOLE = "replicated_with_grad_allreduce"
 def cut_layers(module: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Shard a model's matrices over the ranks of `mesh`, in place, on the weights' device. A collective.
 
-    Call it before FSDP.
+    Call it before FSDP, and after adapters were added: of a matrix that is sharded by columns, B is, of one
+    that is sharded by rows, A is. The other factor is whole on each rank.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     styles = dict(zip(_STYLES, (ColwiseParallel, RowwiseParallel), strict=True))
     prefix = f"{module.base_model_prefix}." if module.base_model is not module else ""
-    plan = {prefix + name: style for name, style in _plan(module.config).items()}
-    parallelize_module(
-        module, mesh, {name: styles[style]() for name, style in plan.items() if style in styles}
-    )
-    shared = [pattern for pattern, style in plan.items() if style == _WHOLE]
+    found = {prefix + pattern: style for pattern, style in _plan(module.config).items()}
+    plan, shared = {}, []
     for name, child in module.named_modules():
-        if any(fnmatch(name, pattern) for pattern in shared):
-            _sum_gradients(child, mesh.get_group())
+        style = next((style for pattern, style in found.items() if _matches(name, pattern)), None)
+        if style == _WHOLE:
+            shared.append(child)
+        elif style in styles:  # not the experts, which are divided as wholes
+            for part in cut_parts(child, is_colwise=style == _STYLES[0]):
+                plan[f"{name}{part}"] = styles[style]()
+    parallelize_module(module, mesh, plan)
+    for child in shared:
+        _sum_gradients(child, mesh.get_group())
 
 
-def check_tensor_parallel(config: PretrainedConfig, size: int) -> None:
+def _matches(name: str, pattern: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+
+
+def check_tensor_parallel(config: PretrainedConfig, size: int, *, divides_experts: bool = False) -> None:
     """Raise if the model's layers cannot be sharded over `size` ranks.
+
+    divides_experts: experts are not sharded with the other matrices (see `agentrl.learner.experts`).
 
     Raises:
         ConfigError: its heads or its width cannot be divided evenly, or a layer is not plain attention and
@@ -62,7 +75,8 @@ def check_tensor_parallel(config: PretrainedConfig, size: int) -> None:
         return
     config, name = config.get_text_config(), f"learner.tensor_parallel={size}"
     plan = _plan(config)
-    strange = sorted(set(plan.values()) - {*_STYLES, _WHOLE})
+    own = [style for name, style in plan.items() if not (divides_experts and _EXPERTS in name)]
+    strange = sorted({*own} - {*_STYLES, _WHOLE})
     if not plan or strange:
         reason = f"its layers are cut as {strange[0]!r}" if strange else "transformers has no plan for it"
         raise ConfigError(

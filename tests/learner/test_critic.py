@@ -433,8 +433,11 @@ def test_what_does_not_go_together_is_refused(options, message):
             r"critic: learner.sequence_parallel=3 does not divide",
         ),
         (
-            {"critic": {"model": {"lora": {"rank": 2}}}, "learner": {"world_size": 2, "tensor_parallel": 2}},
-            r"critic: learner.tensor_parallel=2 splits whole matrices",
+            {
+                "critic": {"model": {"lora": {"rank": 2, "dropout": 0.1}}},
+                "learner": {"world_size": 2, "tensor_parallel": 2},
+            },
+            r"critic: model.lora.dropout=0.1 draws other numbers",
         ),
     ],
 )

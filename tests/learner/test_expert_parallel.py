@@ -54,11 +54,39 @@ WORLDS = {
     "four by four": ({"world_size": 4, "expert_parallel": 4}, QWEN3),
     "copies": ({"world_size": 4, "expert_parallel": 2, "fsdp": FSDPConfig(shard_size=2)}, QWEN3),
     "tokens": ({"world_size": 4, "expert_parallel": 4, "sequence_parallel": 2}, QWEN3),
+    "matrices": ({"world_size": 2, "expert_parallel": 2, "tensor_parallel": 2}, QWEN3),
 }
-LOADING = {name: options for name, (options, _) in WORLDS.items()} | {"undivided": {"world_size": 4}}
+SLOW_WORLDS = {
+    "pairs with matrices": (
+        {"world_size": 4, "expert_parallel": 2, "tensor_parallel": 2},
+        ["qwen3_moe", "qwen2_moe", "mixtral"],
+    ),
+    "matrices in fours": (
+        {"world_size": 4, "expert_parallel": 4, "tensor_parallel": 2, "gradient_checkpointing": True},
+        QWEN3,
+    ),
+    "eight": (
+        {
+            "world_size": 8,
+            "expert_parallel": 4,
+            "tensor_parallel": 2,
+            "sequence_parallel": 2,
+            "fsdp": FSDPConfig(shard_size=4),
+        },
+        QWEN3,
+    ),
+}
+LOADING = {name: options for name, (options, _) in (WORLDS | SLOW_WORLDS).items()} | {
+    "undivided": {"world_size": 4}
+}
 PLAYED = [(world, name) for world, (_, names) in WORLDS.items() for name in names]
-COMPARED = [(world, name) for world, name in PLAYED if world != "one" and name != ROUNDED]
+COMPARED = [(world, name) for world, name in PLAYED if world != "one" and name != ROUNDED] + [
+    pytest.param(world, name, marks=pytest.mark.slow)
+    for world, (_, names) in SLOW_WORLDS.items()
+    for name in names
+]
 LOADED = [("two", "one"), ("one", "two"), ("two", "four by two"), ("four by two", "undivided")]
+SLOWLY_LOADED = [("pairs with matrices", "one"), ("two", "pairs with matrices"), ("eight", "four by two")]
 """What the first world saved is loaded by the second."""
 
 
@@ -81,7 +109,7 @@ def spec(path, **options):
 def play(rank, world, ports, models, folder):
     """Learn with each model on one rank; rank 0 writes what it saw."""
     compute_in_float64()
-    options, names = WORLDS[world]
+    options, names = (WORLDS | SLOW_WORLDS)[world]
     for name, port in zip(names, ports, strict=True):
         out = folder / world / name
         out.mkdir(parents=True, exist_ok=True)
@@ -105,7 +133,7 @@ def play(rank, world, ports, models, folder):
 
 
 def shard_of(rank, options):
-    size = options.get("sequence_parallel", 1)
+    size = options.get("sequence_parallel", 1) * options.get("tensor_parallel", 1)
     shards = pack(SAMPLES, max_tokens=30, world_size=options["world_size"] // size)
     return shards[rank // size]
 
@@ -207,20 +235,23 @@ def routings(world_size):
     return found
 
 
-def main(models, folder):
+def main(models, folder, speed):
     models, folder = Path(models), Path(folder)
     failed = 0
-    for world, (options, names) in WORLDS.items():
+    is_slow = speed == "slow"
+    for world, (options, names) in (SLOW_WORLDS if is_slow else WORLDS).items():
         ports = reserved_ports(len(names))
         failed += run_ranks(
             (play, (rank, world, ports, models, folder)) for rank in range(options["world_size"])
         )
-    for saved, world in LOADED:
+    for saved, world in SLOWLY_LOADED if is_slow else LOADED:
         port = reserved_port()
         failed += run_ranks(
             (load_and_go_on, (rank, saved, world, port, models, folder))
             for rank in range(LOADING[world]["world_size"])
         )
+    if is_slow:
+        return failed
     for size in (2, 4):
         port = reserved_port()
         failed += run_ranks((compute_alone, (rank, size, port, folder)) for rank in range(size))
@@ -242,8 +273,21 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def worlds(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("worlds")
-    run_program(__file__, models, folder, timeout_s=4 * TIMEOUT_S)
+    run_program(__file__, models, folder, "fast", timeout_s=4 * TIMEOUT_S)
     return folder
+
+
+@pytest.fixture(scope="module")
+def slow_worlds(models, worlds):
+    run_program(__file__, models, worlds, "slow", timeout_s=4 * TIMEOUT_S)
+
+
+@pytest.fixture
+def played(request, worlds):
+    """The folder of all worlds, in which those that a test is about have been played."""
+    if request.node.get_closest_marker("slow"):
+        request.getfixturevalue("slow_worlds")
+    return worlds
 
 
 def facts(folder):
@@ -255,8 +299,8 @@ def tensors(folder):
 
 
 @pytest.mark.parametrize(("world", "name"), COMPARED)
-def test_divided_experts_have_the_same_losses(worlds, world, name):
-    one, divided = (facts(worlds / w / name)["updates"] for w in ("one", world))
+def test_divided_experts_have_the_same_losses(played, world, name):
+    one, divided = (facts(played / w / name)["updates"] for w in ("one", world))
     for expected, found in zip(one, divided, strict=True):
         assert expected["grad_norm"] > 0.5, "clipping counts"
         assert expected["router/replayed"] > 0
@@ -265,8 +309,8 @@ def test_divided_experts_have_the_same_losses(worlds, world, name):
 
 
 @pytest.mark.parametrize(("world", "name"), COMPARED)
-def test_divided_experts_have_the_same_gradients_and_weights(worlds, world, name):
-    expected, found = (tensors(worlds / w / name) for w in ("one", world))
+def test_divided_experts_have_the_same_gradients_and_weights(played, world, name):
+    expected, found = (tensors(played / w / name) for w in ("one", world))
     assert set(found) == set(expected)
     moved = 0
     for key, tensor in expected.items():
@@ -292,8 +336,8 @@ def test_in_bfloat16_experts_differ_by_rounding(worlds):
 
 
 @pytest.mark.parametrize(("world", "name"), COMPARED)
-def test_divided_experts_are_published_under_the_same_names(worlds, world, name):
-    one, divided = (worlds / w / name for w in ("one", world))
+def test_divided_experts_are_published_under_the_same_names(played, world, name):
+    one, divided = (played / w / name for w in ("one", world))
     assert facts(divided)["specs"] == facts(one)["specs"]
     assert any(".experts.3." in key for key, _ in facts(one)["specs"])
     for folder in ("loaded", "trained"):
@@ -311,14 +355,16 @@ def exported(folder):
     return found
 
 
-@pytest.mark.parametrize(("saved", "world"), LOADED)
-def test_what_one_layout_saves_another_loads(worlds, saved, world):
-    folder = worlds / f"{saved} in {world}"
-    expected = tensors(worlds / saved / "qwen3_moe")
+@pytest.mark.parametrize(
+    ("saved", "world"), [*LOADED, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOWLY_LOADED)]
+)
+def test_what_one_layout_saves_another_loads(played, saved, world):
+    folder = played / f"{saved} in {world}"
+    expected = tensors(played / saved / "qwen3_moe")
     found = tensors(folder)
     assert found.keys() == {key for key in expected if key.startswith("weight")}
     assert all(torch.equal(tensor, expected[key]) for key, tensor in found.items())
-    before, after = facts(worlds / saved / "qwen3_moe"), facts(folder)
+    before, after = facts(played / saved / "qwen3_moe"), facts(folder)
     assert after["sums"] == before["sums"]
     # The next update needs the optimizer's state.
     for key in ("loss", "grad_norm", "lr"):
@@ -415,10 +461,6 @@ def test_the_grouped_product_is_used_only_where_torch_has_it():
         (
             {"world_size": 8, "expert_parallel": 4, "fsdp": FSDPConfig(shard_size=2)},
             "expert_parallel=4 does not divide fsdp.shard_size=2",
-        ),
-        (
-            {"world_size": 4, "expert_parallel": 2, "tensor_parallel": 2},
-            "tensor_parallel=2 cannot be combined with expert_parallel=2; leave one of the two out",
         ),
     ],
 )

@@ -294,8 +294,8 @@ def test_a_reward_model_of_experts_is_exported_as_save_pretrained_writes_it(mode
         (
             LoRAConfig(),
             {"world_size": 2, "tensor_parallel": 2},
-            "learner.tensor_parallel=2",
-            "use learner.expert_parallel, which divides experts over ranks",
+            "learner.tensor_parallel=2 without learner.expert_parallel",
+            "use learner.expert_parallel=2 as well, which divides experts",
         ),
         (LoRAConfig(), {"compile": True}, "learner.compile=true", "use learner.compile=false"),
     ],

@@ -116,6 +116,21 @@ def test_tensor_parallelism_cuts_layers_and_fsdp_shards_what_is_left():
     assert own["weights"] == 4 * (layers + root)
 
 
+def test_tensor_parallelism_and_copies_share_the_ranks_of_a_copy():
+    own = state(LearnerConfig(world_size=64, tensor_parallel=8, fsdp=FSDPConfig(shard_size=16)))
+    assert own == state(LearnerConfig(world_size=16, tensor_parallel=8))
+
+
+def test_of_an_adapter_tensor_parallelism_cuts_one_factor():
+    """By hand: the rows of B for 1,024 keys, and the columns of A for 27,648 activations."""
+    lora = ModelConfig(dtype="bfloat16", lora=LoRAConfig(rank=32, target_modules=("k_proj", "down_proj")))
+    whole, cut = (
+        state(LearnerConfig(world_size=8, tensor_parallel=number), lora)["weights"] for number in (1, 8)
+    )
+    assert whole == 4 * 64 * 32 * ((5120 + 1024) + (27648 + 5120)) / 8
+    assert cut == 4 * 64 * 32 * ((5120 + 1024 / 8) + (27648 / 8 + 5120))
+
+
 def test_divided_experts_are_gathered_by_their_owners_alone():
     """Of Qwen3-235B-A22B on 64 ranks: three layers less seven eighths of their experts, in bfloat16."""
     size = ModelSize.of(

@@ -44,52 +44,89 @@ CONFIGS = {
         **SIZES, head_dim=8
     ),  # norms of each head: whole on each rank, but of its heads alone
 }
-WORLDS = {"pair": 2, "two_pairs": 4}
+SCENES = {
+    "llama": {"path": "llama"},
+    "qwen3": {"path": "qwen3"},
+    "llama adapter": {"path": "llama", "lora": LoRAConfig(rank=4, alpha=8.0)},
+    "qwen3 adapter": {
+        "path": "qwen3",
+        "lora": LoRAConfig(rank=3, alpha=8.0, target_modules=("q_proj", "down_proj")),
+    },
+}
+"""Fields of the model's config by scene."""
+WORLDS = {
+    "pair": ({"world_size": 2}, ["llama", "qwen3"]),
+    "two_pairs": ({"world_size": 4}, ["qwen3", "llama adapter"]),
+}
+COPIES = FSDPConfig(shard_size=2)
+SLOW_WORLDS = {
+    "copies": ({"world_size": 4, "fsdp": COPIES}, [*SCENES]),
+    "tokens": ({"world_size": 4, "sequence_parallel": 2, "activation_offload": True}, [*SCENES]),
+    "eight": (
+        {"world_size": 8, "sequence_parallel": 2, "fsdp": FSDPConfig(shard_size=4)},
+        ["llama", "qwen3 adapter"],
+    ),
+}
+"""Options of the learner beside a tensor parallel degree of 2, and the scenes that are played; two key-value
+heads on two ranks, of which each is needed by two more if tokens are split, too."""
+PLAYED = [(world, scene) for world, (_, scenes) in WORLDS.items() for scene in scenes] + [
+    pytest.param(world, scene, marks=pytest.mark.slow)
+    for world, (_, scenes) in SLOW_WORLDS.items()
+    for scene in scenes
+]
 TIMEOUT_S = 200.0
 
 
 BATCH = random_samples(7, VOCABULARY)
+ALGORITHM = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
 
 
-def play(rank, world_size, tensor_parallel, ports, models, folder):
-    """Learn with each model on one rank; rank 0 writes what it saw."""
-    config = LearnerConfig(
-        world_size=world_size,
-        tensor_parallel=tensor_parallel,
-        collective_timeout_s=TIMEOUT_S,
-        gradient_checkpointing=True,
-        optimizer=OptimizerConfig(lr=1e-2, grad_clip=0.5),
+def spec_of(scene, models, **options):
+    options = {"gradient_checkpointing": True, "collective_timeout_s": TIMEOUT_S} | options
+    return learner_spec(
+        ModelConfig(**(SCENES[scene] | {"path": str(models / SCENES[scene]["path"])})),
+        learner=LearnerConfig(**options, optimizer=OptimizerConfig(lr=1e-2, grad_clip=0.5)),
+        algorithm=ALGORITHM,
+        master_dtype=torch.float64,
     )
-    algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-    shard = pack(BATCH, max_tokens=40, world_size=config.dp_size)[rank // tensor_parallel]
+
+
+def play(rank, options, scenes, ports, models, folder, alone=None):
+    """Learn in each scene on one rank; rank 0 writes what it saw.
+
+    alone: what one rank alone has saved, which is loaded in the end; None: nothing is.
+    """
     facts, weights = {}, {}
-    for name in CONFIGS:
-        spec = learner_spec(
-            ModelConfig(path=str(models / name)),
-            learner=config,
-            algorithm=algorithm,
-            master_dtype=torch.float64,
-        )
+    [whole] = pack(BATCH, max_tokens=40, world_size=1)
+    for scene in scenes:
+        spec = spec_of(scene, models, **options)
+        config = spec.learner
+        shard = pack(BATCH, max_tokens=40, world_size=config.dp_size)[rank // config.num_replicas]
         learner = Learner(spec, rank=rank, address="127.0.0.1", port=ports.pop(0))
         try:
             steps = [learner.update(learner.score(shard)) for _ in range(2)]
             variants = {
-                "as_is": algorithm,
-                "masked": algorithm.model_copy(update={"correction": CorrectionConfig(outside="mask")}),
+                "as_is": ALGORITHM,
+                "masked": ALGORITHM.model_copy(update={"correction": CorrectionConfig(outside="mask")}),
             }
             compared = learner.compare(shard, shard, variants)
             weights |= {
-                f"{name}/{key}": learner._policy.full_tensor(key).double().numpy()
+                f"{scene}/{key}": learner._policy.full_tensor(key).double().numpy()
                 for key in learner._policy.tensors
             }
-            learner.save(str(folder / name / "state"))
-            learner.export(str(folder / name / "policy"))
-            facts[name] = {
+            learner.save(str(folder / scene / "state"))
+            learner.export(str(folder / scene / "policy"))
+            logprobs = np.concatenate([row.tolist() for row in learner.own_logprobs(whole)])
+            facts[scene] = {
                 "steps": steps,
+                "logprobs": logprobs.tolist(),
                 "next": learner.update(learner.score(shard)),
                 "cosines": [compared[v].cosine for v in variants],
                 "is_cut": sum(local_size(p) for p in learner._policy.module.model.layers.parameters()),
             }
+            if alone is not None:
+                learner.load(str(alone / scene / "state"))
+                facts[scene]["next of one"] = learner.update(learner.score(shard))
         finally:
             learner.close()
     if rank == 0:
@@ -122,20 +159,26 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    play(0, 1, 1, reserved_ports(len(CONFIGS)), models, folder)
+    play(0, {}, [*SCENES], reserved_ports(len(SCENES)), models, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def worlds(models, tmp_path_factory):
+def worlds(models, alone, tmp_path_factory):
+    """Return a function from a world's name to its folder; slow worlds are played if one of them is asked
+    for.
+    """
     folder = tmp_path_factory.mktemp("worlds")
-    run_program(__file__, models, folder, timeout_s=TIMEOUT_S)
-    return folder
+    played = set()
 
+    def folder_of(world):
+        group = WORLDS if world in WORLDS else SLOW_WORLDS
+        if world not in played:
+            run_program(__file__, models, alone, folder, *group, timeout_s=len(group) * TIMEOUT_S)
+            played.update(group)
+        return folder / world
 
-@pytest.fixture(params=WORLDS)
-def together(worlds, request):
-    return worlds / request.param
+    return folder_of
 
 
 def facts_of(folder):
@@ -145,49 +188,52 @@ def facts_of(folder):
 # ------------------------------------------------------------------------------------------------------ tests
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_ranks_that_compute_together_learn_as_one(alone, together, name):
-    one, many = facts_of(alone)[name], facts_of(together)[name]
+@pytest.mark.parametrize(("world", "scene"), PLAYED)
+def test_ranks_that_compute_together_learn_as_one(alone, worlds, world, scene):
+    together = worlds(world)
+    one, many = facts_of(alone)[scene], facts_of(together)[scene]
     for step, other in zip(one["steps"], many["steps"], strict=True):
+        assert step["grad_norm"] > 0.5, "clipping counts"
         assert other == pytest.approx(step, rel=1e-9, abs=1e-11)
     assert many["cosines"] == pytest.approx(one["cosines"], rel=1e-9)
+    np.testing.assert_allclose(many["logprobs"], one["logprobs"], rtol=1e-6)  # handed out in float32
     ours, theirs = load_file(alone / "weights.safetensors"), load_file(together / "weights.safetensors")
-    for key in (key for key in ours if key.startswith(f"{name}/")):
+    for key in (key for key in ours if key.startswith(f"{scene}/")):
         np.testing.assert_allclose(
             theirs[key], ours[key], rtol=0, atol=1e-6, err_msg=key
         )  # published in float32
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_rank_has_its_part_of_the_layers(alone, together, name):
-    whole, part = facts_of(alone)[name]["is_cut"], facts_of(together)[name]["is_cut"]
-    assert 0.5 <= part / whole * (2 if together.name == "two_pairs" else 1) < 0.54  # norms are not cut
+@pytest.mark.parametrize(("world", "scene"), [("pair", "llama"), ("pair", "qwen3"), ("two_pairs", "qwen3")])
+def test_a_rank_has_its_part_of_the_layers(alone, worlds, world, scene):
+    whole, part = facts_of(alone)[scene]["is_cut"], facts_of(worlds(world))[scene]["is_cut"]
+    assert 0.5 <= part / whole * (2 if world == "two_pairs" else 1) < 0.54  # norms are not cut
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_one_rank_goes_on_from_a_checkpoint_of_many(alone, together, models, name):
-    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, grad_clip=0.5))
-    algorithm = AlgorithmConfig(entropy_coefficient=0.01, kl=KLConfig(coefficient=0.1))
-    spec = learner_spec(
-        ModelConfig(path=str(models / name)),
-        learner=config,
-        algorithm=algorithm,
-        master_dtype=torch.float64,
-    )
-    with lone_learner(spec) as learner:
-        learner.load(str(together / name / "state"))
+@pytest.mark.parametrize(("world", "scene"), PLAYED)
+def test_one_rank_goes_on_from_a_checkpoint_of_many(alone, worlds, models, world, scene):
+    with lone_learner(spec_of(scene, models)) as learner:
+        learner.load(str(worlds(world) / scene / "state"))
         metrics = learner.update(learner.score(pack(BATCH, max_tokens=40, world_size=1)[0]))
-    assert metrics == pytest.approx(facts_of(alone)[name]["next"], rel=1e-8, abs=1e-10)
+    assert metrics == pytest.approx(facts_of(alone)[scene]["next"], rel=1e-8, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_transformers_loads_what_is_exported(together, name):
+@pytest.mark.parametrize(("world", "scene"), PLAYED)
+def test_many_go_on_from_a_checkpoint_of_one_rank(alone, worlds, world, scene):
+    found = facts_of(worlds(world))[scene]
+    for key in ("next", "next of one"):
+        assert found[key] == pytest.approx(facts_of(alone)[scene]["next"], rel=1e-8, abs=1e-10)
+
+
+@pytest.mark.parametrize(("world", "scene"), PLAYED)
+def test_transformers_loads_what_is_exported(worlds, world, scene):
+    together = worlds(world)
     ours, exported = (
         load_file(together / "weights.safetensors"),
-        AutoModelForCausalLM.from_pretrained(together / name / "policy"),
+        AutoModelForCausalLM.from_pretrained(together / scene / "policy"),
     )
     for key, tensor in exported.named_parameters():
-        np.testing.assert_array_equal(tensor.detach().double().numpy(), ours[f"{name}/{key}"], err_msg=key)
+        np.testing.assert_array_equal(tensor.detach().double().numpy(), ours[f"{scene}/{key}"], err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -212,34 +258,76 @@ def test_a_model_that_cannot_be_cut_is_refused_in_one_line(config, size, reason)
     assert f"learner.tensor_parallel={size}" in str(refusal.value)
 
 
-def test_adapters_are_refused():
+def test_dropped_inputs_of_adapters_are_refused():
     learner = LearnerConfig(world_size=2, tensor_parallel=2)
     check_layout(GemmaConfig(), ModelConfig(), learner.model_copy(update={"tensor_parallel": 1}))
-    with pytest.raises(ConfigError, match="leave one of the two out"):
-        check_layout(CONFIGS["qwen3"], ModelConfig(lora=LoRAConfig(rank=4)), learner)
+    check_layout(CONFIGS["qwen3"], ModelConfig(lora=LoRAConfig(rank=4)), learner)
+    with pytest.raises(ConfigError, match=r"learner\.tensor_parallel=2 .*; use model\.lora\.dropout=0"):
+        check_layout(CONFIGS["qwen3"], ModelConfig(lora=LoRAConfig(rank=4, dropout=0.1)), learner)
 
 
 @pytest.mark.parametrize(
-    "other", [{"sequence_parallel": 2}, {"fsdp": FSDPConfig(shard_size=2)}, {"compile": True}]
+    ("sequence", "tensor", "reason"),
+    [
+        (2, 3, None),
+        (4, 3, None),
+        (6, 2, None),
+        (2, 2, "does not fit the 3 key-value heads"),
+        (4, 2, "does not divide the 6 attention heads"),
+    ],
 )
-def test_options_that_do_not_go_together_are_refused_by_the_config(other):
-    with pytest.raises(ValidationError, match="tensor_parallel=2 cannot be combined with"):
-        LearnerConfig(world_size=4, tensor_parallel=2, **other)
-    with pytest.raises(ValidationError, match="tensor_parallel=2 does not divide world_size=3"):
-        LearnerConfig(world_size=3, tensor_parallel=2)
+def test_heads_of_a_rank_are_divided_again_by_sequence_parallelism(sequence, tensor, reason):
+    config = Qwen2Config(num_attention_heads=12, num_key_value_heads=6, intermediate_size=48)
+    learner = LearnerConfig(world_size=sequence * tensor, sequence_parallel=sequence, tensor_parallel=tensor)
+    if reason is None:
+        check_layout(config, ModelConfig(), learner)
+        return
+    with pytest.raises(ConfigError, match=rf"{reason} of a rank \(learner\.tensor_parallel=2\); use"):
+        check_layout(config, ModelConfig(), learner)
 
 
-def play_worlds(models, worlds):
-    """Play every world; return how many processes failed."""
-    for name in WORLDS:
-        (worlds / name).mkdir()
-    ports = {name: reserved_ports(len(CONFIGS)) for name in WORLDS}
-    return run_ranks(
-        (play, (rank, world_size, 2, list(ports[name]), models, worlds / name))
-        for name, world_size in WORLDS.items()
-        for rank in range(world_size)
-    )
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"world_size": 4, "compile": True},
+            "cannot be combined with compile=true; leave one of the two out",
+        ),
+        ({"world_size": 3}, "tensor_parallel=2 does not divide world_size=3"),
+        (
+            {"world_size": 6, "sequence_parallel": 2},
+            "sequence_parallel=2 times tensor_parallel=2 does not divide world_size=6",
+        ),
+        (
+            {"world_size": 6, "fsdp": FSDPConfig(shard_size=3)},
+            "does not divide fsdp.shard_size=3; .* a multiple",
+        ),
+        (
+            {"world_size": 6, "expert_parallel": 3},
+            "does not divide expert_parallel=3; .* use a multiple of 2",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_the_config(options, reason):
+    with pytest.raises(ValidationError, match=reason):
+        LearnerConfig(tensor_parallel=2, **options)
+
+
+def play_worlds(models, alone, folder, *names):
+    """Play every world that is named; return how many processes failed."""
+    failed = 0
+    for name in names:
+        options, scenes = (WORLDS | SLOW_WORLDS)[name]
+        (folder / name).mkdir()
+        ports = reserved_ports(len(scenes))
+        given = {**options, "tensor_parallel": 2}
+        failed += run_ranks(
+            (play, (rank, given, scenes, [*ports], models, folder / name, alone))
+            for rank in range(options["world_size"])
+        )
+    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(play_worlds(*map(Path, sys.argv[1:])))
+    paths, names = sys.argv[1:4], sys.argv[4:]
+    sys.exit(play_worlds(*map(Path, paths), *names))
