@@ -2,20 +2,36 @@
 
 The audit makes no decisions. It only checks that each transition of a group is allowed, so a bug in the
 ledger becomes visible. Its totals are compared with the counts that the run itself reported.
+
+The replay buffer follows its own events with it as well. A snapshot of the journal keeps what the audit knows
+of the events that it replaces, so an audit that begins with a snapshot has the totals of the whole run.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.buffer.events import Event, EventKind
+from agentrl.buffer.id_ranges import IdRanges
 from agentrl.buffer.lineage import Lineage
 
 QUEUED, LEASED, READY, CONSUMED, DROPPED = "queued", "leased", "ready", "consumed", "dropped"
 MAX_PROBLEMS = 20
+_NUMBERS = (
+    "num_events",
+    "num_taken",
+    "num_rollbacks",
+    "max_lag",
+    "step",
+    "settled",
+    "num_problems",
+    "problems",
+)
+"""Fields of an `Audit` that are JSON values as they are."""
 
 
 @dataclass(slots=True)
@@ -34,6 +50,62 @@ class GroupLife:
     came_back: Counter[str] = field(
         default_factory=Counter
     )  # reason -> times it became queued or ready again
+
+    def row(self) -> list[Any]:
+        """Return the life as JSON values."""
+        players = [[owner, sorted(members)] for owner, members in self.players.items()]
+        numbers = [self.num_members, sorted(self.versions), self.step, self.dropped_for, self.num_leases]
+        return [self.state, players, *numbers, dict(self.came_back)]
+
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> GroupLife:
+        """Return the life of which `row` are the JSON values."""
+        state, players, num_members, versions, step, dropped_for, num_leases, came_back = row
+        return cls(
+            state,
+            {owner: {tuple(member) for member in members} for owner, members in players},
+            num_members,
+            set(versions),
+            step,
+            dropped_for,
+            num_leases,
+            Counter(came_back),
+        )
+
+
+EndedGroup = tuple[int, int, str]
+"""A group of which no further event can come: (id, step or -1, why it was dropped or "")."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """Totals of the groups that ended before the last snapshot; the journal's archive has them one by one.
+
+    num_before: groups in the archive from before the import of a checkpoint, which are not in the totals.
+    dropped, came_back: as `Audit.dropped` and `Audit.came_back`.
+    """
+
+    ids: IdRanges = field(default_factory=IdRanges)
+    num_consumed: int = 0
+    num_leases: int = 0
+    num_before: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    came_back: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_groups(self) -> int:
+        return self.num_consumed + self.dropped.total()
+
+    def count(self, lives: Mapping[int, GroupLife]) -> None:
+        """Add groups."""
+        self.ids.add(lives)
+        for life in lives.values():
+            self.num_leases += life.num_leases
+            self.came_back.update(life.came_back)
+            if life.state == DROPPED:
+                self.dropped[life.dropped_for] += 1
+            else:
+                self.num_consumed += 1
 
 
 @dataclass(slots=True)
@@ -57,6 +129,7 @@ class Audit:
     imported: Counter[str] = field(
         default_factory=Counter
     )  # state -> groups of a checkpoint of another folder
+    ended: Ended = field(default_factory=Ended)
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0
 
@@ -67,26 +140,102 @@ class Audit:
     def counts(self) -> dict[str, int]:
         """Return the number of groups by state, including those of an imported checkpoint."""
         states = Counter(life.state for life in self.groups.values()) + self.imported
+        states += Counter({CONSUMED: self.ended.num_consumed, DROPPED: self.ended.dropped.total()})
         return {state: states[state] for state in (QUEUED, LEASED, READY, CONSUMED, DROPPED)}
+
+    def balance(self) -> dict[str, int]:
+        """Return the numbers in which the audit and the ledger must agree."""
+        counts = self.counts()
+        return {
+            QUEUED: counts[QUEUED],
+            "leased or ready": counts[LEASED] + counts[READY],  # a group becomes ready without an event
+            CONSUMED: counts[CONSUMED],
+            DROPPED: counts[DROPPED],
+            "discarded attempts": self.discarded.total(),
+            "step": self.step,
+        }
 
     def dropped(self) -> dict[str, int]:
         """Return the number of dropped groups by reason."""
-        return dict(Counter(life.dropped_for for life in self.groups.values() if life.state == DROPPED))
+        dropped = Counter(life.dropped_for for life in self.groups.values() if life.state == DROPPED)
+        return dict(dropped + self.ended.dropped)
 
     def came_back(self) -> dict[str, int]:
         """Return how often groups became queued or ready again, by reason."""
-        total: Counter[str] = Counter()
+        total = self.ended.came_back.copy()
         for life in self.groups.values():
             total += life.came_back
         return dict(total)
 
     def batches(self) -> dict[int, set[int]]:
-        """Return the consumed groups of each step that was not undone: step -> group ids."""
+        """Return the consumed groups of each step that was not undone: step -> group ids.
+
+        Without those of the archive.
+        """
         batches: dict[int, set[int]] = {}
         for group_id, life in self.groups.items():
             if life.state == CONSUMED:
                 batches.setdefault(life.step, set()).add(group_id)
         return batches
+
+    def to_archive(self) -> list[EndedGroup]:
+        """Return the groups that have ended: dropped, or consumed by a step that is settled."""
+        return [
+            (group_id, life.step, life.dropped_for if life.state == DROPPED else "")
+            for group_id, life in self.groups.items()
+            if life.state == DROPPED or (life.state == CONSUMED and life.step <= self.settled)
+        ]
+
+    def archive(self, ended: Sequence[EndedGroup]) -> None:
+        """Keep only totals of groups of `to_archive`."""
+        lives = {group_id: self.groups.pop(group_id) for group_id, _, _ in ended}
+        self.ended.count(lives)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that further events are followed from, as JSON values."""
+        ended = self.ended
+        return {
+            "groups": [[group_id, *life.row()] for group_id, life in self.groups.items()],
+            "lineage": self.lineage.state(),
+            "discarded": dict(self.discarded),
+            "released": sorted(self.released),
+            "imported": dict(self.imported),
+            "ended": [
+                ended.ids.ranges,
+                ended.num_consumed,
+                ended.num_leases,
+                ended.num_before,
+                dict(ended.dropped),
+                dict(ended.came_back),
+            ],
+            **{name: getattr(self, name) for name in _NUMBERS},
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Audit:
+        """Return the audit of which `state` was written."""
+        ranges, num_consumed, num_leases, num_before, dropped, came_back = state["ended"]
+        numbers = (num_consumed, num_leases, num_before)
+        return cls(
+            groups={group_id: GroupLife.of_row(row) for group_id, *row in state["groups"]},
+            lineage=Lineage.restored(state["lineage"]),
+            discarded=Counter(state["discarded"]),
+            released=set(state["released"]),
+            imported=Counter(state["imported"]),
+            ended=Ended(IdRanges(ranges), *numbers, Counter(dropped), Counter(came_back)),
+            **{name: state[name] for name in _NUMBERS},
+        )
+
+    def follow(self, seq: int, event: Event, *, max_staleness: float) -> None:
+        """Apply an event; complain if it is not allowed. `max_staleness` infinity: no bound is checked."""
+        if event.kind is EventKind.SNAPSHOT:
+            _begin_with(self, seq, event)
+            return
+        self.num_events += 1
+        if event.group_id < 0:
+            _follow_run(self, seq, event)
+        else:
+            _follow_group(self, seq, event, max_staleness)
 
     def complain(self, line: str) -> None:
         """Record a problem."""
@@ -99,12 +248,33 @@ def audit(events: Iterable[tuple[int, Event]], *, max_staleness: int) -> Audit:
     """Follow every group through (seq, event), in the order of `seq`."""
     found = Audit()
     for seq, event in events:
-        found.num_events += 1
-        if event.group_id < 0:
-            _follow_run(found, seq, event)
-        else:
-            _follow_group(found, seq, event, max_staleness)
+        found.follow(seq, event, max_staleness=max_staleness)
     return found
+
+
+def _begin_with(found: Audit, seq: int, event: Event) -> None:
+    """Take over what a snapshot knows of the events that it replaced."""
+    is_first = not found.num_events
+    state = json.loads(event.reason)
+    known = Audit.of_state(state["audit"])
+    for name in (*_NUMBERS, "groups", "lineage", "discarded", "released", "imported", "ended"):
+        setattr(found, name, getattr(known, name))
+    if not is_first:
+        found.complain(f"event {seq}: a snapshot follows other events, which it should have replaced")
+    if (mine := found.balance()) != (ledgers := balance_of(state["ledger"])):
+        found.complain(f"event {seq}: the ledger's part of the snapshot has {ledgers}, the audit's {mine}")
+
+
+def balance_of(ledger: Mapping[str, Any]) -> dict[str, int]:
+    """Return what `Audit.balance` returns, of the ledger's part of a snapshot."""
+    return {
+        QUEUED: len(ledger["queued"]),
+        "leased or ready": len(ledger["leased"]) + len(ledger["ready"]),
+        CONSUMED: ledger["consumed"],
+        DROPPED: sum(ledger["dropped"].values()),
+        "discarded attempts": sum(ledger["discarded"].values()),
+        "step": ledger["step"],
+    }
 
 
 def _follow_run(found: Audit, seq: int, event: Event) -> None:
@@ -146,13 +316,16 @@ def _import(found: Audit, event: Event) -> None:
     found.groups |= {
         group["group_id"]: GroupLife(READY, versions=set(group["versions"])) for group in state["ready"]
     }
+    found.ended = Ended(num_before=found.ended.num_before + found.ended.num_groups)
     found.imported = Counter({CONSUMED: state["consumed"], DROPPED: sum(state["dropped"].values())})
 
 
-def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> None:
+def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) -> None:
     if event.kind is EventKind.DISCARDED:
         found.discarded[event.reason] += 1
         return
+    if event.group_id not in found.groups and event.group_id in found.ended.ids:
+        found.complain(f"event {seq}: group {event.group_id} has ended and cannot be {event.kind}")
     life = found.groups.setdefault(event.group_id, GroupLife())
     allowed = {
         EventKind.LEASED: (QUEUED, LEASED),
@@ -198,7 +371,7 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: int) -> N
             life.came_back[event.reason] += 1
 
 
-def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: int) -> None:
+def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: float) -> None:
     if event.step not in (found.step, found.step + 1):
         found.complain(
             f"event {seq}: group {event.group_id} was taken for step {event.step} after step {found.step}"

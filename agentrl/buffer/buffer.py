@@ -21,6 +21,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from agentrl.buffer.audit import Audit
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
@@ -28,10 +29,13 @@ from agentrl.buffer.ledger import NO_VARIANCE, STALE, Admission, Ledger, LedgerR
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.rows import Rows, read_state, write_state
 from agentrl.buffer.samplers import ReadyGroup
+from agentrl.buffer.snapshots import take_snapshot
 from agentrl.data.trajectories import accuracies, from_ipc, sampled_versions, to_ipc
 from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
 
+MAX_EVENTS = 100_000
+"""Without checkpoints, a publish takes a snapshot after so many events: a restart reads them in seconds."""
 MIN_WAIT_S = 0.01
 """Of a lease that waits for a moment: at the moment itself nothing is due yet."""
 
@@ -98,6 +102,8 @@ class ReplayBuffer:
         self._clock = clock
         self._waited_s = {"lease": 0.0, "take": 0.0}
         self._last_lags: Counter[int] = Counter()
+        self._audit = Audit()  # of the same events, by other code
+        self._last_snapshot = 0  # number of its event
         self._read()
         self._last_add = clock()
 
@@ -302,6 +308,8 @@ class ReplayBuffer:
             self._let_go()
             self._rows.forget(self._ledger.drop_stale())
             self._wake_all()
+            if self._journal.num_events - self._last_snapshot > MAX_EVENTS:
+                self._take_snapshot()
             return self._groups.lineage.copy()
 
     def settle(self, step: int) -> None:
@@ -312,6 +320,7 @@ class ReplayBuffer:
             settled = [group for own, batch in self._groups.batches.items() if own <= step for group in batch]
             self._ledger.settle(step)
             self._rows.forget(settled)
+            self._take_snapshot()
 
     def roll_back(self, step: int) -> None:
         """Undo all batches after `step`. The weights of `step` are restored and published next.
@@ -442,10 +451,18 @@ class ReplayBuffer:
 
     def _read(self) -> None:
         """Replay the journal."""
-        self._ledger.replay(self._journal.events(), now=self._clock())
+        self._ledger.replay(self._followed(), now=self._clock())
         # The process may have died between a group's last member and its variance check.
         for group_id in list(self._groups.ready):
             self._look_at(group_id, "ready")
+
+    def _followed(self) -> Iterator[Event]:
+        """Yield the journal's events. The audit follows them without the bound, which may be another now."""
+        for seq, event in self._journal.numbered_events():
+            if event.kind is EventKind.SNAPSHOT:
+                self._last_snapshot = seq
+            self._audit.follow(seq, event, max_staleness=math.inf)
+            yield event
 
     # ------------------------------------------------------------------------------------ under the lock only
 
@@ -490,4 +507,20 @@ class ReplayBuffer:
         arriving = self._rows.arriving()
         # Late and duplicate members are not kept.
         is_kept = events[0].kind in (EventKind.ADDED, EventKind.IMPORTED)
+        seq = self._journal.num_events
         self._journal.append(events, arriving if is_kept else {})
+        for event in events:
+            seq += 1
+            self._audit.follow(seq, event, max_staleness=self._ledger.rules.max_staleness)
+
+    def _take_snapshot(self) -> None:
+        """Replace the journal's events by a snapshot, so that a restart need not read them.
+
+        If ledger and audit disagree, the events stay for `agentrl audit`.
+        """
+        if self._journal.num_events == self._last_snapshot:
+            return
+        snapshot = take_snapshot(self._groups, self._audit)
+        if snapshot is not None:
+            self._journal.replace_events(snapshot)
+            self._audit, self._last_snapshot = snapshot.audit, self._journal.num_events

@@ -241,6 +241,11 @@ class Curriculum:
             },
         }
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state with the counts of this step and the last one, which only metrics depend on."""
+        steps = [[dict(step.drawn), step.num_attempts] for step in (self._step, self._last_step)]
+        return self.state() | {"steps": steps}
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state. Weights, target and floor may differ from when it was saved; tasks and pools
         may not.
@@ -271,6 +276,8 @@ class Curriculum:
             self._pools[self._pool_of[row]].due[self._place[row]] = due
             if self.uses_results and self._tried[row]:
                 self._weight[row] = self._weigh(row)
+        if "steps" in state:
+            self._step, self._last_step = (_Step(Counter(drawn), tried) for drawn, tried in state["steps"])
 
 
 def restore_curriculum(curriculum: Curriculum | None, state: Mapping[str, Any] | None) -> None:

@@ -30,6 +30,8 @@ class EventKind(enum.StrEnum):
     RELEASED = "released"  # [owner]: the owner is dead and never leases again
     SETTLED = "settled"  # [step]: the checkpoint of this step is complete; steps up to it are final
     IMPORTED = "imported"  # [reason: JSON]: the state is replaced by a checkpoint of another folder
+    # [reason: JSON]: all that the events before it led to (`snapshots`); they are deleted, so it is the first
+    SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True)

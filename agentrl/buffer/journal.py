@@ -4,6 +4,8 @@
 Why SQLite: it is in the standard library, a transaction takes about ten microseconds, and another process can
 read while one writes (`agentrl audit`). Writes survive the death of any process; with `is_synced` they also
 survive a power loss.
+Where processes cannot share memory by a file (NFS and the like), SQLite's write-ahead log does not work; a
+rollback journal is used instead.
 Damage is detected: every record has a checksum (`checksums`), which is verified before use.
 """
 
@@ -11,26 +13,32 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agentrl.buffer.checksums import AttemptKey, Head, WriteCount, row_checksum, toggled
 from agentrl.buffer.events import Event
+from agentrl.buffer.file_systems import is_shared
 from agentrl.buffer.records import (
     COLUMNS,
     FORMAT,
     SQLITE_ERRORS,
     Records,
     StoredAttempt,
+    archive_checksum,
+    archive_position,
     count_path,
     damaged,
     described,
     primary_code,
     read_answered,
 )
+from agentrl.buffer.snapshots import Snapshot
 from agentrl.errors import CheckpointError, JournalError
 
 FILE = "ledger.sqlite"
@@ -48,12 +56,31 @@ CREATE TABLE attempts (
 );
 CREATE TABLE tasks (group_id INTEGER PRIMARY KEY, task_id TEXT NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL, checksum BLOB NOT NULL);
+CREATE TABLE archive (number INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum BLOB NOT NULL);
 CREATE TABLE head (
     num_writes INTEGER NOT NULL, num_events INTEGER NOT NULL, event BLOB NOT NULL, attempts BLOB NOT NULL, checksum BLOB NOT NULL
 );
 """  # noqa: E501
 _SET_HEAD = "UPDATE head SET num_writes = ?, num_events = ?, event = ?, attempts = ?, checksum = ?"
 _SET_FACT = "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)"
+_ADD_EVENT = (
+    f"INSERT INTO events (seq, time, {COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_ADD_ARCHIVE = (
+    "CREATE TABLE IF NOT EXISTS archive "
+    "(number INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum BLOB NOT NULL)"
+)
+_NO_SHARED_MEMORY = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOLFS,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_READONLY,
+}
+"""Primary codes of SQLite where it cannot share memory by a file.
+
+If the database itself cannot be written, it gives them again without a log.
+"""
 _BUSY_S = 10.0
 """Seconds that a write waits for a reader's lock."""
 
@@ -82,11 +109,9 @@ class Journal:
         answered = None if path is None else read_answered(path)
         is_there = path is not None and path.is_file() and path.stat().st_size > 0
         try:
-            self._database = sqlite3.connect(
-                path or ":memory:", timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else 'NORMAL'}")
+            self._database, self._has_log = _opened(path)
+            unsynced = "NORMAL" if self._has_log else "OFF"  # neither waits for the disk at each transaction
+            self._database.execute(f"PRAGMA synchronous = {'FULL' if is_synced else unsynced}")
         except SQLITE_ERRORS as error:
             raise self._unwritten(error) from error
         self._records = Records(self._database, path)
@@ -147,11 +172,7 @@ class Journal:
         ]
         replaced = [old for new in arrived if (old := self._find(new.key)) is not None]
         self._write(
-            (
-                f"INSERT INTO events (seq, time, {COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-                "?, ?)",
-                rows,
-            ),
+            (_ADD_EVENT, rows),
             ("DELETE FROM attempts WHERE number = ?", [(old.number,) for old in replaced]),
             (
                 "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?)",
@@ -165,6 +186,37 @@ class Journal:
         self._next_number += len(arrived)
         for attempt in arrived:
             self._keep(attempt)
+
+    def replace_events(self, snapshot: Snapshot) -> None:
+        """Replace all events by a snapshot, and move the groups that have ended to the archive.
+
+        Raises:
+            JournalError: nothing has changed.
+            CheckpointError: a task's id is damaged.
+        """
+        head = self._head
+        row = _row(head.num_events + 1, time.time(), snapshot.event)
+        head = replace(head, num_events=head.num_events + 1, event=row_checksum(row))
+        facts = {"format": FORMAT}
+        archived = []
+        if snapshot.ended:
+            tasks = self._records.tasks()
+            groups = [(*group, tasks.get(group[0], "?")) for group in snapshot.ended]
+            number, previous = archive_position(self.facts)
+            data = zlib.compress(json.dumps(groups, separators=(",", ":")).encode(), 1)
+            checksum = archive_checksum(number + 1, data, previous)
+            archived = [(number + 1, data, checksum)]
+            facts["archive"] = f"{number + 1} {checksum.hex()}"
+        self._write(
+            (_ADD_ARCHIVE, [()]),
+            ("INSERT INTO archive VALUES (?, ?, ?)", archived),
+            (_SET_FACT, [(*fact, row_checksum(fact)) for fact in facts.items()]),
+            ("DELETE FROM events", [()]),  # without a condition: SQLite frees whole pages
+            (_ADD_EVENT, [(*row, head.event)]),
+            ("DELETE FROM tasks WHERE group_id = ?", [group[:1] for group in snapshot.ended]),
+            head=head,
+        )
+        self.facts |= facts
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """Delete the trajectories of groups. Their events stay.
@@ -235,7 +287,9 @@ class Journal:
         """
         try:
             self._database.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
-        except sqlite3.Error as error:
+            if not self._has_log and self._path is not None:
+                sync_file(self._path)
+        except (sqlite3.Error, OSError) as error:
             raise self._unwritten(error) from error
 
     def _write(self, *statements: Statement, head: Head | None = None) -> None:
@@ -283,14 +337,23 @@ class Journal:
         """Whether the journal has no events."""
         return self._head.num_events == 0
 
+    @property
+    def num_events(self) -> int:
+        """Number of events that were ever written; the number of the last one."""
+        return self._head.num_events
+
     def events(self) -> Iterator[Event]:
-        """Yield all events in the order in which they happened.
+        """Yield what `numbered_events` yields, without the numbers."""
+        for _, event in self.numbered_events():
+            yield event
+
+    def numbered_events(self) -> Iterator[tuple[int, Event]]:
+        """Yield the last snapshot and all events since, or all events, in order and with their numbers.
 
         Raises:
             CheckpointError: an event is damaged or missing.
         """
-        for _, event in self._records.events(self._head):
-            yield event
+        yield from self._records.events(self._head)
 
     def attempts(self, group_id: int, owner: str) -> dict[int, bytes]:
         """Return the stored trajectories of a group from one owner: member -> Arrow IPC stream.
@@ -328,6 +391,48 @@ class Journal:
     def _keep(self, attempt: StoredAttempt) -> None:
         group_id, owner, member = attempt.key
         self._stored.setdefault(group_id, {}).setdefault(owner, {})[member] = attempt
+
+
+def _opened(path: Path | None) -> tuple[sqlite3.Connection, bool]:
+    """Return a connection to the database, and whether it writes by a write-ahead log.
+
+    Raises:
+        sqlite3.Error: the file cannot be opened or written.
+    """
+    if path is None:
+        return _connected(":memory:"), True
+    if not is_shared(path):
+        database = _connected(path)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("BEGIN IMMEDIATE")  # the first use of the memory that it shares with readers
+            database.execute("ROLLBACK")
+            if database.execute("PRAGMA journal_mode").fetchone() == ("wal",):
+                return database, True
+        except sqlite3.OperationalError as error:
+            if primary_code(error) not in _NO_SHARED_MEMORY:
+                raise
+        database.close()
+    database = _connected(path)
+    # Only an exclusive user can read a log without shared memory. Then there is none, and others may read.
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("PRAGMA journal_mode = TRUNCATE")
+    database.execute("PRAGMA locking_mode = NORMAL")
+    database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()  # lets the lock go
+    return database, False
+
+
+def _connected(path: Path | str) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the content of `path` is on its disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _row(seq: int, now: float, event: Event) -> tuple[object, ...]:

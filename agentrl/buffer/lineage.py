@@ -119,6 +119,7 @@ class Lineage:
         """Return the whole tree as JSON values."""
         return {
             "current": self._current,
+            "restored": self._restored,
             "depths": [[v, d, self._forks[v]] for v, d in self._depths.items()],
             "steps": list(self._by_step.items()),
         }
@@ -127,7 +128,7 @@ class Lineage:
     def restored(cls, state: Mapping[str, Any]) -> Lineage:
         """Return the lineage that `state` describes."""
         lineage = cls()
-        lineage._current = state["current"]
+        lineage._current, lineage._restored = state["current"], state.get("restored")
         lineage._depths = {version: depth for version, depth, _ in state["depths"]}
         lineage._forks = {version: fork for version, _, fork in state["depths"]}
         lineage._by_step = dict(map(tuple, state["steps"]))

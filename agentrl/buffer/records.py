@@ -1,19 +1,24 @@
 """Verified reads of a journal's file, for the journal itself and for other processes that inspect it.
 
 ```
-events     seq, time (wall clock, informational), fields of `Event`, checksum chained to the previous event
+events     seq, time (wall clock, informational), fields of `Event`, checksum chained to the previous event; a
+           snapshot replaces all events before it, so it is the first one and begins the chain
 attempts   number, (group_id, owner, member), checksum, Arrow IPC stream of one trajectory
 tasks      group_id -> task_id, and its checksum
-facts      name -> value, and its checksum: settings of the run when it began
+facts      name -> value, and its checksum: settings of the run when it began; where the archive ends
+archive    number, zlib of JSON rows (group id, step, why dropped, task id), checksum chained to the previous
+           row: the groups that ended before the snapshot. No restart reads them. Since format 3
 head       one row: `Head`
 ```
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +37,9 @@ from agentrl.buffer.checksums import (
 from agentrl.buffer.events import Event, EventKind
 from agentrl.errors import CheckpointError
 
-FORMAT = "2"
+FORMAT = "3"
+FORMATS = ("2", FORMAT)
+"""Formats that can be read and continued. A snapshot turns a journal of format 2 into one of format 3."""
 COLUMNS = "kind, group_id, owner, member, step, version, versions, reason, accuracy"
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
@@ -47,6 +54,7 @@ _UNREACHABLE = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,  # a reader may not undo what a writer that died has begun
 }
 """Primary codes of errors that do not mean that the content is damaged."""
 
@@ -76,6 +84,32 @@ class StoredAttempt:
     def entry(self) -> bytes:
         """Checksum of the entry without its data."""
         return row_checksum((*self.key, self.num_bytes, self.checksum.hex()))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedGroup:
+    """A group that ended before the last snapshot.
+
+    step: that consumed it, else -1. dropped_for: "" if it was consumed.
+    """
+
+    group_id: int
+    step: int
+    dropped_for: str
+    task_id: str
+
+
+def archive_checksum(number: int, data: bytes, previous: bytes) -> bytes:
+    """Return the checksum of a row of the archive that follows one with checksum `previous`."""
+    return row_checksum((number, hashlib.blake2b(data, digest_size=32).hexdigest()), previous)
+
+
+def archive_position(facts: Mapping[str, str]) -> tuple[int, bytes]:
+    """Return number and checksum of the archive's last row."""
+    if "archive" not in facts:
+        return 0, NOTHING
+    number, checksum = facts["archive"].split()
+    return int(number), bytes.fromhex(checksum)
 
 
 def set_of(stored: Iterable[StoredAttempt]) -> bytes | None:
@@ -174,11 +208,11 @@ class Records:
     def check_format(self) -> None:
         """Raise CheckpointError unless the journal has the format of this version."""
         formats = [value for name, value in self._rows("SELECT name, value FROM facts") if name == "format"]
-        if formats != [FORMAT]:
+        if len(formats) != 1 or formats[0] not in FORMATS:
             raise CheckpointError(
                 f"the journal {self._path} has format {formats[0] if formats else None}, this "
-                f"version reads {FORMAT}: continue with the version that started the run, or move "
-                f"{self._path}* away to continue from the newest checkpoint"
+                f"version reads {' and '.join(FORMATS)}: continue with the version that started the run, or "
+                f"move {self._path}* away to continue from the newest checkpoint"
             )
 
     def check_writes(self, head: Head, answered: tuple[int, str] | None) -> None:
@@ -253,6 +287,23 @@ class Records:
         """Return the task id of each group: group id -> task id."""
         return dict(self._checked("task of group", "SELECT group_id, task_id, checksum FROM tasks"))
 
+    def ended(self) -> Iterator[ArchivedGroup]:
+        """Yield the groups that ended before the snapshot, in the order of snapshots."""
+        position = archive_position(self.facts())
+        number, previous = 0, NOTHING
+        if position[0]:
+            for number, data, checksum in self._rows(
+                "SELECT number, data, checksum FROM archive ORDER BY number"
+            ):
+                if not isinstance(data, bytes) or archive_checksum(number, data, previous) != checksum:
+                    raise damaged(self._path, f"row {number} of the archive does not match its checksum")
+                previous = checksum
+                yield from (ArchivedGroup(*row) for row in json.loads(zlib.decompress(data)))
+        if (number, previous) != position:
+            raise damaged(
+                self._path, f"its archive should end with row {position[0]}, but ends with {number}"
+            )
+
     def facts(self) -> dict[str, str]:
         return dict(self._checked("fact", "SELECT name, value, checksum FROM facts"))
 
@@ -290,11 +341,13 @@ class _Chain:
     def __init__(self, path: Path | None, head: Head) -> None:
         self._path = path
         self._head = head
-        self._last = 0
+        self._first, self._last = 1, 0
         self._checksum = NOTHING
 
     def follow(self, row: Sequence[Any], checksum: Any) -> tuple[int, Event]:
         seq, _, kind, group_id, owner, member, step, version, versions, reason, accuracy = row
+        if kind == EventKind.SNAPSHOT.value and not self._last and isinstance(seq, int):
+            self._first, self._last = seq, seq - 1
         if seq != self._last + 1 or not _matches(row, checksum, self._checksum):
             raise damaged(
                 self._path,
@@ -323,4 +376,4 @@ class _Chain:
 
     def left(self) -> str:
         """Return which events are readable, as the end of an error message."""
-        return f"; events 1 to {self._last} are intact" if self._last else ""
+        return f"; events {self._first} to {self._last} are intact" if self._last >= self._first else ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, assert_never
 
 from agentrl.buffer.curriculum import Curriculum, restore_curriculum
@@ -180,6 +180,8 @@ class GroupStates:
                 self.batches = {step: batch for step, batch in self.batches.items() if step > event.step}
             case EventKind.IMPORTED:
                 self._load(json.loads(event.reason))
+            case EventKind.SNAPSHOT:
+                self._load_snapshot(json.loads(event.reason)["ledger"])
             case _:
                 assert_never(event.kind)
 
@@ -345,6 +347,63 @@ class GroupStates:
         self.consumed = self.published = state["consumed"]
         self.dropped, self.discarded = Counter(state["dropped"]), Counter(state["discarded"])
         self.discarded[OWNER_LOST] += sum(num_members for _, _, num_members in state["open"])
+
+    # ----------------------------------------------------------------------------------------------- snapshot
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as JSON values: what all events so far led to, leases included."""
+        return {
+            "lineage": self.lineage.state(),
+            "step": self.step,
+            "settled": self.settled,
+            "drawn": self.drawn,
+            "next_draw": None if self._curriculum is None else self._next_draw,
+            "num_leases": self._num_leases,
+            "num_finished": self._num_finished,
+            "consumed": self.consumed,
+            "published": self.published,
+            "dropped": dict(self.dropped),
+            "discarded": dict(self.discarded),
+            "released": sorted(self.released),
+            "queued": [[group_id, g.number, g.num_leases] for group_id, g in self.queued.items()],
+            "leased": [[group_id, g.number, g.num_leases] for group_id, g in self.leased.items()],
+            "plays": [
+                [*key, p.order, p.version, list(p.members.items()), sorted(p.left_out), p.accuracies]
+                for key, p in self._plays.items()
+            ],
+            "ready": [astuple(group) for group in self.ready.values()],
+            "batches": [
+                [step, [astuple(group) for group in batch.values()]] for step, batch in self.batches.items()
+            ],
+            "curriculum": None if self._curriculum is None else self._curriculum.snapshot(),
+        }
+
+    def _load_snapshot(self, state: Mapping[str, Any]) -> None:
+        restore_curriculum(self._curriculum, state["curriculum"])
+        self.lineage = Lineage.restored(state["lineage"])
+        self.step, self.settled = state["step"], state["settled"]
+        self.drawn, self._next_draw = state["drawn"], state["next_draw"]
+        self._num_leases, self._num_finished = state["num_leases"], state["num_finished"]
+        self.consumed, self.published = state["consumed"], state["published"]
+        self.dropped, self.discarded = Counter(state["dropped"]), Counter(state["discarded"])
+        self.released = set(state["released"])
+        self.queued = {group_id: OpenGroup(*numbers) for group_id, *numbers in state["queued"]}
+        self.leased = {group_id: OpenGroup(*numbers) for group_id, *numbers in state["leased"]}
+        self._plays, self._held = OrderedDict(), {}
+        for group_id, owner, order, version, members, left_out, accuracies in state["plays"]:
+            delivered = {member: tuple(versions) for member, versions in members}
+            play = Play(order, version, 0.0, delivered, set(left_out), accuracies)
+            self._begin_play(group_id, owner, play)
+        self.ready = {group.group_id: group for group in map(_ready, state["ready"])}
+        self.batches = {
+            step: {group.group_id: group for group in map(_ready, batch)} for step, batch in state["batches"]
+        }
+
+
+def _ready(values: Sequence[Any]) -> ReadyGroup:
+    """Return the group of which `values` are the fields, read from JSON."""
+    group_id, number, order, owner, finished, members, versions = values
+    return ReadyGroup(group_id, number, order, owner, finished, tuple(members), tuple(versions))
 
 
 def check_format(state: Mapping[str, Any]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from agentrl.buffer.audit import Audit, audit
+from agentrl.buffer.audit import CONSUMED, Audit, audit
 from agentrl.buffer.events import Event
 from agentrl.buffer.journal import FILE
-from agentrl.buffer.records import Records
+from agentrl.buffer.records import ArchivedGroup, Records
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.offline.stored_steps import StoredSteps
 from agentrl.types import NO_VERSION
@@ -20,9 +21,13 @@ from agentrl.types import NO_VERSION
 
 @dataclass(frozen=True, slots=True)
 class RunAudit:
-    """The audit of a journal, with the staleness bound, each group's task, and notes on other files."""
+    """The audit of a journal, with the staleness bound, each group's task, and notes on other files.
+
+    ended: groups that the journal's snapshot has only in totals.
+    """
 
     audit: Audit
+    ended: tuple[ArchivedGroup, ...]
     max_staleness: int
     tasks: dict[int, str]
     notes: tuple[str, ...]
@@ -57,6 +62,10 @@ class RunAudit:
             state = (
                 f"dropped: {life.dropped_for}" if life.dropped_for and life.state == "dropped" else life.state
             )
+            row[state] = row.get(state, 0) + 1
+        for group in self.ended:
+            row = rows.setdefault(group.task_id, {})
+            state = f"dropped: {group.dropped_for}" if group.dropped_for else CONSUMED
             row[state] = row.get(state, 0) + 1
         return [{"task": task, **states} for task, states in sorted(rows.items())]
 
@@ -102,16 +111,20 @@ def audit_run(folder: Path) -> RunAudit:
         damages: list[str] = []
         found = audit(_until_damage(records.events(), damages), max_staleness=bound)
         attempts_note = _check_attempts(records, damages)
+        ended = () if damages else _read_archive(records, found, damages)
+    tasks |= {group.group_id: group.task_id for group in ended}
     if damages:  # further differences would only follow from the damage
         for damage in damages:
             found.complain(damage)
-        return RunAudit(found, bound, tasks, (attempts_note,))
+        return RunAudit(found, ended, bound, tasks, (attempts_note,))
     notes = (
-        _compare_trajectories(found, folder, bound),
+        _compare_trajectories(found, ended, folder, bound),
         _compare_versions(found, folder),
         _compare_result(found, folder),
     )
-    return RunAudit(found, bound, tasks, (attempts_note, *(note for note in notes if note is not None)))
+    return RunAudit(
+        found, ended, bound, tasks, (attempts_note, *(note for note in notes if note is not None))
+    )
 
 
 def _until_damage(events: Iterator[tuple[int, Event]], damages: list[str]) -> Iterator[tuple[int, Event]]:
@@ -119,6 +132,22 @@ def _until_damage(events: Iterator[tuple[int, Event]], damages: list[str]) -> It
         yield from events
     except CheckpointError as error:
         damages.append(str(error))
+
+
+def _read_archive(records: Records, found: Audit, damages: list[str]) -> tuple[ArchivedGroup, ...]:
+    """Return the groups of the archive, and check that they add up to the totals of the snapshot."""
+    try:
+        ended = tuple(records.ended())[found.ended.num_before :]
+    except CheckpointError as error:
+        damages.append(str(error))
+        return ()
+    dropped = Counter(group.dropped_for for group in ended if group.dropped_for)
+    if (len(ended), dropped) != (found.ended.num_groups, found.ended.dropped):
+        found.complain(
+            f"the archive has {len(ended)} groups, dropped: {_listed(dropped)}; the snapshot counts "
+            f"{found.ended.num_groups}, dropped: {_listed(found.ended.dropped)}"
+        )
+    return ended
 
 
 def _check_attempts(records: Records, damages: list[str]) -> str:
@@ -138,13 +167,18 @@ def _check_attempts(records: Records, damages: list[str]) -> str:
     return f"stored attempts: {num_whole} of {len(stored)} are intact"
 
 
-def _compare_trajectories(found: Audit, folder: Path, bound: int) -> str | None:
+def _compare_trajectories(
+    found: Audit, ended: Sequence[ArchivedGroup], folder: Path, bound: int
+) -> str | None:
     """Check that each step's file has the groups of the journal, and no token beyond the staleness bound."""
     try:
         stored = StoredSteps.find(folder)
     except DataError:
         return None
     batches, num_groups = found.batches(), 0
+    for group in ended:
+        if not group.dropped_for:
+            batches.setdefault(group.step, set()).add(group.group_id)
     last = min(stored.num_steps, found.step)
     for step in range(1, last + 1):
         batch = stored.read(step)
@@ -205,5 +239,5 @@ def _compare_result(found: Audit, folder: Path) -> str | None:
     )
 
 
-def _listed(counts: dict[str, int]) -> str:
+def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()) if count) or "none"

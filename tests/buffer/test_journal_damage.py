@@ -274,7 +274,8 @@ def test_a_journal_without_checksums_is_answered_with_the_cure(tmp_path):
     database.close()
     for look in (lambda: Journal(tmp_path / FILE), lambda: audit_run(tmp_path)):
         with pytest.raises(
-            CheckpointError, match=f"has format 1, this version reads {FORMAT}: .* or move .*{FILE}\\* away"
+            CheckpointError,
+            match=f"has format 1, this version reads 2 and {FORMAT}: .* or move .*{FILE}\\* away",
         ):
             look()
 

@@ -59,7 +59,7 @@ def test_the_content_of_a_file_by_hand(tmp_path):
     assert journal.num_bytes == len(b"one" + b"other" + b"more")
     with Records.open(tmp_path / FILE) as records:
         assert records.tasks() == {0: "t:0", 1: "t:1"}
-        assert records.facts() == {"format": "2"}
+        assert records.facts() == {"format": "3"}
 
 
 def test_of_a_group_the_attempts_of_one_owner_may_be_forgotten(tmp_path):
@@ -162,7 +162,7 @@ def test_a_journal_begins_where_there_is_none_yet(tmp_path, before):
             Journal(tmp_path / FILE)
     else:
         journal = Journal(tmp_path / FILE)
-        assert (journal.is_empty, journal.facts) == (True, {"format": "2"})
+        assert (journal.is_empty, journal.facts) == (True, {"format": "3"})
         journal.append([LEASED])
         assert [*Journal(tmp_path / FILE).events()] == [LEASED]
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.buffer.audit import audit
+from agentrl.buffer.audit import Audit, EndedGroup, audit
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.ledger import Ledger, LedgerRules
+from agentrl.buffer.snapshots import take_snapshot
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.types import NO_VERSION
@@ -64,6 +65,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.rules = LedgerRules(per_step, staleness, size, total, waits_for_stragglers=waits)
         self.has_curriculum = has_curriculum
         self.journal: list[Event] = []
+        self.history: list[Event] = []  # what the journal would hold without snapshots
+        self.audit = Audit()
+        self.archived: list[EndedGroup] = []
         self.is_disk_full = False
         self.ledger = self.empty()
         self.tree = Tree()
@@ -87,6 +91,9 @@ class LedgerMachine(RuleBasedStateMachine):
         if self.is_disk_full:
             raise JournalError("full")
         self.journal.extend(events)
+        self.history.extend(events)
+        for event in events:
+            self.audit.follow(len(self.history), event, max_staleness=self.rules.max_staleness)
 
     def empty(self) -> Ledger:
         chosen = (
@@ -329,12 +336,28 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def the_buffer_is_killed(self) -> None:
         """It reads its journal, and is as it was: who plays goes on, and nothing is lost."""
-        before = self.seen()
-        journal, self.journal = self.journal, []
+        before = self.seen(), self.ledger.groups.snapshot()
         self.ledger = self.empty()
-        self.ledger.replay(journal, now=0.0)
-        self.journal = journal
-        assert self.seen() == before
+        self.ledger.replay(self.journal, now=0.0)
+        assert (self.seen(), self.ledger.groups.snapshot()) == before
+
+    @rule()
+    def a_snapshot_replaces_the_events(self) -> None:
+        """A buffer that begins with it is the one that took it, and it knows of every group that ended."""
+        before = self.seen(), self.ledger.groups.snapshot()
+        snapshot = take_snapshot(self.ledger.groups, self.audit)
+        assert snapshot is not None
+        self.journal = [snapshot.event]
+        self.archived += snapshot.ended
+        self.audit = snapshot.audit
+        self.ledger = self.empty()
+        self.ledger.replay(self.journal, now=0.0)
+        assert (self.seen(), self.ledger.groups.snapshot()) == before
+        ended = {
+            group_id for step, batch in self.batches.items() if step <= self.settled for group_id in batch
+        }
+        assert self.audit.groups.keys().isdisjoint(ended | self.dropped)
+        assert len(self.audit.groups) <= len(self.drawn), "what ended is kept as totals"
 
     @rule(back=st.integers(0, 3), driver_dies=st.booleans(), keeps=st.booleans(), by=st.integers(1, 3))
     def the_weights_are_restored(self, back: int, driver_dies: bool, keeps: bool, by: int) -> None:
@@ -392,7 +415,8 @@ class LedgerMachine(RuleBasedStateMachine):
         """
         state = json.loads(json.dumps(self.ledger.groups.state()))
         before = self.ledger.groups.counts()
-        self.journal = []
+        self.journal, self.history = [], []
+        self.audit, self.archived = Audit(), []
         self.ledger = self.empty()
         self.ledger.restore(state)
         self.version += 1
@@ -425,17 +449,25 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         assert groups["leased"] + groups["ready"] == counts.leased + counts.ready
         assert {reason: count for reason, count in found.discarded.items() if count} == counts.discarded
-        kinds = Counter(event.kind for event in self.journal)
-        assert (found.num_events, found.num_rollbacks) == (len(self.journal), kinds[EventKind.ROLLED_BACK])
-        assert (found.num_taken, sum(life.num_leases for life in found.groups.values())) == (
-            kinds[EventKind.CONSUMED],
-            kinds[EventKind.LEASED],
-        )
+        kinds = Counter(event.kind for event in self.history)
+        assert (found.num_events, found.num_rollbacks) == (len(self.history), kinds[EventKind.ROLLED_BACK])
+        assert (
+            found.num_taken,
+            found.ended.num_leases + sum(life.num_leases for life in found.groups.values()),
+        ) == (kinds[EventKind.CONSUMED], kinds[EventKind.LEASED])
         back = (EventKind.QUEUED, EventKind.REQUEUED, EventKind.RETURNED)
-        assert found.came_back() == Counter(event.reason for event in self.journal if event.kind in back)
+        assert found.came_back() == Counter(event.reason for event in self.history if event.kind in back)
         if not kinds[EventKind.IMPORTED]:
             assert found.dropped() == counts.dropped
-            assert found.batches() == {step: set(batch) for step, batch in self.batches.items()}
+            batches = found.batches()
+            for group_id, step, dropped_for in self.archived:
+                assert dropped_for or step <= self.settled
+                if not dropped_for:
+                    batches.setdefault(step, set()).add(group_id)
+            assert batches == {step: set(batch) for step, batch in self.batches.items()}
+            gone = {group_id for group_id, _, dropped_for in self.archived if dropped_for}
+            assert gone <= self.dropped
+            assert len(self.archived) == found.ended.num_groups
             assert found.step == self.step
 
     # --------------------------------------------------------------------------------------------- invariants

@@ -120,13 +120,14 @@ def test_the_stored_form():
     """Version, depth and fork of each; a tree begins at 0."""
     assert Lineage.of([(0, 0), (2, 1), (5, 1)]).state() == {
         "current": 5,
+        "restored": None,
         "depths": [[0, 0, 0], [2, 2, 2], [5, 2, 2]],
         "steps": [(0, 0), (1, 2)],
     }
     empty = Lineage()
     empty.roll_back(3)
     empty.publish(4, 3)
-    assert empty.state() == {"current": 4, "depths": [[4, 0, 0]], "steps": [(3, 0)]}
+    assert empty.state() == {"current": 4, "restored": None, "depths": [[4, 0, 0]], "steps": [(3, 0)]}
 
 
 def test_a_copy_and_a_stored_tree_go_on_alike():

@@ -49,6 +49,7 @@ SHORT: dict[str, str] = {
     "house": "--out {out}",
     "in_flight": "--in-flight 50 --servers 1 --seconds 4 --seconds-per-token 0.005 --mean-tokens 20 "
     "--prompts 50,150 --out {out}",
+    "journal_age": "--steps 40 --steps-without 40 --groups 4 --group-size 2 --arrivals 5 --out {out}",
     "lag": f"--rows on_policy --seeds 0 --steps 2 --eval-n 1 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "learner_memory": "--tokens 512 --hidden 64 --layers 2 --vocabulary 256 --out {out}",
     "learner_step": "--budgets 1024 2048 --repeats 1 --prompts 50 --hidden 32 --layers 1 --vocabulary 256 "

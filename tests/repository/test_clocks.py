@@ -38,6 +38,7 @@ PASSING_ON = {"abs", "float", "int", "max", "min", "round"}
 
 ALLOWED = {
     "agentrl/buffer/journal.py:Journal.append": "the time of an event, for people",
+    "agentrl/buffer/journal.py:Journal.replace_events": "the time of an event, for people",
     "agentrl/chat/template.py:_environment": "the date that a template writes",
     "agentrl/verl/importing/shell.py:_printed": "what `date` would print in a script",
     "agentrl/fleet/control.py:ask": "requests are served in the order of their names; nothing hangs on it",
