@@ -70,6 +70,7 @@ from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.worker import RolloutSettings
+from agentrl.weights.disk import remove_versions
 from agentrl.workers.actors import Actor
 from agentrl.workers.pools import Seat
 from agentrl.workers.workers import Workers
@@ -91,6 +92,8 @@ def open_run(config: Config) -> Iterator[Run]:
     with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))
         stack.callback(run_dir.close)
+        # The servers and ranks are gone by then: nobody reads or writes a version.
+        stack.callback(remove_versions, run_dir.weights(config.rollout.weights))
         tidy(run_dir.checkpoints)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         scoring = _open_scoring(config, run_dir, plugins, chat)

@@ -1,9 +1,10 @@
 """Writing of only the published weights that an update changed: in bfloat16 a small step changes few of them.
 
-A folder of changes has one file for each of two kinds of servers:
+A folder of changes has one file, and a second one for servers that cannot read the first:
     changes.safetensors         for each changed tensor NAME either `NAME|positions` (i32[n], indices into the
                                 flat tensor) and `NAME|values` ([n]) or, where it is smaller, NAME itself;
-                                the metadata name the base weights and the resulting weights
+                                the metadata name the base weights and the resulting weights, and have the
+                                shapes of tensors of which only elements are written, as JSON
     tensors/model.safetensors   every changed tensor, whole, as any loader of Hugging Face folders reads it
 Weights are named by a hash chain. Whole weights have a random name. Changed weights are named by the sha256
 of their base's name and of the changes. A server with another base or a damaged file computes another name
@@ -26,10 +27,19 @@ from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.weights import FolderWriter, export
 from agentrl.sglang.process_group import tensor_bytes
-from agentrl.sglang.weight_changes import CHANGES_FILE, NAME_FILE, NAME_KEY, POSITIONS, VALUES, changed_name
+from agentrl.sglang.weight_changes import (
+    CHANGES_FILE,
+    NAME_FILE,
+    NAME_KEY,
+    POSITIONS,
+    SHAPES_KEY,
+    VALUES,
+    changed_name,
+)
 
 _MAX_POSITION = 2**31 - 1
 _POSITION_BYTES = 4
+_TENSORS_FILE = "model.safetensors"
 
 
 class WrittenWeights:
@@ -40,6 +50,7 @@ class WrittenWeights:
         self._place = place
         self._model = model
         self._copy: dict[str, Tensor] = {}
+        self._changed: list[str] = []  # by the last `write_changes`
         self._name = ""
 
     def write_whole(self, folder: Path, *, is_again: bool) -> None:
@@ -59,38 +70,49 @@ class WrittenWeights:
             if self._place.is_first:
                 self._copy[name] = tensor.to("cpu", copy=True)
 
-    def write_changes(self, folder: Path) -> tuple[int, int]:
-        """Write the differences to the last weights written.
-
-        Returns the bytes of the file of changed elements, and of the file of changed tensors; (0, 0) on all
-        ranks but 0.
+    def write_changes(self, folder: Path) -> int:
+        """Write the differences to the last weights written; return the bytes of the file, 0 on all ranks
+        but 0.
 
         Raises:
             InfrastructureError: the folder could not be written.
         """
         parts: dict[str, Tensor] = {}
-        whole: dict[str, Tensor] = {}
+        self._changed = []
         for name, published in self._policy.full_tensors(list(self._policy.pieces)):
             if self._place.is_first:
                 full = published.to("cpu", copy=True).contiguous()
                 changed = _changes_of(name, full, self._copy[name])
                 if changed:
                     parts |= changed
-                    whole[name] = full
+                    self._changed.append(name)
                 self._copy[name] = full
         if not self._place.is_first:
-            return 0, 0
+            return 0
         base, self._name = (
             self._name,
             changed_name(self._name, {key: tensor_bytes(part) for key, part in parts.items()}),
         )
         writer = FolderWriter(folder)
-        writer.write(partial(_write_parts, parts, {"base": base, "name": self._name}))
-        writer.write(partial(_write_tensors, whole))
+        shapes = {name: list(self._copy[name].shape) for name in self._changed if name not in parts}
+        about = {"base": base, "name": self._name, SHAPES_KEY: json.dumps(shapes)}
+        writer.write(partial(_write_parts, parts, about))
         writer.finish()
-        return (folder / CHANGES_FILE).stat().st_size, (
-            folder / "tensors" / "model.safetensors"
-        ).stat().st_size
+        return (folder / CHANGES_FILE).stat().st_size
+
+    def write_changed_tensors(self, folder: Path) -> int:
+        """Write each tensor that the last `write_changes` found changed, as a whole; return the bytes of the
+        file, 0 on all ranks but 0.
+
+        Raises:
+            DiskError: the folder could not be written.
+        """
+        if not self._place.is_first:
+            return 0
+        writer = FolderWriter(folder)
+        writer.write(partial(_write_tensors, {name: self._copy[name] for name in self._changed}))
+        writer.finish()
+        return (folder / _TENSORS_FILE).stat().st_size
 
 
 def _changes_of(name: str, tensor: Tensor, base: Tensor) -> dict[str, Tensor]:
@@ -105,15 +127,14 @@ def _changes_of(name: str, tensor: Tensor, base: Tensor) -> dict[str, Tensor]:
     return {name + POSITIONS: positions.to(torch.int32), name + VALUES: flat[positions]}
 
 
-def _write_parts(parts: dict[str, Tensor], names: dict[str, str], folder: Path) -> None:
-    save_file(parts, str(folder / CHANGES_FILE), metadata=names)
+def _write_parts(parts: dict[str, Tensor], about: dict[str, str], folder: Path) -> None:
+    save_file(parts, str(folder / CHANGES_FILE), metadata=about)
     # Safetensors creates private files, but a server may run under another account.
     (folder / CHANGES_FILE).chmod(0o644)
 
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
-    file = folder / "tensors" / "model.safetensors"
-    file.parent.mkdir()
+    file = folder / _TENSORS_FILE
     save_file(tensors, str(file), metadata={"format": "pt"})
     file.chmod(0o644)
 

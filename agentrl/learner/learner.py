@@ -301,12 +301,14 @@ class Learner:
         self._written.write_whole(Path(folder), is_again=is_again)
 
     @dispatch("all")
-    def write_changes(self, folder: str) -> tuple[int, int]:
-        """Write what changed since the last weights written.
-
-        Returns the bytes of the file of changed elements, and of the file of the tensors that contain them.
-        """
+    def write_changes(self, folder: str) -> int:
+        """Write the elements that changed since the last weights written; return the bytes of the file."""
         return self._written.write_changes(Path(folder))
+
+    @dispatch("rank0")
+    def write_changed_tensors(self, folder: str) -> int:
+        """Write the tensors whole that `write_changes` found changed; return the bytes of the file."""
+        return self._written.write_changed_tensors(Path(folder))
 
     @dispatch("rank0")
     def adapter_specs(self) -> list[TensorSpec]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
 from agentrl.plugins.sources import locate
+from agentrl.sglang.weight_changes import CHANGES_LOADER, LOADER_FOLDER
 
 
 class Launcher(Protocol):
@@ -68,6 +69,7 @@ class SGLangServer:
     lora: LoRAConfig | None = None
     is_colocated: bool = False
     records_experts: bool = False
+    loads_changes: bool = False
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -78,11 +80,14 @@ class SGLangServer:
             "weight_version": weight_version,
             "trust_remote_code": self.trust_remote_code,
             **(_lora_options(self.lora) if self.lora is not None else {}),
-            # Keep a copy of the weights in host memory: an adapter and a file of changes both need the base.
             **({"enable_return_routed_experts": True} if self.records_experts else {}),
+            # Keep a copy of the weights in host memory: an adapter and a file of changes both need the base.
             **({"enable_memory_saver": True, "enable_weights_cpu_backup": True} if self.is_colocated else {}),
             **self.config.args,
         }
+        if self.loads_changes:
+            own = options.get("custom_weight_loader") or ()
+            options["custom_weight_loader"] = [*([own] if isinstance(own, str) else own), CHANGES_LOADER]
         guard = [sys.executable, "-m", "agentrl.guard", "--parent-pid", str(os.getpid())]
         if self.api_key is not None:
             guard += ["--api-key-stdin"]
@@ -96,7 +101,10 @@ class SGLangServer:
         ]
 
     def environment(self) -> Mapping[str, str]:
-        return self.config.env
+        if not self.loads_changes:
+            return self.config.env
+        path = self.config.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        return {**self.config.env, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(LOADER_FOLDER)]))}
 
 
 def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Launcher:
@@ -116,6 +124,7 @@ def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None)
         lora,
         rollout.colocated,
         rollout.replay_experts,
+        rollout.weights.delta,
     )
 
 

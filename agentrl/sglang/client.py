@@ -280,17 +280,25 @@ class SGLangClient:
         )
 
     async def update_weights_from_tensor(
-        self, pickled: str, *, num_ranks: int, version: int | None, flush_cache: bool
+        self,
+        pickled: str,
+        *,
+        num_ranks: int,
+        version: int | None,
+        flush_cache: bool,
+        loader: str | None = None,
     ) -> None:
         """Send one bucket in the request, the same for each tensor-parallel rank.
 
         Not for the embedded server.
+
+        Args:
+            loader: one of the server's `--custom-weight-loader`s, which gets the tensors.
         """
         body: dict[str, Any] = {"serialized_named_tensors": [pickled] * num_ranks, "flush_cache": flush_cache}
-        await self._update(
-            "/update_weights_from_tensor",
-            body | ({"weight_version": str(version)} if version is not None else {}),
-        )
+        body |= {} if version is None else {"weight_version": str(version)}
+        body |= {} if loader is None else {"load_format": loader}
+        await self._update("/update_weights_from_tensor", body)
 
     async def _update(self, path: str, body: Mapping[str, Any]) -> None:
         reply = await self._call("POST", path, body)

@@ -7,7 +7,9 @@ rendezvous at one address, keys prefixed with the group's name.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import pickle
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -130,6 +132,12 @@ def unflatten(flat: Tensor, specs: Sequence[tuple[torch.dtype, tuple[int, ...]]]
     # Cloned for alignment: a slice may start at an offset that its dtype does not allow.
     pieces = [piece.clone() for piece in flat.split(sizes)]
     return [piece.view(dtype).reshape(shape) for piece, (dtype, shape) in zip(pieces, specs, strict=True)]
+
+
+def pickle_text(text: str) -> str:
+    """Return a text as SGLang takes weights in requests: [(name, its bytes u8[n])], pickled, in base64."""
+    tensor = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    return base64.b64encode(pickle.dumps([("text", tensor)])).decode()
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 CHANGES_FILE = "changes.safetensors"
 CHANGES_FORMAT = "changes"
 """The `load_format` of a folder of changes: an extension of SGLang's formats that the embedded server
 supports.
 """
+
+CHANGES_LOADER = "agentrl_changes.load_changes"
+"""The loader that SGLang imports from `LOADER_FOLDER`, for `--custom-weight-loader`."""
+LOADER_FOLDER = Path(__file__).parent / "inside"
+SHAPES_KEY = "shapes"
 
 NAME_FILE, NAME_KEY = "weights_name.json", "weights_name"
 POSITIONS, VALUES = "|positions", "|values"

@@ -20,6 +20,7 @@ ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"
 WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline"}
 TORCH_FILES = {
     "agentrl/sglang/expert_routers.py",
+    "agentrl/sglang/inside/agentrl_changes.py",
     "agentrl/sglang/process_group.py",
     "agentrl/sglang/weight_names.py",
 }

@@ -93,6 +93,13 @@ def test_each_turn_has_its_anchor_and_members_begin_in_the_same_state(run):
         assert len({t.anchors[0] for t in group.attempts}) == 1
 
 
+def test_published_versions_are_gone_when_the_run_has_ended(run):
+    config, result = run
+    assert config.rollout.weights.transport == "disk"
+    assert result.version >= 2
+    assert list((result.run_dir / "weights").iterdir()) == []
+
+
 def test_a_replay_knows_the_baselines(run, tmp_path):
     result = run[1]
     replayed = replay(result.run_dir, load_replay_config(result.run_dir, out=tmp_path))

@@ -262,6 +262,7 @@ def test_however_and_wherever_a_run_is_stopped_nothing_is_left_and_the_same_comm
     again = world.start("train", *command, f"trainer.steps={saved + 2}")
     assert again.wait(LIMIT_S) == 0, again.output()
     assert f"this run is complete ({saved + 2} of {saved + 2} steps)" in again.output()
+    assert list((run_dir / "weights").iterdir()) == [], "nobody reads them any more"
 
 
 def stop(run, how: str) -> None:

@@ -7,10 +7,10 @@ from agentrl.serving.launch import SGLangServer
 from sglang_cpu.environment import built_python
 
 
-def sglang_on_cpu(*, lora=None, key=None, **arguments):
+def sglang_on_cpu(*, lora=None, key=None, loads_changes=False, **arguments):
     """Return the launcher, with further arguments of the server; what it serves stays on this machine.
 
-    lora: of adapters to load; key: what requests must carry.
+    lora: of adapters to load; key: what requests must carry; loads_changes: of single elements.
     """
     config = load_config(
         "quickstart", ["server=sglang_cpu", f"rollout.sglang.python={built_python()}"]
@@ -21,4 +21,5 @@ def sglang_on_cpu(*, lora=None, key=None, **arguments):
         "float32",
         api_key=key,
         lora=lora,
+        loads_changes=loads_changes,
     )

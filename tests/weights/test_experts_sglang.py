@@ -45,7 +45,10 @@ def learner(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(learner, tmp_path_factory):
     launcher = sglang_on_cpu(
-        skip_tokenizer_init=True, max_total_tokens=2048, enable_return_routed_experts=True
+        skip_tokenizer_init=True,
+        max_total_tokens=2048,
+        enable_return_routed_experts=True,
+        loads_changes=True,
     )
     supervisor = Supervisor(
         launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=400, max_restarts=0
@@ -60,11 +63,11 @@ def publisher(learner, folder, **options):
 
 
 def change_experts(learner):
-    """Add to all experts of both layers, and to nothing else."""
+    """Add to a quarter of the elements of all experts of both layers, and to nothing else."""
     with torch.no_grad():
         for name, tensor in learner.one._policy.tensors.items():
             if ".experts." in name:
-                tensor += 0.05 * torch.randn_like(tensor)
+                tensor += 0.1 * torch.randn_like(tensor) * (torch.rand_like(tensor) < 0.25)
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)

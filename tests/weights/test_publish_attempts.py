@@ -12,6 +12,7 @@ import trio
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, RequestRefused, ServerError
 from agentrl.sglang.protocol import ModelInfo
+from agentrl.sglang.weight_changes import CHANGES_LOADER
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.publish import Publisher
 from agentrl.weights.transport import LearnerCalls
@@ -43,7 +44,11 @@ class Source:
 
     def write_changes(self, folder):
         self.calls.append("write_changes")
-        return CHANGED_BYTES, TENSOR_BYTES
+        return CHANGED_BYTES
+
+    def write_changed_tensors(self, folder):
+        self.calls.append("write_changed_tensors")
+        return TENSOR_BYTES
 
     def patient(self, times):
         self.patience = times
@@ -63,8 +68,9 @@ class Source:
 class Server:
     """A server that does what it is asked, but fails or hangs in one call, so often."""
 
-    def __init__(self, number, *, call="", times=0, error=None):
+    def __init__(self, number, *, call="", times=0, error=None, info=None):
         self.url = f"http://127.0.0.1:{number}"
+        self.info = {"knows_changes": True} if info is None else info
         self.call, self.times, self.error = call, times, error
         self.version, self.is_paused, self.calls = None, False, []
 
@@ -80,7 +86,7 @@ class Server:
             self.version = options["version"]
         answers = {
             "model_info": ModelInfo("", self.version),
-            "server_info": {"knows_changes": True},
+            "server_info": self.info,
             "checksums": {"a": "0" * 64},
         }
         return answers.get(name)
@@ -252,6 +258,54 @@ def test_a_delta_goes_to_whom_has_its_base_and_all_weights_to_others(tmp_path):
     assert dict(report.failed) == dict(report.repaired) == {}
     assert source.calls == ["write_base", "write_changes", "write_base"]
     assert refusing.version == 2
+
+
+def test_each_kind_of_server_reads_changes_as_it_can(tmp_path):
+    """The tensors whole are written only for a server that reads nothing else."""
+    options = {"transport": "disk", "delta": True}
+    sglang = {"custom_weight_loader": ["mine.load", CHANGES_LOADER], "tp_size": 2}
+    kinds = {
+        "embedded": ({"knows_changes": True}, CHANGED_BYTES),
+        "sglang": (sglang, CHANGED_BYTES),
+        "without the loader": ({"custom_weight_loader": None}, TENSOR_BYTES),
+        "copies": ({**sglang, "dp_size": 2}, TENSOR_BYTES),
+    }
+    for kind, (info, num_bytes) in kinds.items():
+        source, server = Source(), Server(1, info=info)
+        _, second = publish(source, tmp_path, options, [server], versions=(1, 2))
+        assert (second.num_bytes, server.version) == (num_bytes, 2)
+        assert source.calls[2:] == ["write_changed_tensors"] * (num_bytes == TENSOR_BYTES)
+        by_loader = [
+            "end_weight_update",
+            "begin_weight_update",
+            "update_weights_from_tensor",
+            "end_weight_update",
+        ]
+        last = server.calls[server.calls.index("resume") + 1 :]
+        assert last[last.index("pause") + 1 : -1] == (
+            by_loader if kind == "sglang" else ["update_weights_from_disk"]
+        )
+
+
+def test_after_changes_that_could_not_be_written_all_weights_are(tmp_path):
+    source, server = Source(), Server(1)
+
+    def fail(folder):
+        raise InfrastructureError("the disk is full")
+
+    async def main():
+        one = publisher(source, tmp_path, {"transport": "disk", "delta": True})
+        await one.publish(1, [server])
+        source.write_changes = fail
+        with pytest.raises(InfrastructureError, match="disk is full"):
+            await one.publish(2, [server])
+        del source.write_changes
+        await one.publish(2, [server])
+        await one.publish(3, [server])
+
+    trio.run(main)
+    assert source.calls == ["write_base", "write_base", "write_changes"]
+    assert server.version == 3
 
 
 def test_pickles_stay_on_this_machine(tmp_path):

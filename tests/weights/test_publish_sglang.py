@@ -2,10 +2,12 @@
 fused names, and checked.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
@@ -14,6 +16,7 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ServerError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.serving.supervisor import Supervisor
+from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.weights.transport import LearnerCalls
@@ -40,7 +43,9 @@ def learner(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(learner, tmp_path_factory):
-    launcher = sglang_on_cpu(skip_tokenizer_init=True, max_total_tokens=2048, load_format="dummy")
+    launcher = sglang_on_cpu(
+        skip_tokenizer_init=True, max_total_tokens=2048, load_format="dummy", loads_changes=True
+    )
     supervisor = Supervisor(
         launcher, log_file=tmp_path_factory.mktemp("log") / "log", start_timeout_s=400, max_restarts=0
     )
@@ -51,6 +56,19 @@ def url(learner, tmp_path_factory):
 def publisher(learner, folder, **options):
     config = WeightsConfig(verify=True, bucket_bytes=16384, **options)
     return Publisher(learner.workers, config, folder=folder, pause_mode="retract")
+
+
+def change_few(learner):
+    """Change three elements of every weight."""
+    with torch.no_grad():
+        for name, tensor in learner.one._policy.tensors.items():
+            torch.manual_seed(sum(map(ord, name)))
+            tensor.view(-1)[torch.randperm(tensor.numel())[:3]] += 1.0
+
+
+async def without_loader(client):
+    """Return what the server says of itself, as if it had been started without the loader of changes."""
+    return {**await SGLangClient.server_info(client), "custom_weight_loader": None}
 
 
 def verifier(learner):
@@ -97,3 +115,40 @@ def test_every_transport_brings_the_learners_weights(learner, url, tmp_path, nam
     np.testing.assert_allclose(sampled.logprobs, own, atol=1e-4)
     assert set(sampled.versions.tolist()) == {2}
     assert all(report.num_bytes > 0 for report in reports)
+
+
+@pytest.mark.parametrize("has_loader", [True, False])
+def test_few_changed_elements_are_all_that_a_server_with_the_loader_reads(
+    learner, url, tmp_path, monkeypatch, has_loader
+):
+    async def script(client):
+        if not has_loader:
+            monkeypatch.setattr(client, "server_info", partial(without_loader, client))
+        publish, reports = publisher(learner, tmp_path, transport="disk", delta=True), []
+        for version in (1, 2, 3):
+            change_few(learner)
+            reports.append(await publish.publish(version, [client]))
+            assert dict(reports[-1].failed) == dict(reports[-1].repaired) == {}
+            assert await verifier(learner).sums_agree(client)
+            await verifier(learner).samples_agree(client, version)
+        return [report.num_bytes for report in reports]
+
+    whole, *deltas = talk(script, url)
+    assert all(size < whole / 2 if has_loader else size > 0.9 * whole for size in deltas), deltas
+
+
+def test_a_server_that_lost_its_weights_gets_all_of_them(learner, url, tmp_path):
+    """It has another version than the changes apply to."""
+
+    async def script(client):
+        publish = publisher(learner, tmp_path, transport="disk", delta=True)
+        first = await publish.publish(1, [client])
+        await client.update_weights_from_disk(learner.path, version=7, flush_cache=True)
+        change_few(learner)
+        report = await publish.publish(2, [client])
+        assert await verifier(learner).sums_agree(client)
+        return first, report
+
+    first, report = talk(script, url)
+    assert dict(report.failed) == {}
+    assert report.num_bytes == first.num_bytes

@@ -1,0 +1,1 @@
+"""What runs inside of another program's process: nothing here may import the rest of this project."""
