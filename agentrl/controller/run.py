@@ -110,6 +110,7 @@ class Run:
             self.servers,
             self.rollouts,
             lone_adapter_of=lone_adapter_of,
+            replays_experts=config.rollout.replay_experts,
             run_dir=run_dir.root,
             say=observer.say,
         )

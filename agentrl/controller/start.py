@@ -56,7 +56,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
 from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
-from agentrl.fleet.elastic import why_no_adapter
+from agentrl.fleet.elastic import why_no_adapter, why_no_experts
 from agentrl.fleet.readiness import StartUp
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
@@ -117,6 +117,7 @@ def open_run(config: Config) -> Iterator[Run]:
         start_up = stack.enter_context(StartUp(observer.say))
         start_up.add(servers)
         config = confirm_adapter(config, given, servers)
+        confirm_experts(config, servers)
         buffer = _launch_buffer(config, run_dir, checkpoint, observer)
         rollouts = RolloutFleet(RolloutSettings.of(config), buffer, key_of=servers.key_of)
         stack.callback(rollouts.close)
@@ -219,6 +220,20 @@ def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Conf
     if given.rollout.weights.adapter == "alone":
         raise ConfigError(f"rollout.weights.adapter=alone: {why}; use auto or merged")
     return config.with_adapter("merged")
+
+
+def confirm_experts(config: Config, servers: ServerFleet) -> None:
+    """Ask attached servers whether they record experts, if the learner is to replay them.
+
+    Raises:
+        ConfigError: a server does not. Otherwise every attempt on it would fail.
+        ServerError: an attached server is not up in time, or does not answer.
+    """
+    if not config.rollout.replay_experts or not config.rollout.urls:
+        return
+    why = servers.talk(servers.wait_until_attached(), why_no_experts)
+    if why is not None:
+        raise ConfigError(f"rollout.replay_experts=true: {why}; or use rollout.replay_experts=false")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class ElasticServers:
     Args:
         lone_adapter_of: the model whose LoRA adapter is published alone, so that servers must load adapters;
             None: whole models are published.
+        replays_experts: whether servers must record experts (`rollout.replay_experts`).
     """
 
     def __init__(
@@ -36,12 +37,17 @@ class ElasticServers:
         rollouts: RolloutFleet,
         *,
         lone_adapter_of: ModelConfig | None,
+        replays_experts: bool,
         run_dir: Path,
         say: Callable[[str], None],
     ) -> None:
         self._servers = servers
         self._rollouts = rollouts
-        self._lone_adapter_of = lone_adapter_of
+        self._asks: list[Ask] = []
+        if lone_adapter_of is not None:
+            self._asks.append(partial(why_no_adapter, model=lone_adapter_of))
+        if replays_experts:
+            self._asks.append(why_no_experts)
         self._say = say
         self._desk = ControlDesk(run_dir)
         self._able: set[str] = set()
@@ -54,9 +60,8 @@ class ElasticServers:
         """
         self._servers.poll()
         self._desk.serve(lambda request: self._act(request, version))
-        if self._lone_adapter_of is not None:
-            for url in self._servers.guests_needing_weights:
-                self._ask_for_adapters(url, self._lone_adapter_of)
+        for url in self._servers.guests_needing_weights if self._asks else ():
+            self._ask(url)
         self._desk.show(
             self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens
         )
@@ -88,16 +93,21 @@ class ElasticServers:
             [url], partial(for_each, action=verb, timeout_s=DRAIN_TIMEOUT_S, limit="the time to drain")
         )
 
-    def _ask_for_adapters(self, url: str, model: ModelConfig) -> None:
-        """Remove a guest that cannot load the LoRA adapter that all other servers sample with."""
+    def _ask(self, url: str) -> None:
+        """Remove a guest that lacks what all other servers have."""
         if url in self._able:
             return
-        why = self._servers.talk([url], partial(why_no_adapter, model=model))
-        if why is None:
-            self._able.add(url)
-        else:
-            self._say(f"server {url} cannot join: {why}")
-            self._servers.remove(url)
+        for ask in self._asks:
+            why = self._servers.talk([url], ask)
+            if why is not None:
+                self._say(f"server {url} cannot join: {why}")
+                self._servers.remove(url)
+                return
+        self._able.add(url)
+
+
+Ask = Callable[[Sequence[SGLangClient]], Awaitable[str | None]]
+"""Return why one of the servers cannot serve the run; None if all can."""
 
 
 async def why_no_adapter(servers: Sequence[SGLangClient], *, model: ModelConfig) -> str | None:
@@ -106,17 +116,41 @@ async def why_no_adapter(servers: Sequence[SGLangClient], *, model: ModelConfig)
     Raises:
         ServerError: a server did not answer within ASK_TIMEOUT_S.
     """
+    return await _first_objection(servers, partial(_objection, model=model), "it loads LoRA adapters")
+
+
+async def why_no_experts(servers: Sequence[SGLangClient]) -> str | None:
+    """Return why a server cannot say which experts computed a token; None if all can.
+
+    Raises:
+        ServerError: a server did not answer within ASK_TIMEOUT_S.
+    """
+    return await _first_objection(servers, _objection_to_replay, "it records experts")
+
+
+async def _first_objection(
+    servers: Sequence[SGLangClient], objection: Callable[[SGLangClient], Awaitable[str | None]], what: str
+) -> str | None:
     for server in servers:
         try:
             with trio.fail_after(ASK_TIMEOUT_S):
-                why = await _objection(server, model)
+                why = await objection(server)
         except trio.TooSlowError:
             raise ServerError(
-                f"{server.url} did not report within {ASK_TIMEOUT_S:g} s whether it loads LoRA adapters"
+                f"{server.url} did not report within {ASK_TIMEOUT_S:g} s whether {what}"
             ) from None
         if why is not None:
             return why
     return None
+
+
+async def _objection_to_replay(server: SGLangClient) -> str | None:
+    if await server.records_experts():
+        return None
+    return (
+        f"{server.url} does not record which experts computed a token; start SGLang with "
+        "--enable-return-routed-experts, and serve a mixture of experts"
+    )
 
 
 async def _objection(server: SGLangClient, model: ModelConfig) -> str | None:

@@ -28,6 +28,7 @@ from agentrl.sglang.protocol import (
     parse_load,
     parse_max_adapter_rank,
     parse_model_info,
+    parse_records_experts,
     parse_server_info,
 )
 from agentrl.types import Generation, SamplingParams, TensorSpec
@@ -206,6 +207,10 @@ class SGLangClient:
 
     async def max_adapter_rank(self) -> int:
         return parse_max_adapter_rank(await self.server_info(), server=self.url)
+
+    async def records_experts(self) -> bool:
+        """Return whether the server can say which experts computed a token."""
+        return parse_records_experts(await self.server_info())
 
     async def checksums(self) -> Mapping[str, str]:
         """Return {weight name: hex}. A real SGLang uses its own names, of fused weights."""

@@ -287,6 +287,11 @@ def parse_max_adapter_rank(info: Mapping[str, Any], *, server: str) -> int:
     return parse_setting(info, "max_lora_rank", default=0, server=server)
 
 
+def parse_records_experts(info: Mapping[str, Any]) -> bool:
+    """Return whether a server can say which experts computed a token, by /server_info."""
+    return info.get("enable_return_routed_experts") is True
+
+
 def parse_load(reply: Any, *, server: str) -> ServerLoad:
     """Sum the loads of a server's data-parallel ranks."""
     try:

@@ -102,6 +102,7 @@ def test_the_learner_replays_its_experts(learner, url, tmp_path):
     async def script(client):
         publish = publisher(learner, tmp_path)
         assert dict((await publish.publish(9, [client])).failed) == {}
+        assert await client.records_experts()
         first = await client.generate(PROMPT, SAMPLED, rid="first")
         longer = [*PROMPT, *first.token_ids.tolist(), 9]
         params = SamplingParams(12, ignore_eos=True, experts_from=len(first.experts))

@@ -129,6 +129,7 @@ def serve(
         "backend": "agentrl-embedded",
         "dtype": dtype,
         "enable_lora": True,
+        "enable_return_routed_experts": engine.has_experts,
         **config.model_dump(),
     }
     routes = App(service, limits, decode=_decoder(model_path), info=info)
