@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentrl.cli.options import Debug
+from agentrl.errors import UserError
 
 
 def view(
@@ -26,6 +28,24 @@ def view(
     browser: Annotated[
         bool, typer.Option("--open/--no-open", help="Open the page in the default browser.")
     ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="Write one self-contained file with the curves and chosen attempts, at most 5 MB, and end.",
+        ),
+    ] = None,
+    filters: Annotated[
+        str,
+        typer.Option(
+            "--filter",
+            metavar="FILTERS",
+            help="With --export: the attempts, as in the page's filter: 'step:40 outcome:truncated'.",
+        ),
+    ] = "",
+    limit: Annotated[
+        int, typer.Option(min=1, max=2000, help="With --export: most attempts of each run.")
+    ] = 200,
     debug: Debug = False,
 ) -> None:
     """Serve a local web page: curves of a run, its attempts token by token, and runs side by side.
@@ -35,10 +55,25 @@ def view(
     import webbrowser
 
     from agentrl.view.app import Pages
+    from agentrl.view.attempts import Filters
     from agentrl.view.server import serve
     from agentrl.view.sources import open_sources
 
-    pages = Pages(open_sources(runs), tokenizer=tokenizer)
+    if filters and export is None:
+        raise UserError("--filter chooses what --export writes; the page has its own filter")
+
+    def advantages(run: Path, file: Path) -> Sequence[Sequence[float]]:
+        from agentrl.offline.step_advantages import compute_apart
+
+        return compute_apart(run, file)
+
+    pages = Pages(open_sources(runs), tokenizer=tokenizer, advantages=advantages)
+    if export is not None:
+        from agentrl.view.export import export as write_export
+
+        count, num_bytes = write_export(pages, export, filters=Filters.parse_line(filters), limit=limit)
+        typer.echo(f"wrote {export}: {count} attempts, {num_bytes / 1e6:.1f} MB")
+        return
 
     def on_ready(address: str) -> None:
         typer.echo(f"{address}\nCtrl-C ends it")

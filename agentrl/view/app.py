@@ -29,6 +29,7 @@ from agentrl.view.attempt import AttemptReader, exact_prompt, show, show_tokens,
 from agentrl.view.attempts import AttemptTable, Filters
 from agentrl.view.changes import POLL_S, state_of
 from agentrl.view.columns import COLUMNS
+from agentrl.view.compare import compare_attempts, compare_runs
 from agentrl.view.copying import as_script, as_test
 from agentrl.view.run import RunReader
 from agentrl.view.sources import ViewSource
@@ -109,6 +110,8 @@ class Pages:
             "text": self._text,
             "prompt": self._prompt,
             "script": self._script,
+            "compare": self._compare,
+            "problems": self._problems,
         }[name](query)
 
     def shelf(self, query: Mapping[str, str]) -> Shelf:
@@ -124,6 +127,17 @@ class Pages:
             for shelf in self.shelves
         ]
         return {"sources": found, "columns": COLUMNS, "can_compute": self._advantages is not None}
+
+    def _compare(self, query: Mapping[str, str]) -> Any:
+        chosen = _numbers(query, "sources", len(self.shelves))
+        return compare_runs([self.shelves[number].run for number in chosen])
+
+    def _problems(self, query: Mapping[str, str]) -> Any:
+        chosen = _numbers(query, "sources", len(self.shelves))
+        if len(chosen) != 2 or any(self.shelves[number].source.kind == "run" for number in chosen):
+            raise UserError("problems are compared between two evaluations")
+        a, b = (self.shelves[number].source.root for number in chosen)
+        return compare_attempts(a, b)
 
     def _overview(self, query: Mapping[str, str]) -> Any:
         return self.shelf(query).run.overview()
@@ -209,6 +223,15 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise UserError(f"{name}={text!r}: give a number of at least 0")
     return int(text)
+
+
+def _numbers(query: Mapping[str, str], name: str, below: int) -> list[int]:
+    """Return the places of sources, such as `0,2`; all of them if none is named."""
+    text = query.get(name, "")
+    parts = text.split(",") if text else [str(number) for number in range(below)]
+    if not all(part.isascii() and part.isdigit() and int(part) < below for part in parts):
+        raise UserError(f"{name}={text!r}: give numbers from 0 to {below - 1}, such as 0,1")
+    return [int(part) for part in parts]
 
 
 # ------------------------------------------------------------------------------------------------------- HTTP

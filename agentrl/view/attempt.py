@@ -14,7 +14,7 @@ from agentrl.data.trajectories import decode
 from agentrl.errors import DataError
 from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
 from agentrl.view.columns import OpenFile
-from agentrl.view.sources import AttemptFile, ViewSource
+from agentrl.view.sources import AttemptFile, Signature, ViewSource, signature_of
 from agentrl.view.token_texts import TokenTexts
 
 MAX_TEXT = 20_000
@@ -22,6 +22,9 @@ MAX_TEXT = 20_000
 MAX_TOKENS = 4_000
 """Tokens that are sent at once."""
 MAX_SIBLINGS = 256
+MAX_KEPT_BYTES = 32 * 2**20
+MAX_KEPT_ROWS = 4096
+"""Of a file that is kept in memory while its attempts are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +170,14 @@ class ReadAttempt:
 
 
 class AttemptReader:
-    """Reads single attempts of a source. A key is the name of a file, a colon, and the row."""
+    """Reads single attempts of a source. A key is the name of a file, a colon, and the row.
+
+    A page asks for an attempt several times, and for its siblings: the last file is kept if it is small.
+    """
 
     def __init__(self, source: ViewSource) -> None:
         self._source = source
+        self._last: tuple[str, Signature | None, tuple[ReadAttempt, ...]] | None = None
 
     def read(self, key: str) -> ReadAttempt:
         """Return the attempt with this key.
@@ -180,31 +187,51 @@ class AttemptReader:
         """
         file, row = self._find(key)
         try:
+            if (whole := self._whole(file)) is not None and row < len(whole):
+                return whole[row]
             with OpenFile(file) as opened:
-                batch = opened.row(row)
+                return _read(file, opened.row(row), [key])[0]
         except FileNotFoundError:
             raise DataError(f"attempt {key!r}: its file is gone") from None
-        names = set(batch.schema.names)
-        if file.set == "failed":
-            return ReadAttempt(key, file, None, batch.to_pylist()[0])
-        others = {name: batch.column(name)[0].as_py() for name in ("step", "learned_by") if name in names}
-        return ReadAttempt(key, file, decode(plain(batch))[0], others)
 
     def group(self, stored: ReadAttempt) -> list[tuple[str, Trajectory]]:
         """Return the attempts of the same group in the same file, in the order of members, with their keys.
 
         An evaluation and a file of the user may have thousands of attempts at one task.
         """
-        if stored.trajectory is None:
-            return []
         own = stored.trajectory
-        with OpenFile(stored.file) as opened:
-            numbers = opened.numbers(["group"])["group"]
-            rows = np.flatnonzero(numbers == own.group_id)[:MAX_SIBLINGS]
-            batch = plain(opened.rows_at(rows.tolist()))
-        found = zip(rows.tolist(), decode(batch), strict=True)
-        members = [(f"{stored.file.name}:{row}", t) for row, t in found if t.task_id == own.task_id]
-        return sorted(members, key=lambda member: (member[1].is_greedy, member[1].member))
+        if own is None:
+            return []
+        if (whole := self._whole(stored.file)) is not None:
+            found = [
+                one for one in whole if one.trajectory is not None and one.trajectory.group_id == own.group_id
+            ]
+        else:
+            with OpenFile(stored.file) as opened:
+                rows = np.flatnonzero(opened.numbers(["group"])["group"] == own.group_id)[
+                    :MAX_SIBLINGS
+                ].tolist()
+                found = _read(
+                    stored.file, opened.rows_at(rows), [f"{stored.file.name}:{row}" for row in rows]
+                )
+        members = [(one.key, one.trajectory) for one in found if one.trajectory is not None]
+        same = [member for member in members if member[1].task_id == own.task_id][:MAX_SIBLINGS]
+        return sorted(same, key=lambda member: (member[1].is_greedy, member[1].member))
+
+    def _whole(self, file: AttemptFile) -> tuple[ReadAttempt, ...] | None:
+        """Return all attempts of a small file of trajectories."""
+        signature, last = signature_of(file), self._last
+        if last is not None and last[:2] == (file.name, signature):
+            return last[2]
+        if file.set == "failed":
+            return None
+        with OpenFile(file) as opened:
+            if opened.num_bytes > MAX_KEPT_BYTES or opened.num_rows > MAX_KEPT_ROWS or not opened.num_rows:
+                return None
+            batch = opened.rows_at(range(opened.num_rows))
+        found = tuple(_read(file, batch, [f"{file.name}:{row}" for row in range(batch.num_rows)]))
+        self._last = (file.name, signature, found)
+        return found
 
     def _find(self, key: str) -> tuple[AttemptFile, int]:
         name, _, row = key.rpartition(":")
@@ -213,6 +240,17 @@ class AttemptReader:
         if file is None or not row.isascii() or not row.isdigit():
             raise DataError(f"there is no attempt {key!r}; a key is a file's name, a colon and a row")
         return file, int(row)
+
+
+def _read(file: AttemptFile, batch: pa.RecordBatch, keys: Sequence[str]) -> list[ReadAttempt]:
+    if file.set == "failed":
+        return [ReadAttempt(key, file, None, row) for key, row in zip(keys, batch.to_pylist(), strict=True)]
+    names = [name for name in ("step", "learned_by") if name in batch.schema.names]
+    others = batch.select(names).to_pylist() if names else [{} for _ in keys]
+    return [
+        ReadAttempt(key, file, trajectory, other)
+        for key, trajectory, other in zip(keys, decode(plain(batch)), others, strict=True)
+    ]
 
 
 def plain(batch: pa.RecordBatch) -> pa.RecordBatch:

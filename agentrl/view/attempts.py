@@ -6,6 +6,7 @@ kept, so that the next query of a large run takes milliseconds.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -18,15 +19,15 @@ from numpy.typing import NDArray
 
 from agentrl.errors import DataError
 from agentrl.view.columns import KINDS, NUMBERS, OpenFile
-from agentrl.view.sources import AttemptFile, ViewSource
+from agentrl.view.sources import AttemptFile, Signature, ViewSource, signature_of
 
 MAX_KEPT_BYTES = 96 * 2**20
 """Columns that are kept; beyond it, those used least recently are read again."""
 MAX_QUERIES = 6
 NUM_BINS = 24
 _TEXTS = ("task", "failure", "text")
+_PARTS = re.compile(r'[a-z]+:"[^"]*"|"[^"]*"|\S+')
 _ORDER_OF_FILES = "newest"
-Signature = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,23 @@ class Filters:
             elif text:
                 contains[name] = text
         return cls(ranges, choices, contains)
+
+    @classmethod
+    def parse_line(cls, line: str) -> Filters:
+        """Read a line as the page's: `step:40 outcome:truncated failure:"ran out" other words`.
+
+        Raises:
+            DataError: as `parse`.
+        """
+        conditions: dict[str, str] = {}
+        words: list[str] = []
+        for part in _PARTS.findall(line):
+            name, colon, value = part.partition(":")
+            if colon and value and name in KINDS:
+                conditions[name] = value.strip('"')
+            else:
+                words.append(part.strip('"'))
+        return cls.parse(conditions | ({"text": " ".join(words)} if words else {}))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -269,7 +287,7 @@ class AttemptTable:
         name = sort.removeprefix("-")
         if name != _ORDER_OF_FILES and KINDS.get(name) != "number":
             raise DataError(f"sort={sort!r}: sort by {_ORDER_OF_FILES}, {', '.join(NUMBERS)}")
-        files = [(file, found) for file in self._files_of() if (found := _signature(file)) is not None]
+        files = [(file, found) for file in self._files_of() if (found := signature_of(file)) is not None]
         key = (filters.key, sort, tuple((file.name, found) for file, found in files))
         if key not in self._queries:
             self._queries[key] = _Query(files, filters, sort, self._matching, self._column)
@@ -433,15 +451,6 @@ class _opened:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-
-def _signature(file: AttemptFile) -> Signature | None:
-    """Return what changes whenever a file is replaced; None if it is gone."""
-    try:
-        status = file.path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_outside(file: _Opened, filters: Filters) -> bool:

@@ -115,6 +115,12 @@ class OpenFile:
         return self._parquet.metadata.num_rows if self._chosen is None else self._chosen.num_rows
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of all columns, not compressed."""
+        metadata = self._parquet.metadata
+        return sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+
+    @property
     def _has_tokens(self) -> bool:
         return self.file.set != "failed"
 

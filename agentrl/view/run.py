@@ -200,11 +200,11 @@ class RunReader:
             validation_names=tuple(
                 sorted({name for record in records if record.kind == "validation" for name in record.values})
             ),
-            config=_leaves(config),
+            config=config_leaves(config),
             command=f"agentrl view {folder}",
         )
 
-    def series(self, kind: str, names: Sequence[str]) -> Curves:
+    def series(self, kind: str, names: Sequence[str], *, max_points: int = MAX_POINTS) -> Curves:
         """Return curves by name; `kind` is train or validation.
 
         Raises:
@@ -215,9 +215,12 @@ class RunReader:
         records = [record for record in self._metrics.records() if record.kind == kind]
         return Curves(
             kind,
-            _thinned([float(record.step) for record in records]),
-            _thinned([record.wall_s for record in records]),
-            {name: _thinned([record.values.get(name, math.nan) for record in records]) for name in names},
+            thinned([float(record.step) for record in records], max_points),
+            thinned([record.wall_s for record in records], max_points),
+            {
+                name: thinned([record.values.get(name, math.nan) for record in records], max_points)
+                for name in names
+            },
         )
 
     def records(self) -> list[StepRecord]:
@@ -231,13 +234,19 @@ class RunReader:
         return "ended" if (self.source.folder / ended).is_file() or self.source.kind == "files" else "stopped"
 
 
-def _thinned(values: Sequence[float]) -> list[float | None]:
+def thinned(values: Sequence[float], max_points: int = MAX_POINTS) -> list[float | None]:
+    """Return a curve of at most `max_points`, in six digits; None where it is not defined."""
     array = np.asarray(values, np.float64)
-    if len(array) > MAX_POINTS:
-        groups = np.array_split(array, MAX_POINTS)
+    if len(array) > max_points:
+        groups = np.array_split(array, max_points)
         means = [float(known.mean()) if len(known := g[np.isfinite(g)]) else math.nan for g in groups]
         array = np.asarray(means)
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in array.tolist()]
+    return [finite_or_none(value) for value in array.tolist()]
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number in six digits; None if it is not defined."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
@@ -251,13 +260,13 @@ def _at(config: Mapping[str, Any], *keys: str) -> Any:
     return found
 
 
-def _leaves(config: Any, prefix: str = "") -> dict[str, Any]:
+def config_leaves(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves of a config by dotted key; a list is a leaf."""
     if isinstance(config, Mapping) and config:
         return {
             key: value
             for name, inner in config.items()
-            for key, value in _leaves(inner, f"{prefix}.{name}" if prefix else str(name)).items()
+            for key, value in config_leaves(inner, f"{prefix}.{name}" if prefix else str(name)).items()
         }
     return {prefix: config} if prefix else {}
 

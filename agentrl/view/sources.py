@@ -20,6 +20,9 @@ Kind = Literal["run", "evaluation", "files"]
 AttemptSet = Literal["training", "validation", "evaluation", "failed"]
 """failed: rows of `failures.parquet` whose attempts are stored nowhere else; they have no tokens."""
 
+Signature = tuple[int, int, int]
+"""What changes whenever a file is replaced."""
+
 METRICS = "metrics.jsonl"
 STORE = "attempts.sqlite"
 _STEP = re.compile(r"step_(\d+)\.parquet")
@@ -112,6 +115,15 @@ def _file(path: Path, name: str, own: AttemptSet) -> AttemptFile:
     found = _STEP.fullmatch(path.name)
     policy = path.stem.removeprefix("baseline_") if path.stem.startswith("baseline_") else None
     return AttemptFile(path, name, own, int(found[1]) if found else None, policy)
+
+
+def signature_of(file: AttemptFile) -> Signature | None:
+    """Return the signature of a file as it is now; None if it is gone."""
+    try:
+        status = file.path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def open_sources(paths: Sequence[Path]) -> list[ViewSource]:

@@ -51,7 +51,7 @@ ALLOWED = {
     "agentrl/tracking/attempts.py:FailedAttempt.of": "when an attempt failed, for people",
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker.go_back": "the axis of time in TensorBoard",
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker._add": "the axis of time in TensorBoard",
-    "agentrl/view/attempts.py:_signature": "is it the same file? A key of a cache",
+    "agentrl/view/sources.py:signature_of": "is it the same file? A key of a cache",
     "agentrl/view/changes.py:_stamp": "is it the same file? Only equality",
     "tools/search.py:open_index": "is it the same file? A key of a cache",
 }

@@ -12,7 +12,7 @@ export function question(name, parameters = {}) {
 }
 
 export async function ask(name, parameters = {}, signal = undefined) {
-  const asked = question(name, parameters);
+  const asked = question(name, exported && name === "series" ? { ...parameters, names: undefined } : parameters);
   if (exported) {
     if (asked in exported.answers) return exported.answers[asked];
     throw new Refused("this exported file does not contain that");
@@ -27,6 +27,10 @@ export async function ask(name, parameters = {}, signal = undefined) {
   const answer = await reply.json();
   if (!reply.ok) throw new Refused(answer.error ?? `the server answered ${reply.status}`);
   return answer;
+}
+
+export function isKnown(name, parameters) {
+  return !exported || question(name, parameters) in exported.answers;
 }
 
 export function listen(changed, connected) {

@@ -1,6 +1,6 @@
 // One attempt: the conversation, its tokens, its group, and what else is known.
 import { h, show, add, seen, plain, number, duration, outcomePill, copy, say, tabs } from "./dom.js";
-import { ask, exported } from "./api.js";
+import { ask, exported, isKnown } from "./api.js";
 import { attemptLink } from "./attempts.js";
 
 const TABS = { conversation: "Conversation", tokens: "Tokens", group: "Group", facts: "Facts" };
@@ -110,8 +110,8 @@ async function tokensTab(place, source, attempt, route, canCompute) {
   const draw = () => {
     tip.hidden = true;
     selected = null;
-    const names = Object.entries(COLORS).filter(([name]) => name !== "advantage" || canCompute || state.parts[0]?.advantages);
-    show(bar, h("span", { class: "quiet small" }, "colour by"), names.map(([name, label]) => h("button", { type: "button", "aria-pressed": String(name === state.color), onclick: () => recolor(name) }, label)), exported ? null : h("button", { type: "button", onclick: prompt }, "the exact prompt"));
+    const names = Object.entries(COLORS).filter(([name]) => name !== "advantage" || (canCompute && !exported) || state.parts[0]?.advantages);
+    show(bar, h("span", { class: "quiet small" }, "colour by"), names.map(([name, label]) => h("button", { type: "button", "aria-pressed": String(name === state.color), onclick: () => recolor(name) }, label)), h("button", { type: "button", onclick: prompt }, "the exact prompt"));
     show(key, scale(state.color, attempt));
     const spans = state.parts.flatMap((part) => part.ids.map((id, at) => {
       const position = part.start + at;
@@ -120,7 +120,8 @@ async function tokensTab(place, source, attempt, route, canCompute) {
     }));
     show(stream, spans);
     const last = state.parts.at(-1), done = last.start + last.ids.length;
-    if (done < last.total) stream.append(h("button", { type: "button", onclick: async () => { state.parts.push(await load(done, state.color === "advantage")); draw(); } }, `show more of ${number(last.total)} tokens`));
+    if (done < last.total && exported) stream.append(h("p", { class: "quiet small" }, `… ${number(last.total)} tokens in all`));
+    else if (done < last.total) stream.append(h("button", { type: "button", onclick: async () => { state.parts.push(await load(done, state.color === "advantage")); draw(); } }, `show more of ${number(last.total)} tokens`));
   };
   const recolor = async (name) => {
     if (name === "advantage" && !state.parts[0].advantages) {
@@ -181,14 +182,14 @@ async function groupTab(place, source, attempt, route) {
   const other = route.parameters.get("beside");
   const side = h("div", { class: "gap" });
   const rows = attempt.siblings.map((sibling) => {
-    const isOwn = sibling.key === attempt.key;
+    const isOwn = sibling.key === attempt.key, isHere = isKnown("attempt", { source, key: sibling.key });
     return h("tr", { class: spread && sibling.reward === best ? "won" : null },
-      h("td", { class: "num" }, isOwn ? h("b", null, sibling.member) : h("a", { href: attemptLink(source, sibling.key, { tab: "group" }) }, sibling.member)),
+      h("td", { class: "num" }, isOwn || !isHere ? h("b", null, sibling.member) : h("a", { href: attemptLink(source, sibling.key, { tab: "group" }) }, sibling.member)),
       h("td", null, outcomeOf(sibling)), h("td", { class: "num" }, number(sibling.reward, 3)),
       h("td", { class: `num ${sibling.margin > 0 ? "good" : sibling.margin < 0 ? "bad" : "quiet"}` }, sibling.margin === null ? "–" : (sibling.margin > 0 ? "+" : "") + number(sibling.margin, 3)),
       h("td", { class: "num" }, number(sibling.num_turns)), h("td", { class: "num" }, number(sibling.num_sampled)),
       h("td", { class: "said quiet" }, seen(sibling.last)),
-      h("td", null, isOwn ? h("span", { class: "quiet nowrap" }, "this one") : sibling.differs_at === null ? h("span", { class: "quiet nowrap" }, "the same words") : h("button", { type: "button", class: "small", "aria-pressed": String(other === sibling.key), onclick: () => beside(sibling) }, "beside")));
+      h("td", null, isOwn ? h("span", { class: "quiet nowrap" }, "this one") : sibling.differs_at === null ? h("span", { class: "quiet nowrap" }, "the same words") : !isHere ? null : h("button", { type: "button", class: "small", "aria-pressed": String(other === sibling.key), onclick: () => beside(sibling) }, "beside")));
   });
   show(place, h("p", { class: "small quiet gap" }, spread ? "A group is compared with itself: the policy learns from what is above and below its mean. The best are marked." : "All rewards of this group are equal, so an estimator that compares within groups learns nothing from it."),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The group", size: { marginTop: "8px" } }, h("table", null, h("thead", null, h("tr", null, ["member", "outcome", "reward", "± group", "turns", "tokens", "last words", ""].map((name, at) => h("th", { class: [0, 2, 3, 4, 5].includes(at) ? "num" : null }, name)))), h("tbody", null, rows))), side);
@@ -197,7 +198,7 @@ async function groupTab(place, source, attempt, route) {
     const column = (one, title) => h("div", null, h("h2", null, title, " ", outcomePill(one.outcome), ` ${number(one.reward, 3)}`), h("div", { class: "turns" }, one.messages.map((message) => turnElement(source, one, message, message.index === sibling.differs_at))));
     show(side, h("p", { class: "small quiet" }, `They differ from message ${sibling.differs_at + 1} on.`), h("div", { class: "beside", size: { marginTop: "8px" } }, column(attempt, `member ${attempt.member}`), column(found, `member ${found.member}`)));
   }
-  const chosen = attempt.siblings.find((sibling) => sibling.key === other) ?? attempt.siblings.find((sibling) => sibling.differs_at !== null && sibling.reward !== null && sibling.reward !== attempt.reward);
+  const chosen = attempt.siblings.find((sibling) => sibling.key === other) ?? attempt.siblings.find((sibling) => sibling.differs_at !== null && sibling.reward !== null && sibling.reward !== attempt.reward && isKnown("attempt", { source, key: sibling.key }));
   if (chosen && chosen.differs_at !== null) await beside(chosen);
 }
 

@@ -37,6 +37,10 @@ export function attemptLink(source, key, extra = {}) {
   return `#/attempt?${new URLSearchParams({ source, key, ...extra })}`;
 }
 
+export function attemptsLink(source, filters) {
+  return `#/attempts?${new URLSearchParams({ source, ...Object.fromEntries(Object.entries(filters).map(([name, value]) => [`f.${name}`, value])) })}`;
+}
+
 function cell(name, row) {
   const value = row[name];
   if (name === "outcome") return h("td", null, outcomePill(value));
