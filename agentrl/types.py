@@ -11,7 +11,7 @@ import enum
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -264,19 +264,50 @@ class Trajectory:
         return dataclasses.replace(self, **changes)
 
 
+class FinishedAttempt(Protocol):
+    """What a `Trajectory` has in common with its `AttemptFacts` (agentrl.data.attempt_facts)."""
+
+    @property
+    def group_id(self) -> int: ...
+    @property
+    def member(self) -> int: ...
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def data_source(self) -> str: ...
+    @property
+    def agent_name(self) -> str: ...
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def failure(self) -> Failure | None: ...
+    @property
+    def is_greedy(self) -> bool: ...
+    @property
+    def reward(self) -> float: ...
+    @property
+    def min_version(self) -> int: ...
+    @property
+    def num_response_tokens(self) -> int: ...
+
+
+A_co = TypeVar("A_co", bound=FinishedAttempt, covariant=True)
+A = TypeVar("A", bound=FinishedAttempt)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """All trajectories of one task in one visit, ordered by member.
+class Group(Generic[A_co]):
+    """All attempts at one task in one visit, ordered by member: their trajectories, or only their facts.
 
     `trajectories` does not include `greedy`, the greedy attempt, which is never trained on.
     """
 
     group_id: int
-    trajectories: tuple[Trajectory, ...]
-    greedy: Trajectory | None = None
+    trajectories: tuple[A_co, ...]
+    greedy: A_co | None = None
 
     @property
-    def attempts(self) -> tuple[Trajectory, ...]:
+    def attempts(self) -> tuple[A_co, ...]:
         """All trajectories of the group, the greedy one last."""
         return self.trajectories if self.greedy is None else (*self.trajectories, self.greedy)
 
@@ -398,9 +429,9 @@ class HeldLease:
     num_members: int
 
 
-def member_tuple(trajectories: Sequence[Trajectory]) -> tuple[Trajectory, ...]:
-    """Return trajectories of one group ordered by member."""
-    return tuple(sorted(trajectories, key=lambda t: t.member))
+def member_tuple(attempts: Sequence[A]) -> tuple[A, ...]:
+    """Return the attempts of one group ordered by member."""
+    return tuple(sorted(attempts, key=lambda t: t.member))
 
 
 # -------------------------------------------------------------------------------------------------- placement

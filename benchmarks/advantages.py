@@ -75,7 +75,7 @@ def make_inputs(seed: int) -> dict[str, NDArray[Any]]:
 
 def compact(inputs: dict[str, NDArray[Any]], dtype: torch.dtype) -> ActionBatch:
     mask = inputs["mask"] > 0
-    return ActionBatch(
+    return ActionBatch.of_tokens(
         rewards_A=torch.from_numpy(inputs["rewards"][mask]).to(dtype),
         turn_A=torch.from_numpy((np.cumsum(np.diff(mask, axis=1, prepend=False), axis=1) // 2)[mask]),
         num_tokens_N=torch.from_numpy(mask.sum(axis=1)),

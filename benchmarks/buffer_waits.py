@@ -33,7 +33,8 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
-from agentrl.data.trajectories import encode, to_ipc
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.types import Message, Outcome, RewardEvent, Task, Trajectory
 
 NUM_ADDERS = 8
@@ -100,37 +101,35 @@ class Owners:
             thread.join()
 
 
-def trajectory(group_id: int, member: int, version: int, tokens: int) -> bytes:
-    """Return an Arrow IPC stream of one trajectory."""
+def attempt(files: AttemptFiles, group_id: int, member: int, version: int, tokens: int) -> AttemptFacts:
+    """Return the facts of one trajectory, which is written to a file."""
     action = np.arange(tokens) >= tokens // 2
-    return to_ipc(
-        encode(
-            [
-                Trajectory(
-                    group_id,
-                    member,
-                    f"t:{group_id}",
-                    "arithmetic",
-                    "tool_agent",
-                    np.arange(tokens, dtype=np.int32),
-                    action,
-                    np.where(action, -1.0, 0.0).astype(np.float32),
-                    np.where(action, version, -1).astype(np.int32),
-                    np.where(action, 0, -1).astype(np.int16),
-                    (Message("user", "1 + 1"), Message("assistant", "2")),
-                    (RewardEvent("exact", float(member % 2), tokens - 1),),
-                    Outcome.COMPLETED,
-                )
-            ]
-        )
+    played = Trajectory(
+        group_id,
+        member,
+        f"t:{group_id}",
+        "arithmetic",
+        "tool_agent",
+        np.arange(tokens, dtype=np.int32),
+        action,
+        np.where(action, -1.0, 0.0).astype(np.float32),
+        np.where(action, version, -1).astype(np.int32),
+        np.where(action, 0, -1).astype(np.int16),
+        (Message("user", "1 + 1"), Message("assistant", "2")),
+        (RewardEvent("exact", float(member % 2), tokens - 1),),
+        Outcome.COMPLETED,
     )
+    [ref] = files.write([played])
+    return AttemptFacts.of(played, ref)
 
 
 def measure(
     folder: Path, *, actors: int, groups: int, group_size: int, staleness: int, tokens: int, steps: int
 ) -> Figures:
     rules = LedgerRules(groups_per_step=groups, max_staleness=staleness, group_size=group_size)
-    buffer = ReplayBuffer(Tasks(), rules, lease_timeout_s=3600.0, journal=Journal(folder / FILE))
+    buffer = ReplayBuffer(
+        Tasks(), rules, folder / FOLDER, lease_timeout_s=3600.0, journal=Journal(folder / FILE)
+    )
     buffer.advance(0, 0)
     num_leased = (staleness + 1) * groups
     owners = Owners(buffer, actors, limit=math.ceil(num_leased / actors))
@@ -140,7 +139,15 @@ def measure(
         held = owners.until_all_wait(num_leased)
         for step in range(1, steps + 1):
             batch, held = held[:groups], held[groups:]
-            paced, rest = add_all(buffer, batch, group_size, step - 1, tokens, times_ms)
+            paced, rest = add_all(
+                buffer,
+                AttemptFiles(folder / FOLDER, is_synced=False),
+                batch,
+                group_size,
+                step - 1,
+                tokens,
+                times_ms,
+            )
             paced_cpu_s += paced
             add_cpu_s += rest
             started, cpu = time.perf_counter(), time.process_time()
@@ -179,6 +186,7 @@ def measure(
 
 def add_all(
     buffer: ReplayBuffer,
+    files: AttemptFiles,
     batch: Sequence[tuple[str, int]],
     group_size: int,
     version: int,
@@ -187,13 +195,13 @@ def add_all(
 ) -> tuple[float, float]:
     """Add all members of `batch` in random order; return the CPU seconds of the process, paced and not."""
     calls = [
-        (owner, trajectory(group_id, member, version, tokens))
+        (owner, [attempt(files, group_id, member, version, tokens)])
         for owner, group_id in batch
         for member in range(group_size)
     ]
     random.Random(0).shuffle(calls)
 
-    def add(call: tuple[str, bytes]) -> float:
+    def add(call: tuple[str, list[AttemptFacts]]) -> float:
         started = time.perf_counter()
         buffer.add(*call)
         return 1000 * (time.perf_counter() - started)

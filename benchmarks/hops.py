@@ -42,9 +42,9 @@ MILESTONES = {
     },
     "agentrl.serving.embedded.sampler": {"sample": ("", "")},
     "agentrl.sglang.protocol": {"parse_generation": ("agents/", AGENT)},
-    "agentrl.data.trajectories": {"encode": ("", "")},
+    "agentrl.data.attempt_files": {"AttemptFiles.write": ("", "")},
     "agentrl.algorithms.advantages.groups": {"grpo": ("", LOOP)},
-    "agentrl.learner.packing": {"pack": ("", LOOP)},
+    "agentrl.learner.packing": {"plan_microbatches": ("", LOOP)},
     "agentrl.algorithms.corrections": {"importance_weights": ("", "")},
     "agentrl.algorithms.policy_losses": {"PolicyTokens.log_ratios": ("", "")},
 }

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from buffer_waits import Tasks, trajectory
+from buffer_waits import Tasks, attempt
 from machine import write_result
 
 from agentrl.buffer import journal as journal_module
@@ -27,6 +27,7 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.snapshots import take_snapshot
+from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.offline.audit import audit_run
 
 SMALL = 2
@@ -64,28 +65,30 @@ def opened(folder: Path, groups: int, group_size: int, *, has_snapshots: bool) -
     journal = Journal(folder / FILE)
     if journal.is_empty:
         journal.set_fact("max_staleness", "1")
-    buffer = ReplayBuffer(Tasks(), rules, journal=journal)
+    buffer = ReplayBuffer(Tasks(), rules, folder / FOLDER, journal=journal)
     if not has_snapshots:
         buffer._take_snapshot = lambda: None  # type: ignore[method-assign]
     return buffer
 
 
-def play(buffer: ReplayBuffer, num_groups: int, group_size: int, version: int) -> None:
+def play(buffer: ReplayBuffer, files: AttemptFiles, num_groups: int, group_size: int, version: int) -> None:
     for lease in buffer.lease("a", num_groups, 0.0):
         for member in range(group_size):
-            buffer.add("a", trajectory(lease.group_id, member, version, TOKENS))
+            buffer.add("a", [attempt(files, lease.group_id, member, version, TOKENS)])
 
 
 def measure(folder: Path, *, steps: int, groups: int, group_size: int, has_snapshots: bool) -> Figures:
     buffer = opened(folder, groups, group_size, has_snapshots=has_snapshots)
+    files = AttemptFiles(folder / FOLDER, is_synced=False)
     buffer.advance(0, 0)
     for step in range(1, steps + 1):
-        play(buffer, SMALL, group_size, step - 1)
+        play(buffer, files, SMALL, group_size, step - 1)
         assert buffer.take(SMALL, 0.0, step) is not None
         buffer.advance(step, step)
         if step % SETTLED_EVERY == 0:
             buffer.settle(step)
-    play(buffer, 2 * groups, group_size, steps)
+            buffer.release_batches(step)
+    play(buffer, files, 2 * groups, group_size, steps)
     snapshot_s = cpu_s(lambda: take_snapshot(buffer._groups, buffer._audit))
     before, num_events = buffer.counts(), buffer._journal.num_events
     stored = buffer._journal._database.execute("SELECT COUNT(*) FROM events").fetchone()[0]
@@ -95,7 +98,7 @@ def measure(folder: Path, *, steps: int, groups: int, group_size: int, has_snaps
     restart_s = time.process_time() - start
     assert again.counts() == before
     again._journal.close()
-    size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     found = []
     audit_s = cpu_s(lambda: found.append(audit_run(folder)))
     assert found[0].audit.is_balanced, found[0].audit.problems
@@ -111,7 +114,8 @@ def arrival_ms(folder: Path, *, is_shared: bool, num: int) -> float:
     finally:
         journal_module.is_shared = found
     buffer.advance(0, 0)
-    calls = [trajectory(lease.group_id, 0, 0, 2000) for lease in buffer.lease("a", num, 0.0)]
+    files = AttemptFiles(folder / FOLDER, is_synced=False)
+    calls = [[attempt(files, lease.group_id, 0, 0, 2000)] for lease in buffer.lease("a", num, 0.0)]
     return 1000 * cpu_s(lambda: [buffer.add("a", call) for call in calls]) / num
 
 

@@ -40,7 +40,7 @@ from agentrl.buffer.training_buffer import BufferSettings
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
-from agentrl.data.trajectories import decode, from_ipc
+from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.rollouts import ROLLOUT, rollout_worker
@@ -172,7 +172,7 @@ class Learner:
         data = self._buffer.run(ReplayBuffer.take, self._groups, TAKE_S, step)
         if data is None:
             return
-        for outcome, count in Counter(t.outcome.value for t in decode(from_ipc(data))).items():
+        for outcome, count in Counter(t.outcome.value for t in data).items():
             self.totals.trajectories[outcome] = self.totals.trajectories.get(outcome, 0) + count
         self.totals.batches += 1
         self._servers.publish(self._servers.version + 1)
@@ -234,7 +234,10 @@ def open_buffer(config: Config, folder: Path) -> Actor[ReplayBuffer]:
 def open_rollouts(
     owner: str, config: Config, buffer: Actor[ReplayBuffer], servers: Servers
 ) -> Actor[RolloutWorker]:
-    rollouts = ROLLOUT.launch({}, rollout_worker, owner, RolloutSettings.of(config), buffer).within(CALL_S)
+    files = AttemptFiles(Path(config.trainer.run_dir or ".") / FOLDER, is_synced=False)
+    rollouts = ROLLOUT.launch({}, rollout_worker, owner, RolloutSettings.of(config), buffer, files).within(
+        CALL_S
+    )
     rollouts.run(RolloutWorker.set_servers, dict.fromkeys(servers.urls), servers.version)
     rollouts.begin(RolloutWorker.run)
     return rollouts

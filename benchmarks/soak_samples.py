@@ -64,7 +64,7 @@ class Sample:
     """A sample of both processes, `seconds` after the start.
 
     attempts: trained on so far. counts: counters of the rollout actor.
-    ready, stored_mib: complete groups in the buffer, and the size of all its trajectories.
+    ready, stored_attempts: complete groups in the buffer, and all of its attempts.
     """
 
     seconds: float
@@ -74,7 +74,7 @@ class Sample:
     rollout: Process
     buffer: Process
     ready: float = 0.0
-    stored_mib: float = 0.0
+    stored_attempts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def sample_of(
         counts,
         *processes,
         ready=held["ready"],
-        stored_mib=held["stored_bytes"] / 2**20,
+        stored_attempts=held["stored_attempts"],
     )
 
 

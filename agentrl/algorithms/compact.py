@@ -10,7 +10,7 @@ Shapes: A action tokens of the batch, K turns with at least one of them, N traje
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -23,8 +23,11 @@ from torch import Tensor
 class ActionBatch:
     """The action tokens of a whole global batch, trajectory after trajectory, each in sampling order.
 
-    rewards_A: f[A], reward received on the token.
-    turn_A: i64[A], index of the token's assistant turn; never decreases within a trajectory.
+    Only lengths and rewards are stored. Columns with a value per token are made when an estimator reads them,
+    so that an estimator with one advantage per trajectory or turn costs nothing per token.
+
+    rewards: the rewards and their tokens.
+    turns: the turns of all trajectories.
     num_tokens_N: i64[N], action tokens of each trajectory, may be 0; they sum to A.
     group_N: i64[N], any labels, equal within a group.
     is_truncated_N: bool[N], True if a token limit cut the attempt off.
@@ -38,8 +41,8 @@ class ActionBatch:
         ValueError: shapes disagree, a reward or value is not finite, or a group is incomplete.
     """
 
-    rewards_A: Tensor
-    turn_A: Tensor
+    rewards: TokenRewards
+    turns: CompactTurns
     num_tokens_N: Tensor
     group_N: Tensor
     is_truncated_N: Tensor
@@ -50,8 +53,7 @@ class ActionBatch:
     anchors_K: Tensor | None = None
 
     def __post_init__(self) -> None:
-        num_tokens = int(self.num_tokens_N.sum())
-        _check_lengths(num_tokens, rewards_A=self.rewards_A, turn_A=self.turn_A, values_A=self.values_A)
+        _check_lengths(self.num_tokens, values_A=self.values_A)
         _check_lengths(
             len(self.num_tokens_N),
             group_N=self.group_N,
@@ -59,12 +61,53 @@ class ActionBatch:
             values_after_N=self.values_after_N,
             greedy_rewards_N=self.greedy_rewards_N,
         )
-        for name in ("rewards_A", "values_A", "values_after_N", "greedy_rewards_N"):
+        _check_finite("rewards_A", self.rewards.values_E)
+        for name in ("values_A", "values_after_N", "greedy_rewards_N"):
             _check_finite(name, getattr(self, name))
-        if self.anchors_K is not None:
-            _check_lengths(len(self.turns.lengths_K), anchors_K=self.anchors_K)
+        _check_lengths(len(self.turns.lengths_K), anchors_K=self.anchors_K)
         if self.group_size is not None:
             _check_complete(self.group_N, self.group_size)
+
+    @classmethod
+    def of_tokens(
+        cls,
+        rewards_A: Tensor,
+        turn_A: Tensor,
+        num_tokens_N: Tensor,
+        group_N: Tensor,
+        is_truncated_N: Tensor,
+        group_size: int | None,
+        **columns: Tensor | None,
+    ) -> ActionBatch:
+        """Return the batch of these columns with a value per token.
+
+        rewards_A: f[A], reward received on the token.
+        turn_A: i64[A], index of the token's assistant turn; never decreases within a trajectory.
+
+        Raises:
+            ValueError: as for the class, or a trajectory's turns are not in order.
+        """
+        _check_lengths(int(num_tokens_N.sum()), rewards_A=rewards_A, turn_A=turn_A)
+        sequence_A = repeat(torch.arange(len(num_tokens_N)), num_tokens_N)
+        turns = CompactTurns.of(sequence_A, turn_A, num_sequences=len(num_tokens_N))
+        rewards = TokenRewards(torch.arange(len(rewards_A)), rewards_A)
+        return cls(rewards, turns, num_tokens_N, group_N, is_truncated_N, group_size, **columns)
+
+    @property
+    def num_tokens(self) -> int:
+        """A, the number of action tokens."""
+        return int(self.num_tokens_N.sum())
+
+    @cached_property
+    def rewards_A(self) -> Tensor:
+        """f[A], reward received on the token."""
+        dense = self.rewards.values_E.new_zeros(self.num_tokens)
+        return dense.index_add_(0, self.rewards.tokens_E, self.rewards.values_E)
+
+    @cached_property
+    def turn_A(self) -> Tensor:
+        """i64[A], index of the token's assistant turn; never decreases within a trajectory."""
+        return repeat(self.turns.number_K, self.turns.lengths_K)
 
     @cached_property
     def sequence_A(self) -> Tensor:
@@ -74,16 +117,39 @@ class ActionBatch:
     @cached_property
     def outcomes_N(self) -> Tensor:
         """f[N], R_i: the total reward of each trajectory."""
-        return segment_sums(self.rewards_A, self.num_tokens_N)
+        return self.rewards.sums(self.num_tokens_N)
 
     @cached_property
-    def turns(self) -> CompactTurns:
-        """The turns of all trajectories."""
-        return CompactTurns.of(self.sequence_A, self.turn_A, num_sequences=len(self.num_tokens_N))
+    def turn_rewards_K(self) -> Tensor:
+        """f[K], the total reward of each turn."""
+        return self.rewards.sums(self.turns.lengths_K)
 
     def over_tokens(self, values_N: Tensor) -> Tensor:
         """Return [A]: each trajectory's value, repeated on all of its action tokens."""
         return repeat(values_N, self.num_tokens_N)
+
+    def with_rewards(self, rewards_A: Tensor) -> ActionBatch:
+        """Return the batch with other rewards, f[A]."""
+        _check_lengths(self.num_tokens, rewards_A=rewards_A)
+        return replace(self, rewards=TokenRewards(torch.arange(len(rewards_A)), rewards_A))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRewards:
+    """The E rewards of a batch: values_E, f[E], on the tokens tokens_E, i64[E], ascending.
+
+    A token may have several. All other tokens have reward 0.
+    """
+
+    tokens_E: Tensor
+    values_E: Tensor
+
+    def sums(self, lengths: Tensor) -> Tensor:
+        """Return the sum of the rewards in each run of `lengths` neighboring tokens; f64 or the own dtype."""
+        ends = np.cumsum(lengths.numpy())
+        owners = np.searchsorted(ends, self.tokens_E.numpy(), side="right")
+        values = self.values_E.numpy()
+        return torch.from_numpy(np.bincount(owners, values, minlength=len(ends)).astype(values.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,13 +211,50 @@ class AdvantageOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credit:
-    """The result of an estimator.
+    """The result of an estimator with an advantage for each token.
 
     advantages_A: f[A]. returns_A: f[A], regression targets of the critic; None without a critic.
     """
 
     advantages_A: Tensor
     returns_A: Tensor | None = None
+
+    @property
+    def runs(self) -> tuple[Tensor, Tensor]:
+        """The advantages as runs of equal neighbors: values f[R], lengths i64[R]."""
+        return self.advantages_A, torch.ones(len(self.advantages_A), dtype=torch.int64)
+
+    def with_advantages(self, values_R: Tensor) -> Credit:
+        """Return the same with other values of its runs."""
+        return replace(self, advantages_A=values_R)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunCredit:
+    """The result of an estimator whose advantages are equal over runs of tokens: trajectories, or turns.
+
+    values_R: f[R], of each run. lengths_R: i64[R], tokens of each run, may be 0; they sum to A, and no run
+    crosses the end of a trajectory.
+    """
+
+    values_R: Tensor
+    lengths_R: Tensor
+
+    @property
+    def returns_A(self) -> Tensor | None:
+        return None
+
+    @property
+    def advantages_A(self) -> Tensor:
+        """f[A], the advantage of each token."""
+        return repeat(self.values_R, self.lengths_R)
+
+    @property
+    def runs(self) -> tuple[Tensor, Tensor]:
+        return self.values_R, self.lengths_R
+
+    def with_advantages(self, values_R: Tensor) -> RunCredit:
+        return replace(self, values_R=values_R)
 
 
 def needed(value: Tensor | None, estimator: str, what: str) -> Tensor:

@@ -5,8 +5,6 @@ The penalty is applied before advantages are estimated.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor
 
 from agentrl.algorithms.compact import ActionBatch
@@ -29,7 +27,7 @@ def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionB
 
     Source: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     """
-    return replace(batch, rewards_A=batch.rewards_A - coefficient * kl_A.to(batch.rewards_A.dtype))
+    return batch.with_rewards(batch.rewards_A - coefficient * kl_A.to(batch.rewards_A.dtype))
 
 
 def adapt_coefficient(

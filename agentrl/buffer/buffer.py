@@ -1,5 +1,5 @@
-"""The replay buffer: the dataset's cursor, the ledger, and the journal that persists both with the
-trajectories.
+"""The replay buffer: the dataset's cursor, the ledger, and the journal that persists both with the facts of
+finished attempts. Their trajectories are in files, which the buffer never reads.
 
 Rollout actors lease groups and add finished trajectories. The controller takes batches and reports publishes.
 Both sides pull: a producer that runs ahead waits in `lease`, a learner that runs ahead waits in `take`.
@@ -17,9 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
-
-import pyarrow as pa
 
 from agentrl.buffer.audit import Audit
 from agentrl.buffer.curriculum import Curriculum
@@ -27,10 +26,10 @@ from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
 from agentrl.buffer.ledger import NO_VARIANCE, STALE, Admission, Ledger, LedgerRules
 from agentrl.buffer.lineage import Lineage
-from agentrl.buffer.rows import Rows, read_state, write_state
+from agentrl.buffer.rows import Rows
 from agentrl.buffer.samplers import ReadyGroup
 from agentrl.buffer.snapshots import take_snapshot
-from agentrl.data.trajectories import accuracies, from_ipc, sampled_versions, to_ipc
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
 
@@ -57,6 +56,7 @@ class ReplayBuffer:
         self,
         tasks: TaskSequence,
         rules: LedgerRules,
+        folder: Path,
         *,
         has_greedy: bool = False,
         drop_constant_groups: bool = False,
@@ -70,6 +70,7 @@ class ReplayBuffer:
 
         Args:
             rules: `group_size` without the greedy attempt.
+            folder: of the trajectories' files (`agentrl.data.attempt_files`).
             has_greedy: each group has one more member, a greedy attempt. The staleness bound covers it too.
             drop_constant_groups: drop a complete group if all its rewards are equal, including the greedy
                 one; another group is leased instead.
@@ -89,7 +90,7 @@ class ReplayBuffer:
         self._lease_timeout_s = lease_timeout_s
         self._duplicate_after_s = duplicate_after_s
         self._journal = Journal(None) if journal is None else journal
-        self._rows = Rows(self._journal)
+        self._rows = Rows(self._journal, folder)
         rules = replace(rules, group_size=rules.group_size + has_greedy)
         self._ledger = Ledger(rules, curriculum=curriculum, record=self._record)
         self._groups = self._ledger.groups  # read here, changed by the ledger
@@ -121,7 +122,7 @@ class ReplayBuffer:
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: lease at least 1 group")
-        with self._lock, self._counted("lease"):
+        with self._changing(), self._counted("lease"):
             try:
                 group_ids = [] if held is None else [g for g in self._groups.held_by(owner) if g not in held]
                 group_ids = group_ids or self._wait_for_leases(owner, limit, time.monotonic() + timeout_s)
@@ -172,32 +173,26 @@ class ReplayBuffer:
         with self._lock:
             return sorted(set(held).difference(self._groups.held_by(owner)))
 
-    def add(self, owner: str, data: bytes) -> None:
-        """Store finished trajectories (an Arrow IPC stream of `agentrl.data.trajectories`).
+    def add(self, owner: str, attempts: Sequence[AttemptFacts]) -> None:
+        """Store the facts of finished attempts, whose trajectories are in files of this run.
 
-        A duplicate member is discarded and counted, and so is a member of a group that `owner` does not hold.
+        A duplicate member is discarded and counted, and so is a member of a group that `owner` does not hold;
+        their files are removed.
 
         Raises:
-            DataError: the bytes are not trajectories.
             JournalError: some of them could not be written; the call can be retried.
         """
-        batch = from_ipc(data)
-        group_ids, members = batch.column("group_id").to_pylist(), batch.column("member").to_pylist()
         counts = self._curriculum is not None and self._curriculum.uses_results
-        columns = (
-            group_ids,
-            members,
-            sampled_versions(batch),
-            accuracies(batch) if counts else [None] * batch.num_rows,
-        )
-        with self._lock:
+        with self._changing():
             self._last_add = self._clock()
             try:
-                for row, (group_id, member, versions, accuracy) in enumerate(zip(*columns, strict=True)):
-                    self._rows.announce((group_id, owner, member), batch.slice(row, 1))
-                    self._look_at(
-                        group_id, self._ledger.add_member(owner, group_id, member, versions, accuracy)
-                    )
+                for attempt in attempts:
+                    group_id, member = attempt.group_id, attempt.member
+                    self._rows.announce((group_id, owner, member), attempt)
+                    versions = tuple(version for version, _ in attempt.versions)
+                    accuracy = attempt.accuracy if counts else None
+                    admission = self._ledger.add_member(owner, group_id, member, versions, accuracy)
+                    self._look_at(group_id, admission)
             finally:  # members before one that could not be written have arrived
                 self._wake()
 
@@ -206,7 +201,7 @@ class ReplayBuffer:
 
         The group completes without it.
         """
-        with self._lock:
+        with self._changing():
             self._look_at(group_id, self._ledger.leave_out(owner, group_id, member, reason))
             self._wake()
 
@@ -232,7 +227,7 @@ class ReplayBuffer:
         The ledger queues the group again instead if it keeps its place in the order of batches (see
         `Ledger.drop`).
         """
-        with self._lock:
+        with self._changing():
             if self._ledger.drop(owner, group_id, reason):
                 self._rows.forget_plays([(owner, group_id)])
             if group_id in self._groups.leased:  # by another owner alone: it may be copied at once
@@ -247,7 +242,7 @@ class ReplayBuffer:
         The name can never lease again. Otherwise a pending long poll of the dead process could take the
         released groups.
         """
-        with self._lock:
+        with self._changing():
             released = self._ledger.release(owner)
             self._rows.forget_plays([(owner, group_id) for group_id in released])
             self._wake_all()
@@ -255,16 +250,16 @@ class ReplayBuffer:
 
     # ------------------------------------------------------------------------------------------- learner side
 
-    def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> bytes | None:
+    def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> list[AttemptFacts] | None:
         """Wait for `num_groups` ready groups within the staleness bound, then consume them for `step` (None:
         the next).
 
-        The sampler chooses the groups and their order. Returns an Arrow IPC stream in which the trajectories
-        of a group are adjacent and ordered by member. Returns None after `timeout_s` seconds, or at once if
+        The sampler chooses the groups and their order. The attempts of a group are adjacent and ordered by
+        member. Returns None after `timeout_s` seconds, or at once if
         the buffer is closed. A step that was taken but not published returns the same batch again.
         """
         groups: list[ReadyGroup] | None = None
-        with self._lock, self._counted("take"):
+        with self._changing(), self._counted("take"):
             deadline = time.monotonic() + timeout_s
             self._wanted.append(num_groups)
             try:
@@ -280,14 +275,23 @@ class ReplayBuffer:
             if groups is None:
                 return None
             self._last_lags = Counter(self._groups.lag(group) for group in groups)
-            rows = [row for group in groups for row in self._rows.of(group)]
-        return to_ipc(pa.concat_batches(rows))
+            stored = [data for group in groups for data in self._rows.of(group)]
+            self._rows.hold_batch(self._groups.step if step is None else step, groups)
+        return self._rows.read(stored)  # outside the lock, because there may be thousands
+
+    def release_batches(self, before: int) -> None:
+        """Record that nobody reads the trajectories of batches of earlier steps any more.
+
+        Until then the files of a batch are kept, also if its groups are forgotten before.
+        """
+        with self._changing():
+            self._rows.release_batches(before)
 
     def reject(self, step: int, reason: str) -> None:
         """Drop the groups that `take` returned for `step` because nothing was learned from them; others are
         leased instead.
         """
-        with self._lock:
+        with self._changing():
             self._rows.forget(self._ledger.reject(step, reason))
             self._wake()
 
@@ -302,7 +306,7 @@ class ReplayBuffer:
         Ready groups that are now too stale are dropped at once, which makes room for new leases. The call is
         idempotent.
         """
-        with self._lock:
+        with self._changing():
             if version != self._groups.version:
                 self._ledger.advance(version, step)
             self._let_go()
@@ -316,7 +320,7 @@ class ReplayBuffer:
         """Record that the checkpoint of `step` is complete: batches up to `step` will never be rolled
         back.
         """
-        with self._lock:
+        with self._changing():
             settled = [group for own, batch in self._groups.batches.items() if own <= step for group in batch]
             self._ledger.settle(step)
             self._rows.forget(settled)
@@ -331,7 +335,7 @@ class ReplayBuffer:
         Raises:
             CheckpointError: a batch to undo is settled.
         """
-        with self._lock:
+        with self._changing():
             self._rows.forget(self._ledger.roll_back(step, is_kept=self._rows.has))
             self._wake_all()
 
@@ -364,14 +368,13 @@ class ReplayBuffer:
         with self._lock:
             counts = self._groups.counts()
             lags = self._last_lags
-            num_bytes = self._rows.num_bytes
             lag_sum = sum(lag * count for lag, count in lags.items())
             stats: dict[str, float] = {
                 **{
                     state: float(getattr(counts, state))
                     for state in ("drawn", "ready", "leased", "queued", "consumed")
                 },
-                "stored_bytes": float(num_bytes),
+                "stored_attempts": float(self._rows.num_stored),
                 "lease_wait_s": self._waited_s["lease"],
                 "take_wait_s": self._waited_s["take"],
                 "since_last_add_s": self._clock() - self._last_add,
@@ -397,20 +400,21 @@ class ReplayBuffer:
         with self._lock:
             self._is_closed = True
             self._wake_all()
+        self._rows.close()
 
     # --------------------------------------------------------------------------------------------- checkpoint
 
     def state(self) -> bytes:
-        """Return cursor, ledger and ready groups as one Arrow IPC stream.
+        """Return cursor, ledger and the facts of ready groups as JSON.
 
-        Of leased groups it holds only the dataset positions.
+        Of leased groups it holds only the dataset positions. Trajectories stay in their files.
         """
         with self._lock:
             # After a power loss, groups that the checkpoint learned from must not be ready again.
             self._journal.sync()
             state = self._groups.state()
-            rows = [row for group in self._groups.ready.values() for row in self._rows.of(group)]
-        return write_state(state, rows)
+            stored = [data for group in self._groups.ready.values() for data in self._rows.of(group)]
+        return self._rows.write_state(state, stored)
 
     def restore(self, data: bytes) -> None:
         """Replace the buffer's content with a saved `state`. Its weights are restored and published next.
@@ -418,10 +422,10 @@ class ReplayBuffer:
         Raises:
             CheckpointError: the bytes are not a valid state.
         """
-        state, rows = read_state(data)
-        with self._lock:
-            for key, row in rows.items():
-                self._rows.announce(key, row)
+        state, attempts = self._rows.read_state(data)
+        with self._changing():
+            for key, attempt in attempts.items():
+                self._rows.announce(key, attempt)
             self._ledger.restore(state)
             self._wake_all()
 
@@ -444,10 +448,12 @@ class ReplayBuffer:
                     f"goes back only to step {self._groups.settled}, and no checkpoint has its "
                     "state; start over with trainer.resume_mode=disable"
                 )
-            return
-        for owner in self._groups.owners():
-            self.release(owner)
-        self.roll_back(step)
+        else:
+            for owner in self._groups.owners():
+                self.release(owner)
+            self.roll_back(step)
+        with self._lock:
+            self._rows.remove_strays()
 
     def _read(self) -> None:
         """Replay the journal."""
@@ -465,6 +471,17 @@ class ReplayBuffer:
             yield event
 
     # ------------------------------------------------------------------------------------ under the lock only
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock; at the end of the block, remove the files that no stored attempt is in any more."""
+        with self._lock:
+            try:
+                yield
+            except BaseException:
+                self._rows.spare_unused()
+                raise
+            self._rows.remove_unused()
 
     def _wake(self) -> None:
         """Wake the waiting leases for which there is room, and the waiting takes if there are enough groups.
@@ -503,12 +520,17 @@ class ReplayBuffer:
         self._waited_s[what] += self._clock() - start
 
     def _record(self, events: Sequence[Event]) -> None:
-        """Write events to the journal, with the trajectories that they refer to."""
-        arriving = self._rows.arriving()
+        """Write events to the journal, with the attempts that they refer to."""
         # Late and duplicate members are not kept.
         is_kept = events[0].kind in (EventKind.ADDED, EventKind.IMPORTED)
         seq = self._journal.num_events
-        self._journal.append(events, arriving if is_kept else {})
+        arriving = self._rows.take_arriving()
+        stored = {key: attempt.to_json() for key, attempt in arriving.items()} if is_kept else {}
+        self._journal.append(events, stored)
+        if is_kept:
+            self._rows.keep(arriving)
+        else:
+            self._rows.discard(arriving)
         for event in events:
             seq += 1
             self._audit.follow(seq, event, max_staleness=self._ledger.rules.max_staleness)

@@ -364,6 +364,10 @@ class Journal:
         stored = self._stored.get(group_id, {}).get(owner, {})
         return {member: self._records.data_of(attempt) for member, attempt in stored.items()}
 
+    def plays(self) -> list[tuple[int, str]]:
+        """Return the (group id, owner) pairs of which attempts are stored."""
+        return [(group_id, owner) for group_id, owners in self._stored.items() for owner in owners]
+
     def members(self, group_id: int, owner: str) -> set[int]:
         """Return the members whose trajectories from `owner` are stored."""
         return set(self._stored.get(group_id, {}).get(owner, ()))

@@ -1,109 +1,219 @@
-"""The trajectories of groups: in the journal, and in a checkpoint. Only those of a batch being assembled are
-in memory.
+"""The attempts of groups: their facts, in the journal and in a checkpoint, and their trajectories' files.
 
-Keeping them all in memory would store them twice and fragment the heap, which would grow for hours
-(`agentrl.heap`).
+The facts are only read for a batch. In memory there is one path per attempt, to know when nothing refers to a
+file any more: it is removed then.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import operator
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from agentrl.buffer.journal import AttemptKey, Journal
 from agentrl.buffer.samplers import ReadyGroup
-from agentrl.data.trajectories import SCHEMA, from_ipc, scored_rewards, to_ipc
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import TrajectoryRef, remove_files, remove_others
 from agentrl.errors import CheckpointError, DataError
+from agentrl.types import SCORED_OUTCOMES
 
-STATE_KEY = b"agentrl.buffer"
-"""Metadata key of a checkpoint's Arrow stream; its value is the ledger's state as JSON."""
+CLOSE_TIMEOUT_S = 60.0
 ROUNDING = 1e-12
 """Relative tolerance for equal rewards in a group: 0.1 + 0.2 equals 0.3."""
 
 
 class Rows:
-    """Stored trajectories, each a RecordBatch of one row, by group, owner and member."""
+    """The stored attempts, by group, owner and member."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        """folder: of the trajectories' files."""
         self._journal = journal
-        self._arriving: dict[AttemptKey, bytes] = {}
+        self._folder = folder
+        self._arriving: dict[AttemptKey, AttemptFacts] = {}
+        self._paths: dict[int, dict[tuple[str, int], str]] = {}  # group -> (owner, member) -> file
+        self._uses: Counter[str] = Counter()  # file -> attempts stored in it
+        # Removing a thousand files takes a while, and nothing waits for it.
+        self._remover = ThreadPoolExecutor(max_workers=1, thread_name_prefix="remove-attempts")
+        self._unsure: set[str] = set()  # files that may hold no stored attempt
+        self._batches: dict[int, set[str]] = {}  # step -> files that its ranks and the recorder read
+        for group_id, owner in journal.plays():
+            stored = journal.attempts(group_id, owner).items()
+            self.keep({(group_id, owner, m): AttemptFacts.from_json(data, folder) for m, data in stored})
 
     @property
-    def num_bytes(self) -> int:
-        """Size of all stored trajectories, as Arrow IPC streams."""
-        return self._journal.num_bytes
+    def num_stored(self) -> int:
+        """Number of stored attempts."""
+        return sum(len(own) for own in self._paths.values())
 
-    def announce(self, key: AttemptKey, row: pa.RecordBatch) -> None:
-        """Remember a trajectory, to be written together with the next events."""
-        self._arriving[key] = to_ipc(row)
+    # -------------------------------------------------------------------------------------------------- write
 
-    def arriving(self) -> dict[AttemptKey, bytes]:
-        """Return and clear the trajectories announced since the last call."""
+    def announce(self, key: AttemptKey, attempt: AttemptFacts) -> None:
+        """Remember an attempt, to be written together with the next events."""
+        self._arriving[key] = attempt
+
+    def take_arriving(self) -> dict[AttemptKey, AttemptFacts]:
+        """Return and clear the attempts announced since the last call."""
         arriving, self._arriving = self._arriving, {}
         return arriving
 
-    def of(self, group: ReadyGroup) -> list[pa.RecordBatch]:
-        """Return the trajectories of a ready group, ordered by member."""
+    def keep(self, attempts: Mapping[AttemptKey, AttemptFacts]) -> None:
+        """Note that these attempts are in the journal now."""
+        for (group_id, owner, member), attempt in attempts.items():
+            own, path = self._paths.setdefault(group_id, {}), _path(attempt)
+            former = own.get((owner, member))
+            own[owner, member] = path
+            self._uses[path] += 1
+            if former is not None:
+                self._let_go([former])
+
+    def discard(self, attempts: Mapping[AttemptKey, AttemptFacts]) -> None:
+        """Note that these attempts were not stored."""
+        self._unsure.update(_path(attempt) for attempt in attempts.values())
+
+    # --------------------------------------------------------------------------------------------------- read
+
+    def of(self, group: ReadyGroup) -> list[bytes]:
+        """Return the facts of a ready group's attempts as they are stored, ordered by member (see `read`)."""
         found = self._journal.attempts(group.group_id, group.owner)
-        return [from_ipc(found[member]) for member in group.members]
+        return [found[member] for member in group.members]
+
+    def read(self, stored: Iterable[bytes]) -> list[AttemptFacts]:
+        return [AttemptFacts.from_json(data, self._folder) for data in stored]
 
     def is_constant(self, group: ReadyGroup) -> bool:
-        """Return whether all trajectories of a ready group have the same reward."""
-        rewards = np.concatenate([scored_rewards(row) for row in self.of(group)])
-        return math.isclose(rewards.min(), rewards.max(), rel_tol=ROUNDING)
+        """Return whether all attempts of a ready group that did not fail have the same reward."""
+        rewards = [t.reward for t in self.read(self.of(group)) if t.outcome in SCORED_OUTCOMES]
+        return math.isclose(min(rewards), max(rewards), rel_tol=ROUNDING)
 
     def has(self, group: ReadyGroup) -> bool:
-        """Return whether all trajectories of the group are stored."""
+        """Return whether all attempts of the group are stored."""
         return self._journal.members(group.group_id, group.owner) >= set(group.members)
 
+    # ------------------------------------------------------------------------------------------------- forget
+
     def forget_others(self, group: ReadyGroup) -> None:
-        """Delete the trajectories of a ready group that came from other owners."""
+        """Delete the attempts of a ready group that came from other owners."""
         self._journal.forget_others(group.group_id, group.owner)
+        self._drop(group.group_id, partial(operator.ne, group.owner))
 
     def forget_plays(self, plays: Collection[tuple[str, int]]) -> None:
-        """Delete the trajectories of the given (owner, group id) pairs."""
+        """Delete the attempts of the given (owner, group id) pairs."""
         if plays:
             self._journal.forget_plays((group_id, owner) for owner, group_id in plays)
+        for owner, group_id in plays:
+            self._drop(group_id, partial(operator.eq, owner))
 
     def forget(self, group_ids: Collection[int]) -> None:
-        """Delete all trajectories of the given groups."""
+        """Delete all attempts of the given groups."""
         if group_ids:
             self._journal.forget(group_ids)
+        for group_id in group_ids:
+            self._drop(group_id, lambda _: True)
+
+    def _drop(self, group_id: int, is_dropped: Callable[[str], bool]) -> None:
+        own = self._paths.get(group_id, {})
+        gone = {key: path for key, path in own.items() if is_dropped(key[0])}
+        for key in gone:
+            del own[key]
+        if not own:
+            self._paths.pop(group_id, None)
+        self._let_go(gone.values())
+
+    def _let_go(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._uses[path] -= 1
+            self._unsure.add(path)
+
+    def remove_unused(self) -> None:
+        """Remove the files of which no attempt is stored any more.
+
+        Only between calls: within one, a file may hold an attempt that is about to be stored.
+        """
+        read = set().union(*self._batches.values())
+        unused = [path for path in self._unsure if self._uses[path] <= 0 and path not in read]
+        self._unsure.clear()
+        for path in unused:
+            del self._uses[path]
+        if unused:
+            self._remover.submit(remove_files, unused)
+
+    def hold_batch(self, step: int, groups: Iterable[ReadyGroup]) -> None:
+        """Keep the files of a batch until `release_batches`, even if its attempts are forgotten before."""
+        own = self._batches.setdefault(step, set())
+        own |= {self._paths[g.group_id][g.owner, member] for g in groups for member in g.members}
+
+    def release_batches(self, before: int) -> None:
+        """Nobody reads the batches of earlier steps any more."""
+        for step in [step for step in self._batches if step < before]:
+            self._unsure |= self._batches.pop(step)
+
+    def spare_unused(self) -> None:
+        """Do not remove them: a call failed, and will be repeated with the same files."""
+        self._unsure.clear()
+
+    def remove_strays(self) -> None:
+        """Remove the files that belong to no stored attempt. Only while no rollout actor is alive."""
+        remove_others(self._folder, self._uses)
+
+    def close(self) -> None:
+        """Wait until the files that nothing refers to are removed."""
+        self._remover.submit(remove_files, ()).result(CLOSE_TIMEOUT_S)
+
+    # --------------------------------------------------------------------------------------------- checkpoint
+
+    def write_state(self, state: Mapping[str, Any], stored: Sequence[bytes]) -> bytes:
+        """Return a checkpoint of the buffer: the ledger's state, and the facts of ready groups' attempts."""
+        attempts = [data.decode() for data in stored]
+        return json.dumps({**state, "folder": str(self._folder), "attempts": attempts}).encode()
+
+    def read_state(self, data: bytes) -> tuple[dict[str, Any], dict[AttemptKey, AttemptFacts]]:
+        """Return what `write_state` wrote: the ledger's state, and the attempts of its ready groups.
+
+        Files of another folder are copied into this one. A group whose files are gone is not ready any more:
+        its task is played again.
+
+        Raises:
+            CheckpointError: the bytes are not a valid state.
+        """
+        try:
+            state = json.loads(data)
+            folder, stored = Path(state.pop("folder")), state.pop("attempts")
+            attempts = [AttemptFacts.from_json(one.encode(), folder) for one in stored]
+        except (ValueError, KeyError, TypeError, AttributeError, DataError) as error:
+            raise CheckpointError(f"the buffer's state cannot be read: {error!r}") from error
+        here: dict[int, list[AttemptFacts]] = {}
+        for attempt in attempts:
+            if (found := self._brought_here(attempt)) is not None:
+                here.setdefault(attempt.group_id, []).append(found)
+        gone = [g for g in state["ready"] if len(here.get(g["group_id"], ())) < len(g["members"])]
+        lost = {group["group_id"] for group in gone}
+        state["ready"] = [group for group in state["ready"] if group["group_id"] not in lost]
+        state["open"] += [[group["group_id"], group["number"], len(group["members"])] for group in gone]
+        owners = {group["group_id"]: group["owner"] for group in state["ready"]}
+        kept = (t for group_id, own in here.items() if group_id in owners for t in own)
+        return state, {(t.group_id, owners[t.group_id], t.member): t for t in kept}
+
+    def _brought_here(self, attempt: AttemptFacts) -> AttemptFacts | None:
+        """Return the attempt with its file in this folder; None if the file does not exist."""
+        assert isinstance(attempt.source, TrajectoryRef)
+        source, target = Path(attempt.source.path), self._folder / Path(attempt.source.path).name
+        if not target.is_file():
+            if not source.is_file():
+                return None
+            self._folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        place = attempt.source
+        moved = TrajectoryRef(str(target), place.offset, place.num_bytes, place.checksum)
+        return attempt.replace(source=moved)
 
 
-def write_state(state: Mapping[str, Any], rows: Sequence[pa.RecordBatch]) -> bytes:
-    """Return a checkpoint of the buffer: the ledger's state and the trajectories of its ready groups, as one
-    Arrow IPC stream.
-    """
-    batch = pa.concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=SCHEMA)
-    return to_ipc(batch.replace_schema_metadata({**SCHEMA.metadata, STATE_KEY: json.dumps(state).encode()}))
-
-
-def read_state(data: bytes) -> tuple[dict[str, Any], dict[AttemptKey, pa.RecordBatch]]:
-    """Return what `write_state` wrote: the ledger's state, and a row per trajectory.
-
-    Raises:
-        CheckpointError: the bytes are not a valid state.
-    """
-    try:
-        batch = from_ipc(data)
-    except DataError as error:
-        raise CheckpointError(f"the buffer's state cannot be read: {error}") from error
-    text = batch.schema.metadata.get(STATE_KEY)
-    if text is None:
-        raise CheckpointError("the buffer's state contains trajectories but no ledger")
-    state = json.loads(text)
-    batch = batch.replace_schema_metadata(SCHEMA.metadata)
-    owners = {group["group_id"]: group["owner"] for group in state.get("ready", ())}
-    places = enumerate(
-        zip(batch.column("group_id").to_pylist(), batch.column("member").to_pylist(), strict=True)
-    )
-    return state, {
-        (group_id, owners.get(group_id, ""), member): batch.slice(row, 1)
-        for row, (group_id, member) in places
-    }
+def _path(attempt: AttemptFacts) -> str:
+    assert isinstance(attempt.source, TrajectoryRef), "the buffer stores where a trajectory is"
+    return attempt.source.path

@@ -24,6 +24,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
+from agentrl.data.attempt_files import FOLDER
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import DataError
@@ -174,6 +175,7 @@ class TrainingBuffer(ReplayBuffer):
                 sampler=settings.buffer.sampler,
                 oversample=settings.buffer.oversample,
             ),
+            Path(FOLDER) if folder is None else folder / FOLDER,
             has_greedy=settings.has_greedy,
             drop_constant_groups=settings.buffer.drop_constant_groups,
             lease_timeout_s=settings.buffer.lease_timeout_s,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,25 +15,27 @@ from numpy.typing import NDArray
 from agentrl.algorithms.kl import KL_ESTIMATORS, k1
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
-from agentrl.controller.credit import Assessment, sampling_order
-from agentrl.controller.learner import pack_for
+from agentrl.controller.credit import Assessment
+from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import LearnerError
-from agentrl.learner.batch import Floats, Microbatch, Sample, samples_from
+from agentrl.learner.batch import Floats
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
-from agentrl.learner.packing import filler, pack
-from agentrl.types import Group, Outcome, Trajectory
+from agentrl.learner.packing import MicrobatchPlan, plan_microbatches
+from agentrl.learner.sample_refs import PlannedMicrobatch, SampleRef, end_place, lay_by_sample, planned
+from agentrl.types import Group, Outcome
 from agentrl.workers.workers import Handle, Workers
 
 REWARD_KL_ESTIMATORS = {"k1": k1, **KL_ESTIMATORS}
 
 PerToken = list[NDArray[np.float32]]
-"""One f32[T] per trajectory, 0 outside the action mask."""
+"""One f32[A] per trajectory: a number for each action token, in the order of positions."""
 
 
 def assess(
-    roles: Roles, groups: Sequence[Group], algorithm: AlgorithmConfig, config: LearnerConfig
+    roles: Roles, groups: Sequence[Group[AttemptFacts]], algorithm: AlgorithmConfig, config: LearnerConfig
 ) -> Assessment:
     """Return the model outputs that credit needs besides the rewards; empty if the algorithm needs none.
 
@@ -42,14 +43,14 @@ def assess(
         LearnerError: a value or the KL is not finite. Non-finite updates are skipped, so the cause is the
             weights of a model or a dtype that is too narrow; later batches would fail as well.
     """
-    trajectories = [t for group in groups for t in group.trajectories]
+    attempts = [attempt for group in groups for attempt in group.trajectories]
     assessment = Assessment()
     if roles.critic is not None:
-        values, after = _values(roles.critic, trajectories, algorithm, config)
+        values, after = _values(roles.critic, attempts, algorithm, config)
         _refuse_non_finite(values if after is None else [*values, after], "the critic's values")
         assessment = replace(assessment, values=values, values_after=after)
     if roles.reward_kl is not None:
-        kl = _kl(roles.learner, trajectories, algorithm.kl.estimator, config)
+        kl = _kl(roles.learner, attempts, algorithm.kl.estimator, config)
         _refuse_non_finite(kl, "the policy's KL to the reference")
         assessment = replace(assessment, kl=kl, kl_coefficient=roles.reward_kl.coefficient)
     return assessment
@@ -65,7 +66,9 @@ def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
         )
 
 
-def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> list[dict[str, float]]:
+def settle(
+    roles: Roles, groups: Sequence[Group[AttemptFacts]], assessment: Assessment
+) -> list[dict[str, float]]:
     """Adapt the coefficient of KL in the reward to the assessed batch; return its metrics, if any."""
     if roles.reward_kl is None or assessment.kl is None:
         return []
@@ -75,7 +78,7 @@ def settle(roles: Roles, groups: Sequence[Group], assessment: Assessment) -> lis
 
 def begin_critic_updates(
     roles: Roles,
-    minibatches: Sequence[Sequence[Sample]],
+    minibatches: Sequence[Sequence[SampleRef]],
     algorithm: AlgorithmConfig,
     config: LearnerConfig,
     *,
@@ -100,25 +103,25 @@ def begin_critic_updates(
 
 
 def pack_for_critic(
-    critic: Workers[Critic], samples: Sequence[Sample], algorithm: AlgorithmConfig, config: LearnerConfig
-) -> list[Microbatch]:
+    critic: Workers[Critic], samples: Sequence[SampleRef], algorithm: AlgorithmConfig, config: LearnerConfig
+) -> list[PlannedMicrobatch]:
     """Return the microbatches of all critic ranks, concatenated by rank; fillers if there are no samples."""
     if not samples:
-        return [filler() for _ in range(critic.dp_size)]
-    shards = pack(
-        samples,
+        return [PlannedMicrobatch(MicrobatchPlan(), {}) for _ in range(critic.dp_size)]
+    shards = plan_microbatches(
+        [sample.shape for sample in samples],
         max_tokens=config.microbatch_tokens,
         world_size=critic.dp_size,
         parity_tokens=critic.run(Critic.parity_tokens),
         # The value loss reads a sequence's length from its microbatch: means per sequence forbid splits.
         may_split=algorithm.aggregation != "sequence_mean_token_mean",
     )
-    return [microbatch for shard in shards for microbatch in shard]
+    return planned([plan for shard in shards for plan in shard], samples)
 
 
 def _values(
     critic: Workers[Critic],
-    trajectories: Sequence[Trajectory],
+    attempts: Sequence[AttemptFacts],
     algorithm: AlgorithmConfig,
     config: LearnerConfig,
 ) -> tuple[PerToken, NDArray[np.float64] | None]:
@@ -129,29 +132,28 @@ def _values(
     """
     asks_after = [
         algorithm.bootstrap_truncated and t.outcome is Outcome.TRUNCATED and t.num_action_tokens > 0
-        for t in trajectories
+        for t in attempts
     ]
-    plain = samples_from(trajectories, [0.0] * len(trajectories))
     samples = [
-        _with_one_more(s, t) if asks else s
-        for s, t, asks in zip(plain, trajectories, asks_after, strict=True)
+        SampleRef.plain(index, attempt).replace(has_end=asks)
+        for index, (attempt, asks) in enumerate(zip(attempts, asks_after, strict=True))
     ]
     microbatches = pack_for_critic(critic, samples, algorithm, config)
     laid = lay_by_sample(samples, microbatches, critic.run(Critic.values, microbatches))
-    after = np.zeros(len(trajectories))
-    for index, trajectory in enumerate(trajectories):
+    after = np.zeros(len(attempts))
+    for index, attempt in enumerate(attempts):
         if asks_after[index]:
-            end = _end_of_last_segment(trajectory)
-            after[index] = laid[index][end]  # the dummy token's value is V(s_T)
-            laid[index] = np.delete(laid[index], end)
+            _, place = end_place(attempt)
+            after[index] = laid[index][place]  # the value before the additional token is V(s_T)
+            laid[index] = np.delete(laid[index], place)
     return laid, after if algorithm.bootstrap_truncated else None
 
 
 def _kl(
-    learner: Workers[Learner], trajectories: Sequence[Trajectory], estimator: str, config: LearnerConfig
+    learner: Workers[Learner], attempts: Sequence[AttemptFacts], estimator: str, config: LearnerConfig
 ) -> PerToken:
-    samples = samples_from(trajectories, [0.0] * len(trajectories))
-    microbatches = pack_for(learner, samples, config)
+    samples = [SampleRef.plain(index, attempt) for index, attempt in enumerate(attempts)]
+    microbatches = plan_for(learner, samples, config)
     estimate = REWARD_KL_ESTIMATORS[estimator]
     pairs = learner.run(Learner.logprobs, microbatches)
     found = [
@@ -159,44 +161,3 @@ def _kl(
         for policy, ref in pairs
     ]
     return lay_by_sample(samples, microbatches, found)
-
-
-def lay_by_sample(
-    samples: Sequence[Sample], microbatches: Sequence[Microbatch], columns: Sequence[Floats]
-) -> PerToken:
-    """Scatter `columns`, f[A] per microbatch, to the action tokens of each sample: f32[T], else 0."""
-    by_index = {sample.index: np.zeros(sample.num_tokens, np.float32) for sample in samples}
-    positions = {sample.index: np.flatnonzero(sample.action_mask) for sample in samples}
-    for microbatch, column in zip(microbatches, columns, strict=True):
-        indices = microbatch.sample_indices[microbatch.sequence_ids]
-        for index in np.unique(indices):
-            own = indices == index
-            by_index[int(index)][positions[int(index)][microbatch.action_places[own]]] = column[own]
-    return [by_index[sample.index] for sample in samples]
-
-
-def _with_one_more(sample: Sample, trajectory: Trajectory) -> Sample:
-    """Return the sample with a dummy action token after the segment of its last token.
-
-    The critic's value before this token is V(s_T).
-    """
-    end = _end_of_last_segment(trajectory)
-
-    def grown(column: NDArray[Any], value: float | bool) -> NDArray[Any]:
-        return np.insert(column, end, value)
-
-    return replace(
-        sample,
-        token_ids=grown(sample.token_ids, 0),
-        action_mask=grown(sample.action_mask, True),
-        loss_mask=grown(sample.loss_mask, False),
-        behavior_logprobs=grown(sample.behavior_logprobs, 0.0),
-        advantages=grown(sample.advantages, 0.0),
-        segment_starts=tuple(start + 1 if start >= end else start for start in sample.segment_starts),
-    )
-
-
-def _end_of_last_segment(trajectory: Trajectory) -> int:
-    """Return the end (exclusive) of the segment that contains the last sampled token."""
-    last = sampling_order(trajectory)[-1]
-    return next((start for start in trajectory.segment_starts if start > last), trajectory.num_tokens)

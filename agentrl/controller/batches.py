@@ -9,15 +9,16 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import NO_VARIANCE
 from agentrl.config.buffer import BufferConfig
 from agentrl.controller.batch_rewards import BatchRewards
-from agentrl.controller.credit import group_trajectories
+from agentrl.controller.credit import group_attempts
 from agentrl.controller.observe import Observer
-from agentrl.data.trajectories import decode, from_ipc
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.errors import InfrastructureError, RewardError
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.types import SCORED_OUTCOMES, Group, Outcome
+from agentrl.types import SCORED_OUTCOMES, Group, Outcome, Trajectory
 from agentrl.workers.actors import Actor
 
 POLL_S = 1.0
@@ -43,7 +44,7 @@ class Batches:
         self._rewards = rewards
         self._observer = observer
 
-    def take(self, *, step: int, version: int, heal: Callable[[], None]) -> list[Group]:
+    def take(self, *, step: int, version: int, heal: Callable[[], None]) -> list[Group[AttemptFacts]]:
         """Wait for the batch of `step` and score it with the rewards of scope `batch`.
 
         A batch that cannot be scored is replaced by the next.
@@ -75,15 +76,17 @@ class Batches:
                 self._record_unscored(groups, error, step=step - 1, version=version)
                 self._buffer.run(ReplayBuffer.reject, step, Outcome.REWARD_ERROR.value)
 
-    def _score(self, groups: Sequence[Group]) -> list[Group]:
+    def _score(self, groups: Sequence[Group[AttemptFacts]]) -> list[Group[AttemptFacts]]:
+        """Return the groups with these rewards; only they make the controller read whole trajectories."""
         tasks = self._buffer.run(ReplayBuffer.tasks, [group.group_id for group in groups])
         per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
-        return group_trajectories(
-            self._rewards.score(per_member, [t for group in groups for t in group.attempts])
-        )
+        attempts = [attempt for group in groups for attempt in group.attempts]
+        stored = [attempt.load() for attempt in attempts]
+        scored = self._rewards.score(per_member, stored)
+        return group_attempts([_rescored(*three) for three in zip(attempts, stored, scored, strict=True)])
 
     def _record_unscored(
-        self, groups: Sequence[Group], error: RewardError, *, step: int, version: int
+        self, groups: Sequence[Group[AttemptFacts]], error: RewardError, *, step: int, version: int
     ) -> None:
         failure = failure_of(error)
         attempts = (t for group in groups for t in group.attempts if t.outcome in SCORED_OUTCOMES)
@@ -92,14 +95,14 @@ class Batches:
             [FailedAttempt.of(t, became="dropped", version=version) for t in failed], step=step
         )
 
-    def _wait_for_groups(self, step: int, heal: Callable[[], None]) -> list[Group]:
+    def _wait_for_groups(self, step: int, heal: Callable[[], None]) -> list[Group[AttemptFacts]]:
         """Wait for `buffer.groups_per_step` complete groups within the staleness bound."""
         started = time.monotonic()
         constant_before = self._num_constant()
         while True:
             batch = self._buffer.run(ReplayBuffer.take, self._config.groups_per_step, POLL_S, step)
             if batch is not None:
-                return group_trajectories(decode(from_ipc(batch)))
+                return group_attempts(batch)
             heal()
             self._check_progress(waited_s=time.monotonic() - started)
             check_variance(self._num_constant() - constant_before, self._config)
@@ -121,6 +124,13 @@ class Batches:
             if self._config.drop_constant_groups
             else 0
         )
+
+
+def _rescored(attempt: AttemptFacts, stored: Trajectory, scored: Trajectory) -> AttemptFacts:
+    """Return the facts of `scored`, whose tokens are those of `stored`."""
+    added = {name: value for name, value in scored.extra_info.items() if stored.extra_info.get(name) != value}
+    source = attempt.source if isinstance(attempt.source, TrajectoryRef) else None
+    return AttemptFacts.of(scored, source).replace(added_info=added)
 
 
 def check_variance(num_dropped: int, buffer: BufferConfig) -> None:

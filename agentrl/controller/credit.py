@@ -1,10 +1,16 @@
 """Credit assignment: turns a batch of groups into samples with advantages, and samples into minibatches.
 
-Axes: A action tokens of the whole batch, N trajectories of the batch, T tokens of one trajectory.
+It works on the facts of the attempts: how many tokens each turn has, and where its rewards lie. Only a critic
+and KL in the reward bring a number per token here.
+
+Axes: A action tokens of the whole batch or of one trajectory, N trajectories of the batch, R runs of tokens
+with equal advantages.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,21 +20,29 @@ from numpy.typing import NDArray
 
 from agentrl.algorithms.advantages import checked, find_estimator
 from agentrl.algorithms.advantages.reinforce import whiten
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.compact import (
+    ActionBatch,
+    AdvantageOptions,
+    CompactTurns,
+    Credit,
+    RunCredit,
+    TokenRewards,
+)
 from agentrl.algorithms.reward_kl import penalize
 from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import ConfigError
-from agentrl.learner.batch import Sample, samples_from
-from agentrl.types import SCORED_OUTCOMES, Group, Lags, Outcome, Trajectory, member_tuple
+from agentrl.learner.sample_refs import SampleRef
+from agentrl.types import SCORED_OUTCOMES, A, Group, Lags, Outcome, RewardEvent, member_tuple
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assessment:
     """Model outputs that credit needs besides the rewards. A field is None if the algorithm does not use it.
 
-    values: f32[T] per trajectory, the critic's estimate before each action token, 0 elsewhere.
+    values: f32[A] per trajectory, the critic's estimate before each action token, in the order of positions.
     values_after: f64[N], the estimate after the last action token of truncated attempts, to bootstrap from.
-    kl: f32[T] per trajectory, estimate of KL(policy || ref) on each action token, in nats.
+    kl: f32[A] per trajectory, estimate of KL(policy || ref) on each action token, in nats; same order.
     kl_coefficient: reward subtracted per nat of `kl`.
     """
 
@@ -42,12 +56,12 @@ NOTHING = Assessment()
 
 
 def credit(
-    groups: Sequence[Group],
+    groups: Sequence[Group[AttemptFacts]],
     algorithm: AlgorithmConfig,
     *,
     group_size: int | None,
     assessment: Assessment = NOTHING,
-) -> list[list[Sample]]:
+) -> list[list[SampleRef]]:
     """Return the samples of each group with their advantages; with a critic, also with values and returns.
 
     Args:
@@ -57,53 +71,61 @@ def credit(
         PluginError: the estimator is a plugin that cannot be found.
         ConfigError: the estimator refuses the batch: an incomplete group, or rewards that it cannot handle.
     """
-    trajectories = [t for group in groups for t in group.trajectories]
+    attempts = [attempt for group in groups for attempt in group.trajectories]
     estimator = find_estimator(algorithm.advantage)
     try:
         batch = replace(
-            action_batch(trajectories, group_size=group_size), greedy_rewards_N=greedy_rewards(groups)
+            action_batch(attempts, group_size=group_size), greedy_rewards_N=greedy_rewards(groups)
         )
-        batch = assessed(batch, trajectories, assessment)
+        batch = assessed(batch, attempts, assessment)
         found = checked(estimator(batch, advantage_options(algorithm)), batch)
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
-    advantages_A = whiten(found.advantages_A) if algorithm.whiten else found.advantages_A
-    plain = samples_from(trajectories, lay_on_tokens(trajectories, advantages_A.numpy()))
-    samples = iter(
-        plain
-        if assessment.values is None
-        else _with_returns(plain, trajectories, found, assessment.values, algorithm)
-    )
+    if algorithm.whiten:
+        found = found.with_advantages(whiten(*found.runs))
+    samples = iter(_with_returns(_samples(attempts, found), found, assessment, algorithm))
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
-def action_batch(trajectories: Sequence[Trajectory], *, group_size: int | None) -> ActionBatch:
+def action_batch(attempts: Sequence[AttemptFacts], *, group_size: int | None) -> ActionBatch:
     """Return the batch without context tokens; segments of a trajectory are joined in sampling order.
 
     Raises:
         ValueError: a group is incomplete, or a reward is not finite.
     """
-    orders = [sampling_order(t) for t in trajectories]
-    rewards = [_rewards(t)[order] for t, order in zip(trajectories, orders, strict=True)]
-    turns = [t.turn_ids[order].astype(np.int64) for t, order in zip(trajectories, orders, strict=True)]
+    num_tokens = np.array([t.num_action_tokens for t in attempts], np.int64)
+    starts = np.cumsum(num_tokens) - num_tokens
+    turns = [_turns_in_order(t) for t in attempts]
+    places, values = [], []
+    for attempt, start in zip(attempts, starts.tolist(), strict=True):
+        for place, event in sorted(zip(_reward_places(attempt), attempt.rewards, strict=True), key=_first):
+            places.append(start + place)
+            values.append(event.value)
+    counts = np.array([len(own) for own in turns], np.int64)
     return ActionBatch(
-        rewards_A=torch.from_numpy(np.concatenate([np.empty(0), *rewards])),
-        turn_A=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *turns])),
-        num_tokens_N=torch.tensor([len(order) for order in orders], dtype=torch.int64),
-        group_N=torch.tensor([t.group_id for t in trajectories], dtype=torch.int64),
-        is_truncated_N=torch.tensor([t.outcome is Outcome.TRUNCATED for t in trajectories], dtype=torch.bool),
+        rewards=TokenRewards(
+            torch.tensor(places, dtype=torch.int64), torch.tensor(values, dtype=torch.float64)
+        ),
+        turns=CompactTurns(
+            lengths_K=torch.tensor([length for own in turns for _, length in own], dtype=torch.int64),
+            number_K=torch.tensor([number for own in turns for number, _ in own], dtype=torch.int64),
+            sequence_K=torch.from_numpy(np.repeat(np.arange(len(attempts)), counts)),
+            counts_N=torch.from_numpy(counts),
+        ),
+        num_tokens_N=torch.from_numpy(num_tokens),
+        group_N=torch.tensor([t.group_id for t in attempts], dtype=torch.int64),
+        is_truncated_N=torch.tensor([t.outcome is Outcome.TRUNCATED for t in attempts], dtype=torch.bool),
         group_size=group_size,
-        anchors_K=_anchors(trajectories),
+        anchors_K=_anchors(attempts),
     )
 
 
-def assessed(batch: ActionBatch, trajectories: Sequence[Trajectory], assessment: Assessment) -> ActionBatch:
+def assessed(batch: ActionBatch, attempts: Sequence[AttemptFacts], assessment: Assessment) -> ActionBatch:
     """Return the batch with the values added and the KL penalty subtracted from the rewards."""
 
     def compact(columns: Sequence[NDArray[np.float32]]) -> torch.Tensor:
         rows = [
-            column[sampling_order(t)].astype(np.float64)
-            for column, t in zip(columns, trajectories, strict=True)
+            column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, attempts, strict=True)
         ]
         return torch.from_numpy(np.concatenate([np.empty(0), *rows]))
 
@@ -119,23 +141,48 @@ def assessed(batch: ActionBatch, trajectories: Sequence[Trajectory], assessment:
     return batch
 
 
+def _samples(attempts: Sequence[AttemptFacts], found: Credit | RunCredit) -> list[SampleRef]:
+    """Return the samples with their runs of equal advantages, in the order of positions."""
+    values_R, lengths_R = (column.numpy() for column in found.runs)
+    ends = np.cumsum([t.num_action_tokens for t in attempts])
+    run_ends = np.cumsum(lengths_R)
+    samples, start = [], 0
+    for index, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
+        stop = int(np.searchsorted(run_ends, end, side="right"))
+        values, lengths = values_R[start:stop].astype(np.float32), lengths_R[start:stop]
+        assert lengths.sum() == attempt.num_action_tokens, (
+            "a run of advantages crosses the end of a trajectory"
+        )
+        start = stop
+        if not _is_in_order(attempt):
+            laid = np.empty(attempt.num_action_tokens, np.float32)
+            laid[sampling_order(attempt)] = np.repeat(values, lengths)
+            values, lengths = laid, np.ones(len(laid), np.int64)
+        samples.append(SampleRef(index, attempt, values, lengths))
+    return samples
+
+
 def _with_returns(
-    samples: Sequence[Sample],
-    trajectories: Sequence[Trajectory],
-    found: Credit,
-    values: Sequence[NDArray[np.float32]],
+    samples: Sequence[SampleRef],
+    found: Credit | RunCredit,
+    assessment: Assessment,
     algorithm: AlgorithmConfig,
-) -> list[Sample]:
+) -> list[SampleRef]:
+    if assessment.values is None:
+        return list(samples)
     if found.returns_A is None:
         raise ConfigError(
             f"algorithm.advantage={algorithm.advantage} returns no value targets for the critic; use "
             "critic.enabled=false"
         )
-    returns = lay_on_tokens(trajectories, found.returns_A.numpy())
-    return [replace(s, values=v, returns=r) for s, v, r in zip(samples, values, returns, strict=True)]
+    returns = lay_in_positions([s.attempt for s in samples], found.returns_A.numpy())
+    return [
+        s.replace(values=values, returns=own)
+        for s, values, own in zip(samples, assessment.values, returns, strict=True)
+    ]
 
 
-def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:
+def greedy_rewards(groups: Sequence[Group[A]]) -> torch.Tensor | None:
     """Return each trajectory's greedy baseline, f64[N]: the reward of the greedy attempt of its group.
 
     None unless every group has a greedy attempt.
@@ -146,28 +193,66 @@ def greedy_rewards(groups: Sequence[Group]) -> torch.Tensor | None:
     return torch.from_numpy(np.repeat(np.array(rewards), [len(group.trajectories) for group in groups]))
 
 
-def lay_on_tokens(
-    trajectories: Sequence[Trajectory], values_A: NDArray[np.float64]
+# ------------------------------------------------------------------------------------- order of action tokens
+
+
+def sampling_order(attempt: AttemptFacts) -> NDArray[np.int64]:
+    """Return i64[A]: for each action token in sampling order, its index in the order of positions.
+
+    They are sorted by turn: segments may grow alternately, so positions are not ordered by time.
+    """
+    numbers, lengths = np.array(attempt.turns, np.int64).reshape(-1, 2).T
+    return np.argsort(np.repeat(numbers, lengths), kind="stable")
+
+
+def lay_in_positions(
+    attempts: Sequence[AttemptFacts], values_A: NDArray[np.float64]
 ) -> list[NDArray[np.float32]]:
-    """Scatter `values_A` to the tokens of each trajectory: f32[T], 0 on context tokens."""
+    """Cut values in sampling order into those of each trajectory: f32[A], in the order of positions."""
     laid, start = [], 0
-    for trajectory in trajectories:
-        positions = sampling_order(trajectory)
-        values_T = np.zeros(trajectory.num_tokens, np.float32)
-        values_T[positions] = values_A[start : start + len(positions)]
-        start += len(positions)
-        laid.append(values_T)
+    for attempt in attempts:
+        own = np.empty(attempt.num_action_tokens, np.float32)
+        own[sampling_order(attempt)] = values_A[start : start + len(own)]
+        start += len(own)
+        laid.append(own)
     assert start == len(values_A), "the values do not belong to these trajectories"
     return laid
 
 
-def sampling_order(trajectory: Trajectory) -> NDArray[np.int64]:
-    """Return the positions of the action tokens in sampling order, i64.
+def _is_in_order(attempt: AttemptFacts) -> bool:
+    """Return whether positions are in the order of sampling, as they are unless segments grew alternately."""
+    return all(first < second for (first, _), (second, _) in itertools.pairwise(attempt.turns))
 
-    They are sorted by turn: segments may grow alternately, so positions are not ordered by time.
-    """
-    positions = np.flatnonzero(trajectory.action_mask)
-    return positions[np.argsort(trajectory.turn_ids[positions], kind="stable")]
+
+def _turns_in_order(attempt: AttemptFacts) -> Sequence[tuple[int, int]]:
+    if _is_in_order(attempt):
+        return attempt.turns
+    lengths: Counter[int] = Counter()
+    for number, length in attempt.turns:
+        lengths[number] += length
+    return sorted(lengths.items())
+
+
+def _reward_places(attempt: AttemptFacts) -> Sequence[int]:
+    """Return the index of each reward's token in sampling order."""
+    if _is_in_order(attempt):
+        return attempt.reward_places
+    in_time = np.argsort(sampling_order(attempt))
+    return [int(in_time[place]) for place in attempt.reward_places]
+
+
+def _first(pair: tuple[int, RewardEvent]) -> int:
+    return pair[0]
+
+
+def _anchors(attempts: Sequence[AttemptFacts]) -> torch.Tensor | None:
+    """Return the anchors of turns with action tokens, i64[K], in order; None if a trajectory lacks one."""
+    found: list[int] = []
+    for attempt in attempts:
+        if attempt.anchors is None:
+            return None
+        found += attempt.anchors
+    return torch.tensor(found, dtype=torch.int64)
 
 
 def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
@@ -183,7 +268,10 @@ def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
     )
 
 
-def with_reward(groups: Sequence[Group]) -> list[Group]:
+# ------------------------------------------------------------------------------------- groups and minibatches
+
+
+def with_reward(groups: Sequence[Group[A]]) -> list[Group[A]]:
     """Return the groups without failed attempts.
 
     A failure has no reward, so it is neither trained on nor compared.
@@ -195,44 +283,36 @@ def with_reward(groups: Sequence[Group]) -> list[Group]:
 
 
 def leave_out_masked(
-    samples: Sequence[Sequence[Sample]], groups: Sequence[Group], masked: Collection[Outcome]
-) -> list[list[Sample]]:
+    samples: Sequence[Sequence[SampleRef]], masked: Collection[Outcome]
+) -> list[list[SampleRef]]:
     """Return the samples of each group without those whose attempt ended in a masked outcome.
 
     Masked attempts still count in the group's baseline: call this after `credit`. They are removed, not
     zeroed in the loss, so that means over sequences do not count them.
     """
-    return [
-        [
-            sample
-            for sample, trajectory in zip(members, group.trajectories, strict=True)
-            if trajectory.outcome not in masked
-        ]
-        for members, group in zip(samples, groups, strict=True)
-    ]
+    return [[sample for sample in members if sample.attempt.outcome not in masked] for members in samples]
 
 
 def leave_out_old(
-    samples: Sequence[Sequence[Sample]], groups: Sequence[Group], *, lags: Lags, max_lag: int | None
-) -> list[list[Sample]]:
+    samples: Sequence[Sequence[SampleRef]], *, lags: Lags, max_lag: int | None
+) -> list[list[SampleRef]]:
     """Remove tokens that lag by more than `max_lag` versions from the loss; None removes none.
 
     Their advantages stay: the reward of an old token is as valid as before.
     """
     if max_lag is None:
         return [list(members) for members in samples]
-    return [
-        [
-            replace(sample, loss_mask=sample.loss_mask & (lags(trajectory.versions) <= max_lag))
-            for sample, trajectory in zip(members, group.trajectories, strict=True)
-        ]
-        for members, group in zip(samples, groups, strict=True)
-    ]
+
+    def without_old(sample: SampleRef) -> SampleRef:
+        versions = np.array([version for version, _ in sample.attempt.versions], np.int32)
+        return sample.replace(dropped_versions=tuple(versions[lags(versions) > max_lag].tolist()))
+
+    return [[without_old(sample) for sample in members] for members in samples]
 
 
 def split_minibatches(
-    per_group: Sequence[Sequence[Sample]], *, num_minibatches: int, rng: np.random.Generator
-) -> list[list[Sample]]:
+    per_group: Sequence[Sequence[SampleRef]], *, num_minibatches: int, rng: np.random.Generator
+) -> list[list[SampleRef]]:
     """Split a batch into minibatches of whole groups, in random order, as evenly as possible.
 
     Groups stay whole because their members are compared with each other: half a group could have only
@@ -245,35 +325,16 @@ def split_minibatches(
     ]
 
 
-def group_trajectories(trajectories: Sequence[Trajectory]) -> list[Group]:
-    """Group trajectories by task visit, in order of first appearance; greedy attempts are kept separately."""
-    members: dict[int, list[Trajectory]] = {}
-    greedy: dict[int, Trajectory] = {}
-    for trajectory in trajectories:
-        sampled = members.setdefault(trajectory.group_id, [])
-        if trajectory.is_greedy:
-            greedy[trajectory.group_id] = trajectory
+def group_attempts(attempts: Sequence[A]) -> list[Group[A]]:
+    """Group attempts by task visit, in order of first appearance; greedy attempts are kept separately."""
+    members: dict[int, list[A]] = {}
+    greedy: dict[int, A] = {}
+    for attempt in attempts:
+        sampled = members.setdefault(attempt.group_id, [])
+        if attempt.is_greedy:
+            greedy[attempt.group_id] = attempt
         else:
-            sampled.append(trajectory)
+            sampled.append(attempt)
     return [
         Group(group_id, member_tuple(sampled), greedy.get(group_id)) for group_id, sampled in members.items()
     ]
-
-
-def _anchors(trajectories: Sequence[Trajectory]) -> torch.Tensor | None:
-    """Return the anchors of turns with action tokens, i64[K], in order; None if a trajectory lacks one."""
-    found = [np.empty(0, np.int64)]
-    for trajectory in trajectories:
-        turns = np.unique(trajectory.turn_ids[trajectory.action_mask])
-        if len(turns) and turns[-1] >= len(trajectory.anchors):
-            return None
-        found.append(trajectory.anchors[turns])
-    return torch.from_numpy(np.concatenate(found))
-
-
-def _rewards(trajectory: Trajectory) -> NDArray[np.float64]:
-    rewards_T = np.zeros(trajectory.num_tokens)
-    for event in trajectory.rewards:
-        assert trajectory.action_mask[event.position], f"reward {event.name!r} is placed on a context token"
-        rewards_T[event.position] += event.value
-    return rewards_T

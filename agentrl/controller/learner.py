@@ -9,8 +9,9 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.learner.packing import filler, pack
+from agentrl.learner.packing import MicrobatchPlan, filler, pack, plan_microbatches
 from agentrl.learner.ranks import SAVING
+from agentrl.learner.sample_refs import PlannedMicrobatch, SampleRef, planned
 from agentrl.learner.stored_weights import reading_s
 from agentrl.workers.deadlines import CallDeadlines
 from agentrl.workers.group import WorkerGroup
@@ -89,3 +90,19 @@ def pack_for(
         shared_prefix=config.shared_prefix,
     )
     return [microbatch for shard in shards for microbatch in shard]
+
+
+def plan_for(
+    learner: Workers[Learner], samples: Sequence[SampleRef], config: LearnerConfig
+) -> list[PlannedMicrobatch]:
+    """Return the microbatches of all ranks by reference, concatenated by rank; fillers without samples."""
+    if not samples:
+        return [PlannedMicrobatch(MicrobatchPlan(), {}) for _ in range(learner.dp_size)]
+    shards = plan_microbatches(
+        [sample.shape for sample in samples],
+        max_tokens=config.microbatch_tokens,
+        world_size=learner.dp_size,
+        parity_tokens=learner.run(Learner.parity_tokens),
+        shared_prefix=config.shared_prefix,
+    )
+    return planned([plan for shard in shards for plan in shard], samples)

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from functools import partial
 
 from agentrl.config.schema import Config
+from agentrl.controller.recording import LocalRecording, Recording
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import write_atomically
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FailureBook
-from agentrl.data.trajectories import encode, write_parquet
 from agentrl.figures.run_report import ReportRefresher, closing_of
-from agentrl.figures.trajectory_metrics import summarise_trajectories
+from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
@@ -49,6 +50,7 @@ class Observer:
             restored_step=resumed_at,
         )
         self.unwritten = self._trackers.unwritten
+        self.recording: Recording = LocalRecording(self.unwritten)
         self.failures = FailureBook(
             run_dir.root,
             say=self.say,
@@ -119,7 +121,7 @@ class Observer:
         learned_by: int,
         lags: Lags,
         version: int,
-        groups: Sequence[Group],
+        groups: Sequence[Group[AttemptFacts]],
         updates: Sequence[Mapping[str, float]],
         rollout_stats: Mapping[str, float],
         buffer_stats: Mapping[str, float],
@@ -134,7 +136,7 @@ class Observer:
             updates: metrics of each optimizer update of the step.
             rollout_stats: counters since the start of the run; their increase over the step is recorded.
         """
-        trajectories = [t for group in groups for t in group.trajectories]
+        attempts = [attempt for group in groups for attempt in group.trajectories]
         times = self.timer.finish_step()
         growth = {name: value - self._last_rollout.get(name, 0.0) for name, value in rollout_stats.items()}
         self._last_rollout = dict(rollout_stats)
@@ -142,7 +144,7 @@ class Observer:
         self._recorded_attempts = self._attempts
         step_s = max(times["time/step_s"], 1e-9)
         values = {
-            **summarise_trajectories(trajectories, lags=lags, prefix="rollout/"),
+            **summarise_attempts(attempts, lags=lags, prefix="rollout/"),
             **_greedy(groups),
             "rollout/constant_groups": constant_group_share(groups),
             **{f"learner/{name}": value for name, value in _combine(updates).items()},
@@ -171,11 +173,9 @@ class Observer:
         self._published = _NOTHING_PUBLISHED
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
-            played = encode([t for group in groups for t in group.attempts])
             file = self._dir.rollout_data / f"step_{step:06d}.parquet"
-            self.unwritten.attempt(
-                "trajectories", partial(write_parquet, file, played, step=step, learned_by=learned_by)
-            )
+            played = [attempt for group in groups for attempt in group.attempts]
+            self.recording.write(file, played, step=step, learned_by=learned_by)
         self._watch(step, values, groups)
         self._refresher.consider()
 
@@ -188,14 +188,13 @@ class Observer:
         else:
             self.say(f"validation of {baseline}: {validation_text(metrics)}")
 
-    def _watch(self, step: int, values: Mapping[str, float], groups: Sequence[Group]) -> None:
+    def _watch(self, step: int, values: Mapping[str, float], groups: Sequence[Group[AttemptFacts]]) -> None:
         """Show each alarm of the step in one line, and store the groups that it concerns."""
         for rule, alarm in self._alarms.observe(step, values):
             kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
             if kept:
                 path = self._dir.root / "alarms" / f"step_{step:06d}_{rule.name}.parquet"
-                attempts = encode([t for group in kept for t in group.attempts])
-                self.unwritten.attempt("alarms", partial(write_parquet, path, attempts, step=step))
+                self.recording.write(path, [t for group in kept for t in group.attempts], step=step)
             self.say(alarm.line())
         self.unwritten.attempt("alarms.jsonl", self._alarms.write)
 
@@ -206,6 +205,7 @@ class Observer:
     ) -> None:
         """Write result.json, summary.md and report.png, and show the closing table."""
         self._refresher.close()
+        self.recording.finish()
         result = {
             "step": step,
             "version": version,
@@ -244,7 +244,7 @@ class Observer:
         self._trackers.close()
 
 
-def _greedy(groups: Sequence[Group]) -> dict[str, float]:
+def _greedy(groups: Sequence[Group[AttemptFacts]]) -> dict[str, float]:
     rewards = [group.greedy.reward for group in groups if group.greedy is not None]
     return {"rollout/greedy_reward_mean": sum(rewards) / len(rewards)} if rewards else {}
 

@@ -31,7 +31,7 @@ class RewardKL:
         """Adapt the coefficient to a batch if the config has a target KL, and return the batch's metrics.
 
         Args:
-            kl: f32[T] per trajectory, the estimate on its action tokens in nats, 0 elsewhere.
+            kl: f32[A] per trajectory, the estimate on its action tokens in nats.
 
         Returns:
             `reward_kl`, the mean per action token in nats, and `reward_kl_coefficient`, as used for this

@@ -26,6 +26,7 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.validation import Validation
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
@@ -184,7 +185,7 @@ class Run:
         self.rollouts.run()
         self.observer.begin_steps(self.rollouts.stats())
 
-    def take(self) -> list[Group]:
+    def take(self) -> list[Group[AttemptFacts]]:
         """Wait for the next batch and score it with the rewards of scope `batch` (see `Batches.take`)."""
         self._settle_checkpoint(self.checkpoints.check)
         return self._batches.take(step=self.step + 1, version=self.version, heal=self.heal)
@@ -319,7 +320,11 @@ class Run:
         self.publish()
 
     def record(
-        self, groups: Sequence[Group], updates: Sequence[Mapping[str, float]], *, learned_by: Lineage
+        self,
+        groups: Sequence[Group[AttemptFacts]],
+        updates: Sequence[Mapping[str, float]],
+        *,
+        learned_by: Lineage,
     ) -> None:
         """Record the batch and metrics of the step. `learned_by`: lineage of the weights before the step."""
         self._look_at_attempts()
@@ -335,6 +340,12 @@ class Run:
             buffer_stats=self.buffer.run(ReplayBuffer.stats),
             curriculum=self.buffer.run(ReplayBuffer.curriculum) if is_weighed else {},
         )
+        self._release_recorded()
+
+    def _release_recorded(self) -> None:
+        """Let the buffer remove the files of batches that have been recorded."""
+        oldest = self.observer.recording.oldest_step
+        self.buffer.run(ReplayBuffer.release_batches, self.step + 1 if oldest is None else oldest)
 
     def say_complete(self) -> None:
         """Report that the resumed run is already complete, so there is nothing to train."""
@@ -351,4 +362,5 @@ class Run:
         self.roles.learner.run(Learner.export, str(policy))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
+        self._release_recorded()
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)

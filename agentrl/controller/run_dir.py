@@ -7,6 +7,7 @@ weights/           versions, while it runs        trajectories/   step_000001.pa
 validation/        step_000010.parquet ...        servers/        logs of the servers
 validations.json   of baselines, initial, final   alarms.jsonl    alarms raised and cleared
 alarms/            the groups they concern        failures.parquet   every failed attempt
+attempts/          trajectories that wait for their batch, one file per delivery of a rollout actor
 result.json  summary.md  report.png
 ```
 """

@@ -6,7 +6,7 @@ The loop continues once the learner has copied its state.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,11 +23,21 @@ class CheckpointWriter:
     An error in the background thread is raised by the next call of `save`, `check` or `finish`.
     """
 
-    def __init__(self, parent: Path, trainer: TrainerConfig, *, newest: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        parent: Path,
+        trainer: TrainerConfig,
+        *,
+        newest: Checkpoint | None = None,
+        wait_for_records: Callable[[], None] = lambda: None,
+    ) -> None:
         """newest: the newest complete checkpoint; at first the one that the run resumes from.
 
         None: the initial weights.
+        wait_for_records: returns when the trajectories of all steps so far are written: a replay needs those
+            up to the checkpoint. Called in the background.
         """
+        self._wait_for_records = wait_for_records
         self._parent = parent
         self._trainer = trainer
         self.newest = newest
@@ -88,6 +98,7 @@ class CheckpointWriter:
     ) -> Checkpoint:
         with _removing(partial):
             written = roles.finish_save()
+            self._wait_for_records()
         self.newest = checkpoint = complete(partial, written, step=step, version=version, metric=metric)
         prune(self._parent, self._trainer)
         return checkpoint

@@ -5,6 +5,7 @@ User errors are checked first; then all start in parallel.
 driver
  ├─ BufferActor        no GPU        ledger, journal, place in the data
  ├─ RolloutActor x R   no GPU        agent loops on trio
+ ├─ Recorder           no GPU        writes trajectories to Parquet
  ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
  └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by
  threads of the driver
@@ -18,6 +19,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import ray
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.algorithms.advantages import find_estimator
@@ -41,6 +44,7 @@ from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.observe import Observer
+from agentrl.controller.recording import RemoteRecording
 from agentrl.controller.recover import Ranks
 from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
 from agentrl.controller.roles import launch_roles
@@ -50,6 +54,7 @@ from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
+from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
 from agentrl.data.fetched import with_local_files
 from agentrl.data.model_source import resolve_model
@@ -58,6 +63,7 @@ from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
 from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
 from agentrl.fleet.elastic import why_no_adapter, why_no_experts
 from agentrl.fleet.readiness import StartUp
+from agentrl.fleet.recorder import launch_recorder
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.servers import ServerFleet
@@ -119,7 +125,10 @@ def open_run(config: Config) -> Iterator[Run]:
         config = confirm_adapter(config, given, servers)
         confirm_experts(config, servers)
         buffer = _launch_buffer(config, run_dir, checkpoint, observer)
-        rollouts = RolloutFleet(RolloutSettings.of(config), buffer, key_of=servers.key_of)
+        # Other nodes, too, read them.
+        is_synced = config.buffer.journal_sync == "machine" or len(ray.nodes()) > 1
+        files = AttemptFiles.create(run_dir.root.resolve() / FOLDER, is_synced=is_synced)
+        rollouts = RolloutFleet(RolloutSettings.of(config), buffer, files, key_of=servers.key_of)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
         reward_ranks = _launch_reward_model(config, scoring, seats, stack)
@@ -133,7 +142,10 @@ def open_run(config: Config) -> Iterator[Run]:
             max_restarts=config.learner.max_restarts,
             verify=config.trainer.verify,
         )
-        checkpoints = CheckpointWriter(run_dir.checkpoints, config.trainer, newest=checkpoint)
+        observer.recording = recording = RemoteRecording(launch_recorder(), observer.unwritten, observer.say)
+        checkpoints = CheckpointWriter(
+            run_dir.checkpoints, config.trainer, newest=checkpoint, wait_for_records=recording.wait
+        )
         # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
         # save.
         stack.callback(checkpoints.close)

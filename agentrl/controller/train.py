@@ -4,8 +4,9 @@
     reward    rewards that need the whole batch, if the config has any
     assess    with a critic: values before action tokens; with KL in the reward: KL(policy || reference)
     credit    rewards (and values) -> advantages on action tokens
-    pack      trajectories -> microbatches without padding, per rank
-    score     proximal (and reference) log-probabilities, before the first update
+    plan      by lengths alone: which trajectories are in which microbatch of which rank, without padding
+    score     each rank loads its trajectories; their proximal (and reference) log-probabilities, before the
+              first update
     update    loss / global count, backward, clip, step; once per minibatch and epoch.
               The critic updates before the policy, or in parallel with it if it has its own pool
     publish   pause the servers, send the weights, resume; version + 1
@@ -24,10 +25,11 @@ import numpy as np
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, begin_critic_updates, settle
 from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, split_minibatches, with_reward
-from agentrl.controller.learner import pack_for
+from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run, RunResult
 from agentrl.controller.start import open_run
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import budget_metrics
 from agentrl.types import Group, Lags
@@ -82,7 +84,13 @@ def train_step(run: Run, config: Config) -> None:
 
 
 def learn(
-    roles: Roles, groups: Sequence[Group], config: Config, *, step: int, lags: Lags, timer: Timer
+    roles: Roles,
+    groups: Sequence[Group[AttemptFacts]],
+    config: Config,
+    *,
+    step: int,
+    lags: Lags,
+    timer: Timer,
 ) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each.
 
@@ -101,8 +109,8 @@ def learn(
         samples = credit(
             groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment
         )
-        samples = leave_out_old(samples, groups, lags=lags, max_lag=config.algorithm.correction.max_lag)
-        samples = leave_out_masked(samples, groups, config.rollout.masked_outcomes)
+        samples = leave_out_old(samples, lags=lags, max_lag=config.algorithm.correction.max_lag)
+        samples = leave_out_masked(samples, config.rollout.masked_outcomes)
     rng = np.random.default_rng((config.trainer.seed, step))
     minibatches = split_minibatches(samples, num_minibatches=config.learner.minibatches_per_step, rng=rng)
     beside = settle(roles, groups, assessment)
@@ -116,7 +124,7 @@ def learn(
                 return [*beside, *(update.wait() for update in critic_updates)]
     # All minibatches are scored before the first update: the proximal policy is fixed for the whole step.
     with timer("score"):
-        packed = [pack_for(learner, m, config.learner) for m in minibatches]
+        packed = [plan_for(learner, m, config.learner) for m in minibatches]
         scored = [learner.run(Learner.score, microbatches) for microbatches in packed]
     beside.append(
         budget_metrics([m for own in packed for m in own], max_tokens=config.learner.microbatch_tokens)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from numpy.typing import DTypeLike, NDArray
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import DataError
 from agentrl.types import (
-    SCORED_OUTCOMES,
     Failure,
     Message,
     Outcome,
@@ -112,6 +112,15 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
     "experts": np.int16,
 }
 """Array columns: values per token, or per turn."""
+_EMPTY: Mapping[str, Any] = {"messages": (), "extra_info": "{}"}
+_CONVERSATION = frozenset(_EMPTY)
+_REPETITIVE = [
+    *("task_id", "data_source", "agent_name", "outcome"),
+    *(f"{name}.list.element" for name in ("versions", "turn_ids")),
+]
+"""Columns of Parquet files that get a dictionary. With one for tokens and log-probabilities, a file takes
+five times as long to write, six times as long to read, and more space.
+"""
 
 
 # ------------------------------------------------------------------------------------- trajectories <-> Arrow
@@ -146,13 +155,20 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def decode(batch: pa.RecordBatch) -> list[Trajectory]:
+def decode(batch: pa.RecordBatch, *, has_messages: bool = True) -> list[Trajectory]:
     """Return the trajectories of a batch that has at least the columns of SCHEMA.
 
     The arrays are read-only views of the batch's memory.
+
+    has_messages: False: leave `messages` and `extra_info` empty; to decode them takes longest.
     """
     columns = {name: _decode_arrays(batch, name) for name in _ARRAY_DTYPES}
-    plain = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in _ARRAY_DTYPES}
+    left_out = frozenset() if has_messages else _CONVERSATION
+    plain = {
+        name: [_EMPTY[name]] * batch.num_rows if name in left_out else batch.column(name).to_pylist()
+        for name in SCHEMA.names
+        if name not in _ARRAY_DTYPES
+    }
     return [
         Trajectory(
             group_id=plain["group_id"][row],
@@ -172,18 +188,6 @@ def decode(batch: pa.RecordBatch) -> list[Trajectory]:
         )
         for row in range(batch.num_rows)
     ]
-
-
-def sampled_versions(batch: pa.RecordBatch) -> list[tuple[int, ...]]:
-    """Return, for each trajectory, the distinct versions that sampled its action tokens, ascending."""
-    masks, versions = _decode_arrays(batch, "action_mask"), _decode_arrays(batch, "versions")
-    return [tuple(np.unique(version[mask]).tolist()) for mask, version in zip(masks, versions, strict=True)]
-
-
-def reward_sums(batch: pa.RecordBatch) -> NDArray[np.float64]:
-    """Return f64[N], the sum of each trajectory's reward events."""
-    rows = batch.column("rewards").to_pylist()
-    return np.array([float(sum(event["value"] for event in row)) for row in rows], dtype=np.float64)
 
 
 def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeListArray:
@@ -300,12 +304,27 @@ def write_parquet(
 
     `columns` are put first: one value for all rows (`step=3`), or a sequence of N values.
     """
-    table = pa.Table.from_batches([batch])
-    for position, (name, value) in enumerate(columns.items()):
-        values = [value] * batch.num_rows if isinstance(value, (int, float, str)) else list(value)
-        table = table.add_column(position, name, pa.array(values))
-    with appearing_whole(Path(path)) as partial:
-        pq.write_table(table, partial, compression="zstd")
+    write_parquet_batches(path, [batch], **columns)
+
+
+def write_parquet_batches(
+    path: str | Path, batches: Iterable[pa.RecordBatch], **columns: int | float | str | Sequence[Any]
+) -> None:
+    """Do the same with several batches, of which one after the other is in memory; there is at least one.
+
+    A sequence of values as a column needs a single batch.
+    """
+    with appearing_whole(Path(path)) as partial, ExitStack() as stack:
+        writer: pq.ParquetWriter | None = None
+        for batch in batches:
+            table = pa.Table.from_batches([batch])
+            for position, (name, value) in enumerate(columns.items()):
+                values = [value] * batch.num_rows if isinstance(value, (int, float, str)) else list(value)
+                table = table.add_column(position, name, pa.array(values))
+            if writer is None:
+                options = {"compression": "zstd", "use_dictionary": _REPETITIVE}
+                writer = stack.enter_context(pq.ParquetWriter(partial, table.schema, **options))
+            writer.write_table(table)
 
 
 def read_parquet(path: str | Path) -> pa.RecordBatch:
@@ -348,33 +367,3 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def accuracies(batch: pa.RecordBatch) -> list[float | None]:
-    """Return the accuracy of each trajectory in [0, 1].
-
-    It is the accuracy that the task's reward reports, else 1.0 for a positive reward. None: the attempt
-    failed, was greedy (sampled differently), or its reported accuracy is not in [0, 1].
-    """
-    columns = (batch.column(name).to_pylist() for name in ("outcome", "is_greedy", "metrics"))
-    return [
-        None
-        if is_greedy or outcome not in SCORED_OUTCOMES
-        else _share(dict(metrics).get("accuracy", float(reward > 0)))
-        for outcome, is_greedy, metrics, reward in zip(*columns, reward_sums(batch).tolist(), strict=True)
-    ]
-
-
-def scored_rewards(batch: pa.RecordBatch) -> NDArray[np.float64]:
-    """Return the rewards of the M trajectories that did not fail, f64[M].
-
-    A failure has no reward; it is not a reward of 0.
-    """
-    is_scored = np.array(
-        [outcome in SCORED_OUTCOMES for outcome in batch.column("outcome").to_pylist()], dtype=bool
-    )
-    return reward_sums(batch)[is_scored]
-
-
-def _share(accuracy: float) -> float | None:
-    return accuracy if 0.0 <= accuracy <= 1.0 else None

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.attempt_facts import num_tool_calls
 from agentrl.data.trajectories import check_schema, decode
 from agentrl.errors import DataError
-from agentrl.figures.trajectory_metrics import num_tool_calls
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
 
 ATTEMPTS = "attempts.parquet"

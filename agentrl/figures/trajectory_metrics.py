@@ -6,15 +6,22 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.types import SCORED_OUTCOMES, Lags, Outcome, Trajectory
 
 
 def summarise_trajectories(
     trajectories: Sequence[Trajectory], *, lags: Lags | None, prefix: str = "rollout/"
 ) -> dict[str, float]:
-    """Return means and shares over `trajectories`; undefined values are absent.
+    """Return the metrics of trajectories that are in memory (see `summarise_attempts`)."""
+    return summarise_attempts([AttemptFacts.of(t) for t in trajectories], lags=lags, prefix=prefix)
+
+
+def summarise_attempts(
+    attempts: Sequence[AttemptFacts], *, lags: Lags | None, prefix: str = "rollout/"
+) -> dict[str, float]:
+    """Return means and shares over `attempts`; undefined values are absent.
 
     A failed trajectory says nothing about the policy: it counts only in `trajectories`, `failed` and
     `outcome/*`.
@@ -37,11 +44,11 @@ def summarise_trajectories(
         `response_tokens/mean`, `response_tokens/max` (tokens after the prompt), `action_tokens/mean` (sampled
         ones); `lag/mean`, `lag/max` and the shares `lag/0`, `lag/1`, ... over action tokens.
     """
-    if not trajectories:
+    if not attempts:
         return {}
-    scored = [t for t in trajectories if t.outcome in SCORED_OUTCOMES]
-    values: dict[str, float] = {"trajectories": len(trajectories), "failed": len(trajectories) - len(scored)}
-    values |= _outcomes(trajectories)
+    scored = [t for t in attempts if t.outcome in SCORED_OUTCOMES]
+    values: dict[str, float] = {"trajectories": len(attempts), "failed": len(attempts) - len(scored)}
+    values |= _outcomes(attempts)
     if scored:
         values |= (
             _rewards(scored) | _reward_metrics(scored) | _sources(scored) | _tools(scored) | _lengths(scored)
@@ -51,31 +58,22 @@ def summarise_trajectories(
     return {prefix + name: float(value) for name, value in values.items()}
 
 
-def is_correct(trajectory: Trajectory) -> float:
+def is_correct(attempt: AttemptFacts | Trajectory) -> float:
     """Return the reward's metric `accuracy`, in [0, 1]; without one, whether the reward is positive."""
-    return float(trajectory.metrics.get("accuracy", trajectory.reward > 0))
+    return float(attempt.metrics.get("accuracy", attempt.reward > 0))
 
 
-def num_tool_calls(trajectory: Trajectory) -> int:
-    """Return the number of tool calls of the policy, well-formed or not."""
-    if "num_tool_calls" in trajectory.metrics:
-        return int(trajectory.metrics["num_tool_calls"])
-    return sum(len(message.tool_calls) for message in trajectory.messages if message.role == "assistant")
+def _outcomes(attempts: Sequence[AttemptFacts]) -> dict[str, float]:
+    counts = Counter(t.outcome for t in attempts)
+    shares = {f"outcome/{outcome.value}": count / len(attempts) for outcome, count in sorted(counts.items())}
+    return {**shares, "truncated": counts[Outcome.TRUNCATED] / len(attempts)}
 
 
-def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    counts = Counter(t.outcome for t in trajectories)
-    shares = {
-        f"outcome/{outcome.value}": count / len(trajectories) for outcome, count in sorted(counts.items())
-    }
-    return {**shares, "truncated": counts[Outcome.TRUNCATED] / len(trajectories)}
-
-
-def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
+def _rewards(scored: Sequence[AttemptFacts]) -> dict[str, float]:
     rewards = np.array([t.reward for t in scored])
     by_agent: dict[str, list[float]] = defaultdict(list)
-    for trajectory in scored:
-        by_agent[trajectory.agent_name].append(is_correct(trajectory))
+    for attempt in scored:
+        by_agent[attempt.agent_name].append(is_correct(attempt))
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
@@ -84,15 +82,15 @@ def _rewards(scored: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
+def _reward_metrics(scored: Sequence[AttemptFacts]) -> dict[str, float]:
     """Return the means of all metrics that rewards reported.
 
     A term reports `applied` only for trajectories to which it did NOT apply, so the share is computed from
     counts.
     """
     found: dict[str, list[float]] = defaultdict(list)
-    for trajectory in scored:
-        for name, value in trajectory.metrics.items():
+    for attempt in scored:
+        for name, value in attempt.metrics.items():
             if name.startswith("reward/"):
                 found[name].append(value)
     applied = {name: len(values) for name, values in found.items() if name.endswith("/applied")}
@@ -103,10 +101,10 @@ def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
     return dict(sorted(values.items()))
 
 
-def _sources(scored: Sequence[Trajectory]) -> dict[str, float]:
-    by_source: dict[str, list[Trajectory]] = defaultdict(list)
-    for trajectory in scored:
-        by_source[trajectory.data_source].append(trajectory)
+def _sources(scored: Sequence[AttemptFacts]) -> dict[str, float]:
+    by_source: dict[str, list[AttemptFacts]] = defaultdict(list)
+    for attempt in scored:
+        by_source[attempt.data_source].append(attempt)
     values: dict[str, float] = {}
     for source, members in sorted(by_source.items()):
         facts = {
@@ -119,38 +117,41 @@ def _sources(scored: Sequence[Trajectory]) -> dict[str, float]:
     return values
 
 
-def _tools(scored: Sequence[Trajectory]) -> dict[str, float]:
-    calls = [num_tool_calls(t) for t in scored]
+def _tools(scored: Sequence[AttemptFacts]) -> dict[str, float]:
+    calls = [t.num_tool_calls for t in scored]
     values = {"tool_use": _mean(count > 0 for count in calls), "tool_calls/mean": _mean(calls)}
-    needed = [count > 0 for count, t in zip(calls, scored, strict=True) if t.extra_info.get("needs_tool")]
+    needed = [count > 0 for count, t in zip(calls, scored, strict=True) if t.needs_tool]
     if needed:
         values["tool_use/needs_tool"] = _mean(needed)
     errors = [t.metrics["num_tool_errors"] for t in scored if "num_tool_errors" in t.metrics]
     return values | ({"tool_errors/mean": _mean(errors)} if errors else {})
 
 
-def _lengths(scored: Sequence[Trajectory]) -> dict[str, float]:
+def _lengths(scored: Sequence[AttemptFacts]) -> dict[str, float]:
     responses = [t.num_response_tokens for t in scored]
     return {
-        "segments/mean": _mean(len(t.segment_starts) for t in scored),
-        "turns/mean": _mean(int(t.turn_ids.max(initial=-1)) + 1 for t in scored),
+        "segments/mean": _mean(len(t.segments) for t in scored),
+        "turns/mean": _mean(t.num_turns for t in scored),
         "response_tokens/mean": _mean(responses),
         "response_tokens/max": max(responses),
         "action_tokens/mean": _mean(t.num_action_tokens for t in scored),
     }
 
 
-def _lags(scored: Sequence[Trajectory], lags_of: Lags) -> dict[str, float]:
-    lags: NDArray[np.int32] = np.concatenate(
-        [lags_of(t.versions[t.action_mask]) for t in scored] or [np.empty(0, np.int32)]
-    )
-    if not len(lags):
+def _lags(scored: Sequence[AttemptFacts], lags_of: Lags) -> dict[str, float]:
+    counts: Counter[int] = Counter()
+    for attempt in scored:
+        counts.update(dict(attempt.versions))
+    versions = np.array(list(counts), np.int32)
+    tokens: Counter[int] = Counter()  # by lag
+    for lag, version in zip(lags_of(versions).tolist(), versions.tolist(), strict=True):
+        tokens[lag] += counts[version]
+    total = tokens.total()
+    if not total:
         return {}
-    found, counts = np.unique(lags, return_counts=True)
-    shares = {
-        f"lag/{lag}": count / len(lags) for lag, count in zip(found.tolist(), counts.tolist(), strict=True)
-    }
-    return {"lag/mean": float(lags.mean()), "lag/max": float(lags.max()), **shares}
+    shares = {f"lag/{lag}": count / total for lag, count in sorted(tokens.items())}
+    mean = sum(lag * count for lag, count in tokens.items()) / total
+    return {"lag/mean": mean, "lag/max": float(max(tokens)), **shares}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import ray
+import trio
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.training_buffer import BufferSettings, TrainingBuffer
-from agentrl.data.trajectories import encode, to_ipc
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import AttemptFiles, TrajectoryRef
 from agentrl.errors import JournalError
 from agentrl.types import Lease, Trajectory
-from agentrl.workers.actors import Actor, ActorKind, RetryPolicy
+from agentrl.workers.actors import Actor, ActorKind, RetryPolicy, Tries
 from agentrl.workers.pools import beside_driver
 
 DATA_TIMEOUT_S = 3600.0
@@ -62,13 +64,14 @@ class RemoteBuffer:
     """The replay buffer's actor as TaskSource and TrajectorySink, for the leases of `owner`.
 
     Each `lease` reports the groups that it knows of, so that the buffer returns a group again if an answer
-    was lost. If the buffer cannot write (its disk is full), the trajectory waits here, and later ones wait
-    behind it.
+    was lost. Finished trajectories go to files; the buffer gets their facts. If the disk is full, the
+    trajectory waits here, and later ones wait behind it.
     """
 
-    def __init__(self, owner: str, buffer: Actor[ReplayBuffer]) -> None:
+    def __init__(self, owner: str, buffer: Actor[ReplayBuffer], files: AttemptFiles) -> None:
         self._owner = owner
         self._buffer = buffer.within(LEASE_TIMEOUT_S)
+        self._files = files
         self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
 
     async def lease(self, limit: int) -> Sequence[Lease]:
@@ -89,9 +92,19 @@ class RemoteBuffer:
         return mine
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
-        await self._buffer.run_async(ReplayBuffer.add, self._owner, to_ipc(encode(trajectories)))
+        refs = await self._store(trajectories)
+        facts = [AttemptFacts.of(t, ref) for t, ref in zip(trajectories, refs, strict=True)]
+        await self._buffer.run_async(ReplayBuffer.add, self._owner, facts)
         for trajectory in trajectories:
             self._account_for(trajectory.group_id, trajectory.member)
+
+    async def _store(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryRef]:
+        tries = Tries(self._buffer.retry)
+        while True:
+            try:
+                return await trio.to_thread.run_sync(self._files.write, trajectories)
+            except JournalError as error:
+                await trio.sleep(tries.pause_s(error))
 
     async def drop_group(self, group_id: int, reason: str) -> None:
         await self._buffer.run_async(ReplayBuffer.drop_group, self._owner, group_id, reason)

@@ -15,6 +15,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.data.attempt_files import AttemptFiles
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.fleet.buffer import RemoteBuffer
@@ -40,12 +41,17 @@ GAUGES = frozenset({"in_flight", "generations_in_flight", "servers_up", "outstan
 
 
 def rollout_worker(
-    owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None
+    owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None, files: AttemptFiles
 ) -> RolloutWorker:
-    """Return the worker, in its process. It leases as `owner`; `buffer` None: only `play` can be used."""
+    """Return the worker, in its process.
+
+    It leases as `owner` and stores what it played in `files`; `buffer` None: only `play` can be used.
+    """
     # Arrow's own pool keeps, for each thread, what that thread has freed.
     pa.set_memory_pool(pa.system_memory_pool())
-    remote = None if buffer is None else RemoteBuffer(owner, buffer)
+    if buffer is not None:
+        files.check_shared()
+    remote = None if buffer is None else RemoteBuffer(owner, buffer, files)
     worker = RolloutWorker(settings, remote)
     collect_rarely()
     return worker
@@ -73,10 +79,16 @@ class RolloutFleet:
     """
 
     def __init__(
-        self, settings: RolloutSettings, buffer: Actor[ReplayBuffer], *, key_of: Callable[[str], str | None]
+        self,
+        settings: RolloutSettings,
+        buffer: Actor[ReplayBuffer],
+        files: AttemptFiles,
+        *,
+        key_of: Callable[[str], str | None],
     ) -> None:
         self._settings = settings
         self._buffer = buffer
+        self._files = files
         self._key_of = key_of
         self._restarts_left = settings.rollout.max_actor_restarts * settings.rollout.num_actors
         self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
@@ -128,12 +140,9 @@ class RolloutFleet:
     def _new_member(self, index: int) -> _Member:
         owner = f"rollout-{index}-{uuid.uuid4().hex[:8]}"
         kind = replace(ROLLOUT, who=owner)
-        return _Member(
-            owner,
-            kind.launch(
-                {"scheduling_strategy": "SPREAD"}, rollout_worker, owner, self._settings, self._buffer
-            ),
-        )
+        options = {"scheduling_strategy": "SPREAD"}
+        actor = kind.launch(options, rollout_worker, owner, self._settings, self._buffer, self._files)
+        return _Member(owner, actor)
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -11,19 +11,36 @@ tokens only, because nothing is learned, scored or counted on a context token.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.types import Trajectory
-
 Floats = NDArray[np.floating]
 
 Mode = Literal["decoupled", "bypass", "on_policy"]
 """The origin of the proximal policy (`algorithm.mode`, with auto resolved)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleShape:
+    """What packing needs of a sample: its lengths.
+
+    segments: tokens of each segment, and how many of them are action tokens.
+    num_loss_tokens: of the whole sample.
+    prompts: of each segment, the number of tokens before its first action token, and a key that is equal for
+        equal tokens; None without action tokens.
+    """
+
+    segments: tuple[tuple[int, int], ...]
+    num_loss_tokens: int
+    prompts: tuple[tuple[int, Hashable] | None, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(length for length, _ in self.segments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +102,18 @@ class Sample:
     def segment_lengths(self) -> NDArray[np.int64]:
         return np.diff([*self.segment_starts, self.num_tokens]).astype(np.int64)
 
+    @property
+    def shape(self) -> SampleShape:
+        num_actions = np.add.reduceat(self.action_mask, self.segment_starts, dtype=np.int64)
+        segments = tuple(zip(self.segment_lengths.tolist(), num_actions.tolist(), strict=True))
+        prompts = tuple(None if p is None else (len(p), p.tobytes()) for p in self._prompts())
+        return SampleShape(segments, int(self.loss_mask.sum()), prompts)
+
+    def _prompts(self) -> Iterator[NDArray[np.int32] | None]:
+        for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens)):
+            mask = self.action_mask[start:end]
+            yield self.token_ids[start : start + int(mask.argmax())] if mask.any() else None
+
     def segments(self) -> list[Sample]:
         """Return each segment as a sample of its own with the same index."""
         bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
@@ -108,30 +137,6 @@ class Sample:
         mask[list(segment_starts)] = False  # nothing predicts the first token of a segment
         zeros = np.zeros(len(token_ids), np.float32)
         return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros, segment_starts)
-
-
-def samples_from(trajectories: Sequence[Trajectory], advantages: Sequence[float | Floats]) -> list[Sample]:
-    """Return one sample per trajectory.
-
-    advantages: for each trajectory f[T], or one number for all of its action tokens.
-    """
-    pairs = zip(trajectories, advantages, strict=True)
-    return [_sample_from(index, trajectory, advantage) for index, (trajectory, advantage) in enumerate(pairs)]
-
-
-def _sample_from(index: int, trajectory: Trajectory, advantage: float | Floats) -> Sample:
-    mask = trajectory.action_mask
-    advantages = np.where(mask, np.asarray(advantage, np.float32), np.float32(0.0))
-    return Sample(
-        index,
-        trajectory.token_ids,
-        mask,
-        mask,
-        trajectory.behavior_logprobs,
-        advantages,
-        trajectory.segment_starts,
-        experts=trajectory.experts_of_tokens,
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

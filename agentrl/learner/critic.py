@@ -28,6 +28,7 @@ from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.ranks import SAVING, Device, RankPlace, give_back_memory, join_ranks
 from agentrl.learner.reward_model import scores_at
+from agentrl.learner.sample_refs import Packed, loaded
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.split_sequences import whole_loss_ids
 from agentrl.learner.step import Stepper, count_update
@@ -128,8 +129,9 @@ class Critic:
         self._work = WorkCounter.of(self._model.module, spec.model, head_width=1)
 
     @dispatch("dp", join="concat")
-    def values(self, microbatches: Sequence[Microbatch]) -> Sequence[Floats]:
+    def values(self, planned: Sequence[Packed]) -> Sequence[Floats]:
         """Return per microbatch the value before each of its action tokens, f32[A]. A collective."""
+        microbatches = loaded(planned)
         self._model.module.eval()
         num_flops = self._work.forward(microbatches)
         phase = self._meter.phase("values", num_tokens=count_tokens(microbatches), num_flops=num_flops)
@@ -139,7 +141,7 @@ class Critic:
         return found
 
     @dispatch("dp")
-    def update(self, microbatches: Sequence[Microbatch]) -> dict[str, float]:
+    def update(self, planned: Sequence[Packed]) -> dict[str, float]:
         """Make one optimizer update over all microbatches of all ranks; return metrics, equal on every rank.
 
         All names begin with `critic/`. Over the loss tokens of the whole update: `loss`, `clip` (share of
@@ -147,6 +149,7 @@ class Critic:
         the values before the update. `lr`, `grad_norm`, `is_skipped` and `non_finite_updates` are as for the
         policy.
         """
+        microbatches = loaded(planned)
         self._model.module.train()
         counts = count_update(microbatches)
         num_flops = self._work.update(microbatches)

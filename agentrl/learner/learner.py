@@ -31,6 +31,7 @@ from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, has_dropout
 from agentrl.learner.ranks import SAVING, Device, give_back_memory, join_ranks, leave_ranks
+from agentrl.learner.sample_refs import Packed, loaded
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
@@ -127,13 +128,14 @@ class Learner:
     # -------------------------------------------------------------------------------------------------- learn
 
     @dispatch("dp", join="remote")
-    def score(self, microbatches: Sequence[Microbatch]) -> Sequence[ScoredMicrobatch]:
-        """Add log-probabilities and corrections to the microbatches of ONE update. A collective.
+    def score(self, planned: Sequence[Packed]) -> Sequence[ScoredMicrobatch]:
+        """Load the microbatches of ONE update; add log-probabilities and corrections. A collective.
 
         The log-probabilities are the policy's (in mode decoupled, where they are the proximal ones, and where
         rejection needs them) and the reference's (with KL in the loss). Those of the policy are left to the
         update's own forward if the spec allows it and each sequence is in one microbatch.
         """
+        microbatches = loaded(planned)
         split = SplitSequences.find(microbatches)
         # A weight of a whole sequence would need the forwards of all microbatches that have a part of it.
         needs_proximal = self._objective.needs_scores and (self._scores_ahead or not split.is_empty)
@@ -153,8 +155,9 @@ class Learner:
         ]
 
     @dispatch("dp", join="concat")
-    def logprobs(self, microbatches: Sequence[Microbatch]) -> Sequence[tuple[Floats, Floats]]:
+    def logprobs(self, planned: Sequence[Packed]) -> Sequence[tuple[Floats, Floats]]:
         """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A]."""
+        microbatches = loaded(planned)
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
         num_flops = sum(self._work.forward(microbatches, with_adapter=own) for own in (True, False))
         with self._meter.phase("assess", num_tokens=2 * count_tokens(microbatches), num_flops=num_flops):
@@ -248,21 +251,22 @@ class Learner:
     @dispatch("dp")
     def compare(
         self,
-        microbatches: Sequence[Microbatch],
-        reference: Sequence[Microbatch],
+        planned: Sequence[Packed],
+        reference: Sequence[Packed],
         variants: Mapping[str, AlgorithmConfig],
     ) -> dict[str, Counterfactual]:
         """Return what each of `variants` would do in an update of `microbatches` (see `counterfactual`).
 
         No weight changes.
         """
+        microbatches = loaded(planned)
         proximal = [self._logprobs(self._policy, m) for m in microbatches]
         return compare(
             self._policy,
             self.place,
             microbatches,
             proximal,
-            reference,
+            loaded(reference),
             variants,
             temperature=self._spec.temperature,
         )

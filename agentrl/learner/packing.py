@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.learner.batch import Microbatch, Sample
-from agentrl.learner.shared_prefix import Bundle, SequencePart, share_prefixes
+from agentrl.learner.batch import Microbatch, Sample, SampleShape
+from agentrl.learner.shared_prefix import Bundle, PackedPiece, share_prefixes
 
 PARITY_TOKENS = 16384.0
 """Default for a model of unknown size.
@@ -32,6 +35,31 @@ def segment_cost(
     return float(lengths.sum() + (lengths * (lengths + 2 * prefixes)).sum() / parity_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class MicrobatchPlan:
+    """A microbatch before its samples are there: which pieces it has, in order. A filler has none."""
+
+    bundles: tuple[Bundle, ...] = ()
+
+    @property
+    def pieces(self) -> list[PackedPiece]:
+        return [piece for bundle in self.bundles for piece in bundle.pieces]
+
+    @property
+    def num_tokens(self) -> int:
+        """Packed tokens; 0 for a filler."""
+        return sum(bundle.num_tokens for bundle in self.bundles)
+
+    def cost(self, parity_tokens: float) -> float:
+        """Return its cost (see `segment_cost`)."""
+        lengths = np.concatenate([bundle.segments[0] for bundle in self.bundles])
+        return segment_cost(lengths, _prefix_segments(self.bundles), parity_tokens)
+
+    def assemble(self, samples: Mapping[int, Sample]) -> Microbatch:
+        """Return the microbatch. samples: those of its pieces, by `PackedPiece.sample`."""
+        return _concatenate(self.bundles, samples) if self.bundles else filler()
+
+
 def pack(
     samples: Sequence[Sample],
     *,
@@ -41,7 +69,33 @@ def pack(
     may_split: bool = True,
     shared_prefix: bool = False,
 ) -> list[list[Microbatch]]:
-    """Return the microbatches of each rank: `world_size` lists of equal length.
+    """Return the microbatches of each rank: `world_size` lists of equal length (see `plan_microbatches`).
+
+    Raises:
+        ValueError: there are no samples.
+    """
+    plans = plan_microbatches(
+        [sample.shape for sample in samples],
+        max_tokens=max_tokens,
+        world_size=world_size,
+        parity_tokens=parity_tokens,
+        may_split=may_split,
+        shared_prefix=shared_prefix,
+    )
+    by_place = dict(enumerate(samples))
+    return [[plan.assemble(by_place) for plan in shard] for shard in plans]
+
+
+def plan_microbatches(
+    shapes: Sequence[SampleShape],
+    *,
+    max_tokens: int,
+    world_size: int,
+    parity_tokens: float = PARITY_TOKENS,
+    may_split: bool = True,
+    shared_prefix: bool = False,
+) -> list[list[MicrobatchPlan]]:
+    """Return which pieces are in which microbatch of which rank: `world_size` lists of equal length.
 
     A microbatch has at most `max_tokens` tokens, unless a single piece is longer; such a piece is alone in
     its microbatch. Within this limit the costs are balanced (`segment_cost`). A piece is a whole sequence, or
@@ -55,10 +109,12 @@ def pack(
     Raises:
         ValueError: there are no samples.
     """
-    if not samples:
+    if not shapes:
         raise ValueError("nothing to pack: the batch holds no samples")
     pieces = [
-        piece for sample in samples for piece in _cut(sample, max_tokens if may_split else sample.num_tokens)
+        piece
+        for place, shape in enumerate(shapes)
+        for piece in _cut(place, shape, max_tokens if may_split else shape.num_tokens)
     ]
     if shared_prefix:
         bundles = share_prefixes(pieces, max_tokens=max_tokens, world_size=world_size)
@@ -70,10 +126,17 @@ def pack(
     num_bins = _round_up(-(-sum(min(b.num_tokens, max_tokens) for b in bundles) // max_tokens), world_size)
     while (bins := _spread(ordered, num_bins, max_tokens)) is None:
         num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
-    return _deal([_concatenate(members) for members in bins if members], world_size, parity_tokens)
+    return _deal([MicrobatchPlan(tuple(members)) for members in bins if members], world_size, parity_tokens)
 
 
-def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> dict[str, float]:
+class Sized(Protocol):
+    """Something with a number of packed tokens: a microbatch, or the plan of one."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+
+def budget_metrics(microbatches: Sequence[Sized], *, max_tokens: int) -> dict[str, float]:
     """Return `microbatches_over_budget` and `microbatch_tokens_max`.
 
     The first counts microbatches of more than `max_tokens`: single pieces that are longer than the limit.
@@ -85,15 +148,28 @@ def budget_metrics(microbatches: Sequence[Microbatch], *, max_tokens: int) -> di
     }
 
 
-def _cut(sample: Sample, max_tokens: int) -> list[SequencePart]:
-    parts = [sample] if sample.num_tokens <= max_tokens else sample.segments()
-    ends = np.cumsum([part.action_mask.sum() for part in parts])
-    first_with_actions = int(np.searchsorted(ends, 1))  # len(parts) if there are no action tokens
-    starts = [0, *ends.tolist()]
-    length = int(sample.loss_mask.sum())
+def _cut(place: int, shape: SampleShape, max_tokens: int) -> list[PackedPiece]:
+    lengths = tuple(length for length, _ in shape.segments)
+    num_actions = [number for _, number in shape.segments]
+    if shape.num_tokens <= max_tokens or len(lengths) == 1:
+        prompt = shape.prompts[0] if len(lengths) == 1 else None
+        is_counted, num_loss = sum(num_actions) > 0, shape.num_loss_tokens
+        return [PackedPiece(place, None, lengths, sum(num_actions), 0, False, is_counted, num_loss, prompt)]
+    starts = [0, *itertools.accumulate(num_actions)]
+    first_with_actions = next((i for i, number in enumerate(num_actions) if number), None)
     return [
-        SequencePart(part, starts[i], len(parts) > 1, i == first_with_actions, length)
-        for i, part in enumerate(parts)
+        PackedPiece(
+            place,
+            i,
+            (length,),
+            num_actions[i],
+            starts[i],
+            True,
+            i == first_with_actions,
+            shape.num_loss_tokens,
+            shape.prompts[i],
+        )
+        for i, length in enumerate(lengths)
     ]
 
 
@@ -126,25 +202,24 @@ def _spread(
 
 
 def _deal(
-    microbatches: Sequence[Microbatch], world_size: int, parity_tokens: float
-) -> list[list[Microbatch]]:
+    plans: Sequence[MicrobatchPlan], world_size: int, parity_tokens: float
+) -> list[list[MicrobatchPlan]]:
     """Deal the `world_size` costliest microbatches to the ranks, then the next ones, and so on.
 
     Ranks wait for each other at every microbatch, so microbatches at the same index should have similar
     costs.
     """
-    shards: list[list[Microbatch]] = [[] for _ in range(world_size)]
+    shards: list[list[MicrobatchPlan]] = [[] for _ in range(world_size)]
     loads = np.zeros(world_size)
-    ordered = sorted(
-        microbatches, key=lambda m: -segment_cost(m.segment_lengths, m.prefix_segments, parity_tokens)
-    )
+    ordered = sorted(((plan.cost(parity_tokens), plan) for plan in plans), key=lambda pair: -pair[0])
+    nothing = (0.0, MicrobatchPlan())
     for start in range(0, len(ordered), world_size):
         dealt = ordered[start : start + world_size]
-        dealt += [filler() for _ in range(world_size - len(dealt))]
+        dealt += [nothing] * (world_size - len(dealt))
         # The costliest of this round goes to the rank with the least load so far.
-        for microbatch, rank in zip(dealt, np.argsort(loads, kind="stable"), strict=True):
-            shards[rank].append(microbatch)
-            loads[rank] += segment_cost(microbatch.segment_lengths, microbatch.prefix_segments, parity_tokens)
+        for (cost, plan), rank in zip(dealt, np.argsort(loads, kind="stable"), strict=True):
+            shards[rank].append(plan)
+            loads[rank] += cost
     return shards
 
 
@@ -155,12 +230,12 @@ def filler() -> Microbatch:
     """
     zeros, never = np.zeros(2, np.float32), np.zeros(2, np.bool_)
     sample = Sample(-1, np.zeros(2, np.int32), never, never, zeros, zeros, values=zeros, returns=zeros)
-    return _concatenate([Bundle(tuple(_cut(sample, sample.num_tokens)))])
+    return _concatenate([Bundle(tuple(_cut(0, sample.shape, sample.num_tokens)))], {0: sample})
 
 
-def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
+def _concatenate(bundles: Sequence[Bundle], by_place: Mapping[int, Sample]) -> Microbatch:
     pieces = [p for bundle in bundles for p in bundle.pieces]
-    samples = [p.sample for p in pieces]
+    samples = [_sample_of(p, by_place[p.sample]) for p in pieces]
     starts = np.cumsum([0, *(bundle.num_tokens for bundle in bundles)])
     # Position of each token of each piece in the microbatch; a shared prompt has one position for several
     # pieces.
@@ -176,7 +251,7 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
     mask = np.concatenate([s.action_mask for s in samples])
     actions = np.flatnonzero(mask)
     places = _sequence_places(pieces)
-    firsts = [pieces[i] for i in np.unique(places, return_index=True)[1]]
+    firsts = np.unique(places, return_index=True)[1]
     counted = {place for place, piece in zip(places, pieces, strict=True) if piece.is_counted}
     return Microbatch(
         token_ids=token_ids,
@@ -187,18 +262,22 @@ def _concatenate(bundles: Sequence[Bundle]) -> Microbatch:
         predictor_positions=np.concatenate(positions)[actions - 1],
         targets=np.concatenate([s.token_ids for s in samples]).astype(np.int64)[actions],
         sequence_ids=np.repeat(places, [s.num_tokens for s in samples])[actions],
-        action_places=np.concatenate([p.first_place + np.arange(p.sample.action_mask.sum()) for p in pieces]),
+        action_places=np.concatenate([p.first_place + np.arange(p.num_actions) for p in pieces]),
         loss_mask=np.concatenate([s.loss_mask for s in samples])[actions],
         behavior_logprobs=np.concatenate([s.behavior_logprobs for s in samples])[actions],
         advantages=np.concatenate([s.advantages for s in samples])[actions],
-        sample_indices=np.array([p.sample.index for p in firsts], np.int64),
-        is_split=np.array([p.is_split for p in firsts], np.bool_),
+        sample_indices=np.array([samples[i].index for i in firsts], np.int64),
+        is_split=np.array([pieces[i].is_split for i in firsts], np.bool_),
         is_counted=np.array([place in counted for place in range(len(firsts))], np.bool_),
-        loss_lengths=np.array([p.loss_length for p in firsts], np.int64),
+        loss_lengths=np.array([pieces[i].loss_length for i in firsts], np.int64),
         values=_join([s.values for s in samples], actions),
         returns=_join([s.returns for s in samples], actions),
         experts=_experts(samples, positions, num_tokens=int(starts[-1])),
     )
+
+
+def _sample_of(piece: PackedPiece, sample: Sample) -> Sample:
+    return sample if piece.segment is None else sample.segments()[piece.segment]
 
 
 def _experts(
@@ -230,16 +309,7 @@ def _join(
     return np.concatenate(present)[actions] if present else None
 
 
-def _sequence_places(pieces: Sequence[SequencePart]) -> list[int]:
-    """Number the sequences in order of appearance.
-
-    Pieces of a split sequence share a number; a sample passed twice gets two.
-    """
-    seen: dict[tuple[bool, int], int] = {}
-    for position, piece in enumerate(pieces):
-        seen.setdefault(_sequence_key(piece, position), len(seen))
-    return [seen[_sequence_key(piece, position)] for position, piece in enumerate(pieces)]
-
-
-def _sequence_key(piece: SequencePart, position: int) -> tuple[bool, int]:
-    return (True, piece.sample.index) if piece.is_split else (False, position)
+def _sequence_places(pieces: Sequence[PackedPiece]) -> list[int]:
+    """Number the sequences in order of appearance. Pieces of one sample share a number."""
+    seen: dict[int, int] = {}
+    return [seen.setdefault(piece.sample, len(seen)) for piece in pieces]

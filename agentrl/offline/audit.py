@@ -14,6 +14,8 @@ from agentrl.buffer.audit import CONSUMED, Audit, audit
 from agentrl.buffer.events import Event
 from agentrl.buffer.journal import FILE
 from agentrl.buffer.records import ArchivedGroup, Records
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.offline.stored_steps import StoredSteps
 from agentrl.types import NO_VERSION
@@ -110,7 +112,7 @@ def audit_run(folder: Path) -> RunAudit:
         bound = int(facts.get("max_staleness", 0))
         damages: list[str] = []
         found = audit(_until_damage(records.events(), damages), max_staleness=bound)
-        attempts_note = _check_attempts(records, damages)
+        attempts_note = _check_attempts(records, folder, damages)
         ended = () if damages else _read_archive(records, found, damages)
     tasks |= {group.group_id: group.task_id for group in ended}
     if damages:  # further differences would only follow from the damage
@@ -150,15 +152,23 @@ def _read_archive(records: Records, found: Audit, damages: list[str]) -> tuple[A
     return ended
 
 
-def _check_attempts(records: Records, damages: list[str]) -> str:
-    """Verify the checksum of every stored attempt; return a note with the number of intact ones."""
+def _check_attempts(records: Records, folder: Path, damages: list[str]) -> str:
+    """Verify the checksum of every stored attempt and of its file; return a note with the number of intact
+    ones.
+    """
     stored, num_whole = records.stored(), 0
     for attempt in stored:
         try:
-            records.data_of(attempt)
+            AttemptFacts.from_json(records.data_of(attempt), folder / FOLDER).load()
             num_whole += 1
         except CheckpointError as error:
             damages.append(str(error))
+        except DataError as error:
+            if attempt in records.stored():  # a live run may have let go of it meanwhile
+                damages.append(
+                    f"the attempt of group {attempt.key[0]}, member {attempt.key[2]}, by {attempt.key[1]!r}: "
+                    f"{error}"
+                )
     if num_whole == len(stored):
         try:
             records.attempts()
@@ -190,9 +200,8 @@ def _compare_trajectories(
                 f"which the journal does not have in it, which has {len(expected - groups)} others"
             )
         num_groups += len(groups)
-        versions = np.unique(
-            np.concatenate([t.versions[t.action_mask] for group in batch.groups for t in group.attempts])
-        )
+        found_versions = {v for group in batch.groups for t in group.attempts for v, _ in t.versions}
+        versions = np.array(sorted(found_versions), np.int32)
         newest = int(versions.max(initial=NO_VERSION))
         if newest > batch.learned_by:
             found.complain(

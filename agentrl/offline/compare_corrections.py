@@ -23,7 +23,7 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.controller.assess import assess
 from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, with_reward
-from agentrl.controller.learner import pack_for
+from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.data.atomic_files import write_atomically
 from agentrl.learner.counterfactual import Counterfactual
@@ -83,22 +83,14 @@ class CorrectionsReport:
         groups = with_reward(batch.groups)
         assessment = assess(roles, groups, algorithm, self._learner)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
-        credited = leave_out_old(
-            credited, groups, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag
-        )
-        samples = [
-            sample
-            for members in leave_out_masked(credited, groups, rollout.masked_outcomes)
-            for sample in members
-        ]
+        credited = leave_out_old(credited, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag)
+        left = leave_out_masked(credited, rollout.masked_outcomes)
+        samples = [sample for members in left for sample in members]
         if not samples:  # all are masked, so there is no gradient
             return
-        learned = [
-            t for group in groups for t in group.trajectories if t.outcome not in rollout.masked_outcomes
-        ]
-        fresh = [s for s, t in zip(samples, learned, strict=True) if is_fresh(t, batch.learned_by)]
+        fresh = [s for s in samples if is_fresh(s.attempt, batch.learned_by)]
         microbatches, reference = (
-            pack_for(learner, chosen, self._learner) for chosen in (samples, fresh or samples)
+            plan_for(learner, chosen, self._learner) for chosen in (samples, fresh or samples)
         )
         others = variants(algorithm)
         found = learner.patient(len(others) + 1).run(Learner.compare, microbatches, reference, others)

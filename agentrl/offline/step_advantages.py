@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.compose import load_config
-from agentrl.controller.credit import credit, group_trajectories, with_reward
+from agentrl.controller.credit import credit, group_attempts, with_reward
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 
@@ -35,15 +36,15 @@ def step_advantages(run: Path, file: Path) -> list[list[float]]:
     if config.algorithm.kl.place == "reward" and config.algorithm.kl.coefficient:
         raise ConfigError("advantages need the KL of each token, which is not stored with trajectories")
     trajectories = decode(read_parquet(file))
-    groups = with_reward(group_trajectories(trajectories))
+    groups = with_reward(group_attempts([AttemptFacts.of(t) for t in trajectories]))
     groups = [group for group in groups if group.trajectories]
     samples = credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size)
     masked = config.rollout.masked_outcomes
     known = {
-        (trajectory.group_id, trajectory.member): sample.advantages
-        for group, members in zip(groups, samples, strict=True)
-        for trajectory, sample in zip(group.trajectories, members, strict=True)
-        if trajectory.outcome not in masked
+        (ref.attempt.group_id, ref.attempt.member): ref.load().advantages
+        for members in samples
+        for ref in members
+        if ref.attempt.outcome not in masked
     }
     return [
         [0.0] * t.num_tokens

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.buffer.lineage import Lineage
-from agentrl.controller.credit import group_trajectories
+from agentrl.controller.credit import group_attempts
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import DataError
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group
 
 _STEP_FILE = re.compile(r"step_(\d+)\.parquet")
 
@@ -25,7 +26,7 @@ class StoredStep:
     """
 
     step: int
-    groups: tuple[Group, ...]
+    groups: tuple[Group[AttemptFacts], ...]
     lineage: Lineage
 
     @property
@@ -86,12 +87,12 @@ class StoredSteps:
             DataError: the file contains no trajectories of this format.
         """
         batch = read_parquet(self.files[step - 1])
-        groups = tuple(group_trajectories(decode(batch)))
+        groups = tuple(group_attempts([AttemptFacts.of(t) for t in decode(batch)]))
         if "learned_by" in batch.schema.names and batch.num_rows > 0:
             version = batch.column("learned_by")[0].as_py()
         else:  # a lower bound, for files without it: the newest version of any token
-            newest = (int(t.versions.max(initial=-1)) for group in groups for t in group.trajectories)
-            version = max(newest, default=-1)
+            found = (v for group in groups for t in group.trajectories for v, _ in t.versions)
+            version = max(found, default=-1)
         lineage = Lineage.of(publish for publish in self.publishes if publish[0] <= version)
         if lineage.version != version:
             lineage = Lineage.of([(version, 0)])
@@ -108,6 +109,6 @@ def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def is_fresh(trajectory: Trajectory, version: int) -> bool:
-    """Return whether every token of the trajectory was sampled by `version` (or a newer one)."""
-    return trajectory.num_action_tokens > 0 and trajectory.min_version >= version
+def is_fresh(attempt: AttemptFacts, version: int) -> bool:
+    """Return whether every token of the attempt was sampled by `version` (or a newer one)."""
+    return attempt.num_action_tokens > 0 and attempt.min_version >= version

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.tracking.metrics import StepRecord
-from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Failure, FinishedAttempt, Outcome, PluginId
 
 Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_scored", "went_on"]
 """The consequence of a failure. retried, replaced: another attempt was made. masked: the member stays in its
@@ -37,9 +37,9 @@ class FailedAttempt:
     time: float
 
     @classmethod
-    def of(cls, trajectory: Trajectory, *, became: Became, version: int) -> FailedAttempt:
+    def of(cls, attempt: FinishedAttempt, *, became: Became, version: int) -> FailedAttempt:
         """Return the record of an attempt that failed just now."""
-        t = trajectory
+        t = attempt
         failure = t.failure or Failure(t.outcome.value)
         return cls(
             failure,

@@ -125,7 +125,7 @@ class Actor(Generic[W_co]):
             AgentRLError: as the method raised it.
             InfrastructureError: the actor died, did not answer in time, or raised something else.
         """
-        tries = _Tries(self.retry)
+        tries = Tries(self.retry)
         while True:
             try:
                 return self._ask(method, *args, **kwargs)
@@ -136,7 +136,7 @@ class Actor(Generic[W_co]):
         self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Do the same as `run` under trio. A cancelled call is abandoned; it may still take effect."""
-        tries = _Tries(self.retry)
+        tries = Tries(self.retry)
         ask = partial(self._ask, method, *args, **kwargs)
         while True:
             try:
@@ -153,7 +153,7 @@ class Actor(Generic[W_co]):
         ray.kill(self.handle)
 
 
-class _Tries:
+class Tries:
     """The tries of one call."""
 
     def __init__(self, retry: RetryPolicy) -> None:

@@ -99,7 +99,7 @@ def compact(batch: list[Attempt]) -> ActionBatch:
     def f64(values):
         return torch.tensor(values, dtype=torch.float64)
 
-    return ActionBatch(
+    return ActionBatch.of_tokens(
         rewards_A=f64([r for a in batch for r in a.rewards]),
         turn_A=torch.tensor(
             [k for a in batch for k, turn in enumerate(a.turns) for _ in turn], dtype=torch.int64
@@ -373,10 +373,10 @@ def test_an_empty_batch_is_nothing(name):
 def test_float32_stays_float32_and_close(name):
     batch = compact(make_batch(5))
     single = {
-        field: getattr(batch, field).float()
-        for field in ("rewards_A", "values_A", "values_after_N", "greedy_rewards_N")
+        field: getattr(batch, field).float() for field in ("values_A", "values_after_N", "greedy_rewards_N")
     }
-    got = ESTIMATORS[name](replace(batch, **single), OPTIONS).advantages_A
+    halved = replace(batch, **single).with_rewards(batch.rewards_A.float())
+    got = ESTIMATORS[name](halved, OPTIONS).advantages_A
     assert got.dtype == torch.float32
     np.testing.assert_allclose(got, ESTIMATORS[name](batch, OPTIONS).advantages_A, rtol=1e-4, atol=1e-5)
 
@@ -415,7 +415,9 @@ def test_a_group_of_one_has_0_or_its_raw_reward(name):
 
 def batch_of(rewards, groups, group_size=None):
     ones = torch.ones(len(rewards), dtype=torch.int64)
-    return ActionBatch(torch.tensor(rewards), ones, ones, torch.tensor(groups), ones.bool(), group_size)
+    return ActionBatch.of_tokens(
+        torch.tensor(rewards), ones, ones, torch.tensor(groups), ones.bool(), group_size
+    )
 
 
 def test_an_incomplete_group_is_refused():
@@ -434,11 +436,11 @@ def test_outcomes_that_differ_by_rounding_are_equal(name):
     sums = [0.1 + 0.2, 0.3, 0.2 + 0.1, 0.3]
     assert len(set(sums)) == 2
     places = replace(batch_of([1.0] * 4, [0] * 4), anchors_K=torch.zeros(4, dtype=torch.int64))
-    batch = replace(places, rewards_A=torch.tensor(sums, dtype=torch.float64))
+    batch = places.with_rewards(torch.tensor(sums, dtype=torch.float64))
     assert (
         ESTIMATORS[name](batch, replace(OPTIONS, solved_reward=0.1 + 0.2)).advantages_A.tolist() == [0.0] * 4
     )
-    one_better = replace(places, rewards_A=torch.tensor([*sums[:3], 0.4], dtype=torch.float64))
+    one_better = places.with_rewards(torch.tensor([*sums[:3], 0.4], dtype=torch.float64))
     assert ESTIMATORS[name](one_better, replace(OPTIONS, solved_reward=0.35)).advantages_A[3] > 0
 
 
@@ -474,10 +476,8 @@ def test_values_behind_the_end_are_needed_for_truncated_attempts_alone():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards_A": torch.zeros(3)}, r"rewards_A has shape \[3\], but the batch needs \[2\]"),
+        ({"values_A": torch.zeros(3)}, r"values_A has shape \[3\], but the batch needs \[2\]"),
         ({"group_N": torch.zeros(1, dtype=torch.int64)}, r"group_N has shape \[1\]"),
-        ({"rewards_A": torch.tensor([1.0, math.nan])}, "rewards_A has a value of nan"),
-        ({"rewards_A": torch.tensor([math.inf, -math.inf])}, "rewards_A has a value of inf"),
     ],
 )
 def test_a_malformed_batch_is_refused(change, message):
@@ -485,9 +485,22 @@ def test_a_malformed_batch_is_refused(change, message):
         replace(batch_of([1.0, 0.0], [0, 0]), **change)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([0.0, 0.0, 0.0], r"rewards_A has shape \[3\], but the batch needs \[2\]"),
+        ([1.0, math.nan], "rewards_A has a value of nan"),
+        ([math.inf, -math.inf], "rewards_A has a value of inf"),
+    ],
+)
+def test_malformed_rewards_are_refused(rewards, message):
+    with pytest.raises(ValueError, match=message):
+        batch_of([1.0, 0.0], [0, 0]).with_rewards(torch.tensor(rewards))
+
+
 def test_finite_values_may_have_a_sum_that_is_not():
     huge = torch.tensor([1e308, 1e308], dtype=torch.float64)
-    assert torch.equal(replace(batch_of([1.0, 0.0], [0, 1]), rewards_A=huge).rewards_A, huge)
+    assert torch.equal(batch_of([1.0, 0.0], [0, 1]).with_rewards(huge).rewards_A, huge)
     with pytest.raises(ValueError, match="rewards_A has a value of inf"):
         batch_of([1.0, math.inf], [0, 1])
 
@@ -495,14 +508,13 @@ def test_finite_values_may_have_a_sum_that_is_not():
 def test_outcomes_that_differ_by_more_than_rounding_are_compared():
     batch = batch_of([1.0, 1.0], [0, 0])
     rewards = torch.tensor([1.0, 1 + 1e-12], dtype=torch.float64)
-    assert (ESTIMATORS["dr_grpo"](replace(batch, rewards_A=rewards), OPTIONS).advantages_A != 0).all()
+    assert (ESTIMATORS["dr_grpo"](batch.with_rewards(rewards), OPTIONS).advantages_A != 0).all()
 
 
 def test_turns_out_of_order_are_refused():
     three = torch.tensor([3])
-    batch = ActionBatch(torch.zeros(3), torch.tensor([0, 1, 0]), three, three, three.bool(), None)
     with pytest.raises(ValueError, match="not in the order in which they were sampled"):
-        ESTIMATORS["turn_group"](batch, OPTIONS)
+        ActionBatch.of_tokens(torch.zeros(3), torch.tensor([0, 1, 0]), three, three, three.bool(), None)
 
 
 # ------------------------------------------------------------------------------------------- whitening and KL

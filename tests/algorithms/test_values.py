@@ -92,7 +92,7 @@ def test_a_variance_that_rounding_makes_is_none(mean, square, explained):
 @pytest.mark.parametrize("name", ["gae", "gae_turn"])
 def test_with_a_critic_of_zeros_and_no_discount_advantages_are_returns(name):
     rewards = torch.tensor([0.0, 0.5, 0.0, 1.0, -1.0], dtype=torch.float64)
-    batch = ActionBatch(
+    batch = ActionBatch.of_tokens(
         rewards, torch.tensor([0, 0, 1, 1, 0]), torch.tensor([4, 1]), torch.tensor([0, 1]),
         torch.tensor([False, True]), 1,
         values_A=torch.zeros(5, dtype=torch.float64),

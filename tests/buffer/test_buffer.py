@@ -8,16 +8,12 @@ import pytest
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import LedgerRules
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
-from agentrl.errors import CheckpointError, DataError
-from agentrl.types import Failure, Lease, Outcome, Trajectory
-from parts.trajectories import Rows, play
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.errors import CheckpointError
+from agentrl.types import Failure, Lease, Outcome
+from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 FOREVER_S = 60.0  # a test that reaches it has failed
-
-
-def wire(*trajectories: Trajectory) -> bytes:
-    return to_ipc(encode(trajectories))
 
 
 def buffer(
@@ -31,18 +27,19 @@ def buffer(
             group_size=group_size,
             total_groups=total_groups,
         ),
+        ATTEMPTS,
     )
     made.advance(0)
     return made
 
 
 def finish(target: ReplayBuffer, lease: Lease, owner: str = "a", **options) -> None:
-    target.add(owner, wire(*(play(lease, member, **options) for member in range(lease.group_size))))
+    target.add(owner, stored(*(play(lease, member, **options) for member in range(lease.group_size))))
 
 
-def keys(batch: bytes | None) -> list[tuple[int, int]]:
+def keys(batch: list[AttemptFacts] | None) -> list[tuple[int, int]]:
     assert batch is not None
-    return [(t.group_id, t.member) for t in decode(from_ipc(batch))]
+    return [(t.group_id, t.member) for t in batch]
 
 
 class Background(threading.Thread):
@@ -67,61 +64,64 @@ def test_a_batch_is_whole_groups_in_order_of_lease_and_member():
     first, second = target.lease("a", 8, 0.0)
     assert [lease.task.task_id for lease in (first, second)] == ["t:0", "t:1"]
     assert (first.group_size, first.version) == (2, 0)
-    target.add("a", wire(play(second, 1), play(first, 1, length=7)))
-    target.add("a", wire(play(second, 0)))
+    target.add("a", stored(play(second, 1), play(first, 1, length=7)))
+    target.add("a", stored(play(second, 0)))
     assert target.take(2, 0.0) is None
-    target.add("a", wire(play(first, 0)))
+    target.add("a", stored(play(first, 0)))
     batch = target.take(2, 0.0)
     assert keys(batch) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert batch is not None
-    lengths = [t.num_tokens for t in decode(from_ipc(batch))]
+    lengths = [t.num_tokens for t in batch]
     assert lengths == [4, 7, 4, 4]
-    assert [t.token_ids[0] for t in decode(from_ipc(batch))] == [0, 1, 100, 101]
-    assert target.stats()["stored_bytes"] > 0, "the batch may be asked for again"
+    assert [t.load().token_ids[0] for t in batch] == [0, 1, 100, 101]
+    assert target.stats()["stored_attempts"] > 0, "the batch may be asked for again"
     target.advance(1)
     target.settle(1)
-    assert target.stats()["stored_bytes"] == 0
+    assert target.stats()["stored_attempts"] == 0
 
 
 def test_groups_without_variance_are_replaced_and_the_counts_balance():
     target = ReplayBuffer(
         Rows(),
         LedgerRules(groups_per_step=2, max_staleness=0, group_size=2, total_groups=2),
+        ATTEMPTS,
         drop_constant_groups=True,
     )
     target.advance(0)
     first, second = target.lease("a", 8, 0.0)
     finish(target, first, reward=0.1)
-    target.add("a", wire(play(second, 0, reward=1.0), play(second, 1, reward=0.0)))
+    target.add("a", stored(play(second, 0, reward=1.0), play(second, 1, reward=0.0)))
     assert target.take(2, 0.0) is None
     assert target.counts().dropped == {"no_variance": 1}
-    of_one_group = target.stats()["stored_bytes"]
+    of_one_group = target.stats()["stored_attempts"]
     [third] = target.lease("a", 8, 0.0)  # in its place, and no more
     assert third.group_id == 2
-    target.add("a", wire(play(third, 0, reward=0.5), play(third, 1, reward=0.4)))
-    assert target.stats()["stored_bytes"] == pytest.approx(2 * of_one_group, rel=0.1), "nothing of the first"
+    target.add("a", stored(play(third, 0, reward=0.5), play(third, 1, reward=0.4)))
+    assert target.stats()["stored_attempts"] == pytest.approx(2 * of_one_group, rel=0.1), (
+        "nothing of the first"
+    )
     assert keys(target.take(2, 0.0)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
     assert target.counts().is_balanced
 
 
 def test_a_group_with_a_greedy_attempt_is_complete_with_it():
     target = ReplayBuffer(
-        Rows(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), ATTEMPTS, has_greedy=True
     )
     target.advance(0)
     [lease, _] = target.lease("a", 9, 0.0)
     assert (lease.group_size, lease.has_greedy, lease.num_attempts) == (2, True, 3)
     finish(target, lease)
     assert target.take(1, 0.0) is None
-    target.add("a", wire(play(lease, 2).replace(is_greedy=True)))
+    target.add("a", stored(play(lease, 2).replace(is_greedy=True)))
     resumed = ReplayBuffer(
-        Rows(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), has_greedy=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=1, group_size=2), ATTEMPTS, has_greedy=True
     )
     resumed.restore(target.state())
     for one in (target, resumed):
         batch = one.take(1, 0.0)
         assert batch is not None
-        assert [(t.member, t.is_greedy) for t in decode(from_ipc(batch))] == [
+        assert [(t.member, t.is_greedy) for t in batch] == [
             (0, False),
             (1, False),
             (2, True),
@@ -131,12 +131,12 @@ def test_a_group_with_a_greedy_attempt_is_complete_with_it():
 
 def test_an_old_greedy_attempt_makes_its_group_old():
     target = ReplayBuffer(
-        Rows(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), has_greedy=True
+        Rows(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), ATTEMPTS, has_greedy=True
     )
     target.advance(3)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease)
-    target.add("a", wire(play(lease, 1, version=2).replace(is_greedy=True)))
+    target.add("a", stored(play(lease, 1, version=2).replace(is_greedy=True)))
     assert target.take(1, 0.0) is None
     assert target.counts().dropped == {"stale": 1}
 
@@ -146,13 +146,14 @@ def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greed
     target = ReplayBuffer(
         Rows(),
         LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
+        ATTEMPTS,
         has_greedy=True,
         drop_constant_groups=True,
     )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     finish(target, lease, reward=0.5)
-    target.add("a", wire(play(lease, 1, reward=greedy_reward).replace(is_greedy=True)))
+    target.add("a", stored(play(lease, 1, reward=greedy_reward).replace(is_greedy=True)))
     assert (target.take(1, 0.0) is None) == is_dropped
     assert target.counts().dropped == ({"no_variance": 1} if is_dropped else {})
 
@@ -160,12 +161,15 @@ def test_a_group_teaches_something_when_it_differs_from_its_greedy_attempt(greed
 @pytest.mark.parametrize(("reward", "is_dropped"), [(1.0, True), (0.0, False)])
 def test_a_failed_member_earned_nothing_that_could_differ(reward, is_dropped):
     target = ReplayBuffer(
-        Rows(), LedgerRules(groups_per_step=1, max_staleness=0, group_size=3), drop_constant_groups=True
+        Rows(),
+        LedgerRules(groups_per_step=1, max_staleness=0, group_size=3),
+        ATTEMPTS,
+        drop_constant_groups=True,
     )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)
     failed = play(lease, 2).replace(outcome=Outcome.TIMEOUT, rewards=(), failure=Failure("late"))
-    target.add("a", wire(play(lease, 0, reward=1.0), play(lease, 1, reward=reward), failed))
+    target.add("a", stored(play(lease, 0, reward=1.0), play(lease, 1, reward=reward), failed))
     assert (target.take(1, 0.0) is None) == is_dropped
 
 
@@ -208,15 +212,15 @@ def test_a_waiting_lease_gets_its_group_when_the_bound_admits_one(event):
 def test_a_dead_owners_groups_go_to_another_and_its_late_members_are_counted():
     target = buffer()
     leases = target.lease("a", 2, 0.0)
-    target.add("a", wire(play(leases[0], 0)))
+    target.add("a", stored(play(leases[0], 0)))
     waiting = Background(target.lease, "b", 2, FOREVER_S)
     assert target.release("a") == 2
     again = waiting.result()
     assert [lease.group_id for lease in again] == [0, 1]
-    target.add("a", wire(play(leases[0], 1)))
+    target.add("a", stored(play(leases[0], 1)))
     for lease in again:
         finish(target, lease, "b")
-    target.add("b", wire(play(again[0], 0)))
+    target.add("b", stored(play(again[0], 0)))
     assert keys(target.take(2, 0.0)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     counts = target.counts()
     assert counts.is_balanced
@@ -241,12 +245,12 @@ def test_a_long_poll_of_a_dead_owner_takes_nothing():
 def test_a_member_that_comes_twice_is_kept_once():
     target = buffer(groups_per_step=1)
     [lease] = target.lease("a", 1, 0.0)
-    target.add("a", wire(play(lease, 0, length=4)))
-    target.add("a", wire(play(lease, 0, length=9), play(lease, 1)))
+    target.add("a", stored(play(lease, 0, length=4)))
+    target.add("a", stored(play(lease, 0, length=9), play(lease, 1)))
     batch = target.take(1, 0.0)
     assert keys(batch) == [(0, 0), (0, 1)]
     assert batch is not None
-    assert decode(from_ipc(batch))[0].num_tokens == 4
+    assert batch[0].num_tokens == 4
     assert target.counts().discarded == {"duplicate": 1}
 
 
@@ -271,9 +275,9 @@ def test_no_more_is_leased_than_the_run_needs():
     target = buffer(groups_per_step=2, max_staleness=3, total_groups=4)
     leases = target.lease("a", 99, 0.0)
     assert len(leases) == 4
-    target.add("a", wire(play(leases[1], 0)))
+    target.add("a", stored(play(leases[1], 0)))
     target.drop_group("a", 1, "reward_error")
-    assert target.stats()["stored_bytes"] == 0
+    assert target.stats()["stored_attempts"] == 0
     assert [lease.group_id for lease in target.lease("a", 99, 0.0)] == [4]
     assert target.lease("a", 99, 0.0) == []
 
@@ -291,6 +295,7 @@ def test_waiting_is_measured_with_the_clock():
     target = ReplayBuffer(
         Rows(),
         LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
+        ATTEMPTS,
         clock=lambda: float(next(ticks)),
     )
     assert target.take(1, 0.0) is None
@@ -308,10 +313,10 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
     leases = target.lease("a", 9, 0.0)
     finish(target, leases[2])
     finish(target, leases[0], length=5)
-    target.add("a", wire(play(leases[1], 0)))
+    target.add("a", stored(play(leases[1], 0)))
     saved = target.state()
 
-    resumed = ReplayBuffer(Rows(), LedgerRules(groups_per_step=2, max_staleness=1, group_size=2))
+    resumed = ReplayBuffer(Rows(), LedgerRules(groups_per_step=2, max_staleness=1, group_size=2), ATTEMPTS)
     resumed.restore(saved)
     resumed.advance(1)
     counts = resumed.counts()
@@ -322,14 +327,14 @@ def test_a_checkpoint_keeps_cursor_ready_groups_and_the_duty_to_play_what_was_le
     batch = resumed.take(2, 0.0)
     assert keys(batch) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     assert batch is not None
-    assert [t.num_tokens for t in decode(from_ipc(batch))] == [5, 5, 4, 4]
+    assert [t.num_tokens for t in batch] == [5, 5, 4, 4]
     resumed.advance(2)
     assert [lease.group_id for lease in resumed.lease("z", 9, 0.0)] == [4, 5]
 
 
 def test_a_checkpoint_without_ready_groups_and_one_that_comes_too_late():
     empty = buffer()
-    resumed = ReplayBuffer(Rows(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2))
+    resumed = ReplayBuffer(Rows(), LedgerRules(groups_per_step=2, max_staleness=0, group_size=2), ATTEMPTS)
     resumed.restore(empty.state())
     assert resumed.counts() == empty.counts()
 
@@ -341,16 +346,14 @@ def test_a_checkpoint_without_ready_groups_and_one_that_comes_too_late():
     assert resumed.counts().dropped == {}, "the weights are those that sampled them"
     resumed.advance(2)
     assert resumed.counts().dropped == {"stale": 2}
-    assert resumed.stats()["stored_bytes"] == 0
+    assert resumed.stats()["stored_attempts"] == 0
 
 
 def test_foreign_bytes_are_refused():
-    with pytest.raises(DataError):
-        buffer().add("a", b"no trajectories")
     with pytest.raises(CheckpointError, match="cannot be read"):
         buffer().restore(b"no state")
-    with pytest.raises(CheckpointError, match="no ledger"):
-        buffer().restore(wire())
+    with pytest.raises(CheckpointError, match=r"cannot be read.*folder"):
+        buffer().restore(b"{}")
 
 
 def test_many_owners_and_one_learner_lose_nothing():
@@ -366,7 +369,7 @@ def test_many_owners_and_one_learner_lose_nothing():
         while leases := target.lease(f"{name}.{life}", 2, FOREVER_S):
             for lease in leases:
                 owner = f"{name}.{life}"
-                target.add(owner, wire(play(lease, 0)))
+                target.add(owner, stored(play(lease, 0)))
                 assert target.counts().is_balanced
                 if lease.group_id % 7 == 0 and life == 0:
                     target.release(owner)
@@ -375,7 +378,7 @@ def test_many_owners_and_one_learner_lose_nothing():
                 if lease.group_id % 11 == 0:
                     target.drop_group(owner, lease.group_id, "tool_error")
                 else:
-                    target.add(owner, wire(play(lease, 1)))
+                    target.add(owner, stored(play(lease, 1)))
 
     owners = [Background(own, name) for name in "abcd"]
     seen: list[int] = []
@@ -385,7 +388,7 @@ def test_many_owners_and_one_learner_lose_nothing():
         assert [member for _, member in found] == [0, 1] * per_step
         seen += [group_id for group_id, member in found if member == 0]
         assert batch is not None
-        assert all(step - 1 - t.min_version <= 1 for t in decode(from_ipc(batch)))
+        assert all(step - 1 - t.min_version <= 1 for t in batch)
         target.advance(step)
     target.close()
     for owner in owners:

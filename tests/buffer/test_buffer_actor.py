@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,8 +33,9 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.dataset import DatasetReport
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DataError
 from agentrl.fleet.buffer import RemoteBuffer, launch_buffer
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
@@ -61,6 +63,15 @@ def trajectory(lease: Lease, member: int) -> Trajectory:
     )
 
 
+ATTEMPTS = Path(tempfile.mkdtemp(prefix="agentrl-run-")) / FOLDER
+
+
+def stored(played: list[Trajectory], folder: Path = ATTEMPTS) -> list[AttemptFacts]:
+    """Write trajectories to a file of the run, as a rollout actor does; return their facts."""
+    refs = AttemptFiles(folder, is_synced=False).write(played)
+    return [AttemptFacts.of(t, ref) for t, ref in zip(played, refs, strict=True)]
+
+
 @ray.remote(num_cpus=0)
 class Player:
     """Leases groups and plays some of their members."""
@@ -74,8 +85,8 @@ class Player:
     def play(self, limit: int, members: int, timeout_s: float) -> list[int]:
         leases = ray.get(self.buffer.begin(TrainingBuffer.lease, self.owner, limit, timeout_s))
         for lease in leases:
-            batch = encode([trajectory(lease, member) for member in range(members)])
-            self.buffer.run(TrainingBuffer.add, self.owner, to_ipc(batch))
+            played = [trajectory(lease, member) for member in range(members)]
+            self.buffer.run(TrainingBuffer.add, self.owner, stored(played))
         return [lease.group_id for lease in leases]
 
 
@@ -114,8 +125,9 @@ def config(
     )
 
 
-def launched(config: Config) -> Actor[TrainingBuffer]:
-    return launch_buffer(BufferSettings.of(config), None, is_new=False, say=print).within(DEADLINE_S)
+def launched(config: Config, run: Path | None = None) -> Actor[TrainingBuffer]:
+    folder = None if run is None else str(run)
+    return launch_buffer(BufferSettings.of(config), folder, is_new=False, say=print).within(DEADLINE_S)
 
 
 def call(method, *args):
@@ -144,10 +156,10 @@ def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(clus
     assert buffer.run(TrainingBuffer.release, "first") == 2
 
     assert ray.get(playing, timeout=DEADLINE_S) == [0, 1]
-    batch = decode(from_ipc(ray.get(taken, timeout=DEADLINE_S)))
+    batch = ray.get(taken, timeout=DEADLINE_S)
     assert [(t.group_id, t.member) for t in batch] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     buffer.run(TrainingBuffer.advance, 1)
-    buffer.run(TrainingBuffer.add, "first", to_ipc(encode(batch[:1])))  # still in flight when its sender died
+    buffer.run(TrainingBuffer.add, "first", batch[:1])  # still in flight when its sender died
     assert buffer.run(TrainingBuffer.counts) == BufferCounts(2, 0, 0, 0, 2, {}, {"owner_lost": 2, "late": 1})
 
     saved = buffer.run(TrainingBuffer.state)
@@ -186,7 +198,7 @@ def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(clus
     buffer.run(TrainingBuffer.advance, 0)
 
     async def main() -> list[list[int]]:
-        mine, told = RemoteBuffer("mine", buffer), []
+        mine, told = RemoteBuffer("mine", buffer, AttemptFiles(ATTEMPTS, is_synced=False)), []
         leases = await mine.lease(2)
         assert [lease.group_id for lease in leases] == [0, 1]
         told.append([*await mine.withdrawn()])
@@ -203,22 +215,24 @@ def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(clus
     buffer.run(TrainingBuffer.close)
 
 
-def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder):
+def test_a_curriculum_draws_rows_by_the_seed_and_travels_with_the_state(cluster, folder, tmp_path):
     plain = config(folder)
     weighed = plain.model_copy(
         update={"data": plain.data.model_copy(update={"curriculum": CurriculumConfig(by_pass_rate=True)})}
     )
     order = np.random.default_rng([plain.trainer.seed, 0]).permutation(6).tolist()
-    buffer, resumed = launched(weighed), launched(weighed)
+    runs = [tmp_path / "first", tmp_path / "second"]
+    for run in runs:
+        run.mkdir()
+    buffer, resumed = (launched(weighed, run) for run in runs)
     buffer.run(TrainingBuffer.advance, 0)
     leases = buffer.run(TrainingBuffer.lease, "a", 9, 0.0)
     assert [(lease.group_id, lease.task.task_id.partition(":")[2]) for lease in leases] == [
         (row, str(row)) for row in order[:2]
     ]
     for lease in leases:
-        buffer.run(
-            TrainingBuffer.add, "a", to_ipc(encode([trajectory(lease, member) for member in range(2)]))
-        )
+        played = [trajectory(lease, member) for member in range(2)]
+        buffer.run(TrainingBuffer.add, "a", stored(played, runs[0] / FOLDER))
     resumed.run(TrainingBuffer.resume, 0, buffer.run(TrainingBuffer.state))
     resumed.run(TrainingBuffer.advance, 0)
     lineages = []

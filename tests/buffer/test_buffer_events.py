@@ -17,10 +17,9 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError
 from agentrl.types import HeldLease, Lease
-from parts.trajectories import Rows, play
+from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 SOON_S = 20.0  # a test that waits so long has failed
 
@@ -30,7 +29,7 @@ def opened(
 ) -> ReplayBuffer:
     """A buffer of groups of two."""
     rules = LedgerRules(groups_per_step=groups_per_step, max_staleness=max_staleness, group_size=2)
-    return ReplayBuffer(Rows(), rules, journal=None if path is None else Journal(path), **options)
+    return ReplayBuffer(Rows(), rules, ATTEMPTS, journal=None if path is None else Journal(path), **options)
 
 
 def begun(**options) -> ReplayBuffer:
@@ -40,7 +39,7 @@ def begun(**options) -> ReplayBuffer:
 
 
 def add(target: ReplayBuffer, lease: Lease, owner: str = "a", *, members=(0, 1), **fields) -> None:
-    target.add(owner, to_ipc(encode([play(lease, member, **fields) for member in members])))
+    target.add(owner, stored(*(play(lease, member, **fields) for member in members)))
 
 
 def learn(target: ReplayBuffer, step: int) -> None:
@@ -52,7 +51,7 @@ def learn(target: ReplayBuffer, step: int) -> None:
 
 
 def groups_of(batch: bytes | None) -> list[int]:
-    return [] if batch is None else [t.group_id for t in decode(from_ipc(batch)) if t.member == 0]
+    return [] if batch is None else [t.group_id for t in batch if t.member == 0]
 
 
 # ------------------------------------------------------------------------------------------------------ waits
@@ -235,11 +234,11 @@ def test_a_lease_that_is_too_old_goes_to_another_and_its_attempts_are_forgotten(
     now[0] = 109.0
     assert target.lease("b", 1, 0.0) == []
     assert target.leases() == [HeldLease(0, "a", 9.0, 1)]
-    assert target.stats()["stored_bytes"] > 0
+    assert target.stats()["stored_attempts"] > 0
     now[0] = 111.0
     assert target.lease("b", 1, 0.0) == [lease]
     assert target.leases() == [HeldLease(0, "b", 0.0, 0)]
-    assert target.stats()["stored_bytes"] == 0
+    assert target.stats()["stored_attempts"] == 0
     assert [target.withdrawn(owner, {0, 7}) for owner in "ab"] == [[0, 7], [7]]
 
 
@@ -252,13 +251,13 @@ def test_of_two_copies_of_a_group_the_first_that_is_complete_counts():
     now[0] = 106.0
     assert target.lease("b", 1, 0.0) == [lease]
     add(target, lease, "a", members=[0])
-    one_attempt = target.stats()["stored_bytes"]
+    one_attempt = target.stats()["stored_attempts"]
     add(target, lease, "b", reward=1.0)
-    assert target.stats()["stored_bytes"] == pytest.approx(2 * one_attempt, rel=0.1), "nothing of a"
+    assert target.stats()["stored_attempts"] == pytest.approx(2 * one_attempt, rel=0.1), "nothing of a"
     assert target.withdrawn("a", {0}) == [0]
     batch = target.take(1, 0.0, 1)
     assert batch is not None
-    assert [t.reward for t in decode(from_ipc(batch))] == [1.0, 1.0]
+    assert [t.reward for t in batch] == [1.0, 1.0]
 
 
 # ----------------------------------------------------------------------------------------------- what is kept
@@ -296,9 +295,9 @@ def test_a_rejected_batch_leaves_nothing():
     target = begun()
     add(target, *target.lease("a", 1, 0.0))
     assert target.take(1, 0.0, 1) is not None
-    assert target.stats()["stored_bytes"] > 0
+    assert target.stats()["stored_attempts"] > 0
     target.reject(1, "not finite")
-    assert target.stats()["stored_bytes"] == 0
+    assert target.stats()["stored_attempts"] == 0
     assert target.counts().dropped == {"not finite": 1}
 
 
@@ -307,11 +306,11 @@ def test_a_group_that_came_too_late_leaves_nothing():
     [lease] = target.lease("a", 1, 0.0)
     target.advance(1, 0)
     add(target, lease, members=[0])
-    assert target.stats()["stored_bytes"] > 0
+    assert target.stats()["stored_attempts"] > 0
     waiting = Waiting(target, "b", limit=1)
     add(target, lease, members=[1])
     assert target.counts().dropped == {"stale": 1}
-    assert target.stats()["stored_bytes"] == 0
+    assert target.stats()["stored_attempts"] == 0
     assert waiting.result() == [1], "its room is given away without a take"
     assert target.take(1, 0.0) is None
 

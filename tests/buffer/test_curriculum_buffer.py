@@ -18,15 +18,15 @@ from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checked_dataset import Playable, check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
-from agentrl.data.trajectories import accuracies, encode, to_ipc
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.plugins import load_plugins
 from agentrl.testing import tiny_chat
 from agentrl.types import Lease, Outcome, Trajectory
-from parts.trajectories import Rows, play
+from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 NUM_TASKS = 6
 
@@ -43,6 +43,7 @@ def buffer(
     target = ReplayBuffer(
         Rows(NUM_TASKS),
         rules,
+        ATTEMPTS,
         drop_constant_groups=drop_constant_groups,
         has_greedy=has_greedy,
         curriculum=chosen,
@@ -58,7 +59,7 @@ def attempt(lease: Lease, member: int, accuracy: float | None, **fields) -> Traj
 
 def finish(target: ReplayBuffer, lease: Lease, *accuracies: float) -> None:
     members = [attempt(lease, member, value, reward=value) for member, value in enumerate(accuracies)]
-    target.add("a", to_ipc(encode(members)))
+    target.add("a", stored(*members))
 
 
 # ------------------------------------------------------------------------------------------------ what counts
@@ -76,16 +77,18 @@ def test_what_counts_as_accuracy():
         (attempt(lease, 0, 37.0), None),
         (attempt(lease, 0, float("nan")), None),
     ]
-    assert accuracies(encode([trajectory for trajectory, _ in cases])) == [accuracy for _, accuracy in cases]
+    assert [AttemptFacts.of(trajectory).accuracy for trajectory, _ in cases] == [
+        accuracy for _, accuracy in cases
+    ]
 
 
 def test_results_count_when_the_group_is_complete_also_where_it_is_dropped_then():
     target = buffer(drop_constant_groups=True)
     [lease, _] = target.lease("a", 2, 0.0)
-    target.add("a", to_ipc(encode([attempt(lease, 0, 1.0)])))
+    target.add("a", stored(*[attempt(lease, 0, 1.0)]))
     target.advance(1)
     assert target.curriculum()["num_attempts"] == 0.0
-    target.add("a", to_ipc(encode([attempt(lease, 1, 1.0)])))
+    target.add("a", stored(*[attempt(lease, 1, 1.0)]))
     assert target.counts().dropped == {"no_variance": 1}
     target.advance(2)
     metrics = target.curriculum()
@@ -97,7 +100,7 @@ def test_greedy_late_and_repeated_members_do_not_count():
     target = buffer(group_size=1, has_greedy=True)
     [lease] = target.lease("a", 1, 0.0)
     first, greedy = attempt(lease, 0, 1.0), attempt(lease, 1, 0.0, is_greedy=True)
-    target.add("a", to_ipc(encode([first, first.replace(metrics={"accuracy": 0.0}), greedy, greedy, first])))
+    target.add("a", stored(*[first, first.replace(metrics={"accuracy": 0.0}), greedy, greedy, first]))
     target.advance(1)
     assert (target.curriculum()["num_attempts"], target.curriculum()["pass_rate/s"]) == (1.0, 1.0)
 
@@ -105,7 +108,7 @@ def test_greedy_late_and_repeated_members_do_not_count():
 def test_members_of_a_dead_owner_do_not_count():
     target = buffer()
     [lease] = target.lease("dead", 1, 0.0)
-    target.add("dead", to_ipc(encode([attempt(lease, 0, 0.0)])))
+    target.add("dead", stored(*[attempt(lease, 0, 0.0)]))
     target.release("dead")
     [again] = target.lease("a", 1, 0.0)
     assert again.group_id == lease.group_id
@@ -117,7 +120,10 @@ def test_members_of_a_dead_owner_do_not_count():
 def test_without_results_nothing_is_read_and_no_pass_rate_is_told():
     chosen = curriculum(source_weights={"s": 1})
     target = ReplayBuffer(
-        Rows(NUM_TASKS), LedgerRules(groups_per_step=1, max_staleness=0, group_size=1), curriculum=chosen
+        Rows(NUM_TASKS),
+        LedgerRules(groups_per_step=1, max_staleness=0, group_size=1),
+        ATTEMPTS,
+        curriculum=chosen,
     )
     target.advance(0)
     [lease] = target.lease("a", 1, 0.0)

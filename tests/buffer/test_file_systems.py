@@ -19,6 +19,7 @@ from agentrl.buffer.file_systems import is_shared
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
+from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import JournalError
 from agentrl.offline.audit import audit_run
 from parts.trajectories import Rows
@@ -67,7 +68,7 @@ def test_the_levels_of_durability(folder):
 
 
 def test_a_live_run_is_audited_between_its_writes(folder):
-    target = ReplayBuffer(Rows(), LedgerRules(2, 1, 2), journal=Journal(folder / FILE))
+    target = ReplayBuffer(Rows(), LedgerRules(2, 1, 2), folder / FOLDER, journal=Journal(folder / FILE))
     target.advance(0, 0)
     for _ in range(3):
         target.lease("a", 1, 0.0)

@@ -21,12 +21,11 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.records import Records
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.types import NO_VERSION, Lease
 
 import numpy as np  # isort: skip
-from parts.trajectories import Rows, play
+from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 FOREVER_S = 60.0
 
@@ -35,6 +34,7 @@ def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
     return ReplayBuffer(
         Rows(),
         LedgerRules(groups_per_step=2, max_staleness=staleness, group_size=2),
+        ATTEMPTS,
         journal=Journal(folder / FILE),
         **options,
     )
@@ -43,13 +43,13 @@ def opened(folder: Path, *, staleness: int = 1, **options) -> ReplayBuffer:
 def finish(target: ReplayBuffer, lease: Lease, owner: str = "a", *, version: int, members=(0, 1)) -> None:
     target.add(
         owner,
-        to_ipc(encode([play(lease, member, version=version, reward=float(member)) for member in members])),
+        stored(*(play(lease, member, version=version, reward=float(member)) for member in members)),
     )
 
 
 def taken(batch: bytes | None) -> list[tuple[int, int]]:
     assert batch is not None
-    return [(t.group_id, t.member) for t in decode(from_ipc(batch))]
+    return [(t.group_id, t.member) for t in batch]
 
 
 def audited(folder: Path, *, staleness: int = 1):
@@ -162,11 +162,11 @@ def test_nothing_is_kept_of_groups_that_ended_without_being_learned_from(tmp_pat
     dropped, lost = buffer.lease("a", 2, FOREVER_S)
     for lease in (dropped, lost):
         finish(buffer, lease, version=0, members=(0,))
-    assert (buffer.stats()["stored_bytes"] > 0, num_attempts(tmp_path)) == (True, 2)
+    assert (buffer.stats()["stored_attempts"] > 0, num_attempts(tmp_path)) == (True, 2)
     buffer.drop_group("a", dropped.group_id, "timeout")
     assert num_attempts(tmp_path) == 1
     buffer.release("a")
-    assert (buffer.stats()["stored_bytes"], num_attempts(tmp_path)) == (0, 0)
+    assert (buffer.stats()["stored_attempts"], num_attempts(tmp_path)) == (0, 0)
     assert buffer.counts().queued == 1
 
 

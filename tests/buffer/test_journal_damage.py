@@ -20,21 +20,26 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.records import FORMAT, Records
 from agentrl.buffer.training_buffer import BufferSettings, open_journal, subject_of
 from agentrl.config.schema import Config
+from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.offline.audit import audit_run
+from parts.trajectories import make_trajectory, stored
 
 NUM_FLIPS = 2000
 """In all, a part of it in the fast sample."""
 
 
-def write(journal: Journal, *, groups: range) -> None:
+def write(journal: Journal, folder: Path, *, groups: range) -> None:
     """Have groups be played by two owners, some trajectories be forgotten, and others stay."""
     for group in groups:
         owner = "ab"[group % 2]
         journal.append([Event(EventKind.LEASED, group, owner)])
         journal.name_tasks({group: f"task {group}"})
         for member in range(2):
-            data = random.Random(group * 2 + member).randbytes(100 + 900 * (group % 7))
+            turns = [-1, *range(1 + 20 * (group % 7))]  # facts of some length: a run per turn
+            played = make_trajectory(turns, group_id=group, member=member)
+            [facts] = stored(played, folder=folder / FOLDER)
+            data = facts.to_json()
             journal.append(
                 [Event(EventKind.ADDED, group, owner, member, versions=(0,), accuracy=member / 3)],
                 {(group, owner, member): data},
@@ -76,9 +81,9 @@ def written(request, tmp_path_factory):
     folder, copy = tmp_path_factory.mktemp("live"), tmp_path_factory.mktemp("copies") / "journal"
     journal = Journal(folder / FILE)
     journal.set_fact("max_staleness", "1")
-    write(journal, groups=range(20))
+    write(journal, folder, groups=range(20))
     journal.sync()
-    write(journal, groups=range(20, 30))
+    write(journal, folder, groups=range(20, 30))
     content = Content.of(journal)
     assert len(content.events) > 90
     assert len(content.attempts) == 20
@@ -92,7 +97,7 @@ def written(request, tmp_path_factory):
 
 def flip(folder: Path, rng: random.Random) -> str:
     """Change one byte of one of the files, and return which."""
-    files = sorted(folder.iterdir())
+    files = sorted(file for file in folder.iterdir() if file.is_file())
     sizes = [file.stat().st_size for file in files]
     [file] = rng.choices(files, sizes)
     data = bytearray(file.read_bytes())
@@ -303,7 +308,7 @@ def test_a_journal_is_of_the_run_that_writes_it_also_where_one_before_wrote_no_e
     for config in (first, second):
         open_journal(tmp_path, BufferSettings.of(config), is_new=False)[0].close()
     journal = open_journal(tmp_path, BufferSettings.of(second), is_new=False)[0]
-    write(journal, groups=range(5))
+    write(journal, tmp_path, groups=range(5))
     journal.close()
     again = open_journal(tmp_path, BufferSettings.of(second), is_new=False)[0]
     assert not again.is_empty
@@ -323,7 +328,7 @@ def test_a_journal_of_other_data_is_renamed_and_the_user_reads_why(tmp_path, is_
     else:
         journal = Journal(tmp_path / FILE)
         journal.set_fact("subject", subject_of(first))
-    write(journal, groups=range(5))
+    write(journal, tmp_path, groups=range(5))
     journal.close()
     other, note = open_journal(tmp_path, second, is_new=False)
     other.close()
@@ -345,7 +350,7 @@ def test_a_journal_of_other_data_is_renamed_and_the_user_reads_why(tmp_path, is_
 
 def test_a_write_that_failed_left_the_journal_whole(tmp_path):
     journal = Journal(tmp_path / FILE)
-    write(journal, groups=range(5))
+    write(journal, tmp_path, groups=range(5))
     before = Content.of(journal)
     pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
     journal._database.execute(f"PRAGMA max_page_count = {pages}")
@@ -353,7 +358,7 @@ def test_a_write_that_failed_left_the_journal_whole(tmp_path):
         JournalError,
         match=f"the disk is full: the journal .* cannot be written; free space in {tmp_path} to continue",
     ):
-        write(journal, groups=range(5, 50))
+        write(journal, tmp_path, groups=range(5, 50))
     journal.close()
     again = Journal(tmp_path / FILE)
     events = tuple(again.events())

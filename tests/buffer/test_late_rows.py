@@ -19,6 +19,7 @@ from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError, InfrastructureError
 from agentrl.workers.actors import translate
+from parts.trajectories import ATTEMPTS
 
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "?"}]}
 
@@ -34,7 +35,10 @@ def opened(folder: Path, journal: Journal) -> ReplayBuffer:
         check=lambda task: None,
     )
     return ReplayBuffer(
-        rows, LedgerRules(groups_per_step=2, max_staleness=1, group_size=1, total_groups=6), journal=journal
+        rows,
+        LedgerRules(groups_per_step=2, max_staleness=1, group_size=1, total_groups=6),
+        ATTEMPTS,
+        journal=journal,
     )
 
 

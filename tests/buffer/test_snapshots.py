@@ -23,10 +23,10 @@ from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
 from agentrl.buffer.snapshots import take_snapshot
 from agentrl.buffer.states import GroupStates
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
+from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import CheckpointError, JournalError
 from agentrl.offline.audit import audit_run
-from parts.trajectories import Rows, play
+from parts.trajectories import Rows, play, stored
 
 PER_STEP = 3
 
@@ -35,7 +35,11 @@ def opened(folder: Path) -> ReplayBuffer:
     journal = Journal(folder / FILE)
     if "max_staleness" not in journal.facts:
         journal.set_fact("max_staleness", "1")
-    return ReplayBuffer(Rows(), LedgerRules(PER_STEP, 1, 2), journal=journal)
+    return ReplayBuffer(Rows(), LedgerRules(PER_STEP, 1, 2), folder / FOLDER, journal=journal)
+
+
+def folder_of(target: ReplayBuffer) -> Path:
+    return target._rows._folder
 
 
 def learn(target: ReplayBuffer, step: int) -> list[int]:
@@ -45,11 +49,12 @@ def learn(target: ReplayBuffer, step: int) -> list[int]:
     target.drop_group(owner, first.group_id, "tool_error")
     leases += target.lease(owner, PER_STEP - len(leases), 0.0) if len(leases) < PER_STEP else []
     for lease in leases:
-        target.add(owner, to_ipc(encode([play(lease, m, version=lease.version) for m in (0, 1)])))
+        played = [play(lease, m, version=lease.version) for m in (0, 1)]
+        target.add(owner, stored(*played, folder=folder_of(target)))
     batch = target.take(PER_STEP, 0.0, step)
     assert batch is not None
     target.advance(step, step)
-    return sorted({t.group_id for t in decode(from_ipc(batch))})
+    return sorted({t.group_id for t in batch})
 
 
 def stored_kinds(folder: Path) -> list[str]:
@@ -66,7 +71,7 @@ def test_a_restart_reads_what_came_after_the_checkpoint_at_any_age(tmp_path, num
         target.settle(step)
         assert stored_kinds(tmp_path) == ["snapshot"]
     leases = target.lease("last", 2, 0.0)
-    target.add("last", to_ipc(encode([play(leases[0], 1)])))
+    target.add("last", stored(play(leases[0], 1), folder=folder_of(target)))
     assert stored_kinds(tmp_path) == ["snapshot", "leased", "leased", "added"]
     again = opened(tmp_path)
     assert again.counts() == target.counts()

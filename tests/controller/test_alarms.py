@@ -22,6 +22,7 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import Group
+from parts.trajectories import facts as only_facts
 from parts.trajectories import make_trajectory
 
 QUIET = {
@@ -237,7 +238,7 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
     observer = Observer(config, run_dir, resumed_at=None)
     said = []
     observer.say = said.append
-    groups = [group(0, version=1), group(1, version=0)]
+    groups = only_facts(group(0, version=1), group(1, version=0))
     facts = SimpleNamespace(
         learned_by=1,
         lags=Lineage.of([(1, 0)]).lags,
@@ -262,7 +263,7 @@ def test_tokens_per_second_count_what_was_sampled_even_if_no_attempt_finished(tm
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
     run_dir = RunDir.open(config.trainer, dump_config(config))
     observer = Observer(config, run_dir, resumed_at=None)
-    facts = {"learned_by": 0, "lags": Lineage.of([(0, 0)]).lags, "version": 1, "groups": [group(0)]}
+    facts = {"learned_by": 0, "lags": Lineage.of([(0, 0)]).lags, "version": 1, "groups": only_facts(group(0))}
     observer.begin_steps({"finished": 1.0, "sampled_tokens": 50.0})
     for step, sampled in enumerate((150.0, 150.0, 400.0), start=1):
         stats = {"finished": 2.0, "sampled_tokens": sampled}
@@ -291,7 +292,7 @@ def test_the_movement_per_version_is_the_gap_over_the_lag(tmp_path, versions, mo
         learned_by=3,
         lags=Lineage.of([(step, step) for step in range(4)]).lags,
         version=4,
-        groups=[group(number, version=version) for number, version in enumerate(versions)],
+        groups=only_facts(*(group(number, version=version) for number, version in enumerate(versions))),
         updates=[{"mismatch_mean": gap}],
         rollout_stats={},
         buffer_stats={},
@@ -314,7 +315,7 @@ def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
             "learned_by": 0,
             "lags": Lineage.of([(0, 0)]).lags,
             "version": 1,
-            "groups": [group(0)],
+            "groups": only_facts(group(0)),
             "rollout_stats": {},
             "buffer_stats": {},
         }

@@ -15,24 +15,50 @@ from agentrl.algorithms.advantages import ESTIMATORS, checked
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig
 from agentrl.config.schema import Config
 from agentrl.controller.credit import (
+    NOTHING,
     Assessment,
     action_batch,
     advantage_options,
     assessed,
     credit,
-    group_trajectories,
-    lay_on_tokens,
+    group_attempts,
+    lay_in_positions,
     leave_out_masked,
     leave_out_old,
     split_minibatches,
     with_reward,
 )
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, encode
 from agentrl.errors import ConfigError
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
 from agentrl.types import Group, Outcome, RewardEvent, Trajectory
-from parts.trajectories import make_trajectory
+from parts.trajectories import facts, make_trajectory
+
+
+def credited(groups, algorithm, *, group_size, assessment=NOTHING):
+    """Return the samples of trajectories in memory, as a rank loads them."""
+    found = credit(facts(*groups), algorithm, group_size=group_size, assessment=assessment)
+    return [[ref.load() for ref in members] for members in found]
+
+
+def batch_of(trajectories, *, group_size):
+    return action_batch([AttemptFacts.of(t) for t in trajectories], group_size=group_size)
+
+
+def lay_on_tokens(trajectories, values_A):
+    """Return f32[T] of each trajectory: `values_A`, in sampling order, on its action tokens."""
+    laid = [np.zeros(t.num_tokens, np.float32) for t in trajectories]
+    for own, t, values in zip(
+        laid,
+        trajectories,
+        lay_in_positions([AttemptFacts.of(t) for t in trajectories], values_A),
+        strict=True,
+    ):
+        own[t.action_mask] = values
+    return laid
+
 
 OPTIONS = advantage_options(AlgorithmConfig(gamma=0.9, lam=0.8, passk_k=2, solved_reward=0.5))
 seeds = st.integers(0, 2**31)
@@ -96,7 +122,7 @@ def advantages_on_tokens(name: str, trajectories: list[Trajectory], seed: int) -
     """Return f32[T] of each, with what estimators may need beyond rewards drawn alike for equal compact
     batches.
     """
-    batch = action_batch(trajectories, group_size=2)
+    batch = batch_of(trajectories, group_size=2)
     generator = torch.Generator().manual_seed(seed)
     full = replace(
         batch,
@@ -123,7 +149,7 @@ def test_context_anywhere_changes_no_advantage_and_loses_no_reward(name, seed):
     ]
     assert [t.reward for t in long] == [t.reward for t in short]
     torch.testing.assert_close(
-        action_batch(long, group_size=2).outcomes_N.numpy(), np.array([t.reward for t in short])
+        batch_of(long, group_size=2).outcomes_N.numpy(), np.array([t.reward for t in short])
     )
     laid = zip(
         long,
@@ -139,7 +165,7 @@ def test_context_anywhere_changes_no_advantage_and_loses_no_reward(name, seed):
 
 def assessment_for(name, trajectories):
     """What `name` needs beside rewards: a critic's values."""
-    values = [np.zeros(t.num_tokens, np.float32) for t in trajectories]
+    values = [np.zeros(t.num_action_tokens, np.float32) for t in trajectories]
     return Assessment(values=values) if name in CRITIC_ADVANTAGES else Assessment()
 
 
@@ -150,7 +176,7 @@ def test_rejecting_the_last_token_keeps_the_reward(name):
         for member, reward in enumerate((1.0, 0.0))
     ]
     algorithm, group = AlgorithmConfig(advantage=name, passk_k=2), Group(0, tuple(pair), greedy(0.5))
-    [samples] = credit([group], algorithm, group_size=2, assessment=assessment_for(name, pair))
+    [samples] = credited([group], algorithm, group_size=2, assessment=assessment_for(name, pair))
     rejected = [replace(s, loss_mask=s.action_mask & (np.arange(s.num_tokens) != 4)) for s in samples]
     [[whole]], [[partial]] = (pack(s, max_tokens=100, world_size=1) for s in (samples, rejected))
     assert partial.num_loss_tokens == whole.num_loss_tokens - 2
@@ -161,7 +187,7 @@ def test_rows_that_grow_in_turn_are_credited_in_the_order_of_sampling():
     first = [context(1), Piece(0, 2), context(1), Piece(2, 1, 4.0)]
     second = [context(2), Piece(1, 1), context(1), Piece(3, 2, 8.0)]
     one = trajectory([first, second])
-    batch = action_batch([one], group_size=None)
+    batch = batch_of([one], group_size=None)
     assert batch.turn_A.tolist() == [0, 0, 1, 2, 3, 3]
     assert batch.rewards_A.tolist() == [0.0, 0.0, 0.0, 4.0, 0.0, 8.0]
     [laid] = lay_on_tokens([one], np.arange(1.0, 7.0))
@@ -173,7 +199,7 @@ def test_credit_lays_advantages_of_tokens_on_samples():
         trajectory([[context(1), Piece(0, 1, 1.0), context(2), Piece(1, 1)]], member=m, group=3)
         for m in (0, 1)
     ]
-    [samples] = credit(
+    [samples] = credited(
         [Group(3, tuple(pair))], AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2
     )
     first, second = samples[0].advantages[samples[0].action_mask]
@@ -204,7 +230,7 @@ def test_every_option_matters(key, value):
 
     def values(algorithm):
         return np.concatenate(
-            [s.advantages for samples in credit(groups, algorithm, group_size=None) for s in samples]
+            [s.advantages for samples in credited(groups, algorithm, group_size=None) for s in samples]
         )
 
     assert not np.allclose(values(base), values(base.model_copy(update={key: value})))
@@ -221,9 +247,9 @@ def test_remax_compares_each_attempt_with_the_greedy_one_of_its_group():
     stored = decode(
         encode([*(greedy(reward, group=group) for group, reward in baselines.items()), *reversed(played)])
     )
-    groups = sorted(group_trajectories(stored), key=lambda group: group.group_id)
+    groups = sorted(group_attempts(stored), key=lambda group: group.group_id)
     assert [[t.member for t in group.trajectories] for group in groups] == [[0, 1], [0], [0, 1]]
-    samples = credit(groups, AlgorithmConfig(advantage="remax"), group_size=None)
+    samples = credited(groups, AlgorithmConfig(advantage="remax"), group_size=None)
     assert [[s.advantages[1:].tolist() for s in members] for members in samples] == [
         [[0.5] * 2, [-0.5] * 2],
         [[-0.75] * 2],
@@ -236,7 +262,7 @@ def test_a_greedy_attempt_is_no_member_of_its_group():
     for name in GROUP_ADVANTAGES:
         algorithm = AlgorithmConfig(advantage=name, passk_k=1)
         [alone], [beside] = (
-            credit([group], algorithm, group_size=2)
+            credited([group], algorithm, group_size=2)
             for group in (Group(0, tuple(pair)), Group(0, tuple(pair), greedy(9.0)))
         )
         np.testing.assert_array_equal([s.advantages for s in beside], [s.advantages for s in alone])
@@ -275,8 +301,8 @@ def test_a_group_that_shrank_is_a_group_of_those_that_are_left(name, seed):
 
     def advantages(groups, size):
         left = [t for group in groups for t in group.trajectories]
-        credited = credit(groups, algorithm, group_size=size, assessment=assessment_for(name, left))
-        return [sample.advantages for samples in credited for sample in samples]
+        found = credited(groups, algorithm, group_size=size, assessment=assessment_for(name, left))
+        return [sample.advantages for samples in found for sample in samples]
 
     alone = [found for group in whole for found in advantages([group], len(group.trajectories))]
     for got, expected in zip(advantages(with_reward(shrunk), None), alone, strict=True):
@@ -292,9 +318,9 @@ def test_a_masked_attempt_is_in_the_baseline_and_not_among_the_samples():
         return Group(0, (*members[:2], members[2].replace(outcome=Outcome.TRUNCATED)))
 
     def advantages(one: Group) -> list[float]:
-        credited = credit([one], AlgorithmConfig(advantage="rloo"), group_size=3)
-        [samples] = leave_out_masked(credited, [one], {Outcome.TRUNCATED})
-        return [float(sample.advantages[-1]) for sample in samples]
+        found = credit(facts(one), AlgorithmConfig(advantage="rloo"), group_size=3)
+        [samples] = leave_out_masked(found, {Outcome.TRUNCATED})
+        return [float(sample.load().advantages[-1]) for sample in samples]
 
     assert advantages(group(0.0)) == [1.0, -0.5]
     assert advantages(group(1.0)) == [0.5, -1.0]
@@ -303,36 +329,37 @@ def test_a_masked_attempt_is_in_the_baseline_and_not_among_the_samples():
 @pytest.mark.parametrize(
     ("max_lag", "kept"),
     [
-        (None, [1, 1, 0, 1]),
-        (4, [1, 1, 0, 1]),
-        (3, [0, 1, 0, 1]),
-        (2, [0, 1, 0, 1]),
-        (1, [0, 0, 0, 1]),
+        (None, [1, 1, 1, 1]),
+        (4, [1, 1, 1, 1]),
+        (3, [0, 1, 1, 1]),
+        (2, [0, 1, 1, 1]),
+        (1, [0, 0, 1, 1]),
         (0, [0, 0, 0, 0]),
     ],
 )
 def test_tokens_that_lag_by_more_than_the_bound_leave_the_loss_and_keep_their_advantage(max_lag, kept):
-    """Tokens of versions 1, 3, 4 and 4 at version 5. The third was rejected before, and stays so."""
+    """Tokens of versions 1, 3, 4 and 4 at version 5."""
     played = [context(1), *(Piece(turn, 1, 1.0) for turn in range(4))]
     old = trajectory([played], versions=np.array([-1, 1, 3, 4, 4]))
     new = trajectory([played], member=1, versions=np.array([-1, 5, 5, 5, 5]))
-    group = Group(0, (old, new))
-    [[sample, fresh]] = credit([group], AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2)
-    partial = replace(sample, loss_mask=sample.loss_mask & (np.arange(5) != 3))
-    [[masked, other]] = leave_out_old(
-        [[partial, fresh]], [group], lags=lambda versions: 5 - versions, max_lag=max_lag
+    found = credit(
+        facts(Group(0, (old, new))), AlgorithmConfig(advantage="reinforce_plus_plus"), group_size=2
     )
+    [left] = leave_out_old(found, lags=lambda versions: 5 - versions, max_lag=max_lag)
+    assert [ref.shape.num_loss_tokens for ref in left] == [sum(kept), 4]
+    masked, other = (ref.load() for ref in left)
     assert masked.loss_mask.tolist() == [False, *map(bool, kept)]
     assert other.loss_mask.tolist() == [False, True, True, True, True]
-    np.testing.assert_array_equal(masked.advantages, sample.advantages)
+    np.testing.assert_array_equal(masked.advantages, found[0][0].load().advantages)
 
 
 def test_a_kl_without_a_price_changes_no_reward():
     one = trajectory([[context(1), Piece(0, 2, 1.0)]])
-    batch = action_batch([one], group_size=1)
-    kl = [np.array([0.0, 3.0, 5.0], np.float32)]
-    assert assessed(batch, [one], Assessment(kl=kl)).rewards_A.tolist() == [0.0, 1.0]
-    assert assessed(batch, [one], Assessment(kl=kl, kl_coefficient=0.5)).rewards_A.tolist() == [-1.5, -1.5]
+    batch = batch_of([one], group_size=1)
+    kl, attempts = [np.array([3.0, 5.0], np.float32)], [AttemptFacts.of(one)]
+    assert assessed(batch, attempts, Assessment(kl=kl)).rewards_A.tolist() == [0.0, 1.0]
+    paid = assessed(batch, attempts, Assessment(kl=kl, kl_coefficient=0.5))
+    assert paid.rewards_A.tolist() == [-1.5, -1.5]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +370,7 @@ def test_states_are_compared_only_where_every_turn_has_one(anchors, found):
     one = trajectory(
         [[context(1), *(Piece(turn, 2) for turn in range(3))]], anchors=np.array(anchors, np.int64)
     )
-    anchors_K = action_batch([one], group_size=1).anchors_K
+    anchors_K = batch_of([one], group_size=1).anchors_K
     assert (None if anchors_K is None else anchors_K.tolist()) == found
 
 
@@ -352,10 +379,10 @@ def test_gigpo_compares_turns_by_their_anchors_in_the_order_of_sampling():
     rows = [[context(1), Piece(0, 1), context(1), Piece(3, 1, 1.0)], [context(2), Piece(1, 2)]]
     first = trajectory(rows, anchors=np.array([7, 5, -1, 6]))
     second = trajectory([[context(1), Piece(0, 1), Piece(1, 1)]], member=1, anchors=np.array([7, 6]))
-    batch = action_batch([first, second], group_size=2)
+    batch = batch_of([first, second], group_size=2)
     assert batch.anchors_K is not None
     assert batch.anchors_K.tolist() == [7, 5, 6, 7, 6]
-    [[one, other]] = credit([Group(0, (first, second))], AlgorithmConfig(advantage="gigpo"), group_size=2)
+    [[one, other]] = credited([Group(0, (first, second))], AlgorithmConfig(advantage="gigpo"), group_size=2)
     half = 0.5 / (
         0.5**0.5 + 1e-6
     )  # a pair that earned 1 and 0: over the attempts, over state 7 and over state 6 alike; 5 was met once
@@ -369,20 +396,20 @@ def test_gigpo_compares_turns_by_their_anchors_in_the_order_of_sampling():
 def test_an_incomplete_group_ends_with_one_line():
     group = Group(4, (trajectory([[context(1), Piece(0, 1, 1.0)]], group=4),))
     with pytest.raises(ConfigError, match=r"algorithm.advantage=grpo: group 4 has 1 of 2 trajectories"):
-        credit([group], AlgorithmConfig(), group_size=2)
+        credited([group], AlgorithmConfig(), group_size=2)
 
 
 def test_rewards_that_an_estimator_is_not_made_for_end_with_one_line():
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, -1.0))]
     with pytest.raises(ConfigError, match=r"algorithm.advantage=max_rl: max_rl divides"):
-        credit([Group(0, tuple(pair))], AlgorithmConfig(advantage="max_rl"), group_size=2)
+        credited([Group(0, tuple(pair))], AlgorithmConfig(advantage="max_rl"), group_size=2)
 
 
 def test_a_critic_whose_estimator_has_no_targets_for_it_ends_with_one_line():
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
-    values = Assessment(values=[np.zeros(2, np.float32)] * 2)
+    values = Assessment(values=[np.zeros(1, np.float32)] * 2)
     with pytest.raises(ConfigError, match=r"advantage=grpo returns no value targets .* critic.enabled=false"):
-        credit([Group(0, tuple(pair))], AlgorithmConfig(), group_size=2, assessment=values)
+        credited([Group(0, tuple(pair))], AlgorithmConfig(), group_size=2, assessment=values)
 
 
 def test_the_config_serves_every_estimator():
@@ -390,7 +417,7 @@ def test_the_config_serves_every_estimator():
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
     for name in ADVANTAGES:
         algorithm, group = AlgorithmConfig(advantage=name, passk_k=1), Group(0, tuple(pair), greedy(0.5))
-        [[best, worst]] = credit([group], algorithm, group_size=2, assessment=assessment_for(name, pair))
+        [[best, worst]] = credited([group], algorithm, group_size=2, assessment=assessment_for(name, pair))
         assert best.advantages[1] > worst.advantages[1]
 
 
@@ -418,7 +445,7 @@ def test_trajectories_without_what_an_estimator_reads_end_with_one_line(name, me
         for m in (0, 1)
     ]
     with pytest.raises(ConfigError, match=rf"algorithm.advantage={name}: {message}"):
-        credit([Group(0, tuple(pair))], AlgorithmConfig(advantage=name), group_size=2)
+        credited([Group(0, tuple(pair))], AlgorithmConfig(advantage=name), group_size=2)
 
 
 def test_which_groups_have_a_greedy_attempt():

@@ -19,7 +19,7 @@ from agentrl.learner.learner import Learner
 from agentrl.types import Group
 from agentrl.workers.workers import Handle, LocalWorker
 from parts.learner import tiny_sizes
-from parts.trajectories import make_trajectory
+from parts.trajectories import facts, make_trajectory
 
 VOCABULARY = 31
 
@@ -67,7 +67,7 @@ def groups():
             reward=float(member % 2),
         )
 
-    return [Group(group, tuple(attempt(group, member) for member in range(4))) for group in range(2)]
+    return facts(*(Group(group, tuple(attempt(group, member) for member in range(4))) for group in range(2)))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
 from agentrl.types import Group, Outcome, Trajectory
 from parts.learner import tiny_sizes
-from parts.trajectories import make_trajectory
+from parts.trajectories import facts, make_trajectory
 
 VOCABULARY = 31
 MASKED, FAILED = Outcome.TRUNCATED, Outcome.TIMEOUT
@@ -69,7 +69,9 @@ def learned(config: Config, tmp_path, batch: list[Group]):
     """Return the checksums of what a step of learning from `batch` makes, and the metrics of its updates."""
     local = open_local_roles(RoleSpecs.of(config, num_steps=1, dump_folder=str(tmp_path)))
     with closing(local.learner.worker):
-        metrics = learn(local, batch, config, step=0, lags=np.zeros_like, timer=lambda _: nullcontext())
+        metrics = learn(
+            local, facts(*batch), config, step=0, lags=np.zeros_like, timer=lambda _: nullcontext()
+        )
         critic = None if local.critic is None else local.critic.run(Critic.checksums)
         return (local.learner.run(Learner.checksums), critic), metrics
 

@@ -19,7 +19,7 @@ from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.types import Group, Trajectory
 from parts.learner import lone_learner
-from parts.trajectories import make_trajectory
+from parts.trajectories import facts, make_trajectory
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(file.stem for file in (ROOT / "configs" / "algorithm").glob("*.yaml"))
@@ -70,12 +70,14 @@ def test_a_recipe_explains_itself_and_learns(recipe):
     rng = np.random.default_rng(0)
     groups = [group_of(g, rng) for g in range(3)]
     values = (
-        [np.zeros(t.num_tokens, np.float32) for group in groups for t in group.trajectories]
+        [np.zeros(t.num_action_tokens, np.float32) for group in groups for t in group.trajectories]
         if config.has_critic
         else None
     )
-    credited = credit(groups, config.algorithm, group_size=GROUP_SIZE, assessment=Assessment(values=values))
-    samples = [sample for group in credited for sample in group]
+    credited = credit(
+        facts(*groups), config.algorithm, group_size=GROUP_SIZE, assessment=Assessment(values=values)
+    )
+    samples = [ref.load() for group in credited for ref in group]
     spec = LearnerSpec(
         ModelConfig(),
         LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)),
@@ -106,15 +108,16 @@ def test_tokens_older_than_max_lag_leave_the_loss_and_keep_their_advantage():
         np.int32
     )  # the second turn is newer
     group = Group(0, (first.replace(versions=versions), *group.trajectories[1:]))
-    samples = credit([group], config.algorithm, group_size=GROUP_SIZE)
-    left = partial(leave_out_old, samples, [group], lags=lambda versions: 4 - versions)
+    samples = credit(facts(group), config.algorithm, group_size=GROUP_SIZE)
+    left = partial(leave_out_old, samples, lags=lambda versions: 4 - versions)
     assert left(max_lag=None) == samples
-    [masked] = left(max_lag=2)
+    masked = [ref.load() for ref in left(max_lag=2)[0]]
     np.testing.assert_array_equal(masked[0].loss_mask, first.action_mask & (first.turn_ids == 1))
     assert not any(sample.loss_mask.any() for sample in masked[1:])
     for before, after in zip(samples[0], masked, strict=True):
-        np.testing.assert_array_equal(after.advantages, before.advantages)
-    assert all(s.loss_mask.sum() == s.action_mask.sum() for s in left(max_lag=3)[0])
+        np.testing.assert_array_equal(after.advantages, before.load().advantages)
+    whole = [ref.load() for ref in left(max_lag=3)[0]]
+    assert all(s.loss_mask.sum() == s.action_mask.sum() for s in whole)
 
 
 def test_a_recipe_may_be_changed_by_keys_and_named_in_a_file(tmp_path):

@@ -17,14 +17,14 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.model import ModelFromScratchConfig
 from agentrl.config.schema import Config
-from agentrl.controller.credit import group_trajectories
+from agentrl.controller.credit import group_attempts
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
 from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
+from agentrl.data.attempt_facts import AttemptFacts
 from parts.learner import tiny_sizes
-from parts.trajectories import make_task, make_trajectory
+from parts.trajectories import ATTEMPTS, make_task, make_trajectory, stored
 
 VOCABULARY, PROMPT, TURN, TURNS = 18, 3, 4, 2
 SIZES = tiny_sizes(VOCABULARY)
@@ -130,10 +130,10 @@ def whole(parameter):
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
 
 
-def update(learner, trajectories, config, step, lags):
+def update(learner, attempts, config, step, lags):
     metrics = learn(
         Roles(learner),
-        group_trajectories(trajectories),
+        group_attempts(attempts),
         config,
         step=step,
         lags=lags,
@@ -153,7 +153,13 @@ def train_in_a_loop(config):
                 for group in range(GROUPS * step, GROUPS * (step + 1))
                 for member in range(MEMBERS)
             ]
-            losses += update(learner, batch, config, step, lambda versions, step=step: step - versions)
+            losses += update(
+                learner,
+                [AttemptFacts.of(t) for t in batch],
+                config,
+                step,
+                lambda versions, step=step: step - versions,
+            )
         return losses, weights_of(learner)
 
 
@@ -172,7 +178,7 @@ class Actor(threading.Thread):
             self._dice.shuffle(attempts)
             for group_id, member in attempts:
                 time.sleep(self._dice.random() / 500)
-                self._buffer.add(self._owner, to_ipc(encode([self._server.play(group_id, member)])))
+                self._buffer.add(self._owner, stored(self._server.play(group_id, member)))
 
 
 def train_with_buffer_and_actors(config, seed):
@@ -184,6 +190,7 @@ def train_with_buffer_and_actors(config, seed):
             LedgerRules(
                 groups_per_step=GROUPS, max_staleness=config.buffer.max_staleness, group_size=MEMBERS
             ),
+            ATTEMPTS,
         )
         server.publish(0)
         lineage = buffer.advance(0, step=0)
@@ -191,7 +198,7 @@ def train_with_buffer_and_actors(config, seed):
         for actor in actors:
             actor.start()
         for step in range(STEPS):
-            batch = decode(from_ipc(buffer.take(GROUPS, 60.0, step=step + 1)))
+            batch = buffer.take(GROUPS, 60.0, step=step + 1)
             losses += update(learner, batch, config, step, lineage.lags)
             server.publish(step + 1)
             lineage = buffer.advance(step + 1, step=step + 1)

@@ -23,6 +23,7 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.controller.watchdog import Parts, WatchedRun
 from agentrl.data.arithmetic import write_arithmetic
+from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.rollouts import RolloutFleet
@@ -85,7 +86,12 @@ class Standstill:
         self.phases = PhaseTimer()
         self.buffer = launch_buffer(BufferSettings.of(config), str(folder), is_new=True, say=self.said.put)
         self.servers = ServerFleet(config.rollout, config.model, run_dir=folder, say=self.said.put)
-        self.rollouts = RolloutFleet(RolloutSettings.of(config), self.buffer, key_of=self.servers.key_of)
+        self.rollouts = RolloutFleet(
+            RolloutSettings.of(config),
+            self.buffer,
+            AttemptFiles(folder / FOLDER, is_synced=False),
+            key_of=self.servers.key_of,
+        )
         self.rollouts.wait_until_ready()
         self.buffer.run(ReplayBuffer.resume, 0, None)
         self.buffer.run(ReplayBuffer.advance, 0, 0)

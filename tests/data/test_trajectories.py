@@ -18,7 +18,6 @@ from agentrl.data.trajectories import (
     encode,
     from_ipc,
     read_parquet,
-    sampled_versions,
     to_ipc,
     write_parquet,
 )
@@ -114,14 +113,6 @@ def test_any_slice_and_any_regrouping_of_rows_is_exact(items, data):
     assert_same(decode(from_ipc(to_ipc(part))), items[start:stop])
     rows = [encode(items).slice(i, 1) for i in reversed(range(len(items)))]
     assert_same(decode(pa.concat_batches(rows)), items[::-1])
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(trajectories(), max_size=5))
-def test_sampled_versions_agree_with_the_carrier(items):
-    assert sampled_versions(encode(items)) == [
-        tuple(sorted(set(t.versions[t.action_mask].tolist()))) for t in items
-    ]
 
 
 def test_a_slice_sent_alone_carries_only_its_rows():

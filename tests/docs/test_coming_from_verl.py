@@ -53,7 +53,7 @@ def test_the_interaction(defined):
 
 
 def test_the_estimator(defined):
-    batch = ActionBatch(
+    batch = ActionBatch.of_tokens(
         rewards_A=torch.tensor([0.0, 2.0, -3.0], dtype=torch.float64),
         turn_A=torch.zeros(3, dtype=torch.int64),
         num_tokens_N=torch.tensor([2, 1]),

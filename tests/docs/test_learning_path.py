@@ -117,7 +117,7 @@ def test_the_estimator_is_dr_grpo() -> None:
     lengths = torch.randint(1, 9, (12,), generator=generator)
     rewards = torch.zeros(int(lengths.sum()), dtype=torch.float64)
     rewards[lengths.cumsum(0) - 1] = torch.randint(0, 2, (12,), generator=generator).double()
-    batch = ActionBatch(
+    batch = ActionBatch.of_tokens(
         rewards_A=rewards,
         turn_A=torch.zeros_like(rewards, dtype=torch.int64),
         num_tokens_N=lengths,

@@ -5,7 +5,6 @@ One process and an embedded server, without Ray: the parts are those of a run, t
 
 import time
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +19,9 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.compose import load_config, load_sft_config
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.controller.credit import credit, group_trajectories, leave_out_masked, with_reward
+from agentrl.controller.credit import credit, group_attempts, leave_out_masked, with_reward
 from agentrl.data.arithmetic import write_arithmetic
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checked_dataset import Playable, build_dataset
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
@@ -96,9 +96,8 @@ class Loop:
                 play = partial(self.play, manager, router)
                 validated, rewards = [await self.mean_reward(play, val)], []
                 for step in range(STEPS):
-                    groups = with_reward(
-                        group_trajectories(await play(train[step * TASKS : (step + 1) * TASKS], GROUP))
-                    )
+                    played = await play(train[step * TASKS : (step + 1) * TASKS], GROUP)
+                    groups = with_reward(group_attempts([AttemptFacts.of(t) for t in played]))
                     rewards.append(np.mean([t.reward for g in groups for t in g.trajectories]))
                     self.learn(groups)
                     await self.publish()
@@ -120,8 +119,9 @@ class Loop:
 
     def learn(self, groups):
         per_group = credit(groups, self.config.algorithm_in_use, group_size=None)
-        per_group = leave_out_masked(per_group, groups, self.config.rollout.masked_outcomes)
-        samples = [replace(s, index=i) for i, s in enumerate(s for members in per_group for s in members)]
+        per_group = leave_out_masked(per_group, self.config.rollout.masked_outcomes)
+        refs = [ref for members in per_group for ref in members]
+        samples = [ref.replace(index=i).load() for i, ref in enumerate(refs)]
         shard = [filler()]
         if samples:
             [shard] = pack(samples, max_tokens=self.config.learner.microbatch_tokens, world_size=1)

@@ -32,6 +32,7 @@ from agentrl.controller.learner import open_local_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.roles import Roles
 from agentrl.controller.specs import RoleSpecs, check_critic
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
@@ -43,7 +44,7 @@ from agentrl.learner.score_head import ScoreHead
 from agentrl.types import Group, Outcome, RewardEvent
 from agentrl.workers.workers import LocalWorker
 from parts.learner import reserved_port, tiny_sizes
-from parts.trajectories import make_trajectory
+from parts.trajectories import facts, make_trajectory
 
 VOCABULARY = 61
 SIZES = tiny_sizes(VOCABULARY, tie_word_embeddings=False)
@@ -315,12 +316,13 @@ def test_values_reach_credit_in_the_order_of_sampling_and_a_truncated_attempt_is
         learner={"microbatch_tokens": max_tokens},
         rollout={"group_size": 2},
     )
-    groups = [Group(0, (whole, cut))]
+    groups = facts(Group(0, (whole, cut)))
     with critic(model=ModelConfig(path=str(tmp_path / "judge"))) as one:
         assessment = assess(
             Roles(learner=None, critic=LocalWorker(one)), groups, config.algorithm, config.learner
         )
-    [samples] = credit(groups, config.algorithm, group_size=2, assessment=assessment)
+    [refs] = credit(groups, config.algorithm, group_size=2, assessment=assessment)
+    samples = [ref.load() for ref in refs]
     for attempt, found in zip((whole, cut), samples, strict=True):
         values, bounds = {}, [*attempt.segment_starts, attempt.num_tokens]
         for start, end in itertools.pairwise(bounds):
@@ -356,7 +358,7 @@ def test_values_that_are_not_finite_end_the_run_as_the_learners_error(tmp_path, 
         ):
             assess(
                 Roles(learner=None, critic=LocalWorker(one)),
-                [Group(0, (attempt,))],
+                facts(Group(0, (attempt,))),
                 config.algorithm,
                 config.learner,
             )
@@ -370,7 +372,7 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
     config = Config(
         model={"path": str(tmp_path)}, algorithm={"kl": kl, "singleton": "raw"}, rollout={"group_size": 1}
     )
-    groups = [Group(0, (trajectory(np.random.default_rng(4)),))]
+    groups = facts(Group(0, (trajectory(np.random.default_rng(4)),)))
     learner = open_local_learner(RoleSpecs.of(config, num_steps=1, dump_folder=str(tmp_path)).learner)
     with closing(learner.worker):
         roles = Roles(learner, reward_kl=RewardKL(config.algorithm.kl))
@@ -385,8 +387,9 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
 def test_kl_in_the_reward_is_paid_by_every_action_token():
     attempt = trajectory(np.random.default_rng(4))
     kl = np.where(attempt.action_mask, np.arange(attempt.num_tokens) / 10, 0).astype(np.float32)
-    batch = action_batch([attempt], group_size=1)
-    paid = assessed(batch, [attempt], Assessment(kl=[kl], kl_coefficient=0.5))
+    attempts = [AttemptFacts.of(attempt)]
+    batch = action_batch(attempts, group_size=1)
+    paid = assessed(batch, attempts, Assessment(kl=[kl[attempt.action_mask]], kl_coefficient=0.5))
     order = sorted(np.flatnonzero(attempt.action_mask), key=lambda p: (attempt.turn_ids[p], p))
     np.testing.assert_allclose(paid.rewards_A, batch.rewards_A.numpy() - 0.5 * kl[order], atol=1e-7)
 

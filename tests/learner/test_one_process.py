@@ -16,11 +16,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.config.model import ModelFromScratchConfig
 from agentrl.config.schema import Config
-from agentrl.controller.credit import group_trajectories
+from agentrl.controller.credit import group_attempts
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
 from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.types import RewardEvent
 from parts.learner import tiny_sizes
@@ -152,7 +153,7 @@ def learn_by_framework(config, dtype, batches):
         metrics = []
         for step, batch in enumerate(batches):
             lags = partial(np.subtract, step)  # version 0 is that of step 0
-            roles, groups = Roles(learner), group_trajectories(batch)
+            roles, groups = Roles(learner), group_attempts([AttemptFacts.of(t) for t in batch])
             *updates, budget = learn(
                 roles, groups, config, step=step, lags=lags, timer=lambda phase: contextlib.nullcontext()
             )

@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.learner.attention import attention_parity
-from agentrl.learner.batch import Sample, samples_from
+from agentrl.learner.batch import Sample
 from agentrl.learner.packing import PARITY_TOKENS, budget_metrics, filler, pack, segment_cost
+from agentrl.learner.sample_refs import SampleRef
 from parts.trajectories import make_trajectory
 
 
@@ -283,10 +285,14 @@ def trajectory(spans, *, context_factor=1):
     )
 
 
+def sample_of(one, advantage):
+    return SampleRef.plain(0, AttemptFacts.of(one), advantage=advantage).load()
+
+
 @given(turns, st.integers(2, 5), st.floats(-2, 2, width=32))
 def test_context_tokens_change_no_fact_of_an_action_token(spans, factor, advantage):
     def columns(one):
-        [[microbatch]] = pack(samples_from([one], [advantage]), max_tokens=1, world_size=1)
+        [[microbatch]] = pack([sample_of(one, advantage)], max_tokens=1, world_size=1)
         facts = (
             microbatch.targets,
             microbatch.behavior_logprobs,
@@ -307,7 +313,7 @@ def test_context_tokens_change_no_fact_of_an_action_token(spans, factor, advanta
 @given(turns, st.floats(-2, 2, width=32))
 def test_every_action_token_has_the_advantage_whatever_follows_it_or_is_rejected(spans, advantage):
     one = trajectory([*spans, (True, 2), (False, 3)])  # ends in a context span
-    [sample] = samples_from([one], [advantage])
+    sample = sample_of(one, advantage)
     assert set(sample.advantages[one.action_mask].tolist()) == {advantage}
     assert set(sample.advantages[~one.action_mask].tolist()) == {0.0}
     rejected = sample.action_mask.copy()
@@ -322,7 +328,7 @@ def test_every_action_token_has_the_advantage_whatever_follows_it_or_is_rejected
 
 def test_rows_of_a_trajectory_become_segments_of_its_sample():
     one = trajectory([(True, 3), (False, 4), (True, 2)]).replace(segment_starts=(0, 6))
-    [sample] = samples_from([one], [0.5])
+    sample = sample_of(one, 0.5)
     [[microbatch]] = pack([sample], max_tokens=100, world_size=1)
     assert microbatch.segment_lengths.tolist() == [6, 5]
     assert microbatch.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
@@ -333,7 +339,7 @@ def test_rows_of_a_trajectory_become_segments_of_its_sample():
 def test_a_row_that_begins_with_a_sampled_token_is_refused():
     one = trajectory([(True, 3), (False, 4)]).replace(segment_starts=(0, 3))
     with pytest.raises(AssertionError, match="nothing predicts it"):
-        samples_from([one], [0.5])
+        sample_of(one, 0.5)
 
 
 def test_supervised_samples_never_learn_the_first_token_of_a_row():

@@ -307,7 +307,7 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
     ): "no database has one byte",
     (
         "agentrl/buffer/states.py",
-        "group.plays[event.owner] = Play(self._num_leases, self.version, 1.0)",
+        "self._begin_play(event.group_id, event.owner, Play(self._num_leases, self.version, 1.0))",
     ): "whoever applies the event sets the start of the lease",
     (
         "agentrl/rewards/inside/plain_data.py",

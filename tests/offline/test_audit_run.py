@@ -5,6 +5,7 @@ disagreement is found.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
-from agentrl.data.trajectories import decode, encode, from_ipc, read_parquet, to_ipc, write_parquet
+from agentrl.data.attempt_files import FOLDER
+from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.offline.audit import audit_run
 from agentrl.types import NO_VERSION, Trajectory
-from parts.trajectories import Rows, play
+from parts.trajectories import Rows, play, stored
 
 STALENESS = 1
 GROUPS = 2
@@ -35,6 +37,7 @@ class Writer:
         self.buffer = ReplayBuffer(
             Rows(),
             LedgerRules(groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2),
+            folder / FOLDER,
             journal=journal,
         )
         self.version = -1
@@ -48,13 +51,17 @@ class Writer:
     def play_all(self) -> None:
         for lease in self.buffer.lease("a", 99, 0.0):
             self.buffer.add(
-                "a", to_ipc(encode([play(lease, member, reward=float(member)) for member in range(2)]))
+                "a",
+                stored(
+                    *(play(lease, member, reward=float(member)) for member in range(2)),
+                    folder=self.folder / FOLDER,
+                ),
             )
 
     def learn(self, step: int) -> None:
         self.play_all()
-        batch = from_ipc(self.buffer.take(GROUPS, 0.0, step))
-        write_parquet(step_file(self.folder, step), batch, step=step, learned_by=self.version)
+        batch = [attempt.load() for attempt in self.buffer.take(GROUPS, 0.0, step)]
+        write_parquet(step_file(self.folder, step), encode(batch), step=step, learned_by=self.version)
         self.publish(step)
 
     def end(self, step: int) -> None:
@@ -90,13 +97,13 @@ def rewrite(folder: Path, step: int, trajectories: Sequence[Trajectory], learned
     write_parquet(step_file(folder, step), encode(trajectories), step=step, learned_by=learned_by)
 
 
-def stored(folder: Path, step: int) -> tuple[list[Trajectory], int]:
+def read_step(folder: Path, step: int) -> tuple[list[Trajectory], int]:
     batch = read_parquet(step_file(folder, step))
     return decode(batch), batch.column("learned_by")[0].as_py()
 
 
 def test_what_a_run_wrote_agrees_with_its_journal_also_where_it_went_back(run):
-    trajectories, learned_by = stored(run, 3)
+    trajectories, learned_by = read_step(run, 3)
     assert learned_by - min(t.min_version for t in trajectories) > STALENESS, (
         "too old by their numbers, and not along the tree"
     )
@@ -110,7 +117,7 @@ def sample_by(version: int):
     """Have the first token of step 4 be sampled by `version`."""
 
     def tamper(folder: Path) -> None:
-        (first, *others), learned_by = stored(folder, 4)
+        (first, *others), learned_by = read_step(folder, 4)
         rewrite(
             folder,
             4,
@@ -125,11 +132,20 @@ def sample_by(version: int):
 
 
 def exchange_group(folder: Path) -> None:
-    trajectories, learned_by = stored(folder, 4)
+    trajectories, learned_by = read_step(folder, 4)
     other = trajectories[0].group_id
     rewrite(
         folder, 4, [replace(t, group_id=999) if t.group_id == other else t for t in trajectories], learned_by
     )
+
+
+def flip_bits(folder: Path) -> None:
+    """In all files of trajectories: some of them wait only to be recorded."""
+    for file in (folder / FOLDER).iterdir():
+        data = bytearray(file.read_bytes())
+        data[len(data) // 4] ^= 1
+        data[3 * len(data) // 4] ^= 1
+        file.write_bytes(data)
 
 
 def publish_again(folder: Path) -> None:
@@ -161,6 +177,8 @@ def tell(**changes: int):
             "its trajectories are of 2 groups, 1 of which the journal does not have in it, which has 1 "
             "others",
         ),
+        (flip_bits, "does not match its checksum"),
+        (lambda folder: shutil.rmtree(folder / FOLDER), "cannot be read"),
         (publish_again, "versions.jsonl: a version was published twice"),
         (lose_the_last_publish, "version 7 in the journal is not in versions.jsonl"),
         (tell(consumed=9), "result.json tells 9 consumed groups, the journal 8"),

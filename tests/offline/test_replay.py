@@ -266,7 +266,7 @@ def test_what_is_missing_is_named(run, tmp_path):
 def test_files_that_do_not_say_who_learned_are_taken_by_their_newest_token(run, tmp_path):
     stored = StoredSteps.find(run)
     assert [stored.read(step).learned_by for step in (1, 4)] == [0, 3]
-    trajectories = [t for group in stored.read(4).groups for t in group.trajectories]
+    trajectories = [t.load() for group in stored.read(4).groups for t in group.trajectories]
     write_parquet(tmp_path / "step_000001.parquet", encode(trajectories))
     assert StoredSteps.find(tmp_path).read(1).learned_by == 3
 
@@ -347,7 +347,7 @@ def test_weights_and_shares_equal_ten_lines_of_numpy(reported, run):
     model = Qwen2ForCausalLM.from_pretrained(run.parent / "model")
     ratios = []
     for group in StoredSteps.find(run).read(1).groups:
-        for t in group.trajectories:
+        for t in (attempt.load() for attempt in group.trajectories):
             log_ratio = (plain_logprobs(model, t.token_ids) - t.behavior_logprobs)[t.action_mask]
             ratios.append(np.exp(log_ratio))
     flat = np.concatenate(ratios)
@@ -382,7 +382,7 @@ def test_loss_gradient_and_cosine_equal_plain_autograd(tmp_path):
         for group in groups:
             rewards = np.array([t.reward for t in group.trajectories])
             spread = rewards.std(ddof=1)
-            for t in group.trajectories:
+            for t in (attempt.load() for attempt in group.trajectories):
                 if not chosen(t):
                     continue
                 logits = (

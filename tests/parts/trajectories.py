@@ -1,12 +1,18 @@
 """Tasks, attempts and trajectories: a test names what it is about, the rest is filled in."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_files import AttemptFiles
 from agentrl.plugins import Attempted
-from agentrl.types import NO_VERSION, Lease, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import NO_VERSION, Group, Lease, Message, Outcome, RewardEvent, Task, Trajectory
 
 DTYPES = {"token_ids": np.int32, "behavior_logprobs": np.float32, "versions": np.int32}
 
@@ -73,3 +79,26 @@ class Rows:
     def task(self, position: int) -> Task:
         number = position % self._num_rows if self._num_rows else position
         return make_task(str(number), task_id=f"t:{number}", agent_name="single_turn_agent")
+
+
+ATTEMPTS = Path(tempfile.mkdtemp(prefix="agentrl-attempts-"))
+"""Where `stored` writes, for a buffer without a run folder."""
+atexit.register(shutil.rmtree, ATTEMPTS, ignore_errors=True)
+
+
+def stored(*trajectories: Trajectory, folder: Path = ATTEMPTS) -> list[AttemptFacts]:
+    """Return the facts of trajectories, and write these to a file, as a rollout actor does."""
+    refs = AttemptFiles(folder, is_synced=False).write(trajectories)
+    return [AttemptFacts.of(t, ref) for t, ref in zip(trajectories, refs, strict=True)]
+
+
+def facts(*groups: Group[Trajectory]) -> list[Group[AttemptFacts]]:
+    """Return groups of the facts of their trajectories, which stay in memory."""
+    return [
+        Group(
+            group.group_id,
+            tuple(AttemptFacts.of(t) for t in group.trajectories),
+            None if group.greedy is None else AttemptFacts.of(group.greedy),
+        )
+        for group in groups
+    ]

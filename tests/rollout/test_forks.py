@@ -22,6 +22,7 @@ from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.learner.packing import pack
 from agentrl.plugins import AgentLoop
 from agentrl.types import Group, Outcome
+from parts.trajectories import facts
 
 SOURCE = (Path(__file__).parents[1] / "chat" / "templates" / "thinking.jinja").read_text()
 THOUGHT = "<think>\nhm\n</think>\n\n"
@@ -114,8 +115,9 @@ def test_rows_travel_to_the_learner_as_segments_of_one_sequence(stage, thinking_
     trajectory, requests = play(stage, thinking_chat, texts)
     (arrived,) = decode(from_ipc(to_ipc(encode([trajectory]))))
     other = arrived.replace(member=1, rewards=())
-    [samples] = credit([Group(arrived.group_id, (arrived, other))], AlgorithmConfig(), group_size=2)
-    [[microbatch]] = pack(samples, max_tokens=10_000, world_size=1)
+    group = facts(Group(arrived.group_id, (arrived, other)))
+    [samples] = credit(group, AlgorithmConfig(), group_size=2)
+    [[microbatch]] = pack([ref.load() for ref in samples], max_tokens=10_000, world_size=1)
     prompts = [len(prompt) + len(generation.token_ids) for prompt, generation in requests]
     assert microbatch.segment_lengths.tolist() == prompts * 2
     assert microbatch.num_sequences == 2

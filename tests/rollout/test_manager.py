@@ -20,12 +20,12 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ServerError, ToolError
 from agentrl.plugins import AgentLoop, Tool, ToolResult
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, PluginId, Trajectory
+from parts.trajectories import ATTEMPTS, stored
 
 
 class Book:
@@ -425,7 +425,7 @@ class Store:
         return self._buffer.withdrawn("me", self.leased)
 
     async def add(self, trajectories: Sequence[Trajectory]) -> None:
-        self._buffer.add("me", to_ipc(encode(trajectories)))
+        self._buffer.add("me", stored(*trajectories))
 
     async def drop_group(self, group_id: int, reason: str) -> None:
         self._buffer.drop_group("me", group_id, reason)
@@ -445,7 +445,7 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
     )
     tasks = SimpleNamespace(task=lambda position: stage.task(agent="unlucky", task_id=f"t:{position}"))
     buffer = ReplayBuffer(
-        tasks, LedgerRules(groups_per_step=30, max_staleness=0, group_size=4, total_groups=30)
+        tasks, LedgerRules(groups_per_step=30, max_staleness=0, group_size=4, total_groups=30), ATTEMPTS
     )
     buffer.advance(0)
 
@@ -459,7 +459,7 @@ def test_groups_of_all_sizes_reach_the_learner_through_the_replay_buffer(stage):
 
     world.run(main)
     groups: dict[int, list[Outcome]] = {}
-    for trajectory in decode(from_ipc(buffer.take(30, 0.0))):
+    for trajectory in buffer.take(30, 0.0):
         groups.setdefault(trajectory.group_id, []).append(trajectory.outcome)
     assert len(groups) == 30
     assert {outcome for members in groups.values() for outcome in members} == {
@@ -654,7 +654,11 @@ def hanging(stage, *, at_once: int, **limits):
     tasks = SimpleNamespace(task=lambda position: stage.task(task_id=f"t:{position}"))
     now = [0.0]
     buffer = ReplayBuffer(
-        tasks, LedgerRules(groups_per_step=2, max_staleness=0, group_size=2), clock=lambda: now[0], **limits
+        tasks,
+        LedgerRules(groups_per_step=2, max_staleness=0, group_size=2),
+        ATTEMPTS,
+        clock=lambda: now[0],
+        **limits,
     )
     buffer.advance(0)
     return world, buffer, now
@@ -678,7 +682,7 @@ def test_a_group_that_another_has_finished_or_taken_over_is_not_played_on(stage,
             for lease in buffer.lease("other", 2, 0.0)[:1]:
                 attempts = [Attempt(lease.group_id, member, lease.task) for member in range(2)]
                 done = [unplayed(attempt, Outcome.ABORTED, Failure("never began")) for attempt in attempts]
-                buffer.add("other", to_ipc(encode(done)))
+                buffer.add("other", stored(*done))
             await trio.sleep(20)
             assert store.num_asked > asked, "there is room"
             stats = manager.stats()

@@ -11,7 +11,7 @@ import pytest
 import agentrl
 from agentrl.config.buffer import BufferConfig
 from agentrl.controller.batches import check_variance
-from agentrl.controller.credit import group_trajectories
+from agentrl.controller.credit import group_attempts
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
 from agentrl.offline.replay import load_replay_config, replay
@@ -49,7 +49,7 @@ def run(world, tmp_path_factory: pytest.TempPathFactory):
 
 
 def stored_groups(result, step):
-    return group_trajectories(decode(read_parquet(result.run_dir / f"trajectories/step_{step:06d}.parquet")))
+    return group_attempts(decode(read_parquet(result.run_dir / f"trajectories/step_{step:06d}.parquet")))
 
 
 def test_only_groups_with_variance_are_learned_from(run):
@@ -89,7 +89,8 @@ def test_the_curriculum_hears_of_all_complete_groups_and_of_no_greedy_attempt(ru
 
 def test_each_turn_has_its_anchor_and_members_begin_in_the_same_state(run):
     for group in StoredSteps.find(run[1].run_dir).read(1).groups:
-        assert all(len(t.anchors) == t.turn_ids.max() + 1 for t in group.attempts)
+        attempts = [facts.load() for facts in group.attempts]
+        assert all(len(t.anchors) == t.turn_ids.max() + 1 for t in attempts)
         assert len({t.anchors[0] for t in group.attempts}) == 1
 
 

@@ -19,12 +19,12 @@ from agentrl.algorithms.advantages.groups import dr_grpo, gpg, grpo, max_rl, opo
 from agentrl.algorithms.advantages.pass_at_k import grpo_passk, pass_at_k
 from agentrl.algorithms.advantages.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
 from agentrl.algorithms.advantages.turns import gigpo, turn_group
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, RunCredit
 from agentrl.algorithms.registry import find_function
 
 __all__ = ["ESTIMATORS", "Estimator", "checked", "find_estimator"]
 
-Estimator = Callable[[ActionBatch, AdvantageOptions], Credit]
+Estimator = Callable[[ActionBatch, AdvantageOptions], Credit | RunCredit]
 
 ENTRY_POINTS = "agentrl.advantages"
 
@@ -57,22 +57,21 @@ def find_estimator(name: str) -> Estimator:
     return find_function("advantage estimator", name, ESTIMATORS, group=ENTRY_POINTS)
 
 
-def checked(credit: object, batch: ActionBatch) -> Credit:
+def checked(credit: object, batch: ActionBatch) -> Credit | RunCredit:
     """Return what an estimator returned for `batch`, checked because the estimator may be the user's own.
 
     Raises:
-        ValueError: it is not a Credit with one finite advantage per action token.
+        ValueError: it is not a Credit or RunCredit with one finite advantage per action token.
     """
-    if not isinstance(credit, Credit) or credit.advantages_A.shape != batch.rewards_A.shape:
-        got = (
-            f"shape {list(credit.advantages_A.shape)}"
-            if isinstance(credit, Credit)
-            else type(credit).__name__
-        )
+    expected = f"a Credit with advantages_A of shape [{batch.num_tokens}]"
+    if not isinstance(credit, (Credit, RunCredit)):
+        raise ValueError(f"an estimator returns {expected}; got {type(credit).__name__}")
+    values_R, lengths_R = credit.runs
+    if values_R.shape != lengths_R.shape or values_R.dim() != 1 or int(lengths_R.sum()) != batch.num_tokens:
         raise ValueError(
-            f"an estimator returns a Credit with advantages_A of shape {list(batch.rewards_A.shape)}; got "
-            f"{got}"
+            f"an estimator returns {expected}; got shape {list(values_R.shape)}"
+            + ("" if isinstance(credit, Credit) else f" for {int(lengths_R.sum())} tokens")
         )
-    if not bool(torch.isfinite(credit.advantages_A.sum())):
+    if not bool(torch.isfinite(values_R.sum())):
         raise ValueError("an estimator returned an advantage that is not finite")
     return credit

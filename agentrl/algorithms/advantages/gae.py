@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.advantages.scan import following, sums_to_go
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, needed, repeat, segment_sums
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, needed, repeat
 
 
 def gae(batch: ActionBatch, options: AdvantageOptions) -> Credit:
@@ -41,7 +41,7 @@ def gae_turn(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     """
     values = needed(batch.values_A, "gae_turn", "values_A, a critic's estimate before each token")
     lengths_K = batch.turns.lengths_K
-    rewards_K = segment_sums(batch.rewards_A, lengths_K)
+    rewards_K = batch.turn_rewards_K
     values_K = values[lengths_K.cumsum(0) - lengths_K]
     credit_K = _over(
         rewards_K, values_K, batch.turns.counts_N, _last_values(batch, options, "gae_turn"), options

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, RunCredit
 
 Floats = NDArray[np.floating]
 
@@ -104,16 +104,16 @@ class Groups:
             settled if singleton == "zero" else np.where(self.sizes_N == 1, self.values_N, settled)
         )
 
-    def credit(self, batch: ActionBatch, advantages_N: Floats, options: AdvantageOptions) -> Credit:
+    def credit(self, batch: ActionBatch, advantages_N: Floats, options: AdvantageOptions) -> RunCredit:
         """Return the settled advantages on every action token of their trajectories."""
-        return Credit(batch.over_tokens(self.settle(advantages_N, singleton=options.singleton)))
+        return RunCredit(self.settle(advantages_N, singleton=options.singleton), batch.num_tokens_N)
 
 
 def _places(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(labels, return_inverse=True)[1]
 
 
-def grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def grpo(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_i = (R_i - mean_G) / (std_G + 1e-6), std with Bessel's correction.
 
     Reads: singleton.
@@ -123,7 +123,7 @@ def grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     return groups.credit(batch, groups.deviations / (groups.stds + STD_EPS), options)
 
 
-def dr_grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def dr_grpo(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_i = R_i - mean_G. Use with the aggregation `constant`.
 
     Without the division by std, a group gains no weight as its outcomes approach each other.
@@ -135,7 +135,7 @@ def dr_grpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     return groups.credit(batch, groups.deviations, options)
 
 
-def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def rloo(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_i = R_i - mean of the other members = n / (n - 1) (R_i - mean_G).
 
     The baseline excludes R_i, hence adds no bias.
@@ -149,7 +149,7 @@ def rloo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     )
 
 
-def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def opo(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_i = R_i - sum_G(len R) / sum_G(len), len in action tokens.
 
     The baseline has minimal variance if the squared norm of a gradient grows in proportion to the length.
@@ -164,7 +164,7 @@ def opo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     return groups.credit(batch, groups.values_N - baselines, options)
 
 
-def gpg(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def gpg(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_i = (R_i - mean_G) * B / B', for B groups in the batch, B' of them with unequal outcomes.
 
     The factor compensates for constant groups, which contribute no gradient but count in the mean.
@@ -177,7 +177,7 @@ def gpg(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     return groups.credit(batch, groups.deviations * (groups.count / max(num_unequal, 1)), options)
 
 
-def max_rl(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def max_rl(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_i = (R_i - mean_G) / (mean_G + 1e-6): the rarer success is, the more it weighs.
 
     Reads: singleton.

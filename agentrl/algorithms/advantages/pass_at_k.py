@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from agentrl.algorithms.advantages.groups import Floats, Groups
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, RunCredit
 
 
-def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """Give the best attempt of a group R_max - R_second, and all others 0.
 
     If several attempts tie for the best, all get 0.
@@ -26,7 +26,7 @@ def grpo_passk(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     return groups.credit(batch, margins, options)
 
 
-def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def pass_at_k(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """Return the expected advantage over all subsets of k attempts, in closed form.
 
     Of n attempts f failed (R_i < solved_reward). A subset of k succeeds if at least one of its attempts does.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from agentrl.algorithms.advantages.groups import STD_EPS, Groups, grpo
 from agentrl.algorithms.advantages.scan import sums_to_go
-from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, needed, repeat, segment_sums
+from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, RunCredit, needed
 
 
-def turn_group(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def turn_group(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_ik = (G_ik - mean) / (std + 1e-6) over the k-th turns of a group's attempts, with G_ik = r_ik + gamma
     G_i(k+1).
 
@@ -26,10 +26,10 @@ def turn_group(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     turns = batch.turns
     groups = Groups(_turn_returns(batch, options.gamma), [batch.group_N[turns.sequence_K], turns.number_K])
     advantages_K = groups.settle(groups.deviations / (groups.stds + STD_EPS), singleton=options.singleton)
-    return Credit(repeat(advantages_K, turns.lengths_K))
+    return RunCredit(advantages_K, turns.lengths_K)
 
 
-def gigpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
+def gigpo(batch: ActionBatch, options: AdvantageOptions) -> RunCredit:
     """A_ik = A_episode + step_weight * A_step: `grpo` plus a comparison of turns taken in the same state.
 
     A_episode is `grpo`. A_step = (G_ik - mean) / (std + 1e-6) over the turns of the group with an equal
@@ -46,9 +46,10 @@ def gigpo(batch: ActionBatch, options: AdvantageOptions) -> Credit:
     turns = batch.turns
     steps = Groups(_turn_returns(batch, options.gamma), [batch.group_N[turns.sequence_K], anchors_K])
     steps_K = steps.settle(steps.deviations / (steps.stds + STD_EPS), singleton="zero")
-    return Credit(grpo(batch, options).advantages_A + options.step_weight * repeat(steps_K, turns.lengths_K))
+    episodes_K = grpo(batch, options).values_R[turns.sequence_K]
+    return RunCredit(episodes_K + options.step_weight * steps_K, turns.lengths_K)
 
 
 def _turn_returns(batch: ActionBatch, gamma: float) -> Tensor:
     """Return f[K], the discounted return of each turn."""
-    return sums_to_go(segment_sums(batch.rewards_A, batch.turns.lengths_K), batch.turns.counts_N, gamma)
+    return sums_to_go(batch.turn_rewards_K, batch.turns.counts_N, gamma)

@@ -1,0 +1,245 @@
+"""`AttemptFacts`: what decisions need of a finished attempt. Tokens and messages stay where they are stored.
+
+The buffer decides by them which groups are trained on, the controller assigns credit and packs, and metrics
+are computed from them. Their size does not depend on the length of the attempt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.data.attempt_files import TrajectoryRef
+from agentrl.errors import DataError
+from agentrl.types import (
+    NO_VERSION,
+    SCORED_OUTCOMES,
+    Failure,
+    JsonObject,
+    Outcome,
+    PluginId,
+    RewardEvent,
+    Trajectory,
+)
+
+Runs = tuple[tuple[int, int], ...]
+"""Pairs (value, number of neighbors that have it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """The facts of one attempt. Fields that are not explained here are those of `Trajectory`.
+
+    segments: tokens of each segment, and how many of them are action tokens.
+    turns: runs (turn, action tokens) in the order of positions.
+    versions: pairs (version, number of action tokens that it sampled), ascending.
+    reward_places: of each reward, the index of its token among the action tokens in the order of positions.
+    prompts: of each segment, the tokens before its first action token: their number and a hash of them. None
+        without action tokens.
+    anchors: of each turn that has action tokens, in order; None if one of them has no anchor.
+    needs_tool: `extra_info.needs_tool` of the task.
+    added_info: what was added to `extra_info` since the trajectory was stored.
+    source: where the trajectory is stored, or the trajectory itself.
+    """
+
+    group_id: int
+    member: int
+    task_id: str
+    data_source: str
+    agent_name: str
+    outcome: Outcome
+    failure: Failure | None
+    rewards: tuple[RewardEvent, ...]
+    metrics: Mapping[str, float]
+    is_greedy: bool
+    needs_tool: bool
+    num_tool_calls: int
+    num_response_tokens: int
+    segments: tuple[tuple[int, int], ...]
+    turns: Runs
+    versions: Runs
+    reward_places: tuple[int, ...]
+    prompts: tuple[tuple[int, str] | None, ...]
+    anchors: tuple[int, ...] | None
+    source: TrajectoryRef | Trajectory
+    added_info: JsonObject = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, source: TrajectoryRef | None = None) -> AttemptFacts:
+        """Return the facts of `trajectory`. source: where it is stored; None: keep the trajectory itself."""
+        t, mask = trajectory, trajectory.action_mask
+        starts = np.asarray(t.segment_starts, np.int64)
+        actions = np.flatnonzero(mask)
+        num_actions = np.diff([*np.searchsorted(actions, starts), len(actions)])
+        lengths = np.diff([*t.segment_starts, t.num_tokens])
+        turns = _runs(t.turn_ids[actions])
+        numbers = sorted({number for number, _ in turns})
+        has_anchors = not numbers or numbers[-1] < len(t.anchors)
+        for event in t.rewards:
+            assert mask[event.position], f"reward {event.name!r} is placed on a context token"
+        return cls(
+            group_id=t.group_id,
+            member=t.member,
+            task_id=t.task_id,
+            data_source=t.data_source,
+            agent_name=t.agent_name,
+            outcome=t.outcome,
+            failure=t.failure,
+            rewards=t.rewards,
+            metrics=t.metrics,
+            is_greedy=t.is_greedy,
+            needs_tool=bool(t.extra_info.get("needs_tool")),
+            num_tool_calls=num_tool_calls(t),
+            num_response_tokens=t.num_response_tokens,
+            segments=tuple(zip(lengths.tolist(), num_actions.tolist(), strict=True)),
+            turns=turns,
+            versions=_counts(t.versions[actions]),
+            reward_places=tuple(np.searchsorted(actions, [e.position for e in t.rewards]).tolist()),
+            prompts=tuple(_prompts(t)),
+            anchors=tuple(t.anchors[numbers].tolist()) if has_anchors else None,
+            source=t if source is None else source,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(length for length, _ in self.segments)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return sum(number for _, number in self.segments)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns up to the last one with an action token."""
+        return 1 + max((turn for turn, _ in self.turns), default=-1)
+
+    @property
+    def reward(self) -> float:
+        """Sum of all reward events."""
+        return float(sum(event.value for event in self.rewards))
+
+    @property
+    def min_version(self) -> int:
+        """Version of the oldest action token; NO_VERSION if there are none."""
+        return self.versions[0][0] if self.versions else NO_VERSION
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy in [0, 1]: the one that the reward reports, else 1.0 for a positive reward.
+
+        None: the attempt failed or was greedy (sampled differently), or the reported one is not in [0, 1].
+        """
+        if self.is_greedy or self.outcome not in SCORED_OUTCOMES:
+            return None
+        accuracy = self.metrics.get("accuracy", float(self.reward > 0))
+        return accuracy if 0.0 <= accuracy <= 1.0 else None
+
+    def load(self) -> Trajectory:
+        """Return the trajectory with what may have changed since it was stored (see `complete`).
+
+        Raises:
+            DataError: its file is missing or damaged.
+        """
+        return self.complete(self.source if isinstance(self.source, Trajectory) else self.source.load())
+
+    def complete(self, stored: Trajectory) -> Trajectory:
+        """Return the stored trajectory with this outcome, and these rewards, metrics and information."""
+        return stored.replace(
+            outcome=self.outcome,
+            failure=self.failure,
+            rewards=self.rewards,
+            metrics=self.metrics,
+            extra_info={**stored.extra_info, **self.added_info},
+        )
+
+    def replace(self, **changes: Any) -> AttemptFacts:
+        return dataclasses.replace(self, **changes)
+
+    # ------------------------------------------------------------------------------------------------- stored
+
+    def to_json(self) -> bytes:
+        """Return the facts as they are stored in the journal. Only of a stored trajectory."""
+        assert isinstance(self.source, TrajectoryRef), "a trajectory in memory cannot be referred to"
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["outcome"] = self.outcome.value
+        values["rewards"] = [[event.name, event.value, event.position] for event in self.rewards]
+        values["metrics"] = dict(self.metrics)
+        values["failure"] = None if self.failure is None else _failure_fields(self.failure)
+        source = self.source
+        values["source"] = [Path(source.path).name, source.offset, source.num_bytes, source.checksum]
+        return json.dumps(values, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, folder: Path) -> AttemptFacts:
+        """Read what `to_json` wrote. folder: of the trajectories' files.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            return cls._of_values(json.loads(data), folder)
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"the facts of an attempt cannot be read: {error!r}") from error
+
+    @classmethod
+    def _of_values(cls, values: dict[str, Any], folder: Path) -> AttemptFacts:
+        name, *place = values["source"]
+        values["source"] = TrajectoryRef(str(folder / name), *place)
+        values["outcome"] = Outcome(values["outcome"])
+        values["rewards"] = tuple(RewardEvent(*event) for event in values["rewards"])
+        values["failure"] = None if values["failure"] is None else _failure_of(values["failure"])
+        for pairs in ("segments", "turns", "versions"):
+            values[pairs] = tuple(tuple(pair) for pair in values[pairs])
+        values["prompts"] = tuple(None if prompt is None else tuple(prompt) for prompt in values["prompts"])
+        values["reward_places"] = tuple(values["reward_places"])
+        values["anchors"] = None if values["anchors"] is None else tuple(values["anchors"])
+        return cls(**values)
+
+
+def _runs(values: NDArray[Any]) -> Runs:
+    if not len(values):
+        return ()
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    lengths = np.diff([*starts, len(values)])
+    return tuple(zip(values[starts].tolist(), lengths.tolist(), strict=True))
+
+
+def _counts(values: NDArray[Any]) -> Runs:
+    found, counts = np.unique(values, return_counts=True)
+    return tuple(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _prompts(trajectory: Trajectory) -> Iterator[tuple[int, str] | None]:
+    for start, end in itertools.pairwise((*trajectory.segment_starts, trajectory.num_tokens)):
+        mask = trajectory.action_mask[start:end]
+        if not mask.any():
+            yield None
+            continue
+        tokens = trajectory.token_ids[start : start + int(mask.argmax())]
+        yield len(tokens), hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
+
+
+def num_tool_calls(trajectory: Trajectory) -> int:
+    """Return the number of tool calls of the policy, well-formed or not."""
+    if "num_tool_calls" in trajectory.metrics:
+        return int(trajectory.metrics["num_tool_calls"])
+    return sum(len(message.tool_calls) for message in trajectory.messages if message.role == "assistant")
+
+
+def _failure_fields(failure: Failure) -> list[str | None]:
+    kind, name = (None, None) if failure.plugin is None else (failure.plugin.kind, failure.plugin.name)
+    return [failure.text, kind, name, failure.error, failure.place, failure.traceback]
+
+
+def _failure_of(fields: Sequence[Any]) -> Failure:
+    text, kind, name, error, place, traceback = fields
+    return Failure(text, None if kind is None else PluginId(kind, name), error, place, traceback)

@@ -1,0 +1,140 @@
+"""`Recorder`: writes the trajectories of trained batches to Parquet, in a process of its own.
+
+The controller hands over which attempts a step learned from and goes on. The recorder writes one step after
+the other; the buffer keeps their files until then. If it falls more than MAX_BEHIND steps behind, because the
+disk is slow, further steps are not recorded until it catches up: each is told and counted
+(`trainer/unwritten_files`). A training never waits for its own record.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.trajectories import encode, write_parquet_batches
+from agentrl.types import Trajectory
+from agentrl.workers.actors import Actor, ActorKind
+from agentrl.workers.pools import beside_driver
+
+MAX_BEHIND = 8
+"""Steps that may wait to be written."""
+MAX_BATCH_TOKENS = 1 << 22
+"""Tokens that are encoded at once, which bounds the recorder's memory."""
+WAIT_S = 5.0
+"""Duration of one long poll for the recorder to catch up."""
+
+RECORDER = ActorKind("Recorder", "the recorder", timeout_s=60.0, num_threads=2, long_polls={"wait": 4})
+
+Columns = Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What happened to files since the last call. failed: path -> why it could not be written."""
+
+    written: tuple[str, ...]
+    failed: Mapping[str, str]
+    num_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    path: str
+    attempts: Sequence[AttemptFacts]
+    columns: Columns
+
+
+def launch_recorder() -> Actor[Recorder]:
+    """Start the recorder beside the controller. A dead one is started again; what it had to write is lost."""
+    return RECORDER.launch({"max_restarts": -1, "scheduling_strategy": beside_driver()}, Recorder)
+
+
+class Recorder:
+    """Writes files of trajectories in the background, in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[_Job] = deque()
+        self._written: list[str] = []
+        self._failed: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._is_writing = False
+        threading.Thread(target=self._run, name="recorder", daemon=True).start()
+
+    def record(self, path: str, attempts: Sequence[AttemptFacts], columns: Columns) -> Recorded:
+        """Queue the attempts to be written to `path`, with these columns; return what happened before."""
+        with self._changed:
+            if len(self._jobs) < MAX_BEHIND:
+                self._jobs.append(_Job(path, attempts, columns))
+                self._changed.notify_all()
+            else:
+                self._failed[path] = f"{len(self._jobs)} earlier files still wait for a slow disk"
+            return self._news()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until everything is written, at most `timeout_s`; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._jobs and not self._is_writing, timeout_s)
+
+    def news(self) -> Recorded:
+        """Return what happened since the last call."""
+        with self._changed:
+            return self._news()
+
+    def _news(self) -> Recorded:
+        found = Recorded(tuple(self._written), dict(self._failed), len(self._jobs) + self._is_writing)
+        self._written.clear()
+        self._failed.clear()
+        return found
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._jobs))
+                job, self._is_writing = self._jobs.popleft(), True
+            why = _error_of(partial(write_attempts, Path(job.path), job.attempts, job.columns))
+            with self._changed:
+                self._is_writing = False
+                if why is None:
+                    self._written.append(job.path)
+                else:
+                    self._failed[job.path] = why
+                self._changed.notify_all()
+
+
+def _error_of(write: Callable[[], object]) -> str | None:
+    try:
+        write()
+    except OSError as error:
+        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    except Exception as error:  # noqa: BLE001 - boundary of one file
+        return str(error) or type(error).__name__
+    return None
+
+
+def write_attempts(path: Path, attempts: Sequence[AttemptFacts], columns: Columns) -> None:
+    """Write attempts to a Parquet file, a bounded number of tokens at a time.
+
+    Raises:
+        OSError: the file could not be written.
+        DataError: a trajectory is damaged.
+    """
+    write_parquet_batches(path, _encoded(attempts), **columns)
+
+
+def _encoded(attempts: Sequence[AttemptFacts]) -> Iterator[pa.RecordBatch]:
+    waiting: list[Trajectory] = []
+    num_tokens = 0
+    for attempt in attempts:
+        if num_tokens >= MAX_BATCH_TOKENS:
+            yield encode(waiting)
+            waiting, num_tokens = [], 0
+        waiting.append(attempt.load())
+        num_tokens += attempt.num_tokens
+    yield encode(waiting)

@@ -1,0 +1,163 @@
+"""The recorder writes what a step learned from, without anybody waiting, and says what it could not write."""
+
+import threading
+
+import pytest
+
+from agentrl.controller.recording import WHAT, LocalRecording, RemoteRecording
+from agentrl.data.attempt_files import remove_files
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.errors import InfrastructureError
+from agentrl.fleet import recorder
+from agentrl.fleet.recorder import MAX_BEHIND, Recorder
+from agentrl.tracking.unwritten import UnwrittenFiles
+from agentrl.types import RewardEvent
+from parts.trajectories import make_trajectory, stored
+
+WAIT_S = 60.0  # a test that waits so long has failed
+
+
+def attempts(number: int = 3):
+    played = [make_trajectory([-1, 0, 0], member=m, reward=float(m)) for m in range(number)]
+    return stored(*played)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Files wait to be written until the event is set."""
+    may_write, write = threading.Event(), recorder.write_attempts
+
+    def waiting(*args):
+        assert may_write.wait(WAIT_S)
+        write(*args)
+
+    monkeypatch.setattr(recorder, "write_attempts", waiting)
+    yield may_write
+    may_write.set()
+
+
+def test_a_step_is_written_with_what_changed_since_it_was_played(tmp_path):
+    writer, path = Recorder(), tmp_path / "trajectories" / "step_000001.parquet"
+    facts = attempts()
+    event = RewardEvent("batch", 5.0, 1)
+    facts[1] = facts[1].replace(rewards=(*facts[1].rewards, event), metrics={"own": 2.0})
+    writer.record(str(path), facts, {"step": 1, "learned_by": 4})
+    assert writer.wait(WAIT_S)
+    assert writer.news().written == (str(path),)
+    batch = read_parquet(path)
+    assert batch.column("learned_by").to_pylist() == [4] * 3
+    assert [t.member for t in decode(batch)] == [0, 1, 2]
+    assert decode(batch)[1].rewards[-1] == event
+    assert decode(batch)[1].metrics == {"own": 2.0}
+    assert writer.news().written == (), "what was told is told once"
+
+
+@pytest.mark.parametrize("limit", [1, 4, 1000])
+def test_a_large_step_is_written_in_parts(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(recorder, "MAX_BATCH_TOKENS", limit)
+    writer, path = Recorder(), tmp_path / "step.parquet"
+    writer.record(str(path), attempts(7), {"step": 1})
+    assert writer.wait(WAIT_S)
+    assert [t.member for t in decode(read_parquet(path))] == list(range(7))
+
+
+def test_too_far_behind_it_leaves_steps_out_and_says_so(tmp_path, slow):
+    writer, facts = Recorder(), attempts()
+    paths = [str(tmp_path / f"{step}.parquet") for step in range(MAX_BEHIND + 2)]
+    writer.record(paths[0], facts, {})
+    while writer._jobs:  # the first is being written
+        threading.Event().wait(0.01)
+    news = [writer.record(path, facts, {}) for path in paths[1:]]
+    assert [dict(n.failed) for n in news[:-1]] == [{}] * MAX_BEHIND
+    assert news[-1].failed == {paths[-1]: f"{MAX_BEHIND} earlier files still wait for a slow disk"}
+    assert news[-1].num_waiting == MAX_BEHIND + 1
+    assert not writer.wait(0.0)
+    slow.set()
+    assert writer.wait(WAIT_S)
+    assert [p.stem for p in sorted(tmp_path.glob("*.parquet"), key=lambda p: int(p.stem))] == [
+        str(step) for step in range(MAX_BEHIND + 1)
+    ]
+
+
+def test_what_cannot_be_read_or_written_is_told_and_the_next_is_written(tmp_path):
+    writer, facts = Recorder(), attempts()
+    (tmp_path / "file").write_text("no folder")
+    bad = str(tmp_path / "file" / "a.parquet")
+    writer.record(bad, facts, {})
+    assert writer.wait(WAIT_S)
+    remove_files([facts[0].source.path])
+    failed = dict(writer.record(str(tmp_path / "b.parquet"), facts, {}).failed)
+    assert "Not a directory" in failed[bad] or "File exists" in failed[bad]
+    assert writer.wait(WAIT_S)
+    assert "cannot be read" in writer.news().failed[str(tmp_path / "b.parquet")]
+    assert list(tmp_path.glob("b.parquet*")) == [], "no half of a file"
+    writer.record(str(tmp_path / "c.parquet"), attempts(), {})
+    assert writer.wait(WAIT_S)
+    assert (tmp_path / "c.parquet").exists()
+
+
+# --------------------------------------------------------------------------------------------- the controller
+
+
+class Here:
+    """An actor of this process."""
+
+    def __init__(self) -> None:
+        self.recorder, self.is_dead = Recorder(), False
+
+    def run(self, method, *args):
+        if self.is_dead:
+            raise InfrastructureError("the recorder died")
+        return getattr(self.recorder, method.__name__)(*args)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def test_the_controller_tells_what_was_not_written_and_counts_it(tmp_path, said, slow):
+    unwritten, actor = UnwrittenFiles(said.append), Here()
+    recording = RemoteRecording(actor, unwritten, said.append)
+    (tmp_path / "file").write_text("no folder")
+    slow.set()
+    recording.write(tmp_path / "file" / "1.parquet", attempts(), step=1)
+    recording.wait()
+    recording.write(tmp_path / "2.parquet", attempts(), step=2)
+    assert unwritten.take_count() == 1
+    assert said[0].startswith(f"{WHAT}: ")
+    assert "1.parquet" in said[0]
+    recording.finish()
+    assert said[1:] == [f"{WHAT}: written again"]
+    assert unwritten.take_count() == 0
+    assert (tmp_path / "2.parquet").exists()
+
+
+def test_what_a_recorder_had_to_write_when_it_died_is_counted(tmp_path, said, slow):
+    unwritten, actor = UnwrittenFiles(said.append), Here()
+    recording = RemoteRecording(actor, unwritten, said.append)
+    recording.write(tmp_path / "1.parquet", attempts(), step=1)
+    recording.write(tmp_path / "2.parquet", attempts(), step=2)
+    assert recording.oldest_step == 1
+    actor.is_dead = True
+    recording.write(tmp_path / "3.parquet", attempts(), step=3)
+    assert unwritten.take_count() == 1
+    recording.wait()  # nothing is left that a checkpoint could wait for
+    actor.is_dead, actor.recorder = False, Recorder()
+    recording.write(tmp_path / "4.parquet", attempts(), step=4)
+    assert unwritten.take_count() == 2
+    assert recording.oldest_step == 4
+    slow.set()
+    recording.finish()
+    assert recording.oldest_step is None
+    assert (tmp_path / "4.parquet").exists()
+
+
+def test_a_replay_writes_by_itself(tmp_path, said):
+    unwritten = UnwrittenFiles(said.append)
+    LocalRecording(unwritten).write(tmp_path / "a.parquet", attempts(2), step=3)
+    LocalRecording(unwritten).finish()
+    assert read_parquet(tmp_path / "a.parquet").column("step").to_pylist() == [3, 3]
+    (tmp_path / "file").write_text("no folder")
+    LocalRecording(unwritten).write(tmp_path / "file" / "a.parquet", attempts(2), step=3)
+    assert unwritten.take_count() == 1
