@@ -252,7 +252,8 @@ def can_group(rows_RH: Tensor, gate_up: Tensor, down: Tensor) -> bool:
     """Return whether torch's grouped product takes these rows and weights."""
     widths = (gate_up.shape[-1], down.shape[-1])
     return (
-        rows_RH.dtype in _GROUPED_DTYPES
+        hasattr(nn.functional, "grouped_mm")  # from torch 2.10 on
+        and rows_RH.dtype in _GROUPED_DTYPES
         and len(rows_RH) > 0
         and all(width * rows_RH.itemsize % _GROUPED_BYTES == 0 for width in widths)
     )

@@ -253,7 +253,7 @@ def build_policy(
         has_backward=has_backward,
         expert_mesh=place.expert_mesh,
     )
-    found.fill(torch.device("cpu") if learner.offload == "parameters" else place.device)
+    found.fill(sharding.home_of_weights(learner, place.device))
     initialize_adapters(module)
     policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)
     return replace(policy, sequence_group=place.sequence_group, routing=routing)

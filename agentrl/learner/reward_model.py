@@ -52,7 +52,7 @@ class RewardModel:
         class_name = type(module).__name__
         module.requires_grad_(False)
         sharding.shard(module, place.mesh, learner, compute_dtype=None, has_backward=False)
-        found.fill(place.device)
+        found.fill(sharding.home_of_weights(learner, place.device))
         self._model = as_policy(
             module.eval(),
             class_name,

@@ -162,6 +162,11 @@ def _shard(
     _prefetch(units, config.fsdp.forward_prefetch)
 
 
+def home_of_weights(config: LearnerConfig, device: torch.device) -> torch.device:
+    """Return where the weights of ranks that compute on `device` are kept; FSDP refuses any other place."""
+    return torch.device("cpu") if config.offload == "parameters" else device
+
+
 def balanced_dimension(shape: Sequence[int], num_ranks: int) -> int:
     """Return the dimension by which FSDP shards a weight of `shape` over `num_ranks`.
 

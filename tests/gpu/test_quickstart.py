@@ -38,7 +38,7 @@ from parts.gpu import DEVICE, IS_GPU, OnDevice, sized
 from parts.learner import lone_learner
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-STEPS, TASKS, GROUP = sized((80, 16, 8), (1, 2, 2))
+STEPS, TASKS, GROUP = sized((50, 16, 8), (1, 2, 2))
 IMITATED, VALIDATED = sized((350, 192), (3, 4))
 
 

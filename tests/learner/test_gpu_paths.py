@@ -25,7 +25,7 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError
 from agentrl.fleet.colocated import Colocation
 from agentrl.learner.attention import Segments, choose_attention, packed_arguments, segment_sdpa, varlen
-from agentrl.learner.sharding import own_part, with_part
+from agentrl.learner.sharding import home_of_weights, own_part, with_part
 from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu_step.py"
@@ -156,6 +156,15 @@ def test_colocated_servers_get_their_memory_back_after_the_ranks_gave_theirs():
         "give back",
         "resume_memory",
     ]
+
+
+@pytest.mark.parametrize(
+    ("offload", "home"), [("none", "cuda"), ("optimizer", "cuda"), ("parameters", "cpu")]
+)
+def test_weights_are_filled_where_fsdp_expects_them(offload, home):
+    config = LearnerConfig(offload=offload)
+    assert home_of_weights(config, torch.device("cuda", 1)).type == home
+    assert home_of_weights(config, torch.device("cpu")).type == "cpu"
 
 
 def test_a_part_of_a_sharded_tensor_is_replaced_where_it_lies():
