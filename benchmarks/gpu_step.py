@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from machine import write_result
+from transformers import initialization
 
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
@@ -37,6 +38,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.device_peaks import find_peak
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import pack
+from agentrl.learner.sharding import own_part
 from agentrl.ports import ReservedPort
 
 QWEN2_HALF_BILLION = {
@@ -128,8 +130,24 @@ def open_learner(
     model = ModelConfig.model_validate({"dtype": dtype, "attention": attention, "lora": {"rank": lora_rank}})
     from_scratch = ModelFromScratchConfig(architecture="qwen2", sizes=sizes)
     spec = LearnerSpec(model, options, AlgorithmConfig(), "decoupled", 0, 1.0, 1000, None, from_scratch)
-    with ReservedPort() as port:
-        return Learner(spec, rank=0, address="127.0.0.1", port=port.number)
+    # Values of billions of weights are drawn on the device: one thread of a CPU takes minutes.
+    with ReservedPort() as port, initialization.no_init_weights():
+        learner = Learner(spec, rank=0, address="127.0.0.1", port=port.number)
+    draw_weights(learner._policy.module)
+    return learner
+
+
+@torch.no_grad()
+def draw_weights(module: torch.nn.Module) -> None:
+    """Draw the weights where they are, except an adapter: matrices from N(0, 0.02^2); norms are 1."""
+    for name, weight in module.named_parameters():
+        own = own_part(weight)[0]
+        if "lora_" in name:
+            continue
+        if own.ndim >= 2:
+            own.normal_(std=0.02)
+        else:
+            own.fill_(1.0 if name.endswith("weight") else 0.0)
 
 
 def seconds_of(work: Callable[[], object], *, warmups: int, repeats: int) -> float:

@@ -3,6 +3,7 @@
 All files here carry the marker `gpu`. None imports Ray.
 """
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.learner.ranks import leave_ranks
 from parts.gpu import DEVICE, IS_GPU, SIZES, VOCABULARY, sized
 from parts.learner import write_tiny_model
 
@@ -36,6 +38,9 @@ def gpu():
             "torch finds no GPU here; AGENTRL_GPU_DEVICE=cpu runs the same checks in small", pytrace=False
         )
     yield
+    if torch.distributed.is_initialized():  # of a test that failed half-way
+        leave_ranks()
+    gc.collect()
     if IS_GPU:
         torch.cuda.empty_cache()
 

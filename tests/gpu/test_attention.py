@@ -32,7 +32,7 @@ CASES = {
     "all heads": {"heads": (4, 4)},
     "wide heads": {"width": 128},
 }
-IN_KERNEL = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 1e-6, torch.float64: 1e-13}
+IN_KERNEL = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: FLOORS["float32"]}
 """Rounding of a number by dtype."""
 
 

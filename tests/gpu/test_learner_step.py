@@ -19,13 +19,14 @@ from parts.gpu import (
     step,
 )
 
-SAMPLES = samples_of(random_lengths(sized(6000, 160)))
+SAMPLES = samples_of(random_lengths(sized(4000, 160)))
 MOST = {"float32": 1e-4, "bfloat16": 0.1}
 """Relative errors of log-probabilities and gradients that no device may exceed."""
 
 VARIANTS = {
     "plain": {},
     "recomputed": {"gradient_checkpointing": True},
+    "inputs offloaded": {"gradient_checkpointing": True, "activation_offload": True},
     "adapter": {"lora": 8},
     "adapter recomputed": {"lora": 8, "gradient_checkpointing": True},
     **({"compiled": {"compile": True}, "kernels": {"logprob_kernels": "compiled"}} if IS_GPU else {}),

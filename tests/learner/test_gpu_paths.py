@@ -203,6 +203,18 @@ def test_the_operations_counted_are_those_of_torch():
     assert benchmark["count_work"](sizes, [length] * 3).forward_flops == 3 * work.forward_flops
 
 
+def test_the_benchmark_draws_every_weight():
+    benchmark = runpy.run_path(str(BENCHMARK))
+    options = LearnerConfig()
+    learner = benchmark["open_learner"](benchmark["SMALL"], options, dtype="float32", attention="auto")
+    weights = dict(learner._policy.module.named_parameters())
+    learner.close()
+    spreads = {name: float(weight.std()) for name, weight in weights.items() if weight.ndim >= 2}
+    assert all(0.018 < spread < 0.022 for spread in spreads.values()), spreads
+    vectors = {name: set(weight.tolist()) for name, weight in weights.items() if weight.ndim < 2}
+    assert {name: {1.0} if "norm" in name else {0.0} for name in vectors} == vectors
+
+
 def test_the_benchmark_of_a_gpus_step_takes_its_whole_way_on_a_cpu(tmp_path, monkeypatch, capsys):
     out = tmp_path / "step.json"
     options = [

@@ -30,8 +30,10 @@ FACTOR = 3.0
 """A device may be this many times as far from the float64 result as the CPU is in the same dtype. Kernels
 round the same numbers, but add them in another order.
 """
-FLOORS = {"float32": 1e-6, "bfloat16": 2.0**-8}
-"""Relative errors below which their ratio means nothing: some roundings of one number."""
+FLOORS = {"float32": 5e-6, "bfloat16": 2.0**-8}
+"""Relative errors below which their ratio means nothing: some roundings of one number. On a GPU, attention in
+float32 is computed by tensor cores, in three parts of fewer digits each.
+"""
 
 
 class OnDevice(EmbeddedServer):
@@ -94,6 +96,7 @@ def open_learner(
     options = {
         "optimizer": OptimizerConfig(lr=1e-3, betas=BETAS, grad_clip=None),
         "microbatch_tokens": MICROBATCH_TOKENS,
+        "threads": sized(8, 1),  # the oracle is the slowest part beside a GPU
         **changes,
     }
     model = ModelConfig(path=str(folder), dtype=dtype, attention=attention, lora=LoRAConfig(rank=lora))
