@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
@@ -21,12 +21,13 @@ from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.fleet.buffer import RemoteBuffer
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
+from agentrl.rollout.server_order import order_for
 from agentrl.rollout.trio_run import in_trio
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.types import Lease, Trajectory
-from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, translate
+from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, get_each, translate
 from agentrl.workers.readiness import Readiness
 from agentrl.workers.starting import num_done
 
@@ -162,9 +163,13 @@ class RolloutFleet:
         if self._router is not None and urls:
             in_trio(self._router.set_servers, keys)
         self._keys, self._version = keys, version
-        for member in self._members:
-            with suppress(InfrastructureError):  # heal() replaces a dead actor and sends its servers then
-                member.actor.run(RolloutWorker.set_servers, self._keys, self._version)
+        self._ask(  # heal() replaces a dead actor and sends its servers then
+            lambda index, actor: actor.begin(RolloutWorker.set_servers, self._keys_for(index), version)
+        )
+
+    def _keys_for(self, index: int) -> dict[str, str | None]:
+        """Return the servers in the order in which this actor fills them."""
+        return {url: self._keys[url] for url in order_for(self._keys, index, len(self._members))}
 
     def run(self) -> None:
         """Start playing training tasks."""
@@ -209,7 +214,9 @@ class RolloutFleet:
         released = self._buffer.run(ReplayBuffer.release, old.owner)
         new = self._new_member(index)
         with suppress(InfrastructureError):  # it died while starting: the next heal() replaces it
-            new.actor.within(CALL_TIMEOUT_S * 3).run(RolloutWorker.set_servers, self._keys, self._version)
+            new.actor.within(CALL_TIMEOUT_S * 3).run(
+                RolloutWorker.set_servers, self._keys_for(index), self._version
+            )
         if self._is_running:
             new.running = new.actor.begin(RolloutWorker.run)
         _add(_counters(old.stats), self._gone)
@@ -249,12 +256,13 @@ class RolloutFleet:
         An actor that does not answer counts with its last report, and without it in gauges.
         """
         total = dict(self._gone)
-        for member in self._members:
-            try:
-                member.stats = member.actor.run(RolloutWorker.stats)
-                _add(member.stats, total)
-            except InfrastructureError:
+        answers = self._ask(lambda _, actor: actor.begin(RolloutWorker.stats))
+        for member, stats in zip(self._members, answers, strict=True):
+            if stats is None:
                 _add(_counters(member.stats), total)
+            else:
+                member.stats = stats
+                _add(stats, total)
         return total
 
     def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
@@ -263,22 +271,35 @@ class RolloutFleet:
         The counts cover the whole run, replaced actors included.
         """
         failed: list[FailedAttempt] = []
-        for member in self._members:
-            # `position` stays, so the next call asks for the same failures
-            with suppress(InfrastructureError):
-                report = member.actor.run(RolloutWorker.attempts, member.position)
-                self._attempts += report.counts - member.counts
-                member.counts, member.position = report.counts, report.position
-                failed += report.failed
+        reports = self._ask(
+            lambda index, actor: actor.begin(RolloutWorker.attempts, self._members[index].position)
+        )
+        for member, report in zip(self._members, reports, strict=True):
+            if report is None:  # `position` stays, so the next call asks for the same failures
+                continue
+            self._attempts += report.counts - member.counts
+            member.counts, member.position = report.counts, report.position
+            failed += report.failed
         return self._attempts, failed
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the tokens of requests in flight by server URL, summed over the actors that answer."""
         total: dict[str, int] = {}
-        for member in self._members:
-            with suppress(InfrastructureError):
-                _add(member.actor.run(RolloutWorker.outstanding_tokens), total)
+        for tokens in self._ask(lambda _, actor: actor.begin(RolloutWorker.outstanding_tokens)):
+            _add(tokens or {}, total)
         return total
+
+    def _ask(self, begin: Callable[[int, Actor[RolloutWorker]], ObjectRef]) -> list[Any]:
+        """Begin a call to every actor, and return the results in their order, within one deadline for all.
+
+        None for an actor that died or did not answer.
+
+        Raises:
+            AgentRLError: an actor raised it.
+        """
+        refs = [begin(index, member.actor) for index, member in enumerate(self._members)]
+        who = [member.owner for member in self._members]
+        return get_each(refs, timeout_s=CALL_TIMEOUT_S, who=who)
 
     def close(self) -> None:
         """Stop playing and end the actors.

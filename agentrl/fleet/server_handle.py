@@ -59,6 +59,9 @@ class ServerHandle(Protocol):
 
     def wait_until_ready(self) -> None: ...
 
+    def begin_status(self) -> None:
+        """Begin `status` without waiting, so that one deadline is enough for all servers."""
+
     def status(self) -> ServerStatus:
         """Return the server's state; does not wait for a server that is starting.
 
@@ -118,6 +121,7 @@ class StartedServer:
         self._start: ObjectRef | None = self._actor.begin(Supervisor.start, model.path, UNPUBLISHED)
         self._deadline = time.monotonic() + rollout.server_start_timeout_s + SUPERVISOR_START_S
         self._last = ServerStatus("", "starting", rollout.backend)
+        self._asked: tuple[ObjectRef, float] | None = None  # `status` that has begun, and its deadline
         self._stop: ObjectRef | None = None
         self._stop_deadline = 0.0
 
@@ -135,6 +139,11 @@ class StartedServer:
             get(self._start, timeout_s=max(0.0, self._deadline - time.monotonic()), who=SERVER.who)
             self._start = None
 
+    def begin_status(self) -> None:
+        if self.readiness.is_ready:
+            deadline = time.monotonic() + SERVER.timeout_s
+            self._asked = self._actor.begin(Supervisor.status), deadline
+
     def status(self) -> ServerStatus:
         if not self.readiness.is_ready:
             if time.monotonic() > self._deadline:
@@ -144,8 +153,12 @@ class StartedServer:
                 )
             return self._last
         self._start = None
+        if self._asked is None:
+            self.begin_status()
+        assert self._asked is not None
+        (ref, deadline), self._asked = self._asked, None
         try:
-            self._last = self._actor.run(Supervisor.status)
+            self._last = get(ref, timeout_s=max(0.0, deadline - time.monotonic()), who=SERVER.who)
         except InfrastructureError as error:
             raise SupervisorLost(str(error)) from error
         return self._last

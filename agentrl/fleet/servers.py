@@ -223,12 +223,15 @@ class ServerFleet:
         return any(m.status.url == url and m.status.restarts for m in self._members)
 
     def poll(self) -> None:
-        """Poll every supervisor. A lost guest is reported and removed.
+        """Poll every supervisor, all at once. A lost guest is reported and removed.
 
         Raises:
             InfrastructureError: a server that is no guest used up its restarts, or no server is left.
         """
-        for member in list(self._members):
+        members = list(self._members)
+        for member in members:
+            member.handle.begin_status()
+        for member in members:
             try:
                 self._ask(member)
             except InfrastructureError as error:

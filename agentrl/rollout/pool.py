@@ -85,7 +85,7 @@ class ServerPool:
         return {rid: url for url, server in list(self._servers.items()) for rid in server.running}
 
     def set_servers(self, urls: Sequence[str], *, version: int) -> None:
-        """Use the servers at `urls`.
+        """Use the servers at `urls`; of equally loaded ones, the first in this order is asked.
 
         A server that joins or recovers must sample with `version` or a later one.
         """
@@ -93,11 +93,12 @@ class ServerPool:
         wanted = [url.rstrip("/") for url in urls]
         for url in [url for url in self._servers if url not in wanted]:
             self._retire(self._servers.pop(url))
-        for url in wanted:
-            if url not in self._servers:
-                self._servers[url] = Server(
-                    url, self._connect(url), silence_s=self._silence_s, max_pause_s=self._max_pause_s
-                )
+        kept = self._servers
+        self._servers = {
+            url: kept.get(url)
+            or Server(url, self._connect(url), silence_s=self._silence_s, max_pause_s=self._max_pause_s)
+            for url in wanted
+        }
         self._notify()
 
     async def until_changed(self) -> None:

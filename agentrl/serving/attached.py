@@ -95,6 +95,9 @@ class AttachedServer(WatchedServer):
             self._status = replace(self._status, state="starting", message="it did not carry out a request")
         self._failure.set()
 
+    def begin_status(self) -> None:
+        """Do nothing: `status` does not wait."""
+
     def begin_stop(self) -> None:
         self._is_stopping.set()
         self._failure.set()

@@ -193,6 +193,24 @@ def get(refs: ObjectRef | Sequence[ObjectRef], *, timeout_s: float, who: str) ->
         raise translate(error, who=who, timeout_s=timeout_s) from error
 
 
+def get_each(refs: Sequence[ObjectRef], *, timeout_s: float, who: Sequence[str]) -> list[Any]:
+    """Wait for calls to many actors together, `timeout_s` in all, and return their values in order.
+
+    None for an actor that died or did not answer, so that one that hangs costs one deadline and hides nobody.
+
+    Raises:
+        AgentRLError: as an actor raised it.
+    """
+    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s) if refs else ([], [])
+    ready, values = set(done), []
+    for ref, name in zip(refs, who, strict=True):
+        try:
+            values.append(get(ref, timeout_s=timeout_s, who=name) if ref in ready else None)
+        except InfrastructureError:
+            values.append(None)
+    return values
+
+
 def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> AgentRLError:
     """Return the AgentRLError for a Ray error: the one that the actor raised, else an InfrastructureError."""
     cause = getattr(error, "cause", None)

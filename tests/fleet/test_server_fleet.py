@@ -22,6 +22,8 @@ FAR = "http://10.0.0.9:30000"
 class Handle:
     """A server that is in the state that a test gives it."""
 
+    asked: list[tuple[str, str]] = []  # noqa: RUF012 # of all handles
+
     def __init__(self, name, origin, url, api_key):
         self.starting = {}
         self.name, self.origin, self.api_key = name, origin, api_key
@@ -31,7 +33,11 @@ class Handle:
     def readiness(self):
         return Readiness("servers", int(self.now.state != "starting"), 1)
 
+    def begin_status(self):
+        self.asked.append(("begin", self.name))
+
     def status(self):
+        self.asked.append(("end", self.name))
         if self.lost is not None:
             raise self.lost
         return self.now
@@ -85,6 +91,13 @@ def test_started_and_attached_servers_take_traffic_alike(fleet):
     ]
     fleet.close()
     assert all(handle.calls[-2:] == ["begin_stop", "stop"] for handle in fleet.handles)
+
+
+def test_all_supervisors_are_asked_before_any_answer_is_awaited(fleet):
+    Handle.asked.clear()
+    fleet.poll()
+    names = ["server_0", "server_1", FAR]
+    assert Handle.asked == [("begin", name) for name in names] + [("end", name) for name in names]
 
 
 def test_a_lost_supervisor_is_replaced_by_a_guest_in_its_seat_until_the_budget_is_spent(fleet):

@@ -20,7 +20,7 @@ import trio
 from agentrl.config.cluster import ClusterConfig
 from agentrl.errors import ConfigError, InfrastructureError, JournalError
 from agentrl.fleet.cluster import ray_session
-from agentrl.workers.actors import Actor, ActorKind, RetryPolicy
+from agentrl.workers.actors import Actor, ActorKind, RetryPolicy, get_each
 
 KIND = ActorKind("ShelfActor", "the shelf", timeout_s=60.0, num_threads=2, long_polls={"wait": 3})
 
@@ -118,6 +118,25 @@ def test_what_a_constructor_raised_is_told(tmp_path):
         KIND.launch({}, Shelf, tmp_path, refuses=True).run(Shelf.pid)
     with pytest.raises(InfrastructureError, match=r"the shelf could not be created: .*nothing is so called"):
         KIND.launch({}, Unmakable).run(Unmakable.wait)
+
+
+def test_of_many_actors_those_that_hang_cost_one_deadline_and_hide_nobody(tmp_path):
+    one, dead = launch(tmp_path), launch(tmp_path)
+    dead.run(Shelf.pid)
+    answers = [one.begin(Shelf.label, name) for name in "ab"]
+    ray.get(answers, timeout=60)
+    dead.kill()
+    hanging = [one.begin(Shelf.wait, 60.0) for _ in range(10)]
+    refs = [answers[0], *hanging, dead.begin(Shelf.pid), answers[1]]
+    start = time.monotonic()
+    found = get_each(refs, timeout_s=3.0, who=[f"actor {i}" for i in range(len(refs))])
+    assert found == ["a 0", *[None] * 11, "b 0"]
+    assert time.monotonic() - start < 5 * 3.0, "not a deadline for each"
+    refused = KIND.launch({}, Shelf, tmp_path, refuses=True)
+    with pytest.raises(ConfigError, match="no shelf for you"):
+        get_each([refused.begin(Shelf.pid)], timeout_s=60.0, who=["it"])
+    assert get_each([], timeout_s=1.0, who=[]) == []
+    one.run(Shelf.open)
 
 
 def test_a_killed_actor_is_made_again_and_calls_in_flight_are_repeated(tmp_path):
