@@ -60,7 +60,7 @@ class Conversation:
         self._history: list[TemplateMessage] = []  # all messages in `_rendered`
         self._rendered = ""  # text of the last render, which ends with a generation prompt
         self._num_turns = 0
-        self._turn = SampledTurn()
+        self._turn: SampledTurn  # the last one; nothing reads it before the first
         self._is_prompted = False  # the generation prompt was appended: the next tokens are sampled
         self._next: Block | None = None  # the cached result of _prepared(); None after any change
 

@@ -287,7 +287,7 @@ def answer_phrases(text: str) -> Iterator[str]:
     readable = plain(text[-MAX_TAIL_CHARS:])
     for phrase in list(_ANSWER_IS.finditer(readable))[: -MAX_PHRASES - 1 : -1]:
         stated = readable[phrase.end() : phrase.end() + MAX_LINE_CHARS].partition("\n")[0]
-        yield _BULLET.sub("", stated, count=1) if "\n" in phrase[0] else stated
+        yield _BULLET.sub("", stated) if "\n" in phrase[0] else stated
 
 
 def _last_number(text: str) -> Fraction | None:

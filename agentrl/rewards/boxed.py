@@ -106,6 +106,5 @@ def _unboxed(inside: str) -> str:
     for _ in range(3):
         for begin, start, end in _boxes(inside):
             if end is not None and not (inside[:begin] + inside[end + 1 :]).strip():
-                inside = inside[start:end]
-                break
+                inside = inside[start:end]  # the outermost box, which is yielded last
     return inside

@@ -137,6 +137,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "algorithms/test_corrections.py",
         *ALGORITHMS,
     ),
+    "agentrl/algorithms/linear_kernels.py": ("algorithms/test_linear_kernels.py",),
     "agentrl/algorithms/logprob_kernels.py": (
         "algorithms/test_logprobs.py",
         "algorithms/test_linear_kernels.py",

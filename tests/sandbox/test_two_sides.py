@@ -851,3 +851,21 @@ def test_classes_of_a_test_are_defined_beside_the_program(tmp_path):
     with connected("def size(node): return node.size", tmp_path) as link:
         space = space_of(link, ["size", "Node"], sources=sources)
         assert abs(space["size"](space["Node"]()) - 3.14159) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["NamedFunction", "Instance", "OwnInstance"])
+def test_hidden_names_of_an_object_are_never_asked_of_the_program(kind):
+    """Python looks for them by itself, as `__deepcopy__` where a value is copied."""
+    asked = []
+
+    class Recording:
+        def apply(self, function, *args):
+            asked.append((function, args[1]))
+            return 7
+
+    thing = getattr(objects, kind)(Recording(), 1, "Thing", True)
+    with pytest.raises(AttributeError, match="__deepcopy__"):
+        thing.__deepcopy__  # noqa: B018
+    assert asked == []
+    assert thing.value == 7
+    assert asked == [("getattr", "value")]
