@@ -25,6 +25,10 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 
 
+_JSON = orjson.OPT_SERIALIZE_NUMPY
+"""Arrays are written as lists, without becoming lists first."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpReply:
     """One complete reply. `origin` is host:port, for error messages."""
@@ -97,7 +101,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
         """
         # Copied: the bytes from orjson keep their whole buffer of 32 KiB or more alive, and thousands of
         # requests wait here at once.
-        body = b"" if json is None else bytes(memoryview(orjson.dumps(json)))
+        body = b"" if json is None else bytes(memoryview(orjson.dumps(json, option=_JSON)))
         headers = [*self._headers, ("Content-Length", str(len(body)))]
         if body:
             headers.append(("Content-Type", "application/json"))

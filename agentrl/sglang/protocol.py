@@ -69,7 +69,7 @@ def generate_body(
     """
     body: dict[str, Any] = {
         "rid": rid,
-        "input_ids": input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids),
+        "input_ids": _without_copy(input_ids),
         "sampling_params": {
             "max_new_tokens": params.max_new_tokens,
             "temperature": params.temperature,
@@ -89,6 +89,13 @@ def generate_body(
     if adapter is not None:
         body["lora_path"] = adapter  # SGLang's field for the name of a loaded adapter
     return body
+
+
+def _without_copy(input_ids: Sequence[int]) -> Any:
+    """Return the ids as the HTTP client can write them: a turn of a long session repeats up to 128k."""
+    if isinstance(input_ids, np.ndarray):
+        return np.ascontiguousarray(input_ids)
+    return input_ids if isinstance(input_ids, (list, tuple)) else list(input_ids)
 
 
 def bucket_body(
