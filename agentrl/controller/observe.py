@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -232,6 +233,7 @@ class Observer:
         self._trackers.console.show_closing(table)
         if self._config.tracking.report:
             self.unwritten.attempt("report.png", self._draw_report)
+        self.say(f"look at it: agentrl view {shlex.quote(str(self._dir.root))}")
 
     def _draw_report(self) -> None:
         from agentrl.figures.run_picture import draw_report  # matplotlib takes a second to load

@@ -15,6 +15,7 @@ from typing import Literal
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.errors import ConfigError
 from agentrl.figures.attempts import ATTEMPTS
+from agentrl.view.unfinished import copied
 
 Kind = Literal["run", "evaluation", "files"]
 AttemptSet = Literal["training", "validation", "evaluation", "failed"]
@@ -99,6 +100,11 @@ class ViewSource:
         if self.kind == "evaluation":
             if (self.root / ATTEMPTS).is_file():
                 yield _file(self.root / ATTEMPTS, ATTEMPTS, "evaluation")
+            elif (self.root / STORE).is_file():
+                for path in copied(self.root / STORE).files():
+                    yield _file(path, path.name, "evaluation")
+            if (self.root / FAILURES).is_file():
+                yield _file(self.root / FAILURES, FAILURES, "failed")
             return
         folders: tuple[tuple[str, AttemptSet], ...] = (
             ("trajectories", "training"),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import ConfigError, DataError
+from agentrl.evaluation.store import AttemptStore
 from agentrl.types import SCORED_OUTCOMES
 from agentrl.view.attempts import AttemptTable, Filters, Page
 from agentrl.view.columns import NUMBERS
@@ -261,3 +262,23 @@ def test_what_cannot_be_looked_at_is_refused_with_the_cure(tmp_path: Path) -> No
         AttemptTable(open_sources([tmp_path / "bad.parquet"])[0]).page(Filters())
     with pytest.raises(ConfigError, match="given twice"):
         open_sources([tmp_path / "bad.parquet", tmp_path / "empty" / ".." / "bad.parquet"])
+
+
+def test_an_evaluation_that_goes_on_is_read_from_its_store(tmp_path: Path) -> None:
+    """Also while another process writes; in the end its file is read instead."""
+    made = [random_trajectory(random.Random(i), group=i, member=0, version=1) for i in range(7)]
+    with AttemptStore(tmp_path / "attempts.sqlite") as store:
+        store.add([(f"k{i}", one) for i, one in enumerate(made[:3])])
+        (source,) = open_sources([tmp_path])
+        table = AttemptTable(source)
+        assert (source.kind, source.is_live) == ("evaluation", True)
+        assert [row.values["group"] for row in all_rows(table, Filters())] == [0, 1, 2]
+        store.add([(f"k{i}", one) for i, one in enumerate(made[3:], start=3)])
+        rows = all_rows(table, Filters.parse({"set": "evaluation"}))
+        assert sorted(row.values["group"] for row in rows) == list(range(7))
+        keys = {row.key for row in rows}
+        assert len(keys) == 7
+        assert keys > {row.key for row in all_rows(table, Filters.parse({"group": "..2"}))}
+    assert not source.is_live
+    write_parquet(tmp_path / "attempts.parquet", encode(made))
+    assert [row.key for row in all_rows(table, Filters())] == [f"attempts.parquet:{i}" for i in range(7)]
