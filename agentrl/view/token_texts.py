@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +98,19 @@ def find_tokenizer(run: Path) -> Path | None:
 
 def read_config(run: Path) -> dict[str, Any]:
     """Return the run's resolved config as plain values; empty if there is none or it is damaged."""
-    for name, read in (("config.yaml", yaml.safe_load), ("results.json", _config_of_results)):
+    for name in ("config.yaml", "results.json"):
         try:
-            found = read((run / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            found = _parsed(name, (run / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, AttributeError, yaml.YAMLError):
             continue
         if isinstance(found, dict):
             return found
     return {}
 
 
-def _config_of_results(text: str) -> Any:
-    return (json.loads(text).get("run") or {}).get("config")
+@lru_cache(maxsize=16)
+def _parsed(name: str, text: str) -> Any:
+    """Return the config in a file's text; a page asks for it at every step, and YAML takes long to read."""
+    return (
+        yaml.safe_load(text) if name == "config.yaml" else (json.loads(text).get("run") or {}).get("config")
+    )
