@@ -23,11 +23,9 @@ from packaging.utils import canonicalize_name
 ROOTS = (
     *("transformers", "tokenizers", "safetensors", "peft", "pydantic", "hydra-core", "docstring-parser"),
     *("trio", "h11", "httpx2", "orjson", "jsonschema-rs", "jinja2", "uvicorn", "starlette", "psutil", "rich"),
-    *("pytest", "pytest-timeout", "hypothesis", "setuptools"),
+    *("pyarrow", "pytest", "pytest-timeout", "hypothesis", "setuptools"),
 )
-"""What the suite and the package import, and what builds the package. Not pyarrow, which is too large to
-carry beside the others: without it the quickstart is skipped.
-"""
+"""What the suite and the package import, and what builds the package."""
 
 NOT_NEEDED = frozenset({"hf-xet"})
 """What a package asks for, but only to download."""
@@ -111,25 +109,45 @@ def fetch(name: str, version: str, folder: Path, *, python: str) -> None:
 
 
 def pack(folder: Path, packages: Mapping[str, str], *, python: str, limit_mib: float) -> list[str]:
-    """Fill `folder` with the wheels, and return a line for each, the largest first.
+    """Fill folders below `folder` with the wheels, each with at most `limit_mib`; return a line for each.
 
     Raises:
-        SystemExit: one is not to be had, or all together are too large.
+        SystemExit: a wheel is not to be had, or alone too large.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    fetched = folder / "fetched"
+    fetched.mkdir(parents=True)
     for name, version in sorted(packages.items()):
-        fetch(name, version, folder, python=python)
-    sizes = sorted(((file.stat().st_size / 2**20, file.name) for file in folder.glob("*.whl")), reverse=True)
-    total = sum(size for size, _ in sizes)
-    lines = [f"{size:7.2f} MiB  {name}" for size, name in sizes]
-    if total > limit_mib:
-        largest = "\n".join(lines[:5])
-        raise SystemExit(
-            f"{folder} has {total:.1f} MiB, more than --limit-mib={limit_mib:g}; name what the machine has "
-            f"in --there. The largest:\n{largest}"
-        )
-    return [*lines, f"{total:7.2f} MiB in all"]
+        fetch(name, version, fetched, python=python)
+    sizes = {file.name: file.stat().st_size / 2**20 for file in fetched.glob("*.whl")}
+    lines = []
+    for number, names in enumerate(split(sizes, limit_mib=limit_mib), start=1):
+        part = folder / f"part{number}"
+        part.mkdir()
+        for name in names:
+            (fetched / name).rename(part / name)
+        lines += [f"{sizes[name]:7.2f} MiB  {part.name}/{name}" for name in names]
+        lines.append(f"{sum(sizes[name] for name in names):7.2f} MiB  {part.name} in all")
+    fetched.rmdir()
+    return lines
+
+
+def split(sizes: Mapping[str, float], *, limit_mib: float) -> list[list[str]]:
+    """Divide wheels (name: MiB) into parts of at most `limit_mib`, the largest first.
+
+    Raises:
+        SystemExit: one is larger.
+    """
+    parts: list[list[str]] = []
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if sizes[name] > limit_mib:
+            raise SystemExit(f"{name} has {sizes[name]:.1f} MiB, more than --limit-mib={limit_mib:g}")
+        fits = [part for part in parts if sum(sizes[own] for own in part) + sizes[name] <= limit_mib]
+        if fits:
+            fits[0].append(name)
+        else:
+            parts.append([name])
+    return parts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,7 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(".gpu_wheels"))
     parser.add_argument("--there", type=Path, help="packages of the machine: names, or its `pip freeze`")
     parser.add_argument("--python", default="3.12", help="version of Python there")
-    parser.add_argument("--limit-mib", type=float, default=54, help="of all wheels; the checkout has about 8")
+    parser.add_argument(
+        "--limit-mib", type=float, default=54, help="of the wheels of a call; the checkout has about 8"
+    )
     options = parser.parse_args(arguments)
     packages = missing(with_limits(ROOTS), read_there(options.there), python=options.python)
     print("\n".join(pack(options.out, packages, python=options.python, limit_mib=options.limit_mib)))

@@ -1,15 +1,21 @@
 #!/usr/bin/env bash
 # Runs on the machine with the GPU, in the root of the checkout, without a network: installs the wheels of pack.py and the package
-# beside the machine's own Python, and then runs the checks. Arguments go to pytest: files, -k, ...
+# beside the machine's own Python, and then runs the checks. Arguments go to pytest: files, -k, ... With --install it only installs the wheels.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python=${PYTHON:-python3}
 site=${AGENTRL_GPU_SITE:-/tmp/agentrl-gpu}
 wheels=${AGENTRL_GPU_WHEELS:-.gpu_wheels}
-compgen -G "$wheels/*.whl" >/dev/null || { echo "no wheels in $wheels; make them by benchmarks/gpu/pack.py where there is a network" >&2; exit 2; }
+shopt -s nullglob
+carried=("$wheels"/*/*.whl)
+if [ ${#carried[@]} -eq 0 ] && [ ! -d "$site" ]; then
+    echo "no wheels in $wheels/part*; make them by benchmarks/gpu/pack.py where there is a network" >&2
+    exit 2
+fi
 
 install=("$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --upgrade --target "$site")
-"${install[@]}" "$wheels"/*.whl
+if [ ${#carried[@]} -gt 0 ]; then "${install[@]}" "${carried[@]}"; fi
+if [ "${1:-}" = --install ]; then exit; fi
 # The package is built from a copy: the checkout may be read-only, and stays as it is.
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT

@@ -40,8 +40,8 @@ def gpu():
     yield
     if torch.distributed.is_initialized():  # of a test that failed half-way
         leave_ranks()
-    gc.collect()
     if IS_GPU:
+        gc.collect()
         torch.cuda.empty_cache()
 
 

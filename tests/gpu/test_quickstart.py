@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import trio
 
-pytest.importorskip("pyarrow", reason="rows of the quickstart are Parquet files")
-
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer

@@ -25,7 +25,7 @@ class NoRay:
 
 sys.meta_path.insert(0, NoRay())
 """
-NOT_CARRIED = {"torch", "numpy", "pyarrow", "hf-xet", "triton"}
+NOT_CARRIED = {"torch", "numpy", "hf-xet", "triton"}
 
 
 @pytest.mark.slow
@@ -64,9 +64,19 @@ def test_without_a_gpu_the_suite_says_so_and_fails():
 
 def test_what_is_carried_needs_nothing_else():
     carried = PACK["missing"](PACK["with_limits"](PACK["ROOTS"]), PACK["read_there"](None), python="3.12")
-    assert {"transformers", "pydantic", "pydantic-core", "antlr4-python3-runtime", "pluggy"} <= set(carried)
+    assert {"transformers", "pydantic-core", "antlr4-python3-runtime", "pluggy", "pyarrow"} <= set(carried)
     assert not NOT_CARRIED & set(carried)
     assert all(version == metadata.version(name) for name, version in carried.items())
+
+
+def test_wheels_are_divided_over_calls():
+    sizes = {"a": 30.0, "b": 25.0, "c": 20.0, "d": 4.0}
+    parts = PACK["split"](sizes, limit_mib=50)
+    assert sorted(name for part in parts for name in part) == sorted(sizes)
+    assert all(sum(sizes[name] for name in part) <= 50 for part in parts)
+    assert len(parts) == 2
+    with pytest.raises(SystemExit, match=r"a has 30\.0 MiB, more than --limit-mib=29"):
+        PACK["split"](sizes, limit_mib=29)
 
 
 def test_what_the_machine_has_stays_away_unless_its_version_does_not_serve(tmp_path):
