@@ -24,7 +24,7 @@ from agentrl.buffer.audit import Audit
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import Journal
-from agentrl.buffer.ledger import NO_VARIANCE, STALE, Admission, Ledger, LedgerRules
+from agentrl.buffer.ledger import FILES_LOST, NO_VARIANCE, STALE, Admission, Ledger, LedgerRules
 from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.rows import Rows
 from agentrl.buffer.samplers import ReadyGroup
@@ -452,7 +452,11 @@ class ReplayBuffer:
             for owner in self._groups.owners():
                 self.release(owner)
             self.roll_back(step)
-        with self._lock:
+        with self._changing():
+            for group in list(self._groups.ready.values()):
+                if not self._rows.has(group):
+                    self._ledger.drop_ready(group.group_id, FILES_LOST)
+                    self._rows.forget([group.group_id])
             self._rows.remove_strays()
 
     def _read(self) -> None:

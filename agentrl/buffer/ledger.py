@@ -41,6 +41,7 @@ DUPLICATE = "duplicate"
 EXPIRED = "expired"
 ROLLED_BACK = "rolled_back"
 NO_VARIANCE = "no_variance"
+FILES_LOST = "files_lost"
 
 MAX_LEASES_IN_ORDER = 3
 """Leases of one group with the sampler in_order, before a group that cannot be played is dropped."""

@@ -21,7 +21,7 @@ from agentrl.buffer.journal import AttemptKey, Journal
 from agentrl.buffer.samplers import ReadyGroup
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import TrajectoryRef, remove_files, remove_others
-from agentrl.errors import CheckpointError, DataError
+from agentrl.errors import CheckpointError
 from agentrl.types import SCORED_OUTCOMES
 
 CLOSE_TIMEOUT_S = 60.0
@@ -93,8 +93,10 @@ class Rows:
         return math.isclose(min(rewards), max(rewards), rel_tol=ROUNDING)
 
     def has(self, group: ReadyGroup) -> bool:
-        """Return whether all attempts of the group are stored."""
-        return self._journal.members(group.group_id, group.owner) >= set(group.members)
+        """Return whether all attempts of the group are stored, with their files."""
+        own = self._paths.get(group.group_id, {})
+        paths = [own.get((group.owner, member)) for member in group.members]
+        return all(path is not None and Path(path).is_file() for path in paths)
 
     # ------------------------------------------------------------------------------------------------- forget
 
@@ -186,7 +188,7 @@ class Rows:
             state = json.loads(data)
             folder, stored = Path(state.pop("folder")), state.pop("attempts")
             attempts = [AttemptFacts.from_json(one.encode(), folder) for one in stored]
-        except (ValueError, KeyError, TypeError, AttributeError, DataError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
             raise CheckpointError(f"the buffer's state cannot be read: {error!r}") from error
         here: dict[int, list[AttemptFacts]] = {}
         for attempt in attempts:

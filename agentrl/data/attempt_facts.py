@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.data.attempt_files import TrajectoryRef
-from agentrl.errors import DataError
+from agentrl.errors import CheckpointError
 from agentrl.types import (
     NO_VERSION,
     SCORED_OUTCOMES,
@@ -147,7 +147,7 @@ class AttemptFacts:
         """Return the trajectory with what may have changed since it was stored (see `complete`).
 
         Raises:
-            DataError: its file is missing or damaged.
+            DiskError: its file is missing or damaged.
         """
         return self.complete(self.source if isinstance(self.source, Trajectory) else self.source.load())
 
@@ -183,12 +183,12 @@ class AttemptFacts:
         """Read what `to_json` wrote. folder: of the trajectories' files.
 
         Raises:
-            DataError: it is something else.
+            CheckpointError: it is something else.
         """
         try:
             return cls._of_values(json.loads(data), folder)
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"the facts of an attempt cannot be read: {error!r}") from error
+            raise CheckpointError(f"the facts of an attempt cannot be read: {error!r}") from error
 
     @classmethod
     def _of_values(cls, values: dict[str, Any], folder: Path) -> AttemptFacts:

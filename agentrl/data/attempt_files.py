@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
-from agentrl.errors import ConfigError, DataError, JournalError
+from agentrl.errors import ConfigError, DiskError, JournalError
 from agentrl.types import Trajectory
 
 FOLDER = "attempts"
@@ -47,16 +47,16 @@ class TrajectoryRef:
         has_messages: False: without messages and `extra_info`, which take longest.
 
         Raises:
-            DataError: the file is missing or damaged.
+            DiskError: the file is missing or damaged.
         """
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 data = file.read(self.num_bytes)
         except OSError as error:
-            raise DataError(f"the trajectory in {self.path} cannot be read: {error}") from error
+            raise DiskError(f"the trajectory in {self.path} cannot be read: {error}") from error
         if len(data) != self.num_bytes or zlib.crc32(data) != self.checksum:
-            raise DataError(
+            raise DiskError(
                 f"the trajectory at byte {self.offset} of {self.path} does not match its checksum"
             )
         [trajectory] = decode(from_ipc(data), has_messages=has_messages)

@@ -123,7 +123,7 @@ def write_attempts(path: Path, attempts: Sequence[AttemptFacts], columns: Column
 
     Raises:
         OSError: the file could not be written.
-        DataError: a trajectory is damaged.
+        DiskError: a trajectory is damaged.
     """
     write_parquet_batches(path, _encoded(attempts), **columns)
 

@@ -66,7 +66,7 @@ class SampleRef:
         """Read the trajectory and return the sample.
 
         Raises:
-            DataError: the trajectory is missing or damaged.
+            DiskError: the trajectory is missing or damaged.
         """
         source = self.attempt.source
         stored = source if isinstance(source, Trajectory) else source.load(has_messages=False)
@@ -145,7 +145,7 @@ def loaded(microbatches: Sequence[Packed]) -> list[Microbatch]:
     """Return the microbatches; those that are planned are loaded, each of their samples once.
 
     Raises:
-        DataError: a trajectory is missing or damaged.
+        DiskError: a trajectory is missing or damaged.
     """
     samples: dict[int, Sample] = {}  # segments of one sample may be in several microbatches
     found: list[Microbatch] = []

@@ -16,7 +16,7 @@ from agentrl.buffer.journal import FILE
 from agentrl.buffer.records import ArchivedGroup, Records
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER
-from agentrl.errors import CheckpointError, ConfigError, DataError
+from agentrl.errors import CheckpointError, ConfigError, DataError, DiskError
 from agentrl.offline.stored_steps import StoredSteps
 from agentrl.types import NO_VERSION
 
@@ -163,7 +163,7 @@ def _check_attempts(records: Records, folder: Path, damages: list[str]) -> str:
             num_whole += 1
         except CheckpointError as error:
             damages.append(str(error))
-        except DataError as error:
+        except DiskError as error:
             if attempt in records.stored():  # a live run may have let go of it meanwhile
                 damages.append(
                     f"the attempt of group {attempt.key[0]}, member {attempt.key[2]}, by {attempt.key[1]!r}: "

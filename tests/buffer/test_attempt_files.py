@@ -198,6 +198,31 @@ def test_a_state_brings_its_files_into_another_folder_and_plays_again_what_is_go
     assert [t.load().group_id for t in taken] == [t.group_id for t in taken]
 
 
+def test_a_resumed_run_plays_other_groups_where_files_are_lost(tmp_path):
+    """Of a group that was ready, and of one whose batch is undone, whose own task is played again."""
+    buffer = begun(tmp_path)
+    first, second, third, _ = buffer.lease("a", 4, 0.0)
+    facts = {
+        lease.group_id: stored(*(play(lease, m) for m in range(2)), folder=tmp_path / FOLDER)
+        for lease in (first, second, third)
+    }
+    for own in facts.values():
+        buffer.add("a", own)
+    assert [t.group_id for t in buffer.take(2, 0.0)] == [0, 0, 1, 1]
+    for lost in (second, third):
+        Path(facts[lost.group_id][0].source.path).unlink()
+    buffer.close()
+    buffer._journal.close()
+    again = opened(tmp_path)
+    again.resume(0, None)
+    counts = again.counts()
+    assert (counts.ready, counts.dropped) == (1, {"files_lost": 1})
+    assert counts.discarded["rolled_back"] == 2
+    assert counts.is_balanced
+    again.advance(1, 0)
+    assert [lease.group_id for lease in again.lease("b", 9, 0.0)][:1] == [second.group_id]
+
+
 def test_a_batch_can_be_read_while_others_add(tmp_path):
     """What is taken stays until it is published, however many files come and go beside it."""
     buffer = begun(tmp_path)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import AttemptFiles, TrajectoryRef, remove_files, remove_others
-from agentrl.errors import ConfigError, DataError, JournalError
+from agentrl.errors import ConfigError, DiskError, JournalError
 from agentrl.types import Failure, Message, Outcome, PluginId, RewardEvent, ToolCall
 from parts.trajectories import ATTEMPTS, make_trajectory, stored
 
@@ -167,7 +167,7 @@ def test_one_file_per_call_and_no_byte_of_it_may_change(tmp_path, is_synced):
         damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
         hit, other = (refs[0], refs[1]) if place < refs[1].offset else (refs[1], refs[0])
-        with pytest.raises(DataError, match=rf"at byte {hit.offset} of .* does not match its checksum"):
+        with pytest.raises(DiskError, match=rf"at byte {hit.offset} of .* does not match its checksum"):
             hit.load()
         other.load()
 
@@ -175,13 +175,13 @@ def test_one_file_per_call_and_no_byte_of_it_may_change(tmp_path, is_synced):
 def test_what_cannot_be_read_is_told(tmp_path):
     [ref] = AttemptFiles(tmp_path, is_synced=False).write([make_trajectory([-1, 0])])
     os.truncate(ref.path, ref.num_bytes - 1)
-    with pytest.raises(DataError, match="does not match its checksum"):
+    with pytest.raises(DiskError, match="does not match its checksum"):
         ref.load()
     os.truncate(ref.path, 0)
-    with pytest.raises(DataError, match="does not match its checksum"):
+    with pytest.raises(DiskError, match="does not match its checksum"):
         ref.load()
     remove_files([ref.path, ref.path])
-    with pytest.raises(DataError, match=r"cannot be read: .*No such file"):
+    with pytest.raises(DiskError, match=r"cannot be read: .*No such file"):
         ref.load()
 
 

@@ -319,6 +319,7 @@ def few(data_source): return 1
 def more(data_source, solution_str, ground_truth, extra_info, other): return 1
 class Mine: pass
 number = 3
+def yielding(data_source, solution_str, ground_truth): yield 2
 built_in = max
 """
 
@@ -372,6 +373,7 @@ def test_functions_of_every_kind(functions, name, scope, kwargs, value):
             r"ground_truth, extra_info, bonus\), by name: .*'bonus'",
         ),
         ("Mine", {}, r"is a class .*; name it in reward.sources"),
+        ("yielding", {}, r"'yielding' \(.*\): `yielding` is a generator; return the result instead"),
         ("number", {}, r":number is 3, not a function"),
         ("nothing", {}, r"has no 'nothing'"),
     ],
