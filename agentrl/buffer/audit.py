@@ -18,6 +18,7 @@ from typing import Any
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.id_ranges import IdRanges
 from agentrl.buffer.lineage import Lineage
+from agentrl.buffer.states import OUTRUN, OWNER_LOST
 
 QUEUED, LEASED, READY, CONSUMED, DROPPED = "queued", "leased", "ready", "consumed", "dropped"
 MAX_PROBLEMS = 20
@@ -50,17 +51,18 @@ class GroupLife:
     came_back: Counter[str] = field(
         default_factory=Counter
     )  # reason -> times it became queued or ready again
+    last_owner: str = ""  # the owner that delivered or left out the last member
 
     def row(self) -> list[Any]:
         """Return the life as JSON values."""
         players = [[owner, sorted(members)] for owner, members in self.players.items()]
         numbers = [self.num_members, sorted(self.versions), self.step, self.dropped_for, self.num_leases]
-        return [self.state, players, *numbers, dict(self.came_back)]
+        return [self.state, players, *numbers, dict(self.came_back), self.last_owner]
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> GroupLife:
         """Return the life of which `row` are the JSON values."""
-        state, players, num_members, versions, step, dropped_for, num_leases, came_back = row
+        state, players, num_members, versions, step, dropped_for, num_leases, came_back, last_owner = row
         return cls(
             state,
             {owner: {tuple(member) for member in members} for owner, members in players},
@@ -70,6 +72,7 @@ class GroupLife:
             dropped_for,
             num_leases,
             Counter(came_back),
+            last_owner,
         )
 
 
@@ -311,7 +314,9 @@ def _import(found: Audit, event: Event) -> None:
     found.lineage = Lineage.restored(state["lineage"])
     found.lineage.roll_back(state["step"])
     found.step = found.settled = state["step"]
-    found.discarded.update(state["discarded"])
+    found.discarded = Counter(state["discarded"])
+    if num_lost := sum(num_members for _, _, num_members in state["open"]):
+        found.discarded[OWNER_LOST] += num_lost
     found.groups = {group_id: GroupLife() for group_id, _, _ in state["open"]}
     found.groups |= {
         group["group_id"]: GroupLife(READY, versions=set(group["versions"])) for group in state["ready"]
@@ -349,18 +354,22 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) ->
             life.players[event.owner] = set()
             life.num_leases += 1
         case EventKind.ADDED:
+            life.last_owner = event.owner
             life.players.setdefault(event.owner, set()).add((event.member, *event.versions))
             life.num_members = len(life.players[event.owner])
             life.versions = {v for member in life.players[event.owner] for v in member[1:]}
         case EventKind.LEFT_OUT:
+            life.last_owner = event.owner
             found.discarded[event.reason] += 1
         case EventKind.QUEUED:
             found.discarded[event.reason] += len(life.players.pop(event.owner, ()))
             life.state = LEASED if life.players else QUEUED
             life.came_back[event.reason] += 1
         case EventKind.DROPPED:
+            _discard_copies(found, life)
             life.state, life.dropped_for, life.step = DROPPED, event.reason, -1
         case EventKind.CONSUMED:
+            _discard_copies(found, life)
             _consume(found, life, seq, event, max_staleness)
         case EventKind.RETURNED:
             life.state, life.step = READY, -1
@@ -369,6 +378,16 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) ->
             found.discarded[event.reason] += life.num_members
             life.state, life.step, life.players = QUEUED, -1, {}
             life.came_back[event.reason] += 1
+
+
+def _discard_copies(found: Audit, life: GroupLife) -> None:
+    """Count the members of unfinished copies of a group that another owner completed.
+
+    A group that several owners play is never dropped, so one that is dropped or taken is complete.
+    """
+    for owner in [owner for owner in life.players if owner != life.last_owner]:
+        if members := life.players.pop(owner):
+            found.discarded[OUTRUN] += len(members)
 
 
 def _consume(found: Audit, life: GroupLife, seq: int, event: Event, max_staleness: float) -> None:

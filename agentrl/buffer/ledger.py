@@ -32,6 +32,7 @@ from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.samplers import SAMPLERS, ReadyGroup
 from agentrl.buffer.states import OWNER_LOST, GroupStates, Play, check_format
+from agentrl.config.buffer import BufferConfig
 from agentrl.errors import CheckpointError
 from agentrl.types import NO_VERSION
 
@@ -73,6 +74,19 @@ class LedgerRules:
     waits_for_stragglers: bool = False
     sampler: str = "fifo"
     oversample: float = 1.0
+
+    @classmethod
+    def of(cls, config: BufferConfig, *, group_size: int, total_steps: int) -> LedgerRules:
+        """Return the rules of a run of `total_steps` batches."""
+        return cls(
+            groups_per_step=config.groups_per_step,
+            max_staleness=config.max_staleness,
+            group_size=group_size,
+            total_groups=total_steps * config.groups_per_step,
+            waits_for_stragglers=config.stragglers == "wait",
+            sampler=config.sampler,
+            oversample=config.oversample,
+        )
 
 
 class Ledger:

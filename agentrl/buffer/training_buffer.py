@@ -166,15 +166,7 @@ class TrainingBuffer(ReplayBuffer):
         )
         super().__init__(
             dataset,
-            LedgerRules(
-                groups_per_step=settings.buffer.groups_per_step,
-                max_staleness=settings.buffer.max_staleness,
-                group_size=settings.group_size,
-                total_groups=steps * settings.buffer.groups_per_step,
-                waits_for_stragglers=settings.buffer.stragglers == "wait",
-                sampler=settings.buffer.sampler,
-                oversample=settings.buffer.oversample,
-            ),
+            LedgerRules.of(settings.buffer, group_size=settings.group_size, total_steps=steps),
             Path(FOLDER) if folder is None else folder / FOLDER,
             has_greedy=settings.has_greedy,
             drop_constant_groups=settings.buffer.drop_constant_groups,

@@ -20,6 +20,7 @@ from agentrl.cli.compare import compare
 from agentrl.cli.disk import full_disk
 from agentrl.cli.options import Debug
 from agentrl.cli.score import score
+from agentrl.cli.simulation import simulate
 from agentrl.cli.view import view
 from agentrl.errors import AgentRLError, UserError
 
@@ -94,6 +95,8 @@ _add(
     panel=TRAIN,
 )
 _add(app, "replay", training.replay, "agentrl replay runs/quickstart/run --last-step 4", panel=TRAIN)
+
+_add(app, "simulate", simulate, "agentrl simulate run.yaml --sweep max_staleness=0,1,2,4", panel=TRAIN)
 
 _add(app, "report", runs.report, "agentrl report runs/quickstart/run", panel=LOOK)
 _add(app, "view", view, "agentrl view runs/quickstart/run", panel=LOOK)

@@ -27,6 +27,7 @@ from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.config.reward_model import REWARD_MODEL, RewardModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.section import Section
+from agentrl.config.simulation import SimulationConfig
 from agentrl.config.tracking import TrackingConfig
 from agentrl.config.trainer import TrainerConfig
 
@@ -50,6 +51,7 @@ class Config(Section):
     profiler: ProfilerConfig = ProfilerConfig()
     tracking: TrackingConfig = TrackingConfig()
     eval: EvalConfig = EvalConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     @property
     def models(self) -> dict[str, ModelConfig]:

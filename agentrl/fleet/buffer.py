@@ -1,5 +1,4 @@
-"""The replay buffer as the other processes call it: the controller by `Actor`, a rollout actor by
-`RemoteBuffer`.
+"""The replay buffer's process, as the controller calls it. Rollout actors call it by `RemoteBuffer`.
 
 If its process is killed, Ray restarts it, the buffer reads its journal, and Ray retries the calls in flight.
 """
@@ -13,23 +12,15 @@ import pyarrow as pa
 import ray
 import trio
 
-from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.training_buffer import BufferSettings, TrainingBuffer
-from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import AttemptFiles, TrajectoryRef
 from agentrl.errors import JournalError
-from agentrl.types import Lease, Trajectory
+from agentrl.types import Trajectory
 from agentrl.workers.actors import Actor, ActorKind, RetryPolicy, Tries
 from agentrl.workers.pools import beside_driver
 
 DATA_TIMEOUT_S = 3600.0
 """Reading and tokenizing a large training set takes minutes; this timeout only catches a hang."""
-LEASE_WAIT_S = 5.0
-"""Duration of one long poll for leases."""
-LEASE_TIMEOUT_S = 120.0
-"""If the buffer does not answer for this long, the rollout process ends, and its leases go to another
-owner.
-"""
 
 # A call may take a minute: after a restart, the buffer reads its journal. If there are more rollout actors
 # than lease threads, the actors take turns.
@@ -60,62 +51,23 @@ def open_buffer(settings: BufferSettings, folder: str | None, *, is_new: bool) -
     )
 
 
-class RemoteBuffer:
-    """The replay buffer's actor as TaskSource and TrajectorySink, for the leases of `owner`.
+class FileStore:
+    """Writes trajectories to files, in a thread: `agentrl.fleet.remote_buffer.Store`."""
 
-    Each `lease` reports the groups that it knows of, so that the buffer returns a group again if an answer
-    was lost. Finished trajectories go to files; the buffer gets their facts. If the disk is full, the
-    trajectory waits here, and later ones wait behind it.
-    """
-
-    def __init__(self, owner: str, buffer: Actor[ReplayBuffer], files: AttemptFiles) -> None:
-        self._owner = owner
-        self._buffer = buffer.within(LEASE_TIMEOUT_S)
+    def __init__(self, files: AttemptFiles, retry: RetryPolicy) -> None:
+        """retry: what to do while the disk is full."""
         self._files = files
-        self._missing: dict[int, set[int]] = {}  # group id -> members neither added nor left out yet
+        self._retry = retry
 
-    async def lease(self, limit: int) -> Sequence[Lease]:
-        leases = await self._buffer.run_async(
-            ReplayBuffer.lease, self._owner, limit, LEASE_WAIT_S, tuple(self._missing)
-        )
-        for lease in leases:
-            self._missing[lease.group_id] = set(range(lease.num_attempts))
-        return leases
+    async def store(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryRef]:
+        """Store the trajectories and return where each of them is.
 
-    async def withdrawn(self) -> Sequence[int]:
-        asked = dict(self._missing)
-        gone = await self._buffer.run_async(ReplayBuffer.withdrawn, self._owner, tuple(asked))
-        # Not those that ended or were leased again since.
-        mine = [group_id for group_id in gone if self._missing.get(group_id) is asked[group_id]]
-        for group_id in mine:
-            del self._missing[group_id]
-        return mine
-
-    async def add(self, trajectories: Sequence[Trajectory]) -> None:
-        refs = await self._store(trajectories)
-        facts = [AttemptFacts.of(t, ref) for t, ref in zip(trajectories, refs, strict=True)]
-        await self._buffer.run_async(ReplayBuffer.add, self._owner, facts)
-        for trajectory in trajectories:
-            self._account_for(trajectory.group_id, trajectory.member)
-
-    async def _store(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryRef]:
-        tries = Tries(self._buffer.retry)
+        Raises:
+            JournalError: the disk was full for too long.
+        """
+        tries = Tries(self._retry)
         while True:
             try:
                 return await trio.to_thread.run_sync(self._files.write, trajectories)
             except JournalError as error:
                 await trio.sleep(tries.pause_s(error))
-
-    async def drop_group(self, group_id: int, reason: str) -> None:
-        await self._buffer.run_async(ReplayBuffer.drop_group, self._owner, group_id, reason)
-        self._missing.pop(group_id, None)
-
-    async def leave_out(self, group_id: int, member: int, reason: str) -> None:
-        await self._buffer.run_async(ReplayBuffer.leave_out, self._owner, group_id, member, reason)
-        self._account_for(group_id, member)
-
-    def _account_for(self, group_id: int, member: int) -> None:
-        missing = self._missing.get(group_id, set())
-        missing.discard(member)
-        if not missing:
-            self._missing.pop(group_id, None)

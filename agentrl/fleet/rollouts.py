@@ -18,7 +18,8 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.data.attempt_files import AttemptFiles
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
-from agentrl.fleet.buffer import RemoteBuffer
+from agentrl.fleet.buffer import FileStore
+from agentrl.fleet.remote_buffer import RemoteBuffer
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.server_order import order_for
@@ -52,7 +53,7 @@ def rollout_worker(
     pa.set_memory_pool(pa.system_memory_pool())
     if buffer is not None:
         files.check_shared()
-    remote = None if buffer is None else RemoteBuffer(owner, buffer, files)
+    remote = None if buffer is None else RemoteBuffer(owner, buffer, FileStore(files, buffer.retry))
     worker = RolloutWorker(settings, remote)
     collect_rarely()
     return worker

@@ -19,7 +19,7 @@ from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.group_player import GroupPlayer
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.player import unplayed
-from agentrl.rollout.player_stack import PlayerParts, Validating, open_stack
+from agentrl.rollout.player_stack import StackParts, Validating
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
@@ -74,7 +74,7 @@ class AgentLoopManager:
         rollout: RolloutConfig,
         reward: RewardConfig,
         router: Router,
-        parts: PlayerParts,
+        parts: StackParts,
         *,
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
@@ -88,11 +88,8 @@ class AgentLoopManager:
         self._rollout = rollout
         self._attempts_per_group = attempts_per_group or rollout.group_size
         self._router = router
-        self._tools = parts.open_tools(agent)
-        training = validating = open_stack(agent, reward, router, parts, tools=self._tools)
-        if validation is not None:
-            own = agent.model_copy(update={"tools": validation.tools})
-            validating = open_stack(own, validation.reward, router, parts, tools=self._tools)
+        stacks = parts.open_stacks(agent, reward, router, validation)
+        training, validating, self._tools = stacks.training, stacks.validation, stacks.tools
         self._scorers = {training.scorer, validating.scorer}
         self._stats = RolloutStats()
         self.attempts = AttemptLog()  # training attempts only
@@ -234,6 +231,11 @@ class AgentLoopManager:
         ]
 
     # --------------------------------------------------------------------------------------------------- both
+
+    @property
+    def leased_groups(self) -> tuple[int, ...]:
+        """The leased groups in play."""
+        return tuple(self._leased)
 
     async def aclose(self) -> None:
         """Stop the processes in which rewards run."""

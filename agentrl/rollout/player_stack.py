@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
@@ -15,6 +16,7 @@ from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.gateway import Gateway
+from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession
 from agentrl.rollout.player import OpenSession, Player
@@ -45,13 +47,55 @@ class PlayerParts:
         """Return the state of the tools that all players of the process share."""
         return SharedTools(self.plugins.tools, agent, host=self.host, codec=self.chat)
 
+    def open_stacks(
+        self, agent: AgentConfig, reward: RewardConfig, turns: Router, validation: Validating | None
+    ) -> PlayerStacks:
+        """Return what plays training and validation. `validation` None: the same plays both."""
+        tools = self.open_tools(agent)
+        training = validating = open_stack(agent, reward, turns, self, tools=tools)
+        if validation is not None:
+            own = agent.model_copy(update={"tools": validation.tools})
+            validating = open_stack(own, validation.reward, turns, self, tools=tools)
+        return PlayerStacks(training, validating, tools)
+
+
+class StackScorer(GroupScorer, Protocol):
+    """Scores attempts, in processes of its own."""
+
+    async def aclose(self) -> None:
+        """Stop the processes in which rewards run."""
+
+
+class BreakerCount(Protocol):
+    """Counts tools that were closed for a while because they failed."""
+
+    @property
+    def num_breaker_openings(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerStack:
     """A player and its scorer."""
 
-    player: Player
-    scorer: Scorer
+    player: AttemptPlayer
+    scorer: StackScorer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlayerStacks:
+    """What plays training and validation, and the tools that both share."""
+
+    training: PlayerStack
+    validation: PlayerStack
+    tools: BreakerCount
+
+
+class StackParts(Protocol):
+    """Opens the players of a process: `PlayerParts`, or simulated ones."""
+
+    def open_stacks(
+        self, agent: AgentConfig, reward: RewardConfig, turns: Router, validation: Validating | None
+    ) -> PlayerStacks: ...
 
 
 def open_stack(

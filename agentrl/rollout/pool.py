@@ -50,10 +50,21 @@ class Complaint:
 
 
 class ServerPool:
-    """Servers by URL. `connect` creates the client of a URL; for `silence_s` and `max_pause_s` see Server."""
+    """Servers by URL, each checked every `tend_s` seconds.
 
-    def __init__(self, connect: Callable[[str], Client], *, silence_s: float, max_pause_s: float) -> None:
+    `connect` creates the client of a URL; for `silence_s` and `max_pause_s` see Server.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str], Client],
+        *,
+        silence_s: float,
+        max_pause_s: float,
+        tend_s: float = TEND_INTERVAL_S,
+    ) -> None:
         self._connect = connect
+        self._tend_s = tend_s
         self._silence_s = silence_s
         self._max_pause_s = max_pause_s
         self._servers: dict[str, Server] = {}
@@ -142,7 +153,7 @@ class ServerPool:
                     server.drain()
                     await server.leave()
                 await self._settle_aborts(server)
-                await trio.sleep(TEND_INTERVAL_S)
+                await trio.sleep(self._tend_s)
         del self._tending[server]
         await server.leave()
         await self._close(server)

@@ -18,7 +18,7 @@ import trio
 
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.affinity import Affinity, TurnLengths, Work, uncached
-from agentrl.rollout.pool import ServerPool
+from agentrl.rollout.pool import TEND_INTERVAL_S, ServerPool
 from agentrl.rollout.server import Client
 from agentrl.rollout.stats import IdleTime
 from agentrl.types import Generation, SamplingParams
@@ -53,6 +53,7 @@ class Router:
         max_silence_s: a server that answers no running generation for this long, without any change of its
             load, hangs. It is drained unless it is paused.
         max_pause_s: a server that is paused for longer counts as hanging.
+        tend_s: interval between two checks of a server.
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Router:
         context_tokens: int | None = None,
         max_silence_s: float = MAX_SILENCE_S,
         max_pause_s: float = MAX_PAUSE_S,
+        tend_s: float = TEND_INTERVAL_S,
     ) -> None:
         self.context_tokens = context_tokens
         self._vocab_size = vocab_size
-        self._pool = ServerPool(connect, silence_s=max_silence_s, max_pause_s=max_pause_s)
+        self._pool = ServerPool(connect, silence_s=max_silence_s, max_pause_s=max_pause_s, tend_s=tend_s)
         self._affinity = Affinity()
         self._lengths = TurnLengths()
         self._request_numbers = itertools.count()

@@ -247,7 +247,7 @@ def test_a_checkpoint_of_another_folder():
     found = audited(leased(0), imported)
     assert found.is_balanced
     assert found.counts() == {"queued": 1, "leased": 0, "ready": 1, "consumed": 4, "dropped": 3}
-    assert (found.step, found.settled, found.discarded) == (2, 2, {"late": 3})
+    assert (found.step, found.settled, found.discarded) == (2, 2, {"late": 3, "owner_lost": 1})
     assert (found.groups[5].state, found.groups[6].state, found.groups[6].versions) == (
         "queued",
         "ready",

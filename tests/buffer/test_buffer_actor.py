@@ -37,7 +37,8 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import ConfigError, DataError
-from agentrl.fleet.buffer import RemoteBuffer, launch_buffer
+from agentrl.fleet.buffer import FileStore, launch_buffer
+from agentrl.fleet.remote_buffer import RemoteBuffer
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
 from agentrl.workers.actors import Actor
 
@@ -198,7 +199,10 @@ def test_a_rollout_actor_hears_which_of_its_groups_are_not_its_own_any_more(clus
     buffer.run(TrainingBuffer.advance, 0)
 
     async def main() -> list[list[int]]:
-        mine, told = RemoteBuffer("mine", buffer, AttemptFiles(ATTEMPTS, is_synced=False)), []
+        mine, told = (
+            RemoteBuffer("mine", buffer, FileStore(AttemptFiles(ATTEMPTS, is_synced=False), buffer.retry)),
+            [],
+        )
         leases = await mine.lease(2)
         assert [lease.group_id for lease in leases] == [0, 1]
         told.append([*await mine.withdrawn()])

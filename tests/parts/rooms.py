@@ -7,7 +7,7 @@ ROWS = [
     {"data", "chat", "sglang", "algorithms", "rewards", "adapters"},
     {"rollout", "serving", "buffer", "learner", "figures"},
     {"evaluation", "testing", "fleet", "weights", "view"},
-    {"controller"},
+    {"controller", "simulation"},
     {"offline"},
     {"cli"},
 ]

@@ -206,6 +206,7 @@ PICTURES = {
     "agentrl.figures.run_panels",
     "agentrl.figures.evaluation_picture",
     "agentrl.figures.corrections_picture",
+    "agentrl.simulation.picture",
 }
 """Modules that load matplotlib, for a second."""
 
