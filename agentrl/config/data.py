@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.section import Section
-from agentrl.config.storage_urls import PathsOrURLs
+from agentrl.config.storage_fields import PathsOrURLs
 
 OverlongPrompts = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.config.section import Section
-from agentrl.config.storage_urls import PathOrURL
+from agentrl.config.storage_fields import PathOrURL
 
 
 class LoRAConfig(Section):

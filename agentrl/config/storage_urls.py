@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Annotated
 from urllib.parse import parse_qsl, urlsplit
-
-from pydantic import AfterValidator
 
 SCHEMES = ("s3", "gs", "file", "memory")
 S3_OPTIONS = ("endpoint_override", "region", "scheme")
@@ -58,34 +54,3 @@ def problem_of(url: str) -> str | None:
     if scheme in ("file", "memory") and not (parts.netloc + parts.path).strip("/"):
         return f"{shown(url)!r} names no folder; write {scheme}:///FOLDER"
     return None
-
-
-def _checked(path: str) -> str:
-    if is_url(path) and (problem := problem_of(path)):
-        raise ValueError(problem)
-    return path
-
-
-def _checked_url(url: str | None) -> str | None:
-    if url is not None and not is_url(url):
-        raise ValueError(
-            f"{url!r} is not a URL; write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or file:///FOLDER"
-        )
-    return None if url is None else _checked(url)
-
-
-def _local(path: str | None) -> str | None:
-    if path is not None and is_url(path):
-        raise ValueError(f"{shown(path)!r} must be a local folder: a run writes there all the time")
-    return path
-
-
-def _checked_all(paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(_checked(path) for path in paths)
-
-
-PathOrURL = Annotated[str, AfterValidator(_checked)]
-"""A local path, or a URL that `problem_of` accepts."""
-PathsOrURLs = Annotated[tuple[str, ...], AfterValidator(_checked_all)]
-LocalFolder = Annotated[str | None, AfterValidator(_local)]
-StorageURL = Annotated[str | None, AfterValidator(_checked_url)]

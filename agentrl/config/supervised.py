@@ -15,7 +15,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
-from agentrl.config.storage_urls import PathsOrURLs
+from agentrl.config.storage_fields import PathsOrURLs
 from agentrl.config.trainer import Verify
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.config.section import Section
-from agentrl.config.storage_urls import LocalFolder
+from agentrl.config.storage_fields import LocalFolder
 
 Verify = Literal["sample", "full"]
 """How much of a checkpoint is verified before it is read."""

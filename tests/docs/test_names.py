@@ -36,6 +36,7 @@ OTHERS = {
         "--lora-backend torch_native",
         "--lora-target-modules",
         "--policy cache_aware",
+        "flashinfer_trtllm",
         "power_of_two",
         "sglang_router",
     },
