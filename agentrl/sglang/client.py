@@ -269,8 +269,13 @@ class SGLangClient:
     async def destroy_weights_group(self, name: str) -> None:
         await self._update("/destroy_weights_update_group", {"group_name": name})
 
-    async def begin_weight_update(self) -> None:
-        await self._update("/begin_weight_update", {})
+    async def begin_weight_update(self, *, is_staged: bool = False) -> None:
+        """Open a session of updates.
+
+        is_staged: the server samples on with its old weights until the session ends. For servers whose
+        `server_info` has `stages_updates`.
+        """
+        await self._update("/begin_weight_update", {"staged": True} if is_staged else {})
 
     async def end_weight_update(self) -> None:
         await self._update("/end_weight_update", {})

@@ -34,6 +34,7 @@ class GroupTransport(Transport):
         super().__init__(learner, config)
         self._members: tuple[str, ...] = ()  # urls in the open process groups, in rank order
         self._num_formed = 0
+        self._staging: set[str] = set()  # urls of members that receive weights while they sample
         self._name = uuid.uuid4().hex[:8]
         self._clients: dict[str, SGLangClient] = {}  # of the current publish
         self._buckets: list[list[TensorSpec]] = []
@@ -52,8 +53,18 @@ class GroupTransport(Transport):
         broken: list[str] = []
 
         async def receive(server: SGLangClient) -> None:
+            if server.url in self._staging:
+                await server.begin_weight_update(is_staged=True)
+                await self._receive(server, version, may_flush=True)
+                async with hold(server):
+                    await server.end_weight_update()
+                return
             async with hold(server) as may_flush:
+                with suppress(RequestRefused):  # refused unless an aborted attempt left a session open
+                    await server.end_weight_update()
+                await server.begin_weight_update()
                 await self._receive(server, version, may_flush=may_flush)
+                await server.end_weight_update()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, times, broken)
@@ -68,9 +79,6 @@ class GroupTransport(Transport):
         )
 
     async def _receive(self, server: SGLangClient, version: int, *, may_flush: bool) -> None:
-        with suppress(RequestRefused):  # refused unless an aborted attempt left a session open
-            await server.end_weight_update()
-        await server.begin_weight_update()
         for index, bucket in enumerate(self._buckets):
             is_last = index == len(self._buckets) - 1
             await server.update_weights_from_distributed(
@@ -79,7 +87,6 @@ class GroupTransport(Transport):
                 version=version if is_last else None,
                 flush_cache=may_flush and is_last,
             )
-        await server.end_weight_update()
 
     async def _send(self, times: list[SendTimes], broken: list[str]) -> None:
         """Send all buckets by one call of the ranks, which plan the same buckets.
@@ -108,6 +115,7 @@ class GroupTransport(Transport):
         await self.close(list(self._clients.values()))
         self._members = urls  # set before forming the groups: those formed half-way must be left too
         self._num_formed += 1
+        self._staging.clear()
         num_ranks, failed = await self._count_ranks(servers)
         if failed:
             return {url: failed.get(url) or "; ".join(failed.values()) for url in urls}
@@ -159,12 +167,15 @@ class GroupTransport(Transport):
 
     async def _count_ranks(self, servers: Sequence[SGLangClient]) -> tuple[dict[str, int], dict[str, str]]:
         """Return the number of ranks of each server, and url -> reason for servers without a usable
-        answer.
+        answer. Notes which servers stage updates.
         """
         num_ranks: dict[str, int] = {}
 
         async def ask(server: SGLangClient) -> None:
-            num_ranks[server.url] = parse_num_ranks(await server.server_info(), server=server.url)
+            info = await server.server_info()
+            num_ranks[server.url] = parse_num_ranks(info, server=server.url)
+            if info.get("stages_updates") is True:
+                self._staging.add(server.url)
 
         failed = await for_each(servers, ask, timeout_s=PING_S, limit="the time limit of a request")
         return num_ranks, failed

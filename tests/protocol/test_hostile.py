@@ -438,7 +438,7 @@ FIELDS = {
     ),
     "/load_lora_adapter": ("lora_name", "lora_path"),
     "/unload_lora_adapter": ("lora_name",),
-    "/begin_weight_update": (),
+    "/begin_weight_update": ("staged",),
     "/end_weight_update": (),
     "/update_weights_from_distributed": (
         "names",

@@ -266,6 +266,76 @@ def test_a_missing_folder_is_refused(talk):
     assert talk(script).version == 0
 
 
+@ONLY_EMBEDDED
+def test_staged_weights_arrive_while_it_samples_and_replace_the_old_ones_at_the_end(
+    server, talk, spawn, sample_on, logprobs_of
+):
+    port, specs = reserved_port(), specs_of(server.other)
+
+    async def script(client):
+        assert (await client.server_info())["stages_updates"] is True
+        trainer = spawn([sys.executable, "-c", TRAINER, str(port), str(server.other), "flattened_bucket"])
+        await client.init_weights_group(
+            address="127.0.0.1", port=port, rank_offset=1, world_size=2, name="g", backend="gloo"
+        )
+        before = await client.checksums()
+        await client.begin_weight_update(is_staged=True)
+        # Nothing is pending: without staging, a request would wait for the end of the session.
+        with trio.fail_after(60):
+            waiting = await client.generate(PROMPT, GREEDY, rid="waiting")
+        async with generating(client, sample_on, count=2) as done:
+            await client.update_weights_from_distributed(specs, group="g", version=9, flush_cache=True)
+            with trio.fail_after(60):
+                staged = await client.generate(PROMPT, GREEDY, rid="staged")
+            assert await client.checksums() == before
+            await client.pause("abort")
+            await client.end_weight_update()
+            await client.resume()
+        after = await client.generate(PROMPT, GREEDY, rid="after")
+        await client.destroy_weights_group("g")
+        await trio.to_thread.run_sync(trainer.wait)
+        return waiting, staged, done, after
+
+    waiting, staged, done, after = talk(script)
+    for old in (waiting, staged, *done):
+        assert set(old.versions) <= {0, 9}
+    assert set(waiting.versions) == set(staged.versions) == {0}
+    assert set(after.versions) == {9}
+    for got, folder in ((waiting, server.model), (staged, server.model), (after, server.other)):
+        own = logprobs_of(folder, PROMPT, got.token_ids.tolist())
+        np.testing.assert_allclose(got.logprobs, own, atol=1e-4)
+
+
+@ONLY_EMBEDDED
+def test_a_staged_session_without_its_last_bucket_changes_nothing(server, talk, spawn):
+    port, specs = reserved_port(), specs_of(server.other)
+
+    async def script(client):
+        trainer = spawn([sys.executable, "-c", TRAINER, str(port), str(server.other), "flattened_bucket"])
+        await client.init_weights_group(
+            address="127.0.0.1", port=port, rank_offset=1, world_size=2, name="g", backend="gloo"
+        )
+        before = await client.checksums()
+        await client.begin_weight_update(is_staged=True)
+        await client.update_weights_from_distributed(specs, group="g", version=None, flush_cache=True)
+        with pytest.raises(RequestRefused, match="before the update with the version came; the old weights"):
+            await client.end_weight_update()
+        assert await client.checksums() == before
+        await client.end_weight_update()  # nothing of it is left
+        assert await client.checksums() == before
+        await client.begin_weight_update()
+        with pytest.raises(RequestRefused, match="not staged is open; end it first"):
+            await client.begin_weight_update(is_staged=True)
+        await client.end_weight_update()
+        await client.begin_weight_update(is_staged=True)
+        await client.end_weight_update()
+        await client.destroy_weights_group("g")
+        await trio.to_thread.run_sync(trainer.wait)
+        return await client.generate(PROMPT, GREEDY, rid="after")
+
+    assert set(talk(script).versions) == {0}
+
+
 def spoil_name(tensors):
     tensors["model.unknown.weight"] = torch.zeros(3)
 

@@ -213,6 +213,32 @@ class Listing(Server):
         return await super()._do(name, *args, **options)
 
 
+def test_a_server_that_stages_is_paused_only_for_the_swap(tmp_path):
+    staging, other = Server(1, info={"stages_updates": True}), Server(2)
+    publish(Source(), tmp_path, {"transport": "distributed"}, [staging, other], versions=(1, 2))
+    received = 3 * ["update_weights_from_distributed"]
+    swap = ["pause", "end_weight_update", "resume"]
+    assert staging.calls[-7:] == ["begin_weight_update", *received, *swap]
+    assert other.calls[-7:] == ["end_weight_update", "begin_weight_update", *received, *swap[1:]]
+    assert other.calls[-8] == "pause"
+    assert [(server.version, server.is_paused) for server in (staging, other)] == [(2, False)] * 2
+
+
+def test_a_staging_server_that_fails_before_the_swap_is_tried_again(tmp_path):
+    failing = Server(
+        1,
+        call="update_weights_from_distributed",
+        times=1,
+        error=ServerError("answered 500", status=500),
+        info={"stages_updates": True},
+    )
+    [report] = publish(Source(), tmp_path, {"transport": "distributed"}, [failing])
+    assert (dict(report.failed), list(report.repaired)) == ({}, [failing.url])
+    assert failing.calls.count("begin_weight_update") == 2
+    assert failing.calls.count("pause") == 1
+    assert (failing.version, failing.is_paused) == (1, False)
+
+
 def test_sources_take_turns_and_each_has_a_group(tmp_path):
     servers = [Listing(1), Listing(2)]
     publish(Source(), tmp_path, {"transport": "distributed", "sources": 2}, servers)

@@ -156,7 +156,7 @@ class App:
         return json_response({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
 
     async def server_info(self, request: Request) -> Response:
-        state = {"is_paused": self._service.is_paused, "knows_changes": True}
+        state = {"is_paused": self._service.is_paused, "knows_changes": True, "stages_updates": True}
         return json_response({**self._info, **self._model_info(), **state})
 
     async def model_info(self, request: Request) -> Response:
@@ -227,6 +227,11 @@ class App:
         return json_response(
             {"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}}
         )
+
+    async def begin_update(self, request: Request) -> Response:
+        body = await read_body(request)
+        await self._service.begin_update(is_staged=flag_of(body, "staged", False))
+        return json_response(_done("Weight update begun."))
 
     async def update_from_group(self, request: Request) -> Response:
         body = await read_body(request)
@@ -302,7 +307,7 @@ class App:
             "/update_weights_from_disk": self.update_from_disk,
             "/load_lora_adapter": self.load_adapter,
             "/unload_lora_adapter": self.unload_adapter,
-            "/begin_weight_update": _command(self._service.begin_update, _done("Weight update begun.")),
+            "/begin_weight_update": self.begin_update,
             "/end_weight_update": _command(self._service.end_update, _done("Weight update ended.")),
             "/update_weights_from_distributed": self.update_from_group,
             "/update_weights_from_tensor": self.update_from_tensor,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
@@ -89,11 +90,16 @@ class _Session:
 
     version: the version before the session. undo: the values that it overwrote.
     num_coming: updates that have begun and not ended.
+    staged: weights that arrived and wait for the end of the session, while requests are sampled on with the
+        old ones; None: each update replaces weights at once, and no request runs.
+    next_version: of the staged weights; None until the last update of the session.
     """
 
     version: str
     undo: Undo = field(default_factory=Undo)
     num_coming: int = 0
+    staged: dict[str, Tensor] | None = None
+    next_version: str | None = None
 
 
 class Service:
@@ -231,7 +237,8 @@ class Service:
 
     @property
     def _is_open(self) -> bool:
-        return not (self.is_paused or self._session or self._is_released or self._holds)
+        is_replacing = self._session is not None and self._session.staged is None
+        return not (self.is_paused or is_replacing or self._is_released or self._holds)
 
     def _open_if_free(self) -> None:
         if not self._is_open:
@@ -352,12 +359,25 @@ class Service:
                 if version is not None:
                     self.rename(version)
 
-    async def begin_update(self) -> None:
+    async def begin_update(self, *, is_staged: bool = False) -> None:
         """Open a session of distributed updates; the gate stays shut until `end_update`.
 
         An open session is continued.
+
+        Args:
+            is_staged: keep the gate open. The weights are kept beside those in use, and replace them in
+                `end_update`. Weights of an earlier staged session that did not end are dropped.
+
+        Raises:
+            WrongState: a staged session cannot begin, because another one may have replaced some weights.
         """
-        self._session = self._session or _Session(self.version)
+        if is_staged:
+            if self._session is not None and self._session.staged is None:
+                raise WrongState("a session of updates that are not staged is open; end it first")
+            self._session = _Session(self.version, staged={})
+            return
+        if self._session is None or self._session.staged is not None:
+            self._session = _Session(self.version)
         async with self._exclusive(abort_all=False):
             pass
 
@@ -387,12 +407,26 @@ class Service:
             raise WeightsRefused(
                 "the session ended while weights of it were on their way; the old weights are kept"
             )
+        if session.staged is not None:
+            await self._put_staged(session.staged, session.next_version)
+            return
         async with self._update_lock:
             try:
                 await self._check(session.undo)
             except WeightsRefused:
                 self.rename(session.version)
                 raise
+
+    async def _put_staged(self, staged: Mapping[str, Tensor], version: str | None) -> None:
+        if staged and version is None:
+            raise WeightsRefused(
+                "the session ended before the update with the version came; the old weights are kept"
+            )
+        async with self._exclusive(abort_all=False):
+            await self._check(await self.engine.while_parked(partial(self._weights.replace, staged)))
+            self._weights_name = None
+            if version is not None:
+                self.rename(version)
 
     async def update_from_group(
         self, specs: Sequence[WeightSpec], *, name: str, is_bucket: bool, version: str | None, abort_all: bool
@@ -413,6 +447,17 @@ class Service:
         group = self.groups.get(name)
         session.num_coming += 1
         try:
+            if session.staged is not None:
+                async with self._update_lock:
+                    tensors = await in_thread(
+                        partial(self._weights.receive, specs, group, is_bucket=is_bucket)
+                    )
+                if self._session is not session:
+                    raise WrongState("the session of this update ended while its weights were on their way")
+                # Into the host's memory: beside a model, a GPU has no room for a second one.
+                session.staged |= {name: tensor.cpu() for name, tensor in tensors.items()}
+                session.next_version = version
+                return
             async with self._exclusive(abort_all=abort_all):
                 tensors = await in_thread(partial(self._weights.receive, specs, group, is_bucket=is_bucket))
                 self._weights_name = None
