@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -110,14 +110,18 @@ def initialize_adapters(module: PreTrainedModel) -> None:
         own_part(up)[0].zero_()
 
 
-def cut_parts(layer: nn.Module, *, is_colwise: bool) -> list[str]:
-    """Return which modules inside of a linear layer are sharded if its matrix is, as suffixes of its name.
+def cut_parts(layer: Any, *, is_colwise: bool) -> tuple[list[nn.Module], nn.Module | None]:
+    """Return the linear layers to shard if the matrix of `layer` is, and the factor of its adapter that stays
+    whole.
 
-    W and B have the same rows, W and A the same columns; the other factor of an adapter stays whole.
+    W and B have the same rows, W and A the same columns. None: there is no adapter.
     """
     if not hasattr(layer, "base_layer"):
-        return [""]
-    return [_BASE_LAYER.rstrip("."), f".{'lora_B' if is_colwise else 'lora_A'}.{_ADAPTER}"]
+        return [layer], None
+    factors = {name: getattr(layer, name)[_ADAPTER] for name in ("lora_A", "lora_B")}
+    cut = factors.pop("lora_B" if is_colwise else "lora_A")
+    [whole] = factors.values()
+    return [layer.base_layer, cut], whole
 
 
 def published_name(name: str) -> str | None:

@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
@@ -31,7 +34,10 @@ from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.layout import check_layout
 from agentrl.learner.learner import Learner
+from agentrl.learner.loading import Outline
+from agentrl.learner.lora import add_adapter
 from agentrl.learner.packing import pack
+from agentrl.learner.tensor_parallel import cut_layers
 from parts.learner import learner_spec, lone_learner, random_samples, reserved_ports, tiny_sizes
 from parts.ranks import run_program, run_ranks
 
@@ -256,6 +262,52 @@ def test_a_model_that_cannot_be_cut_is_refused_in_one_line(config, size, reason)
         check_layout(config, ModelConfig(), LearnerConfig(world_size=size, tensor_parallel=size))
     assert "\n" not in str(refusal.value)
     assert f"learner.tensor_parallel={size}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("lora", [None, LoRAConfig(rank=2)], ids=["plain", "adapters"])
+def test_a_layer_needs_two_sums_in_each_direction(lora):
+    """Of hidden states; with adapters, also of the small factors' products and gradients."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+        if lora is not None:
+            add_adapter(module, lora, dtype=torch.float32)
+            Outline(module).fill(torch.device("cpu"))
+        cut_layers(module, init_device_mesh("cpu", (1,)))
+        counted = _Sums()
+        with counted:
+            logits = module(torch.arange(5)[None], use_cache=False).logits
+        forward = counted.take()
+        with counted:
+            logits.sum().backward()
+        backward = counted.take()
+    finally:
+        dist.destroy_process_group()
+    width, layers = SIZES["hidden_size"], SIZES["num_hidden_layers"]
+    assert forward.count((1, 5, width)) == 2 * layers
+    # A first layer whose input is not trained sends no gradient on.
+    assert backward.count((1, 5, width)) == 2 * layers - (lora is not None)
+    small = [shape for shape in forward + backward if shape != (1, 5, width)]
+    # A rank-2 product for each of two matrices cut by rows, and a gradient of A for each of five by columns.
+    wanted = [] if lora is None else [(1, 5, 2)] * 2 * layers + [(2, width)] * 5 * layers
+    assert sorted(small) == sorted(wanted)
+
+
+class _Sums(TorchDispatchMode):
+    """Collects the shapes of what is summed over ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self._shapes = []
+
+    def take(self):
+        shapes, self._shapes = self._shapes, []
+        return shapes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "all_reduce" in str(func):
+            self._shapes.append(tuple(args[0].shape))
+        return func(*args, **(kwargs or {}))
 
 
 def test_dropped_inputs_of_adapters_are_refused():
