@@ -108,6 +108,8 @@ _add(
     "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported",
     panel=LOOK,
 )
+_add(app, "fetch", runs.fetch, "agentrl fetch s3://bucket/runs/first runs/first", panel=LOOK)
+_add(app, "disk", runs.disk, "agentrl disk runs/quickstart/run", panel=LOOK)
 app.add_typer(servers_app, name="servers", rich_help_panel=LOOK)
 _add(servers_app, "list", runs.servers_list, "agentrl servers list runs/quickstart/run")
 _add(servers_app, "add", runs.servers_add, "agentrl servers add runs/quickstart/run http://127.0.0.1:30000")

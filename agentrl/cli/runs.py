@@ -109,6 +109,31 @@ def export(
     typer.echo(f"wrote {shown(out)}")
 
 
+def fetch(
+    url: Annotated[str, typer.Argument(metavar="URL", help="`trainer.upload_to` of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write; it must not exist.")],
+    debug: Debug = False,
+) -> None:
+    """Fetch an uploaded run: all files, compared with their hashes. Commands on runs work in the folder; to
+    continue the run, use `agentrl train` in an empty folder instead.
+    """
+    from agentrl.controller.uploaded import fetch_run
+
+    fetch_run(url, folder, say=partial(typer.echo, err=True))
+    typer.echo(f"wrote {folder}")
+
+
+def disk(
+    run: Annotated[str, typer.Argument(metavar="RUN|URL", help="Folder of a run, or `trainer.upload_to`.")],
+    debug: Debug = False,
+) -> None:
+    """Show how much of a run is on this machine, and how much is uploaded."""
+    from agentrl.controller.uploaded import disk_lines
+
+    for line in disk_lines(run):
+        typer.echo(line)
+
+
 def servers_list(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from agentrl.config.keys import Key, iter_keys, iter_sections
 from agentrl.config.origins import Origins
 from agentrl.config.section import Section
+from agentrl.config.storage_urls import without_credentials
 
 MAX_SHOWN_CHARACTERS = 80
 FOREIGN_KEYS = "agentrl.foreign_keys"
@@ -117,7 +118,7 @@ def describe_invalid(error: ValidationError, origins: Origins) -> list[str]:
             )
         else:
             lines.append(f"{name}: {show(problem['input'])} is wrong: {problem['msg']} ({origins.find(key)})")
-    return lines
+    return [without_credentials(line) for line in lines]
 
 
 def _dotted(location: Sequence[str | int]) -> str:

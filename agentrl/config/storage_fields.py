@@ -26,7 +26,10 @@ def _checked_url(url: str | None) -> str | None:
 
 def _local(path: str | None) -> str | None:
     if path is not None and is_url(path):
-        raise ValueError(f"{shown(path)!r} must be a local folder: a run writes there all the time")
+        raise ValueError(
+            f"{shown(path)!r} must be a local folder: a run writes there all the time; set trainer.upload_to "
+            "to have finished files copied to a URL"
+        )
     return path
 
 

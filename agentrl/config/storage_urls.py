@@ -10,7 +10,7 @@ S3_OPTIONS = ("endpoint_override", "region", "scheme")
 """What may follow `?` in an s3:// URL: for servers that speak S3 but are not Amazon's."""
 
 _HAS_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_AUTHORITY = re.compile(r"(?<=://)[^/?#]*@")
+_AUTHORITY = re.compile(r"(?<=://)[^/?#\s]*@")
 _QUERY = re.compile(r"\?.*", re.S)
 
 
@@ -21,7 +21,12 @@ def is_url(text: str) -> bool:
 
 def shown(url: str) -> str:
     """Return a URL without user, password and query, for messages and logs."""
-    return _QUERY.sub("", _AUTHORITY.sub("***@", url))
+    return _QUERY.sub("", without_credentials(url))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text in which user and password of each URL are `***`."""
+    return _AUTHORITY.sub("***@", text)
 
 
 def problem_of(url: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.config.section import Section
-from agentrl.config.storage_fields import LocalFolder
+from agentrl.config.storage_fields import LocalFolder, StorageURL
 
 Verify = Literal["sample", "full"]
 """How much of a checkpoint is verified before it is read."""
@@ -56,6 +56,17 @@ class TrainerConfig(Section):
     )
     run_dir: LocalFolder = Field(
         None, description="Folder of the run; None: runs/<project_name>/<experiment_name>."
+    )
+    upload_to: StorageURL = Field(
+        None,
+        description="URL of a folder (s3://, gs://, file://) that gets a copy of the run in the background: "
+        "finished checkpoints, the journal, trajectories, metrics, the policy. In a run folder without "
+        "checkpoints, the same command resumes from there, on any machine (docs/storage.md). None: no copy.",
+    )
+    upload_interval_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds between searches for finished files to upload.",
     )
     project_name: str = Field("agentrl", description="Name of the project, for trackers.")
     experiment_name: str = Field("default", description="Name of the run.")

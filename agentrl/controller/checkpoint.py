@@ -15,7 +15,7 @@ checkpoints/step_000020/
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,7 +196,7 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
         checkpoint: the one that this run resumes from; None: it starts from the initial weights.
     """
     last = checkpoint.step if checkpoint is not None and checkpoint.is_in(parent) else -1
-    others = [other for other in _complete(parent) if other.step > last]
+    others = [other for other in complete_checkpoints(parent) if other.step > last]
     if not others:
         return None
     aside = parent / f"before_{len(list(parent.glob('before_*'))):03d}"
@@ -211,12 +211,12 @@ def put_aside(parent: Path, checkpoint: Checkpoint | None) -> str | None:
     )
 
 
-def prune(parent: Path, trainer: TrainerConfig) -> None:
-    """Remove all checkpoints but the newest `keep_last` and the best `keep_best`."""
-    found = _complete(parent)
+def prune(parent: Path, trainer: TrainerConfig, *, pinned: Collection[str] = ()) -> None:
+    """Remove all checkpoints but the newest `keep_last`, the best `keep_best`, and the folders `pinned`."""
+    found = complete_checkpoints(parent)
     kept = {c.step for c in found[-trainer.keep_last :]} | {c.step for c in _best(found, trainer)}
     for checkpoint in found:
-        if checkpoint.step not in kept:
+        if checkpoint.step not in kept and checkpoint.folder.name not in pinned:
             shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 
@@ -268,7 +268,7 @@ def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:
     if trainer.resume_mode == "disable":
         return None
     if trainer.resume_mode == "auto":
-        found = _complete(parent)
+        found = complete_checkpoints(parent)
         if not found:
             return None
         checkpoint = found[-1]
@@ -290,12 +290,13 @@ def damaged(checkpoint: Checkpoint, damage: str, *, parent: Path | None = None) 
 
     parent: checkpoints of the run that would resume from it; the error names the newest older one of them.
     """
-    older = [] if parent is None else [c for c in _complete(parent) if c.step < checkpoint.step]
+    older = [] if parent is None else [c for c in complete_checkpoints(parent) if c.step < checkpoint.step]
     cure = f"; trainer.resume_mode={older[-1].folder} is older" if older else ""
     return CheckpointError(f"checkpoint {checkpoint.folder} is damaged: {damage}{cure}")
 
 
-def _complete(parent: Path) -> list[Checkpoint]:
+def complete_checkpoints(parent: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints in a folder, the oldest first."""
     return [_read(folder) for folder in sorted(parent.glob("step_*")) if (folder / MANIFEST).is_file()]
 
 

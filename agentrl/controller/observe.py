@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -64,6 +64,8 @@ class Observer:
         self._attempts = self._recorded_attempts = AttemptCounts()
         self._begin_alarms()
         self.timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
+        self.further_metrics: Callable[[], Mapping[str, float]] = dict
+        """Returns further metrics for each step."""
         self._last_rollout = _NOTHING_PLAYED
         self._sampling = RecentRate(0.0)
         self._published = _NOTHING_PUBLISHED
@@ -169,6 +171,7 @@ class Observer:
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
             "trainer/unwritten_files": float(self.unwritten.take_count()),
+            **self.further_metrics(),
         }
         values |= _movement(values)
         self._published = _NOTHING_PUBLISHED

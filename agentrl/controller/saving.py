@@ -6,7 +6,7 @@ The loop continues once the learner has copied its state.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,14 +30,17 @@ class CheckpointWriter:
         *,
         newest: Checkpoint | None = None,
         wait_for_records: Callable[[], None] = lambda: None,
+        pinned: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """newest: the newest complete checkpoint; at first the one that the run resumes from.
 
         None: the initial weights.
         wait_for_records: returns when the trajectories of all steps so far are written: a replay needs those
             up to the checkpoint. Called in the background.
+        pinned: returns the names of checkpoints that are being read, and are not removed now.
         """
         self._wait_for_records = wait_for_records
+        self._pinned = pinned
         self._parent = parent
         self._trainer = trainer
         self.newest = newest
@@ -100,7 +103,7 @@ class CheckpointWriter:
             written = roles.finish_save()
             self._wait_for_records()
         self.newest = checkpoint = complete(partial, written, step=step, version=version, metric=metric)
-        prune(self._parent, self._trainer)
+        prune(self._parent, self._trainer, pinned=self._pinned())
         return checkpoint
 
 

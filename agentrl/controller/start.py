@@ -13,6 +13,7 @@ driver
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -52,12 +53,15 @@ from agentrl.controller.run import Processes, Run
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
+from agentrl.controller.upload import RunUpload
+from agentrl.controller.uploaded import UploadIndex, claim_upload
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
 from agentrl.data.fetched import with_local_files
 from agentrl.data.model_source import resolve_model
+from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
 from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
@@ -101,6 +105,7 @@ def open_run(config: Config) -> Iterator[Run]:
         # The servers and ranks are gone by then: nobody reads or writes a version.
         stack.callback(remove_versions, run_dir.weights(config.rollout.weights))
         tidy(run_dir.checkpoints)
+        upload = _claim_upload(config, run_dir)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         scoring = _open_scoring(config, run_dir, plugins, chat)
         if checkpoint is None and config.data.val_files:  # a resumed run does not play the baselines
@@ -109,6 +114,13 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(observer.close)
         stack.enter_context(interruptible())
         started = time.monotonic()
+        if upload is not None:
+            place, index = upload
+            interval_s = config.trainer.upload_interval_s
+            uploading = stack.enter_context(
+                RunUpload(place, index, run_dir, interval_s=interval_s, say=observer.say)
+            )
+            observer.further_metrics = uploading.metrics
         if warning := memory_warning(config, granted_bytes=granted().memory_bytes):
             observer.say(f"warning: {warning}")
         observer.say("starting Ray, servers, learner and rollout actors ...")
@@ -144,7 +156,11 @@ def open_run(config: Config) -> Iterator[Run]:
         )
         observer.recording = recording = RemoteRecording(launch_recorder(), observer.unwritten, observer.say)
         checkpoints = CheckpointWriter(
-            run_dir.checkpoints, config.trainer, newest=checkpoint, wait_for_records=recording.wait
+            run_dir.checkpoints,
+            config.trainer,
+            newest=checkpoint,
+            wait_for_records=recording.wait,
+            pinned=tuple if upload is None else uploading.pinned,
         )
         # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
         # save.
@@ -172,6 +188,19 @@ def open_run(config: Config) -> Iterator[Run]:
         )
         with watching(run):
             yield run
+
+
+def _claim_upload(config: Config, run_dir: RunDir) -> tuple[StoragePath, UploadIndex] | None:
+    """Take the upload over, and fetch it if the run folder is new; None without `trainer.upload_to`."""
+    if config.trainer.upload_to is None:
+        return None
+    place = StoragePath.of(config.trainer.upload_to)
+    return place, claim_upload(place, run_dir, config.trainer, say=_say_early)
+
+
+def _say_early(text: str) -> None:
+    """Show a message before there is a console."""
+    sys.stderr.write(f"{text}\n")
 
 
 def _resolved(config: Config) -> Config:

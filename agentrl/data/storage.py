@@ -36,6 +36,8 @@ REQUEST_TIMEOUT_S = 60.0
 """Seconds without a byte after which a request counts as failed."""
 MAX_ATTEMPTS = 5
 """Attempts per request, with pauses that double: 503, timeouts and cut connections are retried."""
+MAX_READS = 3
+"""Attempts to read a file that is replaced meanwhile, or damaged."""
 PROBE = ".agentrl_probe"
 
 _FAILURES = (OSError, pa.ArrowException)
@@ -109,14 +111,22 @@ class StoragePath:
     # --------------------------------------------------------------------------------------------------- read
 
     def read(self) -> bytes | None:
-        """Return the content of a file, None if there is none. For small files."""
-        with self._explained("read"):
-            try:
-                with self._files.open_input_file(self._path) as file:
-                    content: bytes = file.read()
-            except FileNotFoundError:
-                return None
-            return content
+        """Return the content of a file, None if there is none. For small files.
+
+        Raises:
+            StorageError: it cannot be read, or is replaced all the time.
+        """
+        for _ in range(MAX_READS):
+            with self._explained("read"):
+                try:
+                    with self._files.open_input_file(self._path) as file:
+                        content: bytes = file.read()
+                except FileNotFoundError:
+                    return None
+            # The client asks for the size first: a file that is replaced then is cut at the old size.
+            if self.size() == len(content):
+                return content
+        raise StorageError(f"{self} was replaced while it was read, {MAX_READS} times")
 
     def size(self) -> int | None:
         """Return the size of a file in bytes, None if there is none."""
@@ -147,20 +157,27 @@ class StoragePath:
         """Write a file to `target`, which appears whole or not at all.
 
         Args:
-            expected: bytes and sha256 that the file must have; None: what the storage says is its size.
+            expected: bytes and sha256 that the file must have; None: it may be replaced meanwhile, and then
+                is read again.
 
         Raises:
-            StorageError: there is no such file, or it differs from `expected` also at the second attempt.
+            StorageError: there is no such file, or it differs from `expected` at every attempt.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.partial")
         try:
-            for is_last in (False, True):
+            for _ in range(MAX_READS):
+                before = self.identity()
                 size, sha256 = self._copy_to(partial)
-                if expected in (None, (size, sha256)):
+                if (size, sha256) == expected or (expected is None and self.identity() == before):
                     break
-                if is_last:
-                    raise StorageError(f"{self} is damaged: {size} bytes with another hash than was written")
+            else:
+                problem = (
+                    f"was replaced while it was read, {MAX_READS} times"
+                    if expected is None
+                    else f"is damaged: {size} bytes with another hash than was written"
+                )
+                raise StorageError(f"{self} {problem}")
             sync(partial)
             os.replace(partial, target)
         finally:

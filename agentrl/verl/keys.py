@@ -231,7 +231,8 @@ MEANINGLESS: Mapping[str, str] = {
     "trainer.balance_batch": "batches are always balanced over the ranks by tokens",
     "trainer.log_val_generations": "every trajectory of validation is written to validation/ of the run "
     "directory",
-    "trainer.default_hdfs_dir": "checkpoints are written to trainer.run_dir",
+    "trainer.default_hdfs_dir": "checkpoints are written to trainer.run_dir; trainer.upload_to copies "
+    "them to a URL",
     "trainer.del_local_ckpt_after_load": "trainer.keep_last decides which checkpoints are kept",
     "trainer.esi_redundant_time": "trainer.save_freq decides when checkpoints are written",
     "trainer.ray_wait_register_center_timeout": "actors register only with Ray",

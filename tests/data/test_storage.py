@@ -155,6 +155,18 @@ def test_a_file_appears_when_it_is_complete(s3, tmp_path):
     assert place.read() == source.read_bytes()
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_whole(s3, tmp_path):
+    """The client asks for the size first: between that and the content, a writer replaces the file."""
+    place = StoragePath.of(s3.url) / "index"
+    place.write(b"old")
+    with s3.failing(between=lambda: place.write(b"longer content")) as faults:
+        assert place.read() == b"longer content"
+        assert faults.between is None, "nothing was replaced"
+    with s3.failing(between=lambda: place.write(b"short")):
+        place.download(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"short"
+
+
 def test_an_upload_that_fails_leaves_what_was_there(s3, tmp_path, few_attempts):
     place = StoragePath.of(s3.url) / "a"
     place.write(b"old")
@@ -202,7 +214,7 @@ def test_a_wrong_url_is_one_line_without_secrets(url, words):
     assert "\n" not in problem
     with pytest.raises(ConfigError):
         StoragePath.of(url)
-    for key in ("run_dir", "rollout_data_dir"):
+    for key in ("upload_to", "run_dir"):
         with pytest.raises(ValueError) as raised:
             TrainerConfig(**{key: url})
         assert "hush" not in str(raised.value.errors()[0]["ctx"]["error"])
@@ -213,6 +225,8 @@ def test_every_scheme_that_is_named_is_accepted():
         assert problem_of(f"{scheme}:///folder" if scheme == "file" else f"{scheme}://bucket/folder") is None
     assert problem_of("s3://b/x?endpoint_override=127.0.0.1:9000&scheme=http&region=eu-west-1") is None
     assert shown("s3://b/x?endpoint_override=h") == "s3://b/x"
+    with pytest.raises(ValueError, match="is not a URL"):
+        TrainerConfig(upload_to="runs/copy")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import logging
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
@@ -26,7 +26,8 @@ class Faults:
 
     busy: 503 answers. cut_requests: connections closed before an answer. cut_answers: closed in the middle
     of a body. page: keys per page of a listing. forbidden: words of paths that are refused to be written.
-    held: uploads wait for it. lost_writes: bytes at the end of bodies that are dropped.
+    held: uploads wait for it, if `only` is in their path. writes: so many are accepted, then none.
+    between: is called once, when a file's size was told and its content is asked for.
     """
 
     busy: int = 0
@@ -34,8 +35,12 @@ class Faults:
     cut_answers: int = 0
     page: int | None = None
     forbidden: str | None = None
+    writes: int | None = None
     held: threading.Event | None = None
+    only: str = ""
+    between: Callable[[], None] | None = None
     waiting: threading.Event = field(default_factory=threading.Event)
+    arrived: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
 
     def take(self, name: str) -> bool:
@@ -92,6 +97,7 @@ class S3Server:
     def __call__(self, environ, start_response):
         faults, method, path = self.faults, environ["REQUEST_METHOD"], environ["PATH_INFO"]
         faults.requests.append(f"{method} {path}")
+        faults.arrived.set()
         writes = method in ("PUT", "POST")
         if not re.search(rf"Credential={KEY}/", environ.get("HTTP_AUTHORIZATION", "")):
             return self._refuse(start_response, "403 Forbidden", "InvalidAccessKeyId", "no such key")
@@ -101,12 +107,19 @@ class S3Server:
             return self._cut(environ)
         if writes and faults.forbidden is not None and faults.forbidden in path:
             return self._refuse(start_response, "403 Forbidden", "AccessDenied", "Access Denied")
-        if writes and faults.held is not None:
+        if writes and faults.writes is not None:
+            faults.writes -= 1
+            if faults.writes < 0:
+                return self._refuse(start_response, "403 Forbidden", "AccessDenied", "Access Denied")
+        if writes and faults.held is not None and faults.only in path:
             faults.waiting.set()
             faults.held.wait(60)
         query = dict(parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
         if faults.page is not None and "list-type" in query:
             environ["QUERY_STRING"] = urlencode({**query, "max-keys": str(faults.page)})
+        if method == "GET" and "list-type" not in query and faults.between is not None:
+            call, faults.between = faults.between, None
+            call()
         if method == "GET" and "list-type" not in query and faults.take("cut_answers"):
             return self._half(environ, start_response)
         return self._moto(environ, start_response)

@@ -37,6 +37,8 @@ FILE_TIMES = {"st_mtime", "st_mtime_ns", "st_ctime", "st_ctime_ns", "st_atime", 
 PASSING_ON = {"abs", "float", "int", "max", "min", "round"}
 
 ALLOWED = {
+    "agentrl/controller/uploaded.py:UploadIndex.now": "when an upload was written, for people",
+    "agentrl/controller/upload.py:RunUpload._send_files": "whether a file is the one that was sent",
     "agentrl/buffer/journal.py:Journal.append": "the time of an event, for people",
     "agentrl/buffer/journal.py:Journal.replace_events": "the time of an event, for people",
     "agentrl/chat/template.py:_environment": "the date that a template writes",

@@ -65,6 +65,13 @@ def test_mistakes_in_the_config(world, refused_training):
     assert "buffer.groups_per_step" in known_elsewhere
     no_model = refused_training("model.path=/nowhere")
     assert "/nowhere" in no_model
+    upload = refused_training("trainer.upload_to=s3://user:hush@bucket/run")
+    assert "contains credentials" in upload
+    assert "hush" not in upload
+    nowhere = refused_training(
+        "trainer.upload_to=file:///proc/run", f"trainer.run_dir={world.folder}/nowhere"
+    )
+    assert "file:///proc/run/.agentrl_probe cannot be written" in nowhere
     source = refused_training("data.curriculum.source_weights={aime: 1}")
     assert (
         "source_weights names aime, but no training row that is kept has this source; the data has " in source
