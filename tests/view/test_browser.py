@@ -6,10 +6,10 @@ wants to see.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from parts.browser import Tab, executable, served
 from parts.trajectories import make_trajectory
 from parts.viewed import Stored, write_run
 
-AXE = Path(__file__).parent / "axe" / "axe-core-4.14.1.min.js.gz"
+AXE = files("axe_playwright_python") / "axe.min.js"
 NEWEST = "trajectories/step_000004.parquet:0"
 VIEWS = ("conversation", "tokens", "group", "facts")
 PLACES = [
@@ -296,7 +296,7 @@ def test_it_can_be_used_without_a_mouse_or_sharp_eyes(tab, scheme: str) -> None:
     axe is not the page's own script.
     """
     seen = tab(bypass_csp=True, color_scheme=scheme)
-    axe = gzip.decompress(AXE.read_bytes()).decode()
+    axe = AXE.read_text()
     for place in PLACES:
         seen.open(place)
         seen.page.add_script_tag(content=axe)
