@@ -56,7 +56,7 @@ def render() -> str:
     parts = [
         INTRODUCTION,
         "# Training: `agentrl train`\n",
-        *(_section(key, section) for key, section in iter_sections(Config)),
+        *(_section(key, section, Config()) for key, section in iter_sections(Config)),
         *_further("# Supervised training: `agentrl sft`\n", SFTConfig, known=[Config]),
         *_further("# Reward models: `agentrl rm`\n", RMConfig, known=[Config, SFTConfig]),
     ]
@@ -76,14 +76,31 @@ def _further(title: str, config: type[Section], *, known: Sequence[type[Section]
     return [title, f"The sections {same} are the same as above. The others are:\n", *own]
 
 
-def _section(key: Key, section: type[Section]) -> str:
+def _section(key: Key, section: type[Section], config: Section | None = None) -> str:
+    """Return the part for a section.
+
+    config: the defaults; None: those of the section's class.
+    """
+    own = _own_defaults(key, config)
     rows = "\n".join(
-        f"| `{'.'.join((*key, name))}` | {type_words(field)} | {_default(field)} | "
+        f"| `{'.'.join((*key, name))}` | {type_words(field)} | {_default(own.get(name, field))} | "
         f"{_cell(field.description)} |"
         for name, field in _rows(section)
     )
     heading = f"{'#' * (len(key) + 1)} `{'.'.join(key)}`\n\n{inspect.cleandoc(section.__doc__ or '')}\n"
     return f"{heading}\n| key | type | default | meaning |\n|---|---|---|---|\n{rows}\n" if rows else heading
+
+
+def _own_defaults(key: Key, config: Section | None) -> dict[str, Any]:
+    """Return the values of the section at `key`, which may differ from the defaults of its class."""
+    found: Any = config
+    for part in key:
+        found = getattr(found, part, None)
+    return (
+        {name: getattr(found, name) for name in type(found).model_fields}
+        if isinstance(found, Section)
+        else {}
+    )
 
 
 def _rows(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
@@ -136,8 +153,9 @@ def _bounds(field: FieldInfo) -> Iterator[str]:
             yield f"below {bound.lt}"
 
 
-def _default(field: FieldInfo) -> str:
-    return f"`{_cell(_yaml(_plain(field.default)))}`"
+def _default(value: Any) -> str:
+    plain = value.default if isinstance(value, FieldInfo) else value
+    return f"`{_cell(_yaml(_plain(plain)))}`"
 
 
 def _plain(value: Any) -> Any:

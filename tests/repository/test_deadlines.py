@@ -29,6 +29,7 @@ NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 ALLOWED = {
     "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by "
     "start_timeout_s",
+    "agentrl/controller/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",
     "agentrl/fleet/recorder.py:Recorder._run": "a daemon thread that waits for work",
     "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
     "agentrl/offline/compare_corrections.py:_console": "rich's capture: it waits for nothing",
