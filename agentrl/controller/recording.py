@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,6 +16,8 @@ from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.workers.actors import Actor
 
 WHAT = "trajectories"
+MAX_WAIT_S = 600.0
+"""How long a checkpoint waits for the trajectories up to its step: a disk that hangs must not hold it up."""
 
 
 class Recording(Protocol):
@@ -74,9 +77,13 @@ class RemoteRecording:
             self._look_at(news)
 
     def wait(self) -> None:
-        """Wait until everything is written, in any thread. A recorder that died has nothing left to write."""
+        """Wait until everything is written, at most MAX_WAIT_S, in any thread.
+
+        A recorder that died has nothing left to write.
+        """
+        deadline = time.monotonic() + MAX_WAIT_S
         with suppress(InfrastructureError):
-            while not self._recorder.run(Recorder.wait, WAIT_S):
+            while time.monotonic() < deadline and not self._recorder.run(Recorder.wait, WAIT_S):
                 pass
 
     def finish(self) -> None:

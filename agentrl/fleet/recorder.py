@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import encode, write_parquet_batches
+from agentrl.errors import AgentRLError
 from agentrl.types import Trajectory
 from agentrl.workers.actors import Actor, ActorKind
 from agentrl.workers.pools import beside_driver
@@ -113,8 +114,10 @@ def _error_of(write: Callable[[], object]) -> str | None:
         write()
     except OSError as error:
         return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    except AgentRLError as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001 - boundary of one file
-        return str(error) or type(error).__name__
+        return f"{type(error).__name__}: {error}"
     return None
 
 

@@ -153,6 +153,26 @@ def test_what_a_recorder_had_to_write_when_it_died_is_counted(tmp_path, said, sl
     assert (tmp_path / "4.parquet").exists()
 
 
+def test_a_checkpoint_does_not_wait_for_a_disk_that_hangs(tmp_path, said, slow, monkeypatch):
+    monkeypatch.setattr("agentrl.controller.recording.MAX_WAIT_S", 0.05)
+    monkeypatch.setattr("agentrl.controller.recording.WAIT_S", 0.01)
+    recording = RemoteRecording(Here(), UnwrittenFiles(said.append), said.append)
+    recording.write(tmp_path / "1.parquet", attempts(), step=1)
+    recording.wait()
+    assert not (tmp_path / "1.parquet").exists()
+
+
+def test_an_unexpected_error_is_told_with_its_kind(tmp_path, monkeypatch):
+    def broken(*_):
+        raise KeyError("column")
+
+    monkeypatch.setattr(recorder, "write_attempts", broken)
+    writer = Recorder()
+    writer.record("a.parquet", [], {})
+    assert writer.wait(WAIT_S)
+    assert writer.news().failed == {"a.parquet": "KeyError: 'column'"}
+
+
 def test_a_replay_writes_by_itself(tmp_path, said):
     unwritten = UnwrittenFiles(said.append)
     LocalRecording(unwritten).write(tmp_path / "a.parquet", attempts(2), step=3)

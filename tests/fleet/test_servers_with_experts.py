@@ -64,7 +64,15 @@ def config_of(*urls, replay_experts=True):
 
 
 def test_servers_that_record_experts_are_taken(host):
-    confirm_experts(config_of(host + "/able"), fleet_of(host + "/able"))
+    fleet, asked = fleet_of(host + "/able"), []
+
+    def talk(urls, script):
+        asked.extend(urls)
+        return trio.run(ask, urls, script)
+
+    fleet.talk = talk
+    confirm_experts(config_of(host + "/able"), fleet)
+    assert asked == [host + "/able"]
 
 
 @pytest.mark.parametrize("name", ["/unable", "/old"])
@@ -80,8 +88,12 @@ def test_a_server_that_does_not_is_refused_in_one_line(host, name):
 
 
 def test_nobody_is_asked_without_replay_or_without_attached_servers(host):
-    confirm_experts(config_of(host + "/unable", replay_experts=False), SimpleNamespace())
-    confirm_experts(config_of(), SimpleNamespace())
+    asked = []
+    fleet = fleet_of(host + "/unable")
+    fleet.talk = lambda urls, script: asked.extend(urls)
+    confirm_experts(config_of(host + "/unable", replay_experts=False), fleet)
+    confirm_experts(config_of(), fleet)
+    assert asked == []
 
 
 @pytest.mark.parametrize("replays", [True, False])
