@@ -42,7 +42,7 @@ MILESTONES = {
     },
     "agentrl.serving.embedded.sampler": {"sample": ("", "")},
     "agentrl.sglang.protocol": {"parse_generation": ("agents/", AGENT)},
-    "agentrl.data.attempt_files": {"AttemptFiles.write": ("", "")},
+    "agentrl.fleet.buffer": {"FileStore.store": ("", "")},
     "agentrl.algorithms.advantages.groups": {"grpo": ("", LOOP)},
     "agentrl.learner.packing": {"plan_microbatches": ("", LOOP)},
     "agentrl.algorithms.corrections": {"importance_weights": ("", "")},
