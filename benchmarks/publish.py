@@ -86,7 +86,8 @@ class WholeGatherer(BucketGatherer):
     """
 
     def gather(self, names: Sequence[str], *, to: int = 0) -> torch.Tensor | None:
-        return flatten(whole_weights(self._policy, names))
+        flat = flatten(whole_weights(self._policy, names))
+        return flat if self._rank == to else None
 
 
 def whole_weights(policy: Policy, names: Sequence[str]) -> list[torch.Tensor]:
