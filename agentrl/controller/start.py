@@ -114,20 +114,8 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(observer.close)
         stack.enter_context(interruptible())
         started = time.monotonic()
-        if upload is not None:
-            place, index = upload
-            interval_s = config.trainer.upload_interval_s
-            uploading = stack.enter_context(
-                RunUpload(place, index, run_dir, interval_s=interval_s, say=observer.say)
-            )
-            observer.further_metrics = uploading.metrics
-        if warning := memory_warning(config, granted_bytes=granted().memory_bytes):
-            observer.say(f"warning: {warning}")
-        observer.say("starting Ray, servers, learner and rollout actors ...")
-        observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
-        seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
-        seats = recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
-
+        uploading = _start_uploading(config, upload, run_dir, observer, stack)
+        seats = _start_ray(config, run_dir, observer, stack)
         servers = ServerFleet.launch(
             config.rollout, config.model, seats.get("servers", ()), run_dir=run_dir.root, say=observer.say
         )
@@ -137,10 +125,7 @@ def open_run(config: Config) -> Iterator[Run]:
         config = confirm_adapter(config, given, servers)
         confirm_experts(config, servers)
         buffer = _launch_buffer(config, run_dir, checkpoint, observer)
-        # Other nodes, too, read them.
-        is_synced = config.buffer.journal_sync == "machine" or len(ray.nodes()) > 1
-        files = AttemptFiles.create(run_dir.root.resolve() / FOLDER, is_synced=is_synced)
-        rollouts = RolloutFleet(RolloutSettings.of(config), buffer, files, key_of=servers.key_of)
+        rollouts = _launch_rollouts(config, run_dir, buffer, servers)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
         reward_ranks = _launch_reward_model(config, scoring, seats, stack)
@@ -148,20 +133,8 @@ def open_run(config: Config) -> Iterator[Run]:
         with start_up.step("replay buffer"):
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
             plan = _buffer_plan(buffer, observer)
-        specs = RoleSpecs.of(config, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
-        ranks = Ranks(
-            partial(launch_roles, specs, seats),
-            max_restarts=config.learner.max_restarts,
-            verify=config.trainer.verify,
-        )
-        observer.recording = recording = RemoteRecording(launch_recorder(), observer.unwritten, observer.say)
-        checkpoints = CheckpointWriter(
-            run_dir.checkpoints,
-            config.trainer,
-            newest=checkpoint,
-            wait_for_records=recording.wait,
-            pinned=tuple if upload is None else uploading.pinned,
-        )
+        ranks = _planned_ranks(config, seats, plan, run_dir)
+        checkpoints = _open_checkpoints(config, run_dir, checkpoint, observer, uploading)
         # Callbacks run in reverse: the ranks stop first, so an interrupted run does not wait for its last
         # save.
         stack.callback(checkpoints.close)
@@ -188,6 +161,74 @@ def open_run(config: Config) -> Iterator[Run]:
         )
         with watching(run):
             yield run
+
+
+def _start_uploading(
+    config: Config,
+    upload: tuple[StoragePath, UploadIndex] | None,
+    run_dir: RunDir,
+    observer: Observer,
+    stack: ExitStack,
+) -> RunUpload | None:
+    """Copy the run folder in the background until `stack` ends; None without `trainer.upload_to`."""
+    if upload is None:
+        return None
+    place, index = upload
+    interval_s = config.trainer.upload_interval_s
+    uploading = stack.enter_context(RunUpload(place, index, run_dir, interval_s=interval_s, say=observer.say))
+    observer.further_metrics = uploading.metrics
+    return uploading
+
+
+def _start_ray(
+    config: Config, run_dir: RunDir, observer: Observer, stack: ExitStack
+) -> Mapping[Role, Sequence[Seat]]:
+    """Start or join Ray until `stack` ends, and return the reserved seats by role."""
+    if warning := memory_warning(config, granted_bytes=granted().memory_bytes):
+        observer.say(f"warning: {warning}")
+    observer.say("starting Ray, servers, learner and rollout actors ...")
+    observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
+    seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
+    return recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
+
+
+def _launch_rollouts(
+    config: Config, run_dir: RunDir, buffer: Actor[TrainingBuffer], servers: ServerFleet
+) -> RolloutFleet:
+    # Other nodes, too, read the files.
+    is_synced = config.buffer.journal_sync == "machine" or len(ray.nodes()) > 1
+    files = AttemptFiles.create(run_dir.root.resolve() / FOLDER, is_synced=is_synced)
+    return RolloutFleet(RolloutSettings.of(config), buffer, files, key_of=servers.key_of)
+
+
+def _planned_ranks(
+    config: Config, seats: Mapping[Role, Sequence[Seat]], plan: BufferPlan, run_dir: RunDir
+) -> Ranks:
+    """Return the learner's ranks, which `bring_up` starts."""
+    specs = RoleSpecs.of(config, num_steps=plan.total_steps, dump_folder=str(run_dir.root / "non_finite"))
+    return Ranks(
+        partial(launch_roles, specs, seats),
+        max_restarts=config.learner.max_restarts,
+        verify=config.trainer.verify,
+    )
+
+
+def _open_checkpoints(
+    config: Config,
+    run_dir: RunDir,
+    newest: Checkpoint | None,
+    observer: Observer,
+    uploading: RunUpload | None,
+) -> CheckpointWriter:
+    """Launch the recorder, for which a checkpoint waits, and return the writer of checkpoints."""
+    observer.recording = recording = RemoteRecording(launch_recorder(), observer.unwritten, observer.say)
+    return CheckpointWriter(
+        run_dir.checkpoints,
+        config.trainer,
+        newest=newest,
+        wait_for_records=recording.wait,
+        pinned=tuple if uploading is None else uploading.pinned,
+    )
 
 
 def _claim_upload(config: Config, run_dir: RunDir) -> tuple[StoragePath, UploadIndex] | None:
