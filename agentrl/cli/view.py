@@ -40,27 +40,35 @@ def view(
         typer.Option(
             "--filter",
             metavar="FILTERS",
-            help="With --export: the attempts, as in the page's filter: 'step:40 outcome:truncated'.",
+            help="With --export or --tui: attempts, as the page filters: 'step:40 outcome:truncated'.",
         ),
     ] = "",
     limit: Annotated[
         int, typer.Option(min=1, max=2000, help="With --export: most attempts of each run.")
     ] = 200,
+    tui: Annotated[
+        bool,
+        typer.Option("--tui", help="Show attempts in this terminal instead of a page, as over ssh."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Serve a local web page: curves of a run, its attempts token by token, and runs side by side.
 
     Reads only, and needs no network. The address contains a key; only this machine can open it.
     """
+    if tui:
+        if export is not None:
+            raise UserError("--tui shows attempts here, --export writes them to a file; give one of the two")
+        _show_in_terminal(runs, tokenizer, filters)
+        return
+    if filters and export is None:
+        raise UserError("--filter chooses what --export writes or --tui begins with; the page has its own")
     import webbrowser
 
     from agentrl.view.app import Pages
     from agentrl.view.attempts import Filters
     from agentrl.view.server import serve
     from agentrl.view.sources import open_sources
-
-    if filters and export is None:
-        raise UserError("--filter chooses what --export writes; the page has its own filter")
 
     def advantages(run: Path, file: Path) -> Sequence[Sequence[float]]:
         from agentrl.offline.step_advantages import compute_apart
@@ -81,3 +89,20 @@ def view(
             webbrowser.open(address)
 
     serve(pages, port=port, on_ready=on_ready)
+
+
+def _show_in_terminal(runs: list[Path], tokenizer: Path | None, filters: str) -> None:
+    import sys
+
+    from agentrl.tracking.terminal import is_terminal
+    from agentrl.view.sources import open_sources
+
+    sources = open_sources(runs)
+    if not (is_terminal(sys.stdout) and sys.stdin.isatty()):
+        raise UserError("--tui needs a terminal; without --tui a page is served, and --export writes a file")
+    from agentrl.view.terminal.app import TerminalApp
+
+    app = TerminalApp(sources, tokenizer=tokenizer, line=filters)
+    app.run()
+    if app.return_code:
+        raise typer.Exit(app.return_code)

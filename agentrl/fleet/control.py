@@ -3,7 +3,7 @@
 ```
 control/requests/ID.json  {"verb": "attach" | "start" | "drain", "server": URL or name}; removed by the driver
 control/answers/ID.json   {"is_done": true | false, "message": one line}; removed by the asker
-control/servers.json      the run's servers, as the driver last saw them
+control/servers.json      the run's servers and rollout actors, as the driver last saw them
 ```
 
 The driver reads requests between buffer polls. All files are JSON and validated when read. Access control is
@@ -66,12 +66,28 @@ class ShownServer(ServerLine):
     outstanding_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class ActorLine:
+    """A rollout actor as its last report shows it, for display.
+
+    state: starting, playing, or silent: it did not answer when it was last asked. restarts: how often its
+    place was taken by another. in_flight, finished: attempts of this incarnation.
+    """
+
+    name: str
+    state: str
+    restarts: int
+    in_flight: int
+    finished: int
+
+
 class ServerTable(_Message):
     """The content of servers.json. version: of the ready servers. time: seconds since the epoch."""
 
     time: float
     version: int
     servers: tuple[ShownServer, ...]
+    actors: tuple[ActorLine, ...]
 
 
 M = TypeVar("M", bound=_Message)
@@ -118,9 +134,11 @@ class ControlDesk:
         *,
         version: int,
         outstanding_tokens: Callable[[], Mapping[str, int]],
+        actors: Sequence[ActorLine],
     ) -> None:
-        """Write the table of servers if it has changed, or if SHOW_INTERVAL_S has passed."""
-        state, now = (tuple(lines), version), time.monotonic()
+        """Write the table if a server or actor has changed, or if SHOW_INTERVAL_S has passed."""
+        changing = tuple((actor.name, actor.state, actor.restarts) for actor in actors)
+        state, now = (tuple(lines), version, changing), time.monotonic()
         if state == self._shown[0] and now - self._shown[1] < SHOW_INTERVAL_S:
             return
         self._shown = (state, now)
@@ -128,7 +146,7 @@ class ControlDesk:
         servers = tuple(
             ShownServer(**asdict(line), outstanding_tokens=tokens.get(line.url, 0)) for line in lines
         )
-        table = ServerTable(time=time.time(), version=version, servers=servers)
+        table = ServerTable(time=time.time(), version=version, servers=servers, actors=tuple(actors))
         # the disk is full: readers see by its `time` that the table is stale
         with suppress(InfrastructureError):
             write_atomically(self._folder / "servers.json", table.model_dump_json(indent=1))

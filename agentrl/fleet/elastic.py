@@ -63,7 +63,10 @@ class ElasticServers:
         for url in self._servers.guests_needing_weights if self._asks else ():
             self._ask(url)
         self._desk.show(
-            self._servers.lines, version=version, outstanding_tokens=self._rollouts.outstanding_tokens
+            self._servers.lines,
+            version=version,
+            outstanding_tokens=self._rollouts.outstanding_tokens,
+            actors=self._rollouts.lines,
         )
 
     def _act(self, request: ControlRequest, version: int) -> str:

@@ -19,6 +19,7 @@ from agentrl.data.attempt_files import AttemptFiles
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.fleet.buffer import FileStore
+from agentrl.fleet.control import ActorLine
 from agentrl.fleet.remote_buffer import RemoteBuffer
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
@@ -72,6 +73,14 @@ class _Member:
     counts: AttemptCounts = field(default_factory=AttemptCounts)  # its last report
     position: int = 0  # how many of its failures were already read
     stats: Mapping[str, float] = field(default_factory=dict)  # its last report
+    restarts: int = 0  # of its place
+    is_silent: bool = False  # it did not answer when its report was last asked for
+
+    @property
+    def line(self) -> ActorLine:
+        state = "starting" if self.running is None else "silent" if self.is_silent else "playing"
+        in_flight, finished = (int(self.stats.get(name, 0)) for name in ("in_flight", "finished"))
+        return ActorLine(self.owner, state, self.restarts, in_flight, finished)
 
 
 class RolloutFleet:
@@ -147,6 +156,11 @@ class RolloutFleet:
         return _Member(owner, actor)
 
     @property
+    def lines(self) -> list[ActorLine]:
+        """All actors by their last reports; no actor is asked."""
+        return [member.line for member in self._members]
+
+    @property
     def urls(self) -> tuple[str, ...]:
         """The servers that the actors use."""
         return tuple(self._keys)
@@ -220,6 +234,7 @@ class RolloutFleet:
             )
         if self._is_running:
             new.running = new.actor.begin(RolloutWorker.run)
+        new.restarts = old.restarts + 1
         _add(_counters(old.stats), self._gone)
         self._members[index] = new
         say(f"rollout actor {old.owner} died; {released} groups are leased again and {new.owner} takes over")
@@ -259,6 +274,7 @@ class RolloutFleet:
         total = dict(self._gone)
         answers = self._ask(lambda _, actor: actor.begin(RolloutWorker.stats))
         for member, stats in zip(self._members, answers, strict=True):
+            member.is_silent = stats is None
             if stats is None:
                 _add(_counters(member.stats), total)
             else:

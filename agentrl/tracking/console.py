@@ -47,18 +47,20 @@ def open_console(
     total_steps: int | None,
     *,
     title: str = "agentrl",
+    look: str | None = None,
     log_file: Path | None = None,
     stream: TextIO | None = None,
 ) -> Console:
     """Return a live console if standard output is a terminal, else a plain one.
 
     Args:
+        look: command that opens the run's page, which a live console shows.
         log_file: a live console redirects the output of this process and its children to this file; None: it
             does not redirect.
         stream: write plain lines to it, whatever standard output is.
     """
     if stream is None and is_terminal(sys.stdout):
-        return LiveConsole(total_steps, title=title, log_file=log_file)
+        return LiveConsole(total_steps, title=title, look=look, log_file=log_file)
     return PlainConsole(total_steps, stream=stream)
 
 

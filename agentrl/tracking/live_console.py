@@ -76,12 +76,13 @@ class LiveConsole:
         total_steps: int | None,
         *,
         title: str = "agentrl",
+        look: str | None = None,
         log_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._lock = RLock()  # guards `_state`, which the display's thread draws
-        self._state = PanelState(title, total_steps)
+        self._state = PanelState(title, total_steps, look)
         self._logged_at = clock()
         self._capture = OutputCapture(log_file, self._show_foreign) if log_file is not None else None
         self._terminal = TerminalConsole(

@@ -43,10 +43,14 @@ PHASE_WORDS: Mapping[str, str] = {
 
 @dataclass
 class PanelState:
-    """The content of the panel. `phase`: the current phase. `servers`: name or URL -> state."""
+    """The content of the panel.
+
+    `look`: command that opens the run's page. `phase`: the current phase. `servers`: name or URL -> state.
+    """
 
     title: str
     total_steps: int | None
+    look: str | None = None
     phase: str | None = None
     servers: dict[str, str] = field(default_factory=dict)
     train: Mapping[str, float] = field(default_factory=dict)
@@ -149,7 +153,8 @@ def _rows(state: PanelState) -> list[tuple[str, Text | PhaseBar]]:
         rows += _validation(state.validations)
     if state.servers:
         rows.append(("servers", _servers(state.servers)))
-    return rows or [("", Text("waiting for the first step", style="dim"))]
+    rows = rows or [("", Text("waiting for the first step", style="dim"))]
+    return [*rows, ("page", Text(state.look, style="dim"))] if state.look else rows
 
 
 def phase_seconds(values: Mapping[str, float]) -> dict[str, float]:

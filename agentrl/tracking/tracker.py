@@ -5,6 +5,7 @@ Trackers are imported only when used: wandb and tensorboard take a while to load
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -149,7 +150,10 @@ def open_trackers(
             console = QuietConsole()
         elif console is None:
             console = open_console(
-                total_steps, title=f"{project} / {experiment}", log_file=run_dir / "console.log"
+                total_steps,
+                title=f"{project} / {experiment}",
+                look=f"agentrl view {shlex.quote(str(run_dir))}",
+                log_file=run_dir / "console.log",
             )
         opened.callback(console.close)
         trackers = Trackers(metrics, console, _open_guests(openers, console))

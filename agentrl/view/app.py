@@ -10,7 +10,6 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,15 +24,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError, UserError
 from agentrl.loopback import is_local
-from agentrl.view.attempt import AttemptReader, exact_prompt, show, show_tokens, whole_text
-from agentrl.view.attempts import AttemptTable, Filters
+from agentrl.view.attempt import exact_prompt, show, show_tokens, whole_text
+from agentrl.view.attempts import Filters
 from agentrl.view.changes import POLL_S, state_of
 from agentrl.view.columns import COLUMNS
 from agentrl.view.compare import compare_attempts, compare_runs
 from agentrl.view.copying import as_script, as_test
-from agentrl.view.run import RunReader
+from agentrl.view.shelf import Shelf
 from agentrl.view.sources import ViewSource
-from agentrl.view.token_texts import TokenTexts, find_tokenizer
 
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
 MAX_ROWS = 500
@@ -53,30 +51,6 @@ Advantages = Callable[[Path, Path], Sequence[Sequence[float]]]
 
 Raises AgentRLError if the run's algorithm needs what is not stored.
 """
-
-
-@dataclass(slots=True)
-class Shelf:
-    """A source with its readers. texts: None until first used, and without a tokenizer."""
-
-    source: ViewSource
-    table: AttemptTable
-    attempts: AttemptReader
-    run: RunReader
-    tokenizer: Path | None = None
-    _texts: TokenTexts | None = None
-    _advantages: dict[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, source: ViewSource, tokenizer: Path | None) -> Shelf:
-        return cls(source, AttemptTable(source), AttemptReader(source), RunReader(source), tokenizer)
-
-    def texts(self) -> TokenTexts | None:
-        """Return the tokens' texts; None if the run's tokenizer is not here."""
-        if self._texts is None:
-            folder = self.tokenizer or find_tokenizer(self.source.folder)
-            self._texts = None if folder is None else TokenTexts.load(folder)
-        return self._texts
 
 
 class Pages:
@@ -181,10 +155,10 @@ class Pages:
     def _of_file(self, shelf: Shelf, file: Path) -> Sequence[Sequence[float]]:
         if self._advantages is None or shelf.source.kind != "run" or file.parent.name != "trajectories":
             raise UserError("advantages are computed only for the training steps of a run")
-        if file.name not in shelf._advantages:
-            shelf._advantages.clear()  # one step at a time: a step may have many tokens
-            shelf._advantages[file.name] = self._advantages(shelf.source.root, file)
-        return shelf._advantages[file.name]
+        if file.name not in shelf.advantages:
+            shelf.advantages.clear()  # one step at a time: a step may have many tokens
+            shelf.advantages[file.name] = self._advantages(shelf.source.root, file)
+        return shelf.advantages[file.name]
 
     def _text(self, query: Mapping[str, str]) -> Any:
         key = query.get("key", "")

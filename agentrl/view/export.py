@@ -19,9 +19,10 @@ import orjson
 from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import DataError
 from agentrl.types import Trajectory
-from agentrl.view.app import Pages, Shelf, asset, to_json
+from agentrl.view.app import Pages, asset, to_json
 from agentrl.view.attempt import exact_prompt, show, show_tokens
 from agentrl.view.attempts import Filters, Page
+from agentrl.view.shelf import Shelf
 
 MAX_BYTES = 5_000_000
 """Of the file. If the attempts do not fit whole, the longest texts and rows of tokens are cut."""
@@ -183,7 +184,8 @@ def _others(pages: Pages, chosen: list[Page]) -> Iterator[tuple[str, Any]]:
     for number, (shelf, page) in enumerate(zip(pages.shelves, chosen, strict=True)):
         overview = _plain(shelf.run.overview())
         # where a run is on a disk, and what its config names there, is of no use to a reader elsewhere
-        yield question("overview", source=number), {**overview, "config": {}, "command": "", "servers": []}
+        hidden = {"config": {}, "command": "", "servers": [], "actors": []}
+        yield question("overview", source=number), {**overview, **hidden}
         for kind, known in (("train", "names"), ("validation", "validation_names")):
             names = [name for name in overview[known] if _CURVES.fullmatch(name)]
             curves = shelf.run.series(kind, names, max_points=MAX_POINTS)

@@ -20,6 +20,7 @@ from agentrl.data.failures import FILE as FAILURES
 from agentrl.errors import DataError
 from agentrl.tracking.closing_table import ClosingTable, closing_rows
 from agentrl.tracking.metrics import StepRecord
+from agentrl.view.fleet import ActorState, ServerState, read_fleet
 from agentrl.view.sources import METRICS, ViewSource
 from agentrl.view.token_texts import read_config
 
@@ -67,18 +68,6 @@ class MetricsTail:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerState:
-    """A server as the run last saw it."""
-
-    name: str
-    kind: str
-    state: str
-    restarts: int
-    outstanding_tokens: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class ShownAlarm:
     step: int
     event: str
@@ -108,7 +97,7 @@ class Overview:
     """The state of a source. Fields that its files do not show are None or empty.
 
     ledger: number of groups by state, and of dropped ones by reason, when the last step was recorded.
-    servers_time: when the run last saw its servers, in seconds since the epoch.
+    servers_time: when the run last saw its servers and actors, in seconds since the epoch.
     publish: seconds and bytes of the last publish that was recorded, and the share of the time it takes.
     eta_s: by the mean of the last steps. names: of all metrics. table: the closing table, its header first.
     """
@@ -128,6 +117,7 @@ class Overview:
     dropped: dict[str, int]
     publish: dict[str, float]
     servers: tuple[ServerState, ...]
+    actors: tuple[ActorState, ...]
     servers_time: float | None
     alarms: tuple[ShownAlarm, ...]
     failures: tuple[EqualFailures, ...]
@@ -165,7 +155,7 @@ class RunReader:
         steps = _at(config, "trainer", "steps") if self.source.kind == "run" else None
         latest = {} if last is None else _finite(last.values)
         failures, num_failures = _failures(folder / FAILURES) if self.source.kind != "files" else ((), 0)
-        servers, seen = _servers(folder / "control" / "servers.json")
+        fleet = read_fleet(folder)
         state = self._state(last)
         return Overview(
             title=self.source.title,
@@ -190,8 +180,9 @@ class RunReader:
                 if name.startswith("buffer/dropped_") and value
             },
             publish=_publish(train),
-            servers=servers,
-            servers_time=seen,
+            servers=fleet.servers,
+            actors=fleet.actors,
+            servers_time=fleet.time,
             alarms=_alarms(folder / "alarms.jsonl"),
             failures=failures,
             num_failures=num_failures,
@@ -293,24 +284,6 @@ def _publish(train: Sequence[StepRecord]) -> dict[str, float]:
         if values:
             found[own] = statistics.fmean(values)
     return found
-
-
-def _servers(file: Path) -> tuple[tuple[ServerState, ...], float | None]:
-    try:
-        table = json.loads(file.read_text())
-        return tuple(
-            ServerState(
-                name=str(one.get("url") or one["name"]),
-                kind=f"{one['kind']} ({one['origin']})",
-                state=str(one["state"]),
-                restarts=int(one["restarts"]),
-                outstanding_tokens=int(one["outstanding_tokens"]),
-                message=str(one.get("message") or ""),
-            )
-            for one in table["servers"]
-        ), float(table["time"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return (), None
 
 
 def _alarms(file: Path) -> tuple[ShownAlarm, ...]:

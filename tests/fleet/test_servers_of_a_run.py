@@ -3,6 +3,8 @@
 import fcntl
 import json
 import threading
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +13,7 @@ from agentrl.cli import app
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.fleet.control import ControlDesk, ControlRequest, ask, format_servers, read_servers
+from agentrl.fleet.control import ActorLine, ControlDesk, ControlRequest, ask, format_servers, read_servers
 from agentrl.fleet.servers import ServerLine
 
 LOCAL, REMOTE = "http://127.0.0.1:30000", "http://10.0.0.7:30000"
@@ -171,8 +173,14 @@ def test_the_table_shows_every_server_with_its_state_and_what_it_says(run_dir):
         ServerLine("server_0", LOCAL, "started", "embedded", "ready", 2, ""),
         ServerLine("server_1", "", "started", "embedded", "starting", 0, "the server hung\nmore"),
     ]
-    desk.show(lines, version=12, outstanding_tokens=lambda: {LOCAL: 4096})
-    desk.show(lines, version=12, outstanding_tokens=lambda: pytest.fail("nothing has changed"))
+    actors = [ActorLine("rollout-0-ab", "playing", 1, 7, 30)]
+    desk.show(lines, version=12, outstanding_tokens=lambda: {LOCAL: 4096}, actors=actors)
+    asked_again = partial(pytest.fail, "nothing has changed")
+    desk.show(lines, version=12, outstanding_tokens=asked_again, actors=actors)
+    assert read_servers(run_dir).actors == tuple(actors)
+    actors = [replace(actors[0], state="silent")]
+    desk.show(lines, version=12, outstanding_tokens=lambda: {LOCAL: 4096}, actors=actors)
+    assert read_servers(run_dir).actors == tuple(actors)
     text = format_servers(read_servers(run_dir)).splitlines()
     assert text[0].split() == ["server", "kind", "state", "version", "outstanding", "tokens", "restarts"]
     assert text[1].split() == [LOCAL, "embedded", "(started)", "ready", "12", "4096", "2"]

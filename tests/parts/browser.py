@@ -40,6 +40,21 @@ def executable() -> str:
 
 
 @contextmanager
+def launched() -> Iterator[Any]:
+    """Start the browser, and yield Playwright's handle of it; skip or fail as `executable`."""
+    path = executable()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        found = playwright.chromium.launch(executable_path=path, args=[*options, "--disable-gpu"])
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+@contextmanager
 def served(folders: Sequence[Path]) -> Iterator[str]:
     """Serve the page in a thread and yield its address."""
     settings = uvicorn.Config(

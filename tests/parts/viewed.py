@@ -146,3 +146,40 @@ def write_run(
     own = [one for one in failed if one.became != "masked"]
     stored += [Stored(f"failures.parquet:{i}", "failed", 2, None, one) for i, one in enumerate(own)]
     return stored
+
+
+HOSTILE = [
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><svg onload='hacked = 1'>",
+    "\x1b[31mred\x1b[0m \x00\x07 \u202egnp.exe \u2066\u200b end",
+    "javascript:window.hacked=1 </textarea></title><base href='http://evil.example/'>",
+]
+
+
+def write_hostile(folder: Path) -> Trajectory:
+    """Write a run whose last step is one attempt in which every text attacks who looks at it; return it."""
+    hostile = "".join(HOSTILE)
+    call = ToolCall("c", hostile, {hostile: hostile}, hostile)
+    made = make_trajectory(
+        [-1, 0, 0],
+        task_id=hostile,
+        data_source=hostile,
+        agent_name=hostile,
+        outcome=Outcome.REWARD_ERROR,
+        messages=(
+            Message("user", HOSTILE[0]),
+            Message("assistant", hostile, (call,), reasoning=hostile),
+            Message("tool", hostile, name=hostile),
+            Message(hostile, "x"),
+        ),
+        rewards=(RewardEvent(hostile, 1.0, 2),),
+        failure=Failure(hostile, None, hostile, hostile, hostile),
+        metrics={hostile: 1.0, f"num_calls/{hostile}": 1.0},
+        extra_info={hostile: hostile},
+    )
+    write_run(folder)
+    write_parquet(folder / "trajectories/step_000009.parquet", encode([made]), step=9, learned_by=9)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(
+            StepRecord("train", 9, 9, 9.0, {f"rollout/accuracy/{hostile.replace('/', '')}": 0.5}).to_line()
+        )
+    return made

@@ -73,6 +73,7 @@ SHORT: dict[str, str] = {
     "smollm_step": "--model {model} --steps 2 --peers {none} --out {out}",
     "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "
     "--kill-every 10 --out {out}",
+    "view_live": f"--runs {{runs}} --out {{out}} {QUICK_RUN}",
     "view_attempts": "--files 4 --rows 40 --tokens 12 --out {out}",
     "sync_vs_async": "--steps 2 --warmup 5 --seconds-per-token 0.0005 --mean-tokens 20 --out {out}",
 }

@@ -162,7 +162,10 @@ def test_the_panel_shows_the_numbers_that_matter():
 @given(st.integers(20, 200), st.booleans())
 def test_the_panel_fits_any_width(width, has_records):
     state = PanelState(
-        "a title that is longer than a narrow window", 100 if has_records else None, servers={"a": "failed"}
+        "a title that is longer than a narrow window",
+        100 if has_records else None,
+        "agentrl view runs/a_long_name/of_a_run" if has_records else None,
+        servers={"a": "failed"},
     )
     if has_records:
         state.add(train(1, 10.0))
@@ -186,7 +189,7 @@ PROGRAM = """
     from agentrl.tracking.console import open_console
     from agentrl.tracking.metrics import StepRecord
 
-    console = open_console(2, title="on a terminal", log_file=Path(sys.argv[1]))
+    console = open_console(2, title="on a terminal", look="agentrl view RUN", log_file=Path(sys.argv[1]))
     console.say("server ready in 6.1 s")
     console.log(StepRecord("train", 1, 1, 1.0, {"rollout/reward_mean": 0.5}))
     print("printed by python")
@@ -232,6 +235,7 @@ def test_on_a_terminal_foreign_output_scrolls_by_above_the_panel(tmp_path):
         "100% loaded",
         "step 2/2",
         "on a terminal",
+        "agentrl view RUN",
     ):
         assert part in written
     assert "10%\r" not in written

@@ -7,7 +7,6 @@ wants to see.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -18,14 +17,14 @@ import pytest
 
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.tracking.metrics import StepRecord
-from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall
+from agentrl.types import Message, Outcome
 from agentrl.view.app import Pages
 from agentrl.view.attempts import Filters
 from agentrl.view.export import export
 from agentrl.view.sources import open_sources
-from parts.browser import Tab, executable, served
+from parts.browser import Tab, launched, served
 from parts.trajectories import make_trajectory
-from parts.viewed import Stored, write_run
+from parts.viewed import HOSTILE, Stored, write_hostile, write_run
 
 AXE = files("axe_playwright_python") / "axe.min.js"
 NEWEST = "trajectories/step_000004.parquet:0"
@@ -40,14 +39,8 @@ PLACES = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = executable()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        found = playwright.chromium.launch(executable_path=path, args=[*options, "--disable-gpu"])
+    with launched() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -166,39 +159,8 @@ def test_a_new_step_appears_by_itself(tab, tmp_path: Path, browser) -> None:
         seen.page.goto("about:blank")
 
 
-HOSTILE = [
-    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'><svg onload='hacked = 1'>",
-    "\x1b[31mred\x1b[0m \x00\x07 \u202egnp.exe \u2066\u200b end",
-    "javascript:window.hacked=1 </textarea></title><base href='http://evil.example/'>",
-]
-
-
 def test_what_a_model_wrote_is_shown_and_never_runs(tab, tmp_path: Path, browser) -> None:
-    hostile = "".join(HOSTILE)
-    call = ToolCall("c", hostile, {hostile: hostile}, hostile)
-    made = make_trajectory(
-        [-1, 0, 0],
-        task_id=hostile,
-        data_source=hostile,
-        agent_name=hostile,
-        outcome=Outcome.REWARD_ERROR,
-        messages=(
-            Message("user", HOSTILE[0]),
-            Message("assistant", hostile, (call,), reasoning=hostile),
-            Message("tool", hostile, name=hostile),
-            Message(hostile, "x"),
-        ),
-        rewards=(RewardEvent(hostile, 1.0, 2),),
-        failure=Failure(hostile, None, hostile, hostile, hostile),
-        metrics={hostile: 1.0, f"num_calls/{hostile}": 1.0},
-        extra_info={hostile: hostile},
-    )
-    write_run(tmp_path)
-    write_parquet(tmp_path / "trajectories/step_000009.parquet", encode([made]), step=9, learned_by=9)
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
-        file.write(
-            StepRecord("train", 9, 9, 9.0, {f"rollout/accuracy/{hostile.replace('/', '')}": 0.5}).to_line()
-        )
+    write_hostile(tmp_path)
     with served([tmp_path]) as place:
         seen = tab(place=place)
         asked: list[str] = []

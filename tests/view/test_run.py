@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import DataError
+from agentrl.fleet.control import ActorLine, ControlDesk
+from agentrl.fleet.servers import ServerLine
 from agentrl.tracking.metrics import StepRecord
 from agentrl.view.changes import state_of
+from agentrl.view.fleet import ActorState, ServerState
 from agentrl.view.run import MAX_POINTS, MetricsTail, RunReader
 from agentrl.view.sources import open_sources
 from parts.viewed import write_run
@@ -114,6 +117,34 @@ def test_a_damaged_file_hides_only_itself(tmp_path: Path, name: str) -> None:
     (tmp_path / "control").mkdir()
     (tmp_path / name).write_bytes(b"\xff{[")
     assert RunReader(open_sources([tmp_path])[0]).overview().step == 3
+
+
+def test_servers_and_actors_are_those_that_the_run_last_saw(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    url = "http://127.0.0.1:1"
+    desk = ControlDesk(tmp_path)
+    desk.show(
+        [
+            ServerLine("server_0", url, "started", "embedded", "ready", 2, ""),
+            ServerLine("server_1", "", "attached", "sglang", "failed", 0, "no answer"),
+        ],
+        version=3,
+        outstanding_tokens=lambda: {url: 99},
+        actors=[ActorLine("rollout-0", "playing", 1, 7, 30)],
+    )
+    reader = RunReader(open_sources([tmp_path])[0])
+    shown = reader.overview()
+    assert shown.servers == (
+        ServerState(url, "embedded (started)", "ready", 2, 99, ""),
+        ServerState("server_1", "sglang (attached)", "failed", 0, 0, "no answer"),
+    )
+    assert shown.actors == (ActorState("rollout-0", "playing", 1, 7, 30),)
+    file = tmp_path / "control" / "servers.json"
+    table = json.loads(file.read_text())
+    assert shown.servers_time == table.pop("time")
+    del table["actors"]  # as an earlier version wrote it
+    file.write_text(json.dumps({**table, "time": 1.0}))
+    assert (reader.overview().servers, reader.overview().actors) == (shown.servers, ())
 
 
 def test_a_long_curve_keeps_its_mean_and_a_short_one_its_values(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ function scale(color, context) {
     turn: [["v0", "1"], ["v1", "2"], ["v2", "3"], ["v3", "4"], ["v4", "5"], ["v5", "6"]],
     advantage: [["n3", "below −1.3"], ["n1", "below 0"], ["z", "0"], ["p1", "above 0"], ["p3", "above 1.3"]],
   }[color];
-  return h("div", { class: "scale" }, boxes.map(([kind, label]) => h("span", { class: kind }, label)));
+  const note = color === "logprob" ? h("p", { class: "small quiet" }, "Of the server that sampled. The learner's own are not stored by a run, so there is no importance ratio.") : null;
+  return [h("div", { class: "scale" }, boxes.map(([kind, label]) => h("span", { class: kind }, label))), note];
 }
 
 function visibleToken(value) {

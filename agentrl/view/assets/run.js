@@ -114,6 +114,11 @@ function servers(overview) {
   return h("section", { class: "card" }, h("h2", null, "Servers"), h("p", { class: "hint" }, `${seen}; ${number(overview.latest["rollout/in_flight"] ?? null)} attempts at once`), h("div", { class: "wide-table" }, h("table", null, h("thead", null, h("tr", null, ["server", "state", "tokens asked", "restarts"].map((name, at) => h("th", { class: at > 1 ? "num" : null }, name)))), h("tbody", null, overview.servers.map((server) => h("tr", null, h("td", null, plain(server.name), h("div", { class: "quiet small" }, plain(server.message || server.kind))), h("td", null, h("span", { class: `pill ${server.state === "ready" ? "good" : "warn"}` }, server.state)), h("td", { class: "num" }, number(server.outstanding_tokens)), h("td", { class: "num" }, number(server.restarts))))))));
 }
 
+function actors(overview) {
+  if (!overview.actors.length) return null;
+  return h("section", { class: "card" }, h("h2", null, "Rollout actors"), h("p", { class: "hint" }, "by their reports at the last step"), h("div", { class: "wide-table" }, h("table", null, h("thead", null, h("tr", null, ["actor", "state", "in flight", "finished", "restarts"].map((name, at) => h("th", { class: at > 1 ? "num" : null }, name)))), h("tbody", null, overview.actors.map((actor) => h("tr", null, h("td", null, plain(actor.name)), h("td", null, h("span", { class: `pill ${actor.state === "playing" ? "good" : "warn"}` }, plain(actor.state))), h("td", { class: "num" }, number(actor.in_flight)), h("td", { class: "num" }, number(actor.finished)), h("td", { class: "num" }, number(actor.restarts))))))));
+}
+
 function problems(source, overview) {
   const found = [];
   if (overview.alarms.length) found.push(h("section", { class: "card" }, h("h2", null, "Alarms"), h("p", { class: "hint" }, "also ticks at the top of each curve"), h("table", null, h("thead", null, h("tr", null, ["step", "alarm", "value"].map((name, at) => h("th", { class: at === 1 ? null : "num" }, name)))), h("tbody", null, overview.alarms.slice(-14).reverse().map((alarm) => h("tr", null, h("td", { class: "num" }, h("a", { href: `#/attempts?source=${source}&f.step=${alarm.step}` }, number(alarm.step))), h("td", null, h("span", { class: `pill ${alarm.event === "raised" ? "warn" : "good"}` }, alarm.event), ` ${plain(alarm.metric)}`, h("div", { class: "quiet small" }, alarm.event === "raised" ? plain(alarm.advice) : null)), h("td", { class: "num" }, number(alarm.value, 3))))))));
@@ -138,7 +143,7 @@ export function drawRun(place, source, overview, curves) {
     figures(overview),
     closing(overview),
     curves.train.steps.length || curves.validation.steps.length ? h("div", { class: "grid" }, charts(overview, curves, (step) => { location.hash = `#/attempts?source=${source}&f.step=${step}`; }).map(drawChart)) : h("p", { class: "quiet pad" }, overview.kind === "run" ? "No step is recorded yet. This page updates by itself." : "Its attempts are under Attempts."),
-    h("div", { class: "grid" }, problems(source, overview), ledger(overview), servers(overview)));
+    h("div", { class: "grid" }, problems(source, overview), ledger(overview), servers(overview), actors(overview)));
 }
 
 export async function runPage(place, route) {

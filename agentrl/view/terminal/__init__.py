@@ -1,0 +1,1 @@
+"""`agentrl view --tui`: the table of attempts, and one attempt token by token, in a terminal."""
