@@ -19,6 +19,7 @@ from agentrl.cli import configs, data, evaluation, models, pages, plugins, runs,
 from agentrl.cli.compare import compare
 from agentrl.cli.disk import full_disk
 from agentrl.cli.options import Debug
+from agentrl.cli.planning import plan
 from agentrl.cli.score import score
 from agentrl.cli.simulation import simulate
 from agentrl.cli.view import view
@@ -97,6 +98,14 @@ _add(
 _add(app, "replay", training.replay, "agentrl replay runs/quickstart/run --last-step 4", panel=TRAIN)
 
 _add(app, "simulate", simulate, "agentrl simulate run.yaml --sweep max_staleness=0,1,2,4", panel=TRAIN)
+
+_add(
+    app,
+    "plan",
+    plan,
+    "agentrl plan qwen3-8b --gpus 64 --gpu h100 --context 32768 --out plan.yaml",
+    panel=TRAIN,
+)
 
 _add(app, "report", runs.report, "agentrl report runs/quickstart/run", panel=LOOK)
 _add(app, "view", view, "agentrl view runs/quickstart/run", panel=LOOK)

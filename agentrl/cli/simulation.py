@@ -39,7 +39,18 @@ def simulate(
         float | None,
         typer.Option(help="Share of tool calls that hang until agent.tool_timeout_s (simulation.tool_hang)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Draw a picture into this PNG file.")] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Print the config of a recorded run, to be simulated: with rates, lengths and latencies "
+            "from its metrics and trajectories.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Draw a picture into this PNG file; with --calibrate, write this YAML file."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
     hunt: Annotated[
         int,
@@ -65,6 +76,13 @@ def simulate(
     With --hunt, random schedules with faults are checked instead; the exit code is 1 if one violates a law.
     """
     logging.getLogger("agentrl").setLevel(logging.ERROR)  # servers are lost all the time
+    if calibrate is not None:
+        if config is not None or hunt:
+            raise ConfigError(
+                f"--calibrate {calibrate} needs nothing else; simulate the config that it prints"
+            )
+        _calibrate(calibrate, out)
+        return
     if hunt or config is None:
         if config is not None:
             raise ConfigError(f"--hunt {hunt} draws its own configs; leave out {config}")
@@ -87,6 +105,23 @@ def simulate(
 
         draw(found, out, title=f"Simulated: {Path(config).stem}", label=label)
         typer.echo(f"wrote {out}", err=as_json)
+
+
+def _calibrate(folder: Path, out: Path | None) -> None:
+    from agentrl.simulation.calibrate import calibrate
+    from agentrl.simulation.written import config_yaml, write_yaml
+
+    found = calibrate(folder)
+    lines = [
+        f"{folder}: {found.step_s:,.2f} s per step, mean of {found.num_steps} steps; {found.num_attempts} "
+        f"attempts read, {found.num_left_out} left out (failed, or of several segments)",
+    ]
+    text = config_yaml(found.config, lines)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_yaml(out, text)
+    typer.echo("\n".join([*lines, f"wrote {out}"]))
 
 
 def _hunt(num: int, seed: int, faults: str | None) -> None:

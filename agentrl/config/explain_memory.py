@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.model_presets import known_size
 from agentrl.config.model_size import ModelSize
 from agentrl.config.placement import Role
 from agentrl.config.rank_memory import RankMemory, frozen_memory, trained_memory
@@ -80,7 +81,7 @@ def memory_lines(config: Config) -> Lines:
 def refuse_too_large(config: Config) -> None:
     """Check that each GPU has the memory that its roles need; nothing without `cluster.gpu_memory_gb`.
 
-    Roles whose model is not a local folder of a known type are left out.
+    Roles whose model is neither a local folder of a known type nor known by its name are left out.
 
     Raises:
         ConfigError: a GPU is too small; the line names the largest parts, and what would fit.
@@ -101,7 +102,7 @@ def refuse_too_large(config: Config) -> None:
 
 def rank_memory(config: Config, role: Role) -> RankMemory | None:
     """Return the memory of a rank of a role (not of servers); None if its model's size is not known."""
-    size = ModelSize.read(_model_path(config, role))
+    size = known_size(_model_path(config, role))
     if size is None:
         return None
     is_gpu = config.placement.device_of(role) == "cuda"
@@ -123,7 +124,7 @@ def rank_memory(config: Config, role: Role) -> RankMemory | None:
 
 def server_memory(config: Config) -> ServerMemory | None:
     """Return the memory of a GPU of a server that the run starts; None if the model's size is not known."""
-    size, rollout = ModelSize.read(config.model.path), config.rollout
+    size, rollout = known_size(config.model.path), config.rollout
     if size is None:
         return None
     width = 4 if config.model.dtype == "float32" else 2
@@ -133,10 +134,15 @@ def server_memory(config: Config) -> ServerMemory | None:
         return ServerMemory(2 * weights, cached, None, own.num_blocks * own.page_size * cached)
     arguments = rollout.sglang.args
     tp, pp = _size(arguments, "tp_size", "tp"), _size(arguments, "pp_size", "pp")
-    # Ranks beyond the number of key-value heads keep copies of them.
-    cached_share = 1 / pp / min(tp, size.num_kv_heads)
     share = arguments.get("mem_fraction_static", STATIC_SHARE)
-    return ServerMemory(weights / tp / pp, cached * cached_share, float(share))
+    return sglang_memory(size, width=width, tp=tp, pp=pp, share=float(share))
+
+
+def sglang_memory(size: ModelSize, *, width: int, tp: int, pp: int, share: float) -> ServerMemory:
+    """Return the memory of a GPU of an SGLang server. `width`: bytes of a number."""
+    # Ranks beyond the number of key-value heads keep copies of them.
+    cached = width * size.kv_values_per_token / pp / min(tp, size.num_kv_heads)
+    return ServerMemory(width * size.num_parameters / tp / pp, cached, share)
 
 
 # -------------------------------------------------------------------------------------------------- the pools
@@ -344,7 +350,7 @@ def _model_path(config: Config, role: Role) -> str:
 
 
 def _unknown(path: str) -> str:
-    return f"not known: {path or 'the model'} is not a local folder of a known architecture"
+    return f"not known: {path or 'the model'} is no local folder of a known architecture, and no known name"
 
 
 def _size(arguments: Mapping[str, object], *names: str) -> int:

@@ -20,8 +20,9 @@ class Gpu:
 
 GPUS: Mapping[str, Gpu] = {
     "a100": Gpu(312e12, 2.039e12, 80),
+    "h20": Gpu(148e12, 4.0e12, 96),
     "h100": Gpu(989e12, 3.35e12, 80),
     "h200": Gpu(989e12, 4.8e12, 141),
     "b200": Gpu(2250e12, 8.0e12, 180),
 }
-"""Source: data sheets of NVIDIA A100 80GB SXM, H100 SXM, H200 SXM and HGX B200."""
+"""Source: data sheets of NVIDIA A100 80GB SXM, H20, H100 SXM, H200 SXM and HGX B200."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agentrl.config.model_size import ModelSize
@@ -71,3 +72,12 @@ def preset(name: str) -> ModelSize | None:
     """Return the size of the model of this name; None if it is not known."""
     config = PRESETS.get(name.rpartition("/")[2].lower())
     return None if config is None else ModelSize.of(config)
+
+
+def known_size(path: str) -> ModelSize | None:
+    """Return the size of the model in a local folder, or else of the one that the path names.
+
+    None if the folder has another architecture, or if there is no folder and the name is not known.
+    """
+    is_local = bool(path) and Path(path).expanduser().is_dir()
+    return ModelSize.read(path) if is_local else preset(path)

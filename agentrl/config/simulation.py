@@ -88,7 +88,7 @@ class SimulatedLearnerConfig(Section):
 class SimulationConfig(Section):
     """What `agentrl simulate` assumes. A training does not read it."""
 
-    gpu: Literal["a100", "h100", "h200", "b200"] = Field("h100", description="The GPUs of all nodes.")
+    gpu: Literal["a100", "h20", "h100", "h200", "b200"] = Field("h100", description="The GPUs of all nodes.")
     gpus_per_node: int = Field(8, ge=1, description="GPUs of a node.")
     model: str | None = Field(
         None,

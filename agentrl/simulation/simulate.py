@@ -56,7 +56,7 @@ class _Simulation:
         self._grain = own.grain_tokens or max(1, round(mean_attempt(config) / _GRAINS))
         self._costs = Costs(config, size, self._grain)
         self._speed = server_speed(config, size, grain=self._grain)
-        self._scripts = scripts or Scripts(_workload(config, self._grain), self._draws)
+        self._scripts = scripts or Scripts(workload_of(config, self._grain), self._draws)
         limit = max(2, math.ceil(config.agent.max_response_tokens / self._grain) + 1)
         self._turns = Turns(limit)
         self._meter = StepMeter(warmup=warmup, grain=self._grain)
@@ -140,7 +140,8 @@ def _mean(own: DistributionConfig) -> float:
     return sum(own.values) / len(own.values) if own.kind == "samples" else own.mean
 
 
-def _workload(config: Config, grain: int) -> Workload:
+def workload_of(config: Config, grain: int) -> Workload:
+    """Return the distribution of attempts that a config describes, in tokens of so many real ones."""
     own = config.simulation
     return Workload(
         turns=_drawn(own.turns),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.config.gpus import GPUS
 from agentrl.config.model_flops import ModelFlops
-from agentrl.config.model_presets import PRESETS, preset
+from agentrl.config.model_presets import PRESETS, known_size, preset
 from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import Config
 from agentrl.data.attempt_facts import AttemptFacts
@@ -28,7 +28,7 @@ def model_size(config: Config) -> ModelSize:
         ConfigError: it is not known.
     """
     name = config.simulation.model
-    size = ModelSize.read(config.model.path) if name is None else preset(name)
+    size = known_size(config.model.path) if name is None else preset(name)
     if size is None:
         what = f"model.path={config.model.path!r} has no config.json of a known architecture"
         if name is not None:
@@ -107,10 +107,13 @@ class Costs:
         return num_tokens * self.config.simulation.learner.driver_us_per_token * 1e-6
 
     def learn_s(self, batch: Sequence[AttemptFacts]) -> float:
-        own = self.config.simulation.learner
         trained = [attempt for attempt in batch if not attempt.is_greedy]
         lengths = [self.grain * attempt.num_tokens for attempt in trained]
-        scored = self.grain * sum(attempt.num_action_tokens for attempt in trained)
+        return self.update_s(lengths, self.grain * sum(attempt.num_action_tokens for attempt in trained))
+
+    def update_s(self, lengths: Sequence[int], scored: int) -> float:
+        """Return the time of the ranks for attempts of these lengths, with so many sampled tokens in all."""
+        own = self.config.simulation.learner
         if own.tokens_per_s is not None or self.size is None:
             assert own.tokens_per_s is not None, "the size of a model that is computed is known"
             return scored / own.tokens_per_s

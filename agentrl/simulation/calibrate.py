@@ -1,0 +1,193 @@
+"""`calibrate`: the section `simulation` of a run that was recorded, from its metrics and stored trajectories.
+
+Lengths, turns and latencies are those of its attempts; the speed of servers and ranks is what they reached.
+So a change of the schedule can be simulated (more servers, another bound on staleness), but not one of the
+model.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.config.compose import load_config
+from agentrl.config.schema import Config
+from agentrl.data.trajectories import decode, read_parquet
+from agentrl.errors import DataError
+from agentrl.tracking.metrics import StepRecord, read_metrics
+from agentrl.types import Trajectory
+
+_SLICES = 64
+"""Values that stand for the lengths of all attempts."""
+_MOST_FILES = 50
+_WARMUP = 2
+"""First steps that are left out if there are enough others: compilers, caches, an empty pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """The config of a run with what it reached as its section `simulation`.
+
+    step_s: mean seconds of a recorded step. num_steps, num_attempts: that were read.
+    num_left_out: attempts with several segments, or that failed.
+    """
+
+    config: Config
+    step_s: float
+    num_steps: int
+    num_attempts: int
+    num_left_out: int
+
+
+@dataclass(slots=True)
+class _Observed:
+    """What attempts did, one number per attempt, per turn, or per pause between turns."""
+
+    prompts: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    turn_tokens: list[int] = field(default_factory=list)
+    tool_tokens: list[int] = field(default_factory=list)
+    tool_s: list[float] = field(default_factory=list)
+    generate_s: float = 0.0
+    sampled: int = 0
+    num_scored: int = 0
+    num_passed: int = 0
+    num_left_out: int = 0
+    num_tools: int = 0
+    num_tool_timeouts: float = 0.0
+
+    def add(self, attempt: Trajectory) -> None:
+        own = attempt.metrics
+        self.num_tool_timeouts += own.get("num_tool_timeouts", 0.0)
+        if attempt.failure is not None or len(attempt.segment_starts) != 1 or not attempt.action_mask.any():
+            self.num_left_out += 1
+            return
+        actions = np.flatnonzero(attempt.action_mask)
+        ids = attempt.turn_ids[actions]
+        firsts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 1))
+        lengths = np.diff(np.append(firsts, len(ids)))
+        between = actions[firsts[1:]] - actions[firsts[1:] - 1] - 1
+        self.prompts.append(int(actions[0]))
+        self.turns.append(len(lengths))
+        self.turn_tokens += lengths.tolist()
+        self.tool_tokens += between.tolist()
+        if len(between):
+            waited = own.get("tool_s", 0.0) + own.get("interaction_s", 0.0)
+            self.tool_s += [waited / len(between)] * len(between)
+        self.generate_s += own.get("generate_s", 0.0)
+        self.sampled += len(actions)
+        self.num_scored += bool(attempt.rewards)
+        self.num_passed += sum(event.value for event in attempt.rewards) > 0
+        self.num_tools += len(between)
+
+
+def calibrate(folder: Path) -> Calibrated:
+    """Return the calibrated config of the run in `folder`.
+
+    Raises:
+        DataError: it is no folder of a run, or it has no steps or no trajectories.
+        ConfigError: its config is not one of this version.
+    """
+    records = _steps(folder)
+    files = sorted((folder / "trajectories").glob("step_*.parquet"))
+    if not files:
+        raise DataError(
+            f"{folder} has no trajectories/step_*.parquet, which say what attempts did; record a run with "
+            "trainer.keep_trajectories=true"
+        )
+    observed = _Observed()
+    for file in files[:: max(1, len(files) // _MOST_FILES)]:
+        for attempt in decode(read_parquet(file)):
+            observed.add(attempt)
+    if not observed.turns or not observed.generate_s:
+        raise DataError(f"{folder}/trajectories: no attempt was finished, so nothing can be taken from them")
+    config = load_config(str(folder / "config.yaml"))
+    section = _section(config, observed, records)
+    merged = {**config.model_dump(mode="json"), "simulation": section}
+    return Calibrated(
+        Config.model_validate(merged),
+        _mean(records, "time/step_s"),
+        len(records),
+        len(observed.turns),
+        observed.num_left_out,
+    )
+
+
+def _steps(folder: Path) -> list[StepRecord]:
+    path = folder / "metrics.jsonl"
+    if not path.is_file() or not (folder / "config.yaml").is_file():
+        raise DataError(
+            f"{str(folder)!r} is not the folder of a training run: it lacks metrics.jsonl or config.yaml"
+        )
+    records = [record for record in read_metrics(path) if record.kind == "train"]
+    if not records:
+        raise DataError(f"{path} has no step of a training; calibrate with a run that made some")
+    return records[_WARMUP:] if len(records) > 2 * _WARMUP else records
+
+
+def _section(config: Config, observed: _Observed, records: Sequence[StepRecord]) -> dict[str, Any]:
+    """Return the section `simulation`."""
+    kept = config.simulation.model_dump(mode="json")
+    busy_s = sum(_mean(records, f"time/{name}_s") for name in ("score", "update"))
+    sampled = _mean(records, "rollout/action_tokens/mean") * _mean(records, "rollout/trajectories")
+    driver_s = sum(_mean(records, f"time/{name}_s") for name in ("assess", "credit"))
+    total = sampled * _tokens_per_sampled(observed)
+    servers = max(1, config.rollout.num_started)
+    # Attempts wait for a server while a publish pauses it; that is no sampling.
+    paused = min(0.9, _mean(records, "time/publish_s") / max(1e-9, _mean(records, "time/step_s")))
+    capacity = config.rollout.num_actors * config.rollout.max_concurrent_trajectories
+    return {
+        **kept,
+        "steps": max(4, min(20, len(records))),
+        "prompt_tokens": _samples(observed.prompts),
+        "turns": _samples(observed.turns),
+        "turn_tokens": _samples(observed.turn_tokens),
+        "tool_tokens": _samples(observed.tool_tokens),
+        "tool_s": _samples(observed.tool_s),
+        "tool_hang": min(1.0, observed.num_tool_timeouts / max(1, observed.num_tools)),
+        "pass_rate": observed.num_passed / max(1, observed.num_scored),
+        "publish_s": _mean(records, "time/publish_s"),
+        # Bytes are in publish_s, which was measured.
+        "disk_gb_s": 1e9,
+        "network_gb_s": 1e9,
+        "server": {
+            **kept["server"],
+            "seconds_per_token": (1 - paused) * observed.generate_s / observed.sampled,
+            "max_running": max(1, -(-capacity // servers)),
+        },
+        "learner": {
+            **kept["learner"],
+            "tokens_per_s": sampled / max(1e-9, busy_s),
+            "driver_us_per_token": 1e6 * driver_s / max(1.0, total),
+        },
+    }
+
+
+def _tokens_per_sampled(observed: _Observed) -> float:
+    """Return all tokens of attempts per sampled one."""
+    return (sum(observed.prompts) + sum(observed.tool_tokens) + observed.sampled) / observed.sampled
+
+
+def _mean(records: Sequence[StepRecord], name: str) -> float:
+    """Return the mean of a metric; steps in which it was not defined do not count."""
+    values = [record.values.get(name, 0.0) for record in records]
+    return statistics.mean([value for value in values if math.isfinite(value)] or [0.0])
+
+
+def _samples(values: Sequence[float]) -> dict[str, Any]:
+    """Return a distribution with the same mean, of at most `_SLICES` values: the means of equal parts."""
+    if not values:
+        return {"kind": "fixed", "mean": 0.0}
+    ordered = np.sort(np.asarray(values, np.float64))
+    num = min(_SLICES, len(ordered))
+    # Parts of equal weight, although their number need not divide that of the values.
+    places = np.linspace(0, len(ordered), num + 1)
+    cumulated = np.interp(places, np.arange(len(ordered) + 1), np.append(0.0, np.cumsum(ordered)))
+    means = np.diff(cumulated) / np.diff(places)
+    return {"kind": "samples", "values": [float(f"{mean:.6g}") for mean in means]}
