@@ -20,6 +20,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()
 
 
+SLOW_TIMEOUT_S = 1800
+"""Of a slow test without a limit of its own: it ends what hangs, also on a busy machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+
+
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
