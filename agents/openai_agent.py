@@ -1,5 +1,5 @@
-"""The agent for external programs: an async function, a function, or a command that uses an OpenAI-compatible
-URL.
+"""The agent for external programs: an async function, a function, or a command that uses a URL compatible
+with OpenAI's or Anthropic's.
 
     agent:
       agent_config:
@@ -10,9 +10,9 @@ URL.
 The function is called as `solve(task, base_url=..., api_key=..., model=...)`. An async function runs in the
 process's asyncio loop, any other in its own thread. `task` is a dictionary with task_id, data_source,
 ability, messages (in OpenAI's format) and extra_info; it does not contain the ground truth. A command gets it
-as JSON on stdin. The command's environment has OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL and the
-variables of `env`. Of this process's variables it has only those in `pass_env` and a few that every program
-needs, so it does not see the keys of servers and trackers.
+as JSON on stdin. The command's environment has OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, the same for
+ANTHROPIC, and the variables of `env`. Of this process's variables it has only those in `pass_env` and a few
+that every program needs, so it does not see the keys of servers and trackers.
 
 A function may return rewards: a number, or a dictionary of name -> number. None and texts are not rewards;
 the policy's answers are recorded when they are sampled.
@@ -139,12 +139,7 @@ async def run_command(
         CommandFailed: its exit status is not 0; the message holds the end of its stderr.
         PluginError: the command cannot be started.
     """
-    variables = {
-        **env,
-        "OPENAI_BASE_URL": endpoint.base_url,
-        "OPENAI_API_KEY": endpoint.api_key,
-        "OPENAI_MODEL": endpoint.model,
-    }
+    variables = {**env, **endpoint.environment}
     try:
         process = await trio.lowlevel.open_process(
             list(command),

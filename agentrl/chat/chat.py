@@ -16,10 +16,12 @@ from agentrl.chat.codec import THOUGHT, TURN, Codec, added_tokens, load_tokenize
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
 from agentrl.chat.packaged import fitting_templates, missing_tokens
+from agentrl.chat.parsing import THINK, TurnParser
 from agentrl.chat.probes import PROBE_TOOLS, ProbeScope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal, load_template, read_json
+from agentrl.chat.turn_reader import TurnReader
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message
@@ -167,6 +169,19 @@ class Chat:
     def open(self, messages: Sequence[Message], tools: Tools) -> Conversation:
         """Open a conversation with its prompt; `tools` are the OpenAI schemas shown to the model."""
         return Conversation(self._renderer, messages, tools, edits=self._edits)
+
+    def read_turn(self, conversation: Conversation) -> TurnReader | None:
+        """Return a reader of the turn that is sampled next; None if the template has thought tags that only a
+        whole turn can be read with.
+        """
+        renderer, prompt = self._renderer, conversation.prompt_text
+        if renderer.style.open != THINK:
+            return None
+        opening = prompt[prompt.rindex(THINK) :] if renderer.opens_thought(prompt) else ""
+        parser = TurnParser(
+            get_format(self.tool_format), turn=conversation.num_turns, tools=conversation.tools
+        )
+        return TurnReader(renderer.codec, parser, opening=opening, stop_ids=self.eos_token_ids)
 
     def render_training(self, messages: Sequence[Message], tools: Tools) -> Replay:
         """Return the tokens of a conversation to imitate, built as a `Conversation` would have built them.

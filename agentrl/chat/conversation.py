@@ -73,6 +73,16 @@ class Conversation:
         """The last render, with placeholders for sampled text; it ends with the generation prompt."""
         return self._rendered
 
+    @property
+    def tools(self) -> Tools:
+        """The schemas that the prompt shows."""
+        return self._tools
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns were sampled."""
+        return self._num_turns
+
     def next_prompt(self) -> list[int]:
         """Append the pending messages and the generation prompt as one block, and return the block.
 

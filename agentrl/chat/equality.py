@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ def is_same_message(mine: Message, theirs: Message) -> bool:
 def is_same_json(left: Any, right: Any) -> bool:
     """Compare two values as JSON: 1 equals 1.0, but not true.
 
-    The order of an object's keys does not count.
+    The order of an object's keys does not count, nor do digits that a 64-bit float does not have: many
+    programs read all numbers as such.
     """
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
@@ -42,7 +44,16 @@ def is_same_json(left: Any, right: Any) -> bool:
         )
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(is_same_json, left, right))
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return left == right or _as_float(left) == _as_float(right)
     return bool(left == right)
+
+
+def _as_float(number: int | float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _is_same_call(mine: ToolCall, theirs: ToolCall) -> bool:

@@ -235,6 +235,11 @@ class TurnParser:
         """Everything read so far."""
         return ParsedTurn("".join(self._texts), tuple(self._calls), "".join(self._thoughts))
 
+    @property
+    def num_unread(self) -> int:
+        """Characters fed so far that no delta accounts for."""
+        return self._num_known
+
     def feed(self, text: str) -> list[Delta]:
         """Add the next piece of text, and return the new deltas."""
         self._known.append(text)

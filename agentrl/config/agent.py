@@ -81,6 +81,51 @@ class MCPServerConfig(Section):
         return self
 
 
+class GatewayConfig(Section):
+    """Where programs reach the policy that they play (`openai_agent`).
+
+    With another host than 127.0.0.1, the gateway can be reached from containers and other nodes, by whoever
+    has the key of a running attempt.
+    """
+
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. 0.0.0.0: all of this machine's; open it to trusted networks only.",
+    )
+    port: int = Field(
+        0, ge=0, le=65535, description="Port of each rollout process; 0: a free one of its own."
+    )
+    advertised_host: str | None = Field(
+        None,
+        description="Host in the URL that programs get, such as host.docker.internal; None: `host`, or for "
+        "0.0.0.0 the machine's name.",
+    )
+    tls: Literal["none", "self_signed", "certificate"] = Field(
+        "none",
+        description="self_signed: each rollout process makes a certificate, and its programs trust it by "
+        "their environment; certificate: the given one.",
+    )
+    certificate: str | None = Field(
+        None,
+        description="PEM file with the certificate and its chain, on each node; for tls=certificate.",
+    )
+    private_key: str | None = Field(None, description="PEM file with its key, without a password.")
+    stream_tokens: bool = Field(
+        True,
+        description="Send a streamed answer while its turn is sampled; False: when the turn is complete, "
+        "which is less work for servers and rollout processes.",
+    )
+
+    @model_validator(mode="after")
+    def _has_its_certificate(self) -> GatewayConfig:
+        given = self.certificate is not None and self.private_key is not None
+        if (self.tls == "certificate") != given or (self.certificate is None) != (self.private_key is None):
+            raise ValueError(
+                f"tls={self.tls}: certificate and private_key are for tls=certificate, which needs both"
+            )
+        return self
+
+
 class AgentConfig(Section):
     """What an agent loop may use and spend."""
 
@@ -113,6 +158,9 @@ class AgentConfig(Section):
     )
     verl_interaction_config: str | None = Field(
         None, description="An interactions YAML of verl (`name`, `class_name`, `config`), unchanged."
+    )
+    gateway: GatewayConfig = Field(
+        GatewayConfig(), description="Where programs reach the policy that they play."
     )
     max_turns: int = Field(8, ge=1, description="Maximum assistant turns per trajectory.")
     max_user_turns: int | None = Field(

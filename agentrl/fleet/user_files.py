@@ -13,6 +13,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, concerning
+from agentrl.http.certificates import server_context
 from agentrl.plugins import Reference
 from agentrl.plugins.sources import nearest, pack_files
 
@@ -55,13 +56,14 @@ def rank_files(models: Mapping[str, ModelConfig], *, policy_loss: str = "") -> l
 
 
 def check_files(models: Mapping[str, ModelConfig], agent: AgentConfig) -> None:
-    """Check, before any process starts, that the files and packaged templates in the config exist.
+    """Check, before any process starts, that the files and packaged templates in the config exist, and that
+    the gateway's certificate can be used.
 
     Args:
         models: by config key.
 
     Raises:
-        ConfigError: one does not exist.
+        ConfigError: one does not exist, or cannot be used.
     """
     for key, model in models.items():
         if model.chat_template is not None:
@@ -70,6 +72,10 @@ def check_files(models: Mapping[str, ModelConfig], agent: AgentConfig) -> None:
     for key, path in (*_model_files(models), *_verl_files(agent)):
         if not Path(path).is_file():
             raise ConfigError(f"{key}: file {path!r} does not exist{nearest(Path(path))}")
+    gateway = agent.gateway
+    if gateway.certificate is not None and gateway.private_key is not None:
+        with concerning("agent.gateway"):
+            server_context(gateway.certificate, gateway.private_key)
 
 
 def _model_files(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,8 @@ _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 
 _JSON = orjson.OPT_SERIALIZE_NUMPY
 """Arrays are written as lists, without becoming lists first."""
+
+OnData = Callable[[bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,16 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def request(self, method: str, path: str, *, json: Any = None) -> HttpReply:
+    async def request(
+        self, method: str, path: str, *, json: Any = None, on_data: OnData | None = None
+    ) -> HttpReply:
         """Send one request and return its reply, whatever its status.
 
         If a kept-alive connection turns out to be closed, the request is sent once more on a fresh one.
+
+        Args:
+            on_data: gets the body of a reply with status 200 piece by piece; the reply then has none. What it
+                raises ends the request.
 
         Raises:
             ServerError: no complete reply: unreachable, broken off, not HTTP, or longer than
@@ -110,12 +118,12 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
             if self._idle:
                 # The newest connection first: the oldest are the likeliest to have been closed by the server.
                 try:
-                    return await self._exchange(self._idle.pop(), request, body)
+                    return await self._exchange(self._idle.pop(), request, body, on_data)
                 except _StaleConnection:
                     pass
             connection = await self._connect()
             try:
-                return await self._exchange(connection, request, body)
+                return await self._exchange(connection, request, body, on_data)
             except _StaleConnection as error:
                 raise ServerError(
                     f"{self.origin} closed the connection without a reply to {method} {path}"
@@ -141,9 +149,13 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
             raise ServerError(f"cannot connect to {self.origin}: {error}") from error
         return _Connection(stream)
 
-    async def _exchange(self, connection: _Connection, request: h11.Request, body: bytes) -> HttpReply:
+    async def _exchange(
+        self, connection: _Connection, request: h11.Request, body: bytes, on_data: OnData | None
+    ) -> HttpReply:
         try:
-            status, reply = await connection.exchange(request, body, max_bytes=self._max_reply_bytes)
+            status, reply = await connection.exchange(
+                request, body, max_bytes=self._max_reply_bytes, on_data=on_data
+            )
         except (trio.BrokenResourceError, h11.RemoteProtocolError, _ReplyTooLong) as error:
             what = f"{request.method.decode()} {request.target.decode()}"
             raise ServerError(
@@ -171,7 +183,9 @@ class _Connection:
         self._state = h11.Connection(h11.CLIENT)
         self.is_reusable = False
 
-    async def exchange(self, request: h11.Request, body: bytes, *, max_bytes: int) -> tuple[int, bytes]:
+    async def exchange(
+        self, request: h11.Request, body: bytes, *, max_bytes: int, on_data: OnData | None
+    ) -> tuple[int, bytes]:
         self.is_reusable = False
         data = self._state.send(request) or b""
         if body:
@@ -182,13 +196,13 @@ class _Connection:
         except trio.BrokenResourceError as error:
             raise _StaleConnection from error
         del data  # frees the body: the reply may take minutes
-        status, reply = await self._read_reply(max_bytes)
+        status, reply = await self._read_reply(max_bytes, on_data)
         if self._state.our_state is h11.DONE and self._state.their_state is h11.DONE:
             self._state.start_next_cycle()
             self.is_reusable = True
         return status, reply
 
-    async def _read_reply(self, max_bytes: int) -> tuple[int, bytes]:
+    async def _read_reply(self, max_bytes: int, on_data: OnData | None) -> tuple[int, bytes]:
         status, chunks, size, has_bytes = 0, [], 0, False
         while True:
             event = self._state.next_event()
@@ -199,6 +213,9 @@ class _Connection:
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
+                if on_data is not None and status == 200:
+                    on_data(bytes(event.data))
+                    continue
                 chunks.append(bytes(event.data))
                 size += len(event.data)
                 if size > max_bytes:

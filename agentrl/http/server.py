@@ -1,5 +1,5 @@
-"""A small HTTP/1.1 server on trio streams for programs on this machine: h11, keep-alive, whole bodies in and
-out.
+"""A small HTTP/1.1 server on trio streams, for programs: h11, keep-alive, whole bodies in, whole bodies or
+streams out.
 
 If the client disconnects, the handling of its request is cancelled. Unauthorised requests are refused by
 their head; their body is not read.
@@ -56,9 +56,28 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+Send = Callable[[bytes], Awaitable[None]]
+Begin = Callable[[str], Awaitable[Send]]
+"""Sends the head of a response with status 200 and a content type; returns what sends its body, piece by
+piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStream:
+    """A response that is sent while it is made.
+
+    `run` calls the given `Begin` at most once, sends the body, and returns None. If it has not begun, it may
+    return a complete response instead.
+    """
+
+    run: Callable[[Begin], Awaitable[HttpResponse | None]]
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse | HttpStream]]
 Admit = Callable[[HttpHead], HttpResponse | None]
 """Returns the refusal of a request by its head, or None to admit it."""
+Problem = Callable[[HttpHead, int, str], HttpResponse]
+"""Writes the response to a request whose body is not read: head, status, what is wrong."""
 
 
 def admit_all(head: HttpHead) -> HttpResponse | None:
@@ -66,24 +85,38 @@ def admit_all(head: HttpHead) -> HttpResponse | None:
     return None
 
 
+def plain_problem(head: HttpHead, status: int, problem: str) -> HttpResponse:
+    """Write a problem as plain text."""
+    return _text(status, problem)
+
+
 async def serve_http(
     handler: Handler,
-    listeners: Sequence[trio.SocketListener],
+    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
     *,
     max_body_bytes: int,
     admit: Admit = admit_all,
+    problem: Problem = plain_problem,
 ) -> None:
     """Serve until cancelled.
 
     An exception of the handler is logged and answered with 500: a failed request never ends the others.
     """
-    await trio.serve_listeners(partial(_serve_connection, handler, admit, max_body_bytes), list(listeners))
+    rules = _Rules(admit, problem, max_body_bytes)
+    await trio.serve_listeners(partial(_serve_connection, handler, rules), list(listeners))
 
 
-async def _serve_connection(
-    handler: Handler, admit: Admit, max_body_bytes: int, stream: trio.SocketStream
-) -> None:
-    connection = _Connection(stream, admit, max_body_bytes)
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What a server accepts, and how it refuses."""
+
+    admit: Admit
+    problem: Problem
+    max_body_bytes: int
+
+
+async def _serve_connection(handler: Handler, rules: _Rules, stream: trio.abc.Stream) -> None:
+    connection = _Connection(stream, rules)
     try:
         while (request := await connection.read_request()) is not None:
             response = await connection.unless_gone(handler, request)
@@ -98,10 +131,9 @@ async def _serve_connection(
 class _Connection:
     """One client's stream and its HTTP state machine."""
 
-    def __init__(self, stream: trio.SocketStream, admit: Admit, max_body_bytes: int) -> None:
+    def __init__(self, stream: trio.abc.Stream, rules: _Rules) -> None:
         self._stream = stream
-        self._admit = admit
-        self._max_body_bytes = max_body_bytes
+        self._rules = rules
         self._state = h11.Connection(h11.SERVER)
 
     async def read_request(self) -> HttpRequest | None:
@@ -119,7 +151,10 @@ class _Connection:
         return None
 
     async def unless_gone(self, handler: Handler, request: HttpRequest) -> HttpResponse | None:
-        """Return the handler's response; None if the client disconnects first, which cancels the handler."""
+        """Return the handler's response; None if the client disconnects first, which cancels the handler.
+
+        A stream that has begun is sent here; its response is STREAMED.
+        """
         response: HttpResponse | None = None
         async with trio.open_nursery() as nursery:
 
@@ -130,24 +165,51 @@ class _Connection:
                 # them, and a disconnect during this request goes unnoticed.
 
             nursery.start_soon(watch)
-            response = await _guarded(handler, request)
+            answer = await _guarded(handler, request)
+            response = await self._streamed(answer, request) if isinstance(answer, HttpStream) else answer
             nursery.cancel_scope.cancel()
         return response
 
+    async def _streamed(self, stream: HttpStream, request: HttpRequest) -> HttpResponse | None:
+        """Run a stream; return STREAMED, or the response to send in its place. None: it broke off."""
+        try:
+            answer = await stream.run(self._begin)
+            if self._state.our_state is h11.SEND_BODY and answer is None:
+                await self._stream.send_all(self._state.send(h11.EndOfMessage()) or b"")
+                return STREAMED
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None  # the client disconnected
+        except Exception:  # boundary of one HTTP request
+            log.exception("%s %s failed", request.method, request.path)
+            answer = INTERNAL_ERROR
+        # If the body has begun, the client notices that it has no end.
+        return None if self._state.our_state is h11.SEND_BODY else answer
+
+    async def _begin(self, content_type: str) -> Send:
+        headers = [("Content-Type", content_type), ("Cache-Control", "no-cache")]
+        await self._stream.send_all(self._head(200, headers))
+
+        async def send(data: bytes) -> None:
+            await self._stream.send_all(self._state.send(h11.Data(data=data)) or b"")
+
+        return send
+
+    def _head(self, status: int, headers: Sequence[tuple[str, str]]) -> bytes:
+        reason = HTTPStatus(status).phrase.encode()
+        return self._state.send(h11.Response(status_code=status, headers=list(headers), reason=reason)) or b""
+
     async def respond(self, response: HttpResponse) -> bool:
-        """Send the response; return whether the connection can be reused."""
-        headers = [
-            ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
-            *response.headers.items(),
-        ]
-        reason = HTTPStatus(response.status).phrase.encode()
-        data = (
-            self._state.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""
-        )
-        data += self._state.send(h11.Data(data=response.body)) or b""
-        data += self._state.send(h11.EndOfMessage()) or b""
-        await self._stream.send_all(data)
+        """Send the response, unless it is STREAMED; return whether the connection can be reused."""
+        if response is not STREAMED:
+            headers = [
+                ("Content-Type", response.content_type),
+                ("Content-Length", str(len(response.body))),
+                *response.headers.items(),
+            ]
+            data = self._head(response.status, headers)
+            data += self._state.send(h11.Data(data=response.body)) or b""
+            data += self._state.send(h11.EndOfMessage()) or b""
+            await self._stream.send_all(data)
         if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
             return False
         self._state.start_next_cycle()
@@ -166,23 +228,24 @@ class _Connection:
                 await self._receive()
             elif isinstance(event, h11.Request):
                 head = _head(event)
-                if (refusal := self._admit(head)) is not None:
+                if (refusal := self._rules.admit(head)) is not None:
                     raise _Refused(refusal)
-                self._check_size(
-                    int(head.headers.get("content-length", 0))
-                )  # h11 has checked that it is a number
+                # h11 has checked that it is a number
+                self._check_size(head, int(head.headers.get("content-length", 0)))
             elif isinstance(event, h11.Data):
+                assert head is not None
                 body += event.data
-                self._check_size(len(body))
+                self._check_size(head, len(body))
             elif isinstance(event, h11.EndOfMessage):
                 assert head is not None
                 return HttpRequest(head.method, head.path, head.headers, bytes(body))
             else:  # the client closed the connection between two requests
                 return None
 
-    def _check_size(self, num_bytes: int) -> None:
-        if num_bytes > self._max_body_bytes:
-            raise _Refused(_text(413, f"the body is longer than {self._max_body_bytes} bytes"))
+    def _check_size(self, head: HttpHead, num_bytes: int) -> None:
+        limit = self._rules.max_body_bytes
+        if num_bytes > limit:
+            raise _Refused(self._rules.problem(head, 413, f"the body is longer than {limit} bytes"))
 
     async def _receive(self) -> bool:
         """Feed the state machine; return False at the end of the stream."""
@@ -199,9 +262,17 @@ class _Connection:
             return
         await self.respond(replace(response, headers={**response.headers, "Connection": "close"}))
         with trio.move_on_after(LINGER_S):
-            await self._stream.send_eof()
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):  # TLS is not
+                await self._stream.send_eof()
             while await self._stream.receive_some(_READ_BYTES):
                 continue
+
+
+STREAMED = HttpResponse(200, b"")
+"""Stands for a response that was sent as a stream."""
+INTERNAL_ERROR = HttpResponse(
+    500, b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": null}}'
+)
 
 
 class _Refused(Exception):
@@ -223,12 +294,9 @@ def _head(request: h11.Request) -> HttpHead:
     )
 
 
-async def _guarded(handler: Handler, request: HttpRequest) -> HttpResponse:
+async def _guarded(handler: Handler, request: HttpRequest) -> HttpResponse | HttpStream:
     try:
         return await handler(request)
     except Exception:  # boundary of one HTTP request
         log.exception("%s %s failed", request.method, request.path)
-        return HttpResponse(
-            500,
-            b'{"error": {"message": "internal error", "type": "server_error", "param": null, "code": null}}',
-        )
+        return INTERNAL_ERROR

@@ -37,14 +37,40 @@ class TurnLimits:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIEndpoint:
-    """An OpenAI-compatible endpoint of the policy for external agents.
+    """An endpoint of the policy for external agents, in the dialects of OpenAI and Anthropic.
 
-    The API key identifies the trajectory.
+    Attributes:
+        base_url: ends with /v1, as OpenAI's clients want it.
+        api_key: identifies the trajectory.
+        certificate: path of the gateway's self-signed certificate; None: it has none.
+        trusted: path of a file with the certificates that this machine trusts and that one.
     """
 
     base_url: str
     api_key: str
     model: str
+    certificate: str | None = None
+    trusted: str | None = None
+
+    @property
+    def root_url(self) -> str:
+        """The URL without /v1, as Anthropic's clients want it."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables by which clients and command-line agents find the endpoint."""
+        found = {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "OPENAI_MODEL": self.model,
+            "ANTHROPIC_BASE_URL": self.root_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ANTHROPIC_MODEL": self.model,
+        }
+        if self.certificate is not None and self.trusted is not None:
+            found |= {"SSL_CERT_FILE": self.trusted, "NODE_EXTRA_CA_CERTS": self.certificate}
+        return found
 
 
 class Session(Protocol):
@@ -94,8 +120,8 @@ class Session(Protocol):
         """
 
     def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
-        """Serve an OpenAI endpoint while the context is open, so that any OpenAI client can play this
-        trajectory.
+        """Serve an endpoint while the context is open, so that any client of OpenAI or Anthropic can play
+        this trajectory.
         """
 
     async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:

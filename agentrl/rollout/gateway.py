@@ -1,42 +1,46 @@
-"""The gateway: an OpenAI-compatible server on this machine, through which external agents play attempts.
+"""The gateway: a server through which external agents play attempts, in the dialects that they speak.
 
-There is one per rollout process, on a free port of 127.0.0.1, started at its first use. Each attempt has its
-own API key, which selects the session that answers and expires with it.
+There is one per rollout process, started at its first use: on a free port of 127.0.0.1, or where
+`agent.gateway` says. Each attempt has its own API key, which selects the session that answers and expires
+with it.
 
-    POST /v1/chat/completions    tools, streaming, stop strings, max_tokens, logprobs; n=1
-    GET  /v1/models
+    POST /v1/chat/completions        OpenAI: tools, streaming, stop strings, max_tokens, logprobs; n=1
+    POST /v1/responses               OpenAI: tools, streaming, previous_response_id
+    POST /v1/messages                Anthropic: tools, streaming, stop_sequences
+    POST /v1/messages/count_tokens   Anthropic
+    GET  /v1/models                  both
 
-Errors have OpenAI's form: 401 for an unknown key, 403 and 415 for requests that only a web page sends, 413
-for a body that is too long, 400 for a wrong request, 400 with code `trajectory_ended` (and the outcome as
-type) once a budget is exhausted, 502 if no inference server answered. A retry would not help with any of
-them, so all of them carry `x-should-retry: false` for OpenAI's clients.
+Errors have the form of the dialect: 401 for an unknown key, 403 and 415 for requests that only a web page
+sends, 413 for a body that is too long, 400 for a wrong request, 400 with code `trajectory_ended` (and the
+outcome) once a budget is exhausted, 502 if no inference server answered. A retry would not help with any of
+them, so all of them carry `x-should-retry: false` for the vendors' clients.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
+import orjson
 import trio
 
+from agentrl.config.agent import GatewayConfig
+from agentrl.dialects import anthropic_messages, chat_completions, responses
+from agentrl.dialects.responses_writer import StoredResponses
+from agentrl.dialects.turns import Asked, Listener, RequestError, TurnReply, TurnRequest
 from agentrl.errors import ServerError, UserError
 from agentrl.http.admission import refusal_of
-from agentrl.http.server import HttpHead, HttpRequest, HttpResponse, serve_http
+from agentrl.http.server import HttpHead, HttpRequest, HttpResponse, HttpStream, serve_http
 from agentrl.plugins import OpenAIEndpoint
 from agentrl.rollout.ending import TrajectoryEnd
-from agentrl.rollout.openai_messages import (
-    ChatReply,
-    ChatRequest,
-    RequestError,
-    read_request,
-    write_error,
-    write_models,
-    write_reply,
-    write_stream,
-)
+from agentrl.rollout.gateway_address import GatewayAddress, listen
+from agentrl.rollout.gateway_stream import stream_reply
+
+log = logging.getLogger(__name__)
 
 MODEL = "policy"
 """The name under which the policy is served. Requests may use any name."""
@@ -47,11 +51,15 @@ _LARGE_BYTES = 64 * 1024
 attempts.
 """
 
+_MODEL_PATHS = ("/v1/models", f"/v1/models/{MODEL}")
+
 
 class Served(Protocol):
     """One attempt, as the gateway sees it."""
 
-    async def complete(self, request: ChatRequest) -> ChatReply: ...
+    async def complete(self, request: TurnRequest, listener: Listener | None) -> TurnReply: ...
+
+    async def count_tokens(self, request: TurnRequest) -> int: ...
 
 
 class OpenTrajectory:
@@ -59,12 +67,13 @@ class OpenTrajectory:
 
     def __init__(self, served: Served) -> None:
         self.failures: list[Exception] = []
+        self.responses = StoredResponses()
         self._served = served
         self._running: set[trio.CancelScope] = set()
         self._one_ended = trio.Event()
 
-    async def complete(self, request: ChatRequest) -> ChatReply:
-        """Answer one request.
+    async def complete(self, request: TurnRequest, listener: Listener | None = None) -> TurnReply:
+        """Answer one request; a `listener` is told the turn while it is sampled.
 
         Raises:
             RequestError: the error to send to the program.
@@ -73,11 +82,22 @@ class OpenTrajectory:
         self._running.add(scope)
         try:
             with scope:
-                return await self._complete(request)
+                return await self._complete(request, listener)
         finally:
             self._running.discard(scope)
             self._one_ended.set()
         raise RequestError("the trajectory is over", type="closed", code="trajectory_ended")
+
+    async def count_tokens(self, request: TurnRequest) -> int:
+        """Return the number of tokens of a request's prompt.
+
+        Raises:
+            RequestError: the chat template rejects its messages.
+        """
+        try:
+            return await self._served.count_tokens(request)
+        except UserError as error:
+            raise RequestError(str(error)) from error
 
     async def end(self) -> None:
         """Cancel the running requests and wait until they have ended."""
@@ -87,9 +107,9 @@ class OpenTrajectory:
             self._one_ended = trio.Event()
             await self._one_ended.wait()
 
-    async def _complete(self, request: ChatRequest) -> ChatReply:
+    async def _complete(self, request: TurnRequest, listener: Listener | None) -> TurnReply:
         try:
-            return await self._served.complete(request)
+            return await self._served.complete(request, listener)
         except TrajectoryEnd as error:
             raise RequestError(str(error), type=error.outcome.value, code="trajectory_ended") from error
         except UserError as error:  # e.g. messages that the chat template rejects
@@ -108,9 +128,11 @@ class OpenTrajectory:
 class Gateway:
     """Serves open attempts. It runs within one trio run, from its first attempt to the end of that run."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
+        self.streams = config.stream_tokens
+        self._config = config
         self._open: dict[str, OpenTrajectory] = {}
-        self._port: int | None = None
+        self._address: GatewayAddress | None = None
         self._start_lock = trio.Lock()
 
     @asynccontextmanager
@@ -119,80 +141,125 @@ class Gateway:
         appended.
 
         On exit the key becomes invalid, and running requests have been cancelled.
+
+        Raises:
+            ConfigError: the gateway cannot listen as `agent.gateway` says.
         """
-        port = await self._started()
+        address = await self._started()
         key = f"trajectory-{secrets.token_urlsafe(24)}"
         trajectory = self._open[key] = OpenTrajectory(served)
         try:
-            yield OpenAIEndpoint(f"http://127.0.0.1:{port}/v1", key, MODEL), trajectory.failures
+            yield address.endpoint(key, MODEL), trajectory.failures
         finally:
             del self._open[key]
             with trio.CancelScope(shield=True):  # cancelled requests end immediately
                 await trajectory.end()
 
-    async def _started(self) -> int:
+    async def _started(self) -> GatewayAddress:
         async with self._start_lock:
-            if self._port is None:
-                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            if self._address is None:
+                self._address = await listen(self._config)
                 # A system task of the trio run, because the server outlives the attempt that started it.
                 serve = partial(
-                    serve_http, self._answer, listeners, max_body_bytes=MAX_BODY_BYTES, admit=self._admit
+                    serve_http,
+                    self._answer,
+                    self._address.listeners,
+                    max_body_bytes=MAX_BODY_BYTES,
+                    admit=self._admit,
+                    problem=lambda head, status, text: _refused(head, RequestError(text, status=status)),
                 )
                 trio.lowlevel.spawn_system_task(serve)
-                self._port = listeners[0].socket.getsockname()[1]
-            return self._port
+                if (opened := self._address.opens) is not None:
+                    log.warning("%s", opened)
+            return self._address
 
     def _admit(self, head: HttpHead) -> HttpResponse | None:
         """Reject unauthorized requests before their bodies are read."""
+        assert self._address is not None
         try:
             self._trajectory_of(head)
         except RequestError as error:
-            return _refused(error)
-        if (refusal := refusal_of(head.headers, is_on_loopback=True)) is not None:
-            return _refused(RequestError(refusal.message, status=refusal.status))
+            return _refused(head, error)
+        refusal = refusal_of(head.headers, is_on_loopback=self._address.is_on_loopback)
+        if refusal is not None:
+            return _refused(head, RequestError(refusal.message, status=refusal.status))
         return None
 
     def _trajectory_of(self, head: HttpHead) -> OpenTrajectory:
-        trajectory = self._open.get(head.headers.get("authorization", "").removeprefix("Bearer "))
-        if trajectory is None:
+        found = [self._open[key] for key in _keys_of(head) if key in self._open]
+        if not found:
             raise RequestError(
                 "the API key belongs to no running trajectory",
                 status=401,
                 type="authentication_error",
                 code="invalid_api_key",
             )
-        return trajectory
+        return found[0]
 
-    async def _answer(self, request: HttpRequest) -> HttpResponse:
+    async def _answer(self, request: HttpRequest) -> HttpResponse | HttpStream:
         try:
             return await self._route(request)
         except RequestError as error:
-            return _refused(error)
+            return _refused(request, error)
 
-    async def _route(self, request: HttpRequest) -> HttpResponse:
+    async def _route(self, request: HttpRequest) -> HttpResponse | HttpStream:
         trajectory = self._trajectory_of(request)  # it may have ended while the body arrived
         match request.method, request.path:
-            case "GET", "/v1/models":
-                return HttpResponse(200, write_models(MODEL))
-            case "POST", "/v1/chat/completions":
-                asked = await _read(request.body)
-                reply = await trajectory.complete(asked)
-                if asked.is_stream:
-                    stream = write_stream(reply, model=MODEL, with_usage=asked.streams_usage)
-                    return HttpResponse(200, stream, "text/event-stream", {"Cache-Control": "no-cache"})
-                return HttpResponse(200, write_reply(reply, model=MODEL))
+            case "GET" | "HEAD", path if path in _MODEL_PATHS:
+                return HttpResponse(200, _models(request))
+            case "POST", "/v1/messages/count_tokens":
+                asked = await _read(partial(anthropic_messages.ask, model=MODEL), request.body)
+                num_tokens = await trajectory.count_tokens(asked.request)
+                return HttpResponse(200, anthropic_messages.write_count(num_tokens))
+            case "POST", path if (ask := _ask(path, trajectory)) is not None:
+                asked = await _read(ask, request.body)
+                if asked.request.is_stream:
+                    fail = partial(_refused, request)
+                    return HttpStream(partial(stream_reply, trajectory.complete, asked, fail))
+                return HttpResponse(200, asked.writer.whole(await trajectory.complete(asked.request)))
         raise RequestError(
-            f"{request.method} {request.path} is not served; use POST /v1/chat/completions",
+            f"{request.method} {request.path[:100]} is not served; use POST /v1/chat/completions, "
+            "/v1/responses or /v1/messages",
             status=404,
             code="not_found",
         )
 
 
-async def _read(body: bytes) -> ChatRequest:
+def _ask(path: str, trajectory: OpenTrajectory) -> Callable[[bytes], Asked] | None:
+    """Return what reads the requests of a path."""
+    match path:
+        case "/v1/chat/completions":
+            return partial(chat_completions.ask, model=MODEL)
+        case "/v1/responses":
+            return partial(responses.ask, model=MODEL, stored=trajectory.responses)
+        case "/v1/messages":
+            return partial(anthropic_messages.ask, model=MODEL)
+    return None
+
+
+async def _read(ask: Callable[[bytes], Asked], body: bytes) -> Asked:
     if len(body) < _LARGE_BYTES:
-        return read_request(body)
-    return await trio.to_thread.run_sync(read_request, body)
+        return ask(body)
+    return await trio.to_thread.run_sync(ask, body)
 
 
-def _refused(error: RequestError) -> HttpResponse:
-    return HttpResponse(error.status, write_error(error), headers={"x-should-retry": "false"})
+def _keys_of(head: HttpHead) -> tuple[str, ...]:
+    """Return the keys that a request sends: Anthropic's clients have a header of their own."""
+    return head.headers.get("x-api-key", ""), head.headers.get("authorization", "").removeprefix("Bearer ")
+
+
+def _is_anthropic(head: HttpHead) -> bool:
+    return head.path.startswith("/v1/messages") or "anthropic-version" in head.headers
+
+
+def _models(request: HttpRequest) -> bytes:
+    if _is_anthropic(request):
+        one, all_ = anthropic_messages.write_model, anthropic_messages.write_models
+    else:
+        one, all_ = chat_completions.write_model, chat_completions.write_models
+    return all_(MODEL) if request.path == "/v1/models" else orjson.dumps(one(MODEL))
+
+
+def _refused(head: HttpHead, error: RequestError) -> HttpResponse:
+    write = anthropic_messages.write_error if _is_anthropic(head) else chat_completions.write_error
+    return HttpResponse(error.status, write(error), headers={"x-should-retry": "false"})

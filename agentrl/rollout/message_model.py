@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 import trio
 
 from agentrl.chat.parsing import call_id
+from agentrl.dialects.chat_completions import write_message
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply
-from agentrl.rollout.openai_messages import write_message
 from agentrl.rollout.sampling import Sampling
 from agentrl.types import JsonObject, Message, ToolCall
 

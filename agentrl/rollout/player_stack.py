@@ -118,7 +118,11 @@ def open_stack(
         open_session = partial(MessageSession, model=turns)
     else:
         open_session = partial(
-            TrajectorySession, chat=parts.chat, generator=turns, prompt=parts.prompt, gateway=Gateway()
+            TrajectorySession,
+            chat=parts.chat,
+            generator=turns,
+            prompt=parts.prompt,
+            gateway=Gateway(agent.gateway),
         )
     scorer = Scorer(
         reward,

@@ -21,6 +21,7 @@ from agentrl.rollout.affinity import Affinity, TurnLengths, Work, uncached
 from agentrl.rollout.pool import TEND_INTERVAL_S, ServerPool
 from agentrl.rollout.server import Client
 from agentrl.rollout.stats import IdleTime
+from agentrl.sglang.streamed import Hear, StreamedTokens
 from agentrl.types import Generation, SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -116,16 +117,26 @@ class Router:
     # --------------------------------------------------------------------------------------------- generation
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        trajectory_key: str,
+        hear: Hear | None = None,
     ) -> Generation:
         """Sample one complete turn. Interrupted pieces are joined; each token keeps the version that sampled
         it.
 
         Waits without limit while no server is up; cancel it to bound the wait.
 
+        Args:
+            hear: is told the tokens as they are sampled, by servers that stream. What it was told is never
+                sampled again: a piece whose request failed ends with its last token that arrived.
+
         Raises:
             RequestRefused: a server, or the check before sending, rejected the request.
-            ServerError: servers failed MAX_SERVER_FAILURES times in a row.
+            ServerError: servers failed MAX_SERVER_FAILURES times in a row; or a request failed, and the
+                tokens that were told cannot be recorded.
         """
         self._check(input_ids, params)
         prompt = input_ids
@@ -133,21 +144,27 @@ class Router:
         failures = 0  # since the last piece
         while True:
             num_sampled = len(prompt) - len(input_ids)
+            into = None if hear is None else StreamedTokens(hear)
+            piece = None
             try:
-                piece = await self._ask(prompt, _rest(params, pieces), trajectory_key, num_sampled)
+                piece = await self._ask(prompt, _rest(params, pieces), trajectory_key, num_sampled, into)
             except RequestRefused:
                 raise
             except ServerError as error:
                 failures += 1
                 self.num_server_failures += 1
-                if failures == MAX_SERVER_FAILURES:
+                piece = None if into is None else into.partial()
+                if piece is None and failures == MAX_SERVER_FAILURES:
                     raise ServerError(
                         f"{failures} consecutive server failures, the last: {error}", status=error.status
                     ) from error
-                await trio.sleep(failures * FAILURE_PAUSE_S)
-                continue
+                if piece is None:
+                    await trio.sleep(failures * FAILURE_PAUSE_S)
+                    continue
             if piece is None:  # its server was left: ask another one
-                continue
+                piece = None if into is None else into.partial()
+                if piece is None:
+                    continue
             failures = 0
             pieces.append(piece)
             if (reason := _finish(pieces, params)) is not None:
@@ -164,7 +181,12 @@ class Router:
         self._affinity.forget(trajectory_key)
 
     async def _ask(
-        self, prompt: Sequence[int], params: SamplingParams, key: str, num_sampled: int
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        key: str,
+        num_sampled: int,
+        into: StreamedTokens | None,
     ) -> Generation | None:
         """Wait for a server that is up and send one request; None if that server was left before it
         answered.
@@ -179,7 +201,7 @@ class Router:
         self.idle.begin()
         try:
             piece = await prefix.server.ask(
-                prompt, params, rid=f"{key}-{next(self._request_numbers)}", tokens=tokens
+                prompt, params, rid=f"{key}-{next(self._request_numbers)}", tokens=tokens, into=into
             )
         finally:
             self.idle.end()

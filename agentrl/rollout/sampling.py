@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agentrl.sglang.streamed import Hear
 from agentrl.types import Generation, SamplingParams
 
 
@@ -58,8 +59,14 @@ class Generator(Protocol):
         """Largest prompt plus answer, in tokens, that every server accepts; None if unknown."""
 
     async def generate(
-        self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str
-    ) -> Generation: ...
+        self,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        trajectory_key: str,
+        hear: Hear | None = None,
+    ) -> Generation:
+        """Sample one turn; `hear` is told its tokens as they are sampled, if the servers stream."""
 
 
 class TurnSource(Protocol):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.breaker import CircuitBreaker
 from agentrl.sglang.protocol import Pulse, ServerLoad
+from agentrl.sglang.streamed import StreamedTokens
 from agentrl.types import Generation, SamplingParams
 
 DRAIN_PAUSE_S = 0.5
@@ -36,6 +37,15 @@ class Client(Protocol):
     async def pulse(self) -> Pulse: ...
 
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class StreamingClient(Protocol):
+    """A client that also tells tokens while they are sampled."""
+
+    async def stream(
+        self, input_ids: Sequence[int], params: SamplingParams, *, rid: str, into: StreamedTokens
+    ) -> Generation: ...
 
 
 class Server:
@@ -77,11 +87,18 @@ class Server:
     # --------------------------------------------------------------------------------------------- generation
 
     async def ask(
-        self, prompt: Sequence[int], params: SamplingParams, *, rid: str, tokens: int
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        rid: str,
+        tokens: int,
+        into: StreamedTokens | None = None,
     ) -> Generation | None:
         """Sample one piece; None if the server was left before it answered.
 
-        `tokens`: the load of the request, counted as outstanding while it runs.
+        `tokens`: the load of the request, counted as outstanding while it runs. `into`: is told the tokens as
+        they are sampled, if the client can.
 
         Raises:
             ServerError: the client failed. Unless it is RequestRefused, the server is now drained.
@@ -96,7 +113,10 @@ class Server:
         with trio.CancelScope() as scope:
             self._running[rid] = scope
             try:
-                generation = await self.client.generate(prompt, params, rid=rid)
+                if into is not None and isinstance(self.client, StreamingClient):
+                    generation = await self.client.stream(prompt, params, rid=rid, into=into)
+                else:
+                    generation = await self.client.generate(prompt, params, rid=rid)
                 tell = self._answered
                 return generation
             except RequestRefused:

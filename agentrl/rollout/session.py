@@ -21,7 +21,7 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLimits, Sampled
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.gateway import Gateway
-from agentrl.rollout.openai_session import OpenAISession
+from agentrl.rollout.gateway_session import GatewaySession
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
@@ -29,6 +29,7 @@ from agentrl.rollout.scopes import GENERATE
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
+from agentrl.sglang.streamed import Hear
 from agentrl.types import (
     Failure,
     Generation,
@@ -303,15 +304,15 @@ class TrajectorySession(AttemptSession):
 
     @asynccontextmanager
     async def serve_openai(self) -> AsyncIterator[OpenAIEndpoint]:
-        """Serve an OpenAI endpoint while the context is open: any OpenAI client can play this trajectory
-        through the gateway.
+        """Serve an endpoint while the context is open: any client of OpenAI or Anthropic can play this
+        trajectory through the gateway.
 
         Raises:
             TrajectoryEnd: the program failed after the trajectory had ended; its error is a consequence of
                 the end.
             ServerError, ConfigError: a request failed with this error, however the program handled it.
         """
-        served = OpenAISession(self, self._chat)
+        served = GatewaySession(self, self._chat, streams=self._gateway.streams)
         reaction: Exception | None = None
         async with self._gateway.open(served) as (endpoint, failures):
             try:
@@ -341,9 +342,10 @@ class TrajectorySession(AttemptSession):
         *,
         max_tokens: int | None = None,
         adjust: Adjust = lambda generation: generation,
+        hear: Hear | None = None,
     ) -> Sampled:
         """Sample the next turn of `line`, at most `max_tokens` tokens. `adjust` may shorten the generation
-        before recording.
+        before recording. `hear` is told the tokens as they are sampled, if the servers stream.
 
         Raises:
             TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
@@ -366,7 +368,7 @@ class TrajectorySession(AttemptSession):
                     if self._sampling.replay_experts:
                         params = replace(params, experts_from=line.num_known_experts)
                     sampled = await self._generator.generate(
-                        token_ids, params, trajectory_key=self._attempt.key
+                        token_ids, params, trajectory_key=self._attempt.key, hear=hear
                     )
                     self._tally.count("num_interruptions", sampled.num_interruptions)
                     generation = adjust(sampled)

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.http.client import HttpClient, HttpReply
+from agentrl.http.client import HttpClient, HttpReply, OnData
 from agentrl.sglang.protocol import (
     ModelInfo,
     PauseMode,
@@ -30,6 +30,14 @@ from agentrl.sglang.protocol import (
     parse_model_info,
     parse_records_experts,
     parse_server_info,
+)
+from agentrl.sglang.streamed import (
+    STREAM_INTERVAL_TOKENS,
+    EventReader,
+    StreamedTokens,
+    cut_off,
+    is_finished,
+    known_ids,
 )
 from agentrl.types import Generation, SamplingParams, TensorSpec
 
@@ -100,23 +108,48 @@ class SGLangClient:
         repeats it.
         """
         body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
+        reply = await self._sampled(body, rid)
+        return self._parsed(reply.json(), params, len(input_ids))
+
+    async def stream(
+        self, input_ids: Sequence[int], params: SamplingParams, *, rid: str, into: StreamedTokens
+    ) -> Generation:
+        """Sample one continuation as `generate` does, and tell `into` its tokens as they arrive."""
+        body = generate_body(
+            input_ids, params, rid=rid, adapter=self._adapter, stream_interval=STREAM_INTERVAL_TOKENS
+        )
+        reader = EventReader(self.url)
+
+        def read(data: bytes) -> None:
+            for event in reader.feed(data):
+                into.arrived(known_ids(event), so_far)
+
+        def so_far() -> Generation:
+            return self._parsed(cut_off(reader.last, reader.versions), params, len(input_ids))
+
+        await self._sampled(body, rid, on_data=read)
+        if not is_finished(reader.last):
+            raise ServerError(f"{self.url} ended a stream before its generation")
+        return self._parsed(reader.last, params, len(input_ids))
+
+    async def _sampled(self, body: Mapping[str, Any], rid: str, on_data: OnData | None = None) -> HttpReply:
+        """Return the reply to a request for a generation; if cancelled, abort the request on the server."""
         try:
-            reply = self._checked(
-                "/generate",
-                await self._generations.request("POST", "/generate", json=body),
-                excused=_NOT_A_SERVER,
-            )
+            reply = await self._generations.request("POST", "/generate", json=body, on_data=on_data)
         except trio.Cancelled:
             self._cancelled.add(rid)
             await self._abort_quietly(rid)
             raise
+        return self._checked("/generate", reply, excused=_NOT_A_SERVER)
+
+    def _parsed(self, reply: Any, params: SamplingParams, num_prompt: int) -> Generation:
         return parse_generation(
-            reply.json(),
+            reply,
             server=self.url,
             max_tokens=params.max_new_tokens,
             num_ids=self._num_ids,
             unpublished=self._unpublished,
-            num_context=None if params.experts_from is None else len(input_ids) - params.experts_from,
+            num_context=None if params.experts_from is None else num_prompt - params.experts_from,
         )
 
     async def abort(self, rid: str | None) -> None:

@@ -61,11 +61,17 @@ def adapter_tensor(adapter: str, name: str) -> str:
 
 
 def generate_body(
-    input_ids: Sequence[int], params: SamplingParams, *, rid: str, adapter: str | None = None
+    input_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    rid: str,
+    adapter: str | None = None,
+    stream_interval: int | None = None,
 ) -> dict[str, Any]:
     """Return the body of POST /generate: token ids in, token ids and log-probabilities out.
 
     adapter: name of a loaded LoRA adapter, None: the base weights.
+    stream_interval: stream the reply, with an event after this many tokens; None: reply once.
     """
     body: dict[str, Any] = {
         "rid": rid,
@@ -80,8 +86,10 @@ def generate_body(
             "skip_special_tokens": False,
         },
         "return_logprob": True,
-        "stream": False,
+        "stream": stream_interval is not None,
     }
+    if stream_interval is not None:
+        body["sampling_params"]["stream_interval"] = stream_interval
     if params.experts_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": params.experts_from}
     if params.ignore_eos:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import trio
@@ -15,7 +16,11 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.parsing import call_id
 from agentrl.errors import RequestRefused
 from agentrl.sglang.protocol import Pulse, ServerLoad
+from agentrl.sglang.streamed import StreamedTokens
 from agentrl.types import Generation, Message, SamplingParams, ToolCall
+
+STREAMED_TOKENS = 4
+"""Tokens that a streamed turn tells at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,16 @@ class ScriptedModel:
         self.params.append(params)
         return generation
 
+    async def stream(
+        self, input_ids: Sequence[int], params: SamplingParams, *, rid: str, into: StreamedTokens
+    ) -> Generation:
+        """Return the next turn as `generate` does, and tell `into` its tokens, a few at a time."""
+        generation = await self.generate(input_ids, params, rid=rid)
+        for end in range(STREAMED_TOKENS, len(generation.token_ids), STREAMED_TOKENS):
+            into.arrived(generation.token_ids[:end].tolist(), partial(_cut_off, generation, end))
+            await trio.lowlevel.checkpoint()
+        return generation
+
     async def abort(self, rid: str) -> None:
         """Do nothing: a running turn ends by itself."""
 
@@ -137,6 +152,12 @@ class ScriptedModel:
                 f"the script has {len(self._script)} turn(s), and the agent asked for turn {index + 1}"
             )
         return self._script[index]
+
+
+def _cut_off(generation: Generation, end: int) -> Generation:
+    """Return the first `end` tokens of a generation, as an aborted one."""
+    facts = (generation.token_ids[:end], generation.logprobs[:end], generation.versions[:end])
+    return Generation(*facts, "abort")
 
 
 def written(chat: Chat, turn: ScriptedTurn) -> list[int]:

@@ -239,6 +239,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "rollout/test_session_verbs.py",
         *TRAJECTORIES,
         "rollout/test_gateway.py",
+        "rollout/test_dialects.py",
         "rollout/test_eval_sampling.py",
     ),
     "agentrl/rollout/recorder.py": TRAJECTORIES,

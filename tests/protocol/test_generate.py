@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import trio
 
+from agentrl.errors import RequestRefused
 from agentrl.http.client import HttpClient
+from agentrl.sglang.streamed import StreamedTokens
 from agentrl.types import SamplingParams
 
 PROMPT = [5, 17, 42, 99, 7]
@@ -181,3 +183,46 @@ def test_questions_are_answered(server, talk):
     assert settings["model_path"] == str(server.model)
     assert models["data"][0]["max_model_len"] == 512
     assert old_names == [200, 200, 200]
+
+
+def test_a_stream_tells_what_the_reply_says(server, talk):
+    """Tokens arrive in order, each once; what arrived so far is a generation of its own, with its facts."""
+    told, partials = [], []
+
+    class Heard(StreamedTokens):
+        def arrived(self, ids, parse):
+            super().arrived(ids, parse)
+            partials.append(self.partial())
+
+    async def script(client):
+        params = SamplingParams(max_new_tokens=200, temperature=1.0, ignore_eos=True)
+        return await client.stream(PROMPT, params, rid="s", into=Heard(told.extend))
+
+    whole = talk(script)
+    assert told == whole.token_ids.tolist()
+    assert len(partials) >= 2, "the stream came in one piece"
+    for partial in partials:
+        size = len(partial.token_ids)
+        np.testing.assert_array_equal(partial.token_ids, whole.token_ids[:size])
+        np.testing.assert_array_equal(partial.logprobs, whole.logprobs[:size])
+        assert partial.versions.tolist() == [0] * size
+        assert partial.finish_reason == "abort"
+
+
+def test_a_stream_that_is_cancelled_or_refused_ends(server, talk):
+    async def script(client):
+        with trio.CancelScope() as scope:
+
+            def stop(ids):
+                scope.cancel()
+
+            params = SamplingParams(max_new_tokens=300, ignore_eos=True)
+            await client.stream(PROMPT, params, rid="c", into=StreamedTokens(stop))
+        assert scope.cancelled_caught
+        with trio.fail_after(30):
+            while (await client.loads()).num_running:
+                await trio.sleep(0.01)
+        with pytest.raises(RequestRefused):
+            await client.stream(PROMPT, SamplingParams(10_000), rid="r", into=StreamedTokens(print))
+
+    talk(script)

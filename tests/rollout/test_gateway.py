@@ -16,10 +16,11 @@ import pytest
 import trio
 
 from agentrl.chat.tiny import build_tiny_tokenizer
+from agentrl.dialects.chat_completions import read_request
+from agentrl.dialects.turns import RequestError
 from agentrl.errors import ServerError
 from agentrl.plugins import AgentLoop
 from agentrl.rollout.gateway import MAX_BODY_BYTES
-from agentrl.rollout.openai_messages import RequestError, read_request
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import NO_VERSION, Generation, Message, Outcome
 from parts.chats import template_chat
@@ -427,7 +428,7 @@ def test_sampling_and_forced_calls_are_counted_not_obeyed(stage):
     world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
     assert {params.temperature for params in world.client.params} == {1.0}
     counts = {
-        name: trajectory.metrics.get(f"openai/{name}")
+        name: trajectory.metrics.get(f"gateway/{name}")
         for name in ("num_requests", "sampling_ignored", "tool_choice_ignored")
     }
     assert counts == {"num_requests": 3, "sampling_ignored": 1, "tool_choice_ignored": 1}

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from agentrl.config.evaluation import EvalConfig
+from agentrl.dialects.chat_completions import read_request, write_message
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
 from agentrl.rollout.message_model import (
@@ -23,7 +24,6 @@ from agentrl.rollout.message_model import (
     served_models,
 )
 from agentrl.rollout.message_session import UncountedChat
-from agentrl.rollout.openai_messages import read_request, write_message
 from agentrl.types import Message, ToolCall
 
 QUESTION = (Message("user", "?"),)

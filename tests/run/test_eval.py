@@ -25,10 +25,11 @@ from agentrl.data.fetched import fetched_folder
 from agentrl.data.sent import send_folder
 from agentrl.data.storage import StoragePath
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.dialects.chat_completions import read_request, write_models, write_reply
+from agentrl.dialects.turns import TurnReply
 from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
 from agentrl.evaluation.results import PRODUCERS
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
-from agentrl.rollout.openai_messages import ChatReply, read_request, write_models, write_reply
 from agentrl.types import Message, ToolCall
 from parts.learner import reserved_port
 from parts.stored_attempts import stored_keys
@@ -329,9 +330,9 @@ class OpenAIServer:
             await trio.sleep(0.05)
         if asked.tools and asked.messages[-1].role != "tool":
             call = ToolCall(call_id(0, 0), "calculator", {"expression": "40 + 2"})
-            reply = ChatReply(Message("assistant", "", tool_calls=(call,)), "tool_calls", 50, 7)
+            reply = TurnReply(Message("assistant", "", tool_calls=(call,)), "tool_calls", 50, 7)
         else:
-            reply = ChatReply(Message("assistant", "#### 42"), "stop", 70, 5)
+            reply = TurnReply(Message("assistant", "#### 42"), "stop", 70, 5)
         return HttpResponse(200, write_reply(reply, model="stand-in"))
 
 

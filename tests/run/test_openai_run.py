@@ -161,6 +161,72 @@ def check_record(trajectory, *, max_version: int) -> None:
     assert all(mask[event.position] for event in trajectory.rewards)
 
 
+COMMAND_LINE_AGENT = """
+import json, sys
+
+TOOL = {"name": "shout", "description": "Say a text loudly.", "schema": {"type": "object", "properties": {"text": {"type": "string"}}}}
+question = json.load(sys.stdin)["messages"][-1]["content"]
+
+
+def by_messages():
+    import anthropic
+
+    client, messages = anthropic.Anthropic(), [{"role": "user", "content": question}]
+    tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["schema"]}
+    for _ in range(3):
+        system = [{"type": "text", "text": "You are an agent."}]
+        with client.messages.stream(model="any", max_tokens=24, system=system, messages=messages, tools=[tool]) as stream:
+            reply = stream.get_final_message()
+        calls = [block for block in reply.content if block.type == "tool_use"]
+        results = [{"type": "tool_result", "tool_use_id": c.id, "content": str(c.input).upper()} for c in calls]
+        messages += [{"role": "assistant", "content": reply.content}]
+        messages += [{"role": "user", "content": results or "Are you sure?"}]
+
+
+def by_responses():
+    import openai
+
+    client, items = openai.OpenAI(), [{"role": "user", "content": question}]
+    tool = {"type": "function", "name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["schema"]}
+    for _ in range(3):
+        asked = {"model": "any", "instructions": "You are an agent.", "input": items, "tools": [tool], "store": False}
+        for event in client.responses.create(**asked, max_output_tokens=24, stream=True):
+            pass
+        calls = [item for item in event.response.output if item.type == "function_call"]
+        items += [item.model_dump(exclude_none=True) for item in event.response.output]
+        items += [{"type": "function_call_output", "call_id": c.call_id, "output": c.arguments.upper()} for c in calls]
+        items += [] if calls else [{"role": "user", "content": "Are you sure?"}]
+
+
+{"messages": by_messages, "responses": by_responses}[sys.argv[1]]()
+"""  # noqa: E501
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", ["messages", "responses"])
+def test_a_command_line_agent_is_trained_in_each_dialect(world, program, dialect):
+    """It knows its environment only, streams, and sends everything back: one segment per attempt."""
+    (program / "agent.py").write_text(COMMAND_LINE_AGENT)
+    train(
+        world,
+        program,
+        dialect,
+        f"agent.agent_config.openai_agent={{command: [{sys.executable}, {program}/agent.py, {dialect}]}}",
+        "agent.max_turns=3",
+        "agent.max_response_tokens=160",
+        "trainer.steps=2",
+        "buffer.groups_per_step=1",
+        "rollout.max_concurrent_trajectories=2",
+    )
+    trajectories = trajectories_of(world, dialect)
+    assert len(trajectories) == 4
+    for trajectory in trajectories:
+        check_record(trajectory, max_version=1)
+        assert trajectory.segment_starts == (0,)
+        assert [m.role for m in trajectory.messages][:3] == ["system", "user", "assistant"]
+    assert max(t.metrics["num_turns"] for t in trajectories) == 3
+
+
 @pytest.mark.slow
 def test_a_command_is_trained(world, program):
     result = train(

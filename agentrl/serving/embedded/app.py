@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
@@ -41,8 +41,9 @@ from agentrl.serving.embedded.bodies import (
 from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.engine import EngineError, NotFinite
 from agentrl.serving.embedded.groups import WrongState
-from agentrl.serving.embedded.requests import RequestLimits, parse_generate
+from agentrl.serving.embedded.requests import RequestLimits, parse_generate, parse_stream_interval
 from agentrl.serving.embedded.service import Result, Service
+from agentrl.serving.embedded.streams import events
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
@@ -71,8 +72,12 @@ class App:
     # --------------------------------------------------------------------------------------------- generation
 
     async def generate(self, request: Request) -> Response:
-        requests, is_batch = parse_generate(await read_body(request), self._limits)
+        body = await read_body(request)
+        requests, is_batch = parse_generate(body, self._limits)
         self._service.check_rids(requests)
+        if (interval := parse_stream_interval(body)) is not None:
+            stream = events(self._service, requests[0], self._answer, interval_tokens=interval)
+            return StreamingResponse(stream, media_type="text/event-stream")
         results = await _unless_disconnected(
             request, [asyncio.ensure_future(self._service.generate(each)) for each in requests]
         )

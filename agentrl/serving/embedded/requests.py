@@ -20,6 +20,9 @@ from agentrl.serving.embedded.sampler import RowSampling
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's default."""
 
+DEFAULT_STREAM_INTERVAL = 1
+"""Tokens between two events of a stream; SGLang's default."""
+
 MAX_PROMPTS = 1024
 """Per body. Each prompt becomes an asyncio task and a job of the engine, which runs a few hundred at once."""
 
@@ -29,7 +32,7 @@ _GREEDY_BELOW = 1e-6
 _TOP_LEVEL_OFF: Mapping[str, tuple[Any, ...]] = {
     name: (None, False, 0, [], {})
     for name in (
-        "text", "input_embeds", "image_data", "video_data", "audio_data", "stream", "top_logprobs_num",
+        "text", "input_embeds", "image_data", "video_data", "audio_data", "top_logprobs_num",
         "token_ids_logprob",
         "return_text_in_logprobs", "return_hidden_states", "return_sampling_mask",
         "return_entropy",
@@ -60,8 +63,9 @@ _SAMPLING_SUPPORTED = (
     "stop_token_ids",
     "ignore_eos",
     "skip_special_tokens",
+    "stream_interval",
 )
-_SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim", "stream_interval")
+_SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,22 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
     if len({request.rid for request in requests}) < len(requests):
         raise BadRequest("Duplicate request ID detected within the batch")
     return requests, is_batch
+
+
+def parse_stream_interval(body: Mapping[str, Any]) -> int | None:
+    """Return after how many tokens a valid body wants another event; None: it wants no stream.
+
+    Raises:
+        BadRequest: the body is a batch, or the interval is no positive number.
+    """
+    if not flag_of(body, "stream", False):
+        return None
+    if isinstance(body["input_ids"][0], list):
+        raise BadRequest("`stream` is for one prompt; send the prompts of a batch one by one")
+    interval = integer_of(body.get("sampling_params") or {}, "stream_interval", DEFAULT_STREAM_INTERVAL)
+    if interval < 1:
+        raise BadRequest(f"`stream_interval` must be at least 1, not {interval}")
+    return interval
 
 
 def _per_prompt(value: Any, count: int, *, name: str, is_batch: bool) -> Sequence[Any]:

@@ -155,6 +155,17 @@ class Service:
         finally:
             del self._entries[request.rid]
 
+    def so_far(self, rid: str) -> Result | None:
+        """Return what a running request has sampled so far, without experts; None if it samples nothing."""
+        entry = self._entries.get(rid)
+        if entry is None or entry.job is None:
+            return None
+        samples = list(entry.job.samples)
+        spans = _spans(entry.starts, len(samples))
+        return Result(
+            entry.request, samples, spans, self.version, "abort", seconds=time.monotonic() - entry.arrived
+        )
+
     async def _admit(self, entry: _Entry) -> bool:
         """Wait until the gate is open. Return False if the request was aborted while it waited."""
         while not self._is_open:

@@ -1,0 +1,3 @@
+"""The wire formats in which programs ask for turns: OpenAI's chat completions and responses, Anthropic's
+messages.
+"""

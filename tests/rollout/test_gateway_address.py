@@ -1,0 +1,152 @@
+"""Where the gateway listens: on this machine alone by default, else with TLS, and never silently."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import subprocess
+import sys
+
+import httpx
+import pytest
+import trio
+from pydantic import ValidationError
+
+from agentrl.config.agent import AgentConfig, GatewayConfig
+from agentrl.errors import ConfigError
+from agentrl.fleet.user_files import check_files
+from agentrl.http.certificates import make_self_signed
+from agentrl.rollout.gateway import Gateway
+from agentrl.rollout.gateway_address import listen
+
+OPEN = {"host": "0.0.0.0", "advertised_host": "localhost"}
+
+
+class Answers:
+    """An attempt whose model is not asked."""
+
+    async def complete(self, request, listener):
+        raise AssertionError("only models are listed")
+
+    async def count_tokens(self, request):
+        raise AssertionError("only models are listed")
+
+
+def served(config: GatewayConfig, use):
+    """Return what `use(endpoint)` returns in a thread, while a gateway with `config` serves an attempt."""
+
+    async def main():
+        async with Gateway(config).open(Answers()) as (endpoint, failures):
+            result = await trio.to_thread.run_sync(use, endpoint)
+            assert not failures
+            return result
+
+    return trio.run(main)
+
+
+def models(endpoint, **options):
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return httpx.get(f"{endpoint.base_url}/models", headers=headers, **options).json()["data"][0]["id"]
+
+
+def test_loopback_is_the_default_and_opens_nothing(caplog):
+    def use(endpoint):
+        assert endpoint.base_url.startswith("http://127.0.0.1:")
+        assert models(endpoint) == "policy"
+        rebound = {"Authorization": f"Bearer {endpoint.api_key}", "Host": "rebound.example"}
+        return httpx.get(f"{endpoint.base_url}/models", headers=rebound).status_code
+
+    with caplog.at_level(logging.WARNING):
+        assert served(GatewayConfig(), use) == 403
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("tls", ["none", "self_signed"])
+def test_another_host_says_what_it_opens_and_needs_the_key(caplog, tls):
+    def use(endpoint):
+        trust = True if endpoint.trusted is None else ssl.create_default_context(cafile=endpoint.trusted)
+        assert models(endpoint, verify=trust) == "policy"
+        assert httpx.get(f"{endpoint.base_url}/models", verify=trust).status_code == 401
+        return endpoint.base_url
+
+    with caplog.at_level(logging.WARNING):
+        url = served(GatewayConfig(**OPEN, tls=tls), use)
+    assert url.startswith("http://localhost:" if tls == "none" else "https://localhost:")
+    (record,) = caplog.records
+    assert "has the key of a running attempt may sample" in record.message
+    assert ("NOT encrypted" in record.message) == (tls == "none")
+    assert "trajectory-" not in record.message
+
+
+def test_a_program_trusts_the_certificate_by_its_environment_alone(tmp_path):
+    """As a command is started: Python's clients read SSL_CERT_FILE."""
+    program = "import os, openai; print([m.id for m in openai.OpenAI().models.list()], os.path.exists(os.environ['NODE_EXTRA_CA_CERTS']))"  # noqa: E501
+
+    def use(endpoint):
+        env = {"PATH": os.environ["PATH"], **endpoint.environment}
+        seen = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+        )
+        with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
+            models(endpoint, verify=ssl.create_default_context())
+        return seen
+
+    seen = served(GatewayConfig(**OPEN, tls="self_signed"), use)
+    assert seen.stdout.split() == ["['policy']", "True"], seen.stderr
+
+
+def test_a_given_certificate_is_used(tmp_path):
+    certificate, key = make_self_signed(["localhost"], tmp_path)
+    assert (tmp_path / "key.pem").stat().st_mode & 0o077 == 0
+    config = GatewayConfig(**OPEN, tls="certificate", certificate=certificate, private_key=key)
+
+    def use(endpoint):
+        assert endpoint.environment.keys().isdisjoint({"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"})
+        return models(endpoint, verify=ssl.create_default_context(cafile=certificate))
+
+    assert served(config, use) == "policy"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"host": "192.0.2.1"}, r"agent.gateway.host='192.0.2.1'"),
+        ({"tls": "certificate", "certificate": "no.pem", "private_key": "no.pem"}, "'no.pem'"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_one_line(config, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        trio.run(listen, GatewayConfig(**config))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"tls": "certificate"}, {"certificate": "a.pem", "private_key": "b.pem"}, {"certificate": "a.pem"}],
+)
+def test_a_certificate_is_whole_and_asked_for(config):
+    with pytest.raises(ValidationError, match="needs both"):
+        GatewayConfig(**config)
+
+
+def test_a_certificate_is_checked_before_anything_starts(tmp_path):
+    certificate, key = make_self_signed(["localhost"], tmp_path)
+    files = {"tls": "certificate", "certificate": certificate}
+    check_files({}, AgentConfig(gateway={**files, "private_key": key}))
+    with pytest.raises(ConfigError, match=r"^agent.gateway: the certificate .* cannot be used"):
+        check_files({}, AgentConfig(gateway={**files, "private_key": certificate}))
+
+
+def test_a_port_can_be_chosen_once():
+    async def main():
+        first = await listen(GatewayConfig())
+        port = int(first.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"port={port}"):
+            await listen(GatewayConfig(port=port))
+        for listener in first.listeners:
+            await listener.aclose()
+        again = await listen(GatewayConfig(port=port))
+        assert again.url == first.url
+
+    trio.run(main)
