@@ -12,8 +12,10 @@ of batches taken and published:
 Admission makes stale drops rare: taken in order, a leased group is consumed at most S batches later. With S =
 0 nothing is leased between a take and its publish.
 
-A batch that does not wait for stragglers makes groups leased S versions ago too stale. A batch that waits for
-them drops none: admission allows at most B groups of that age, so they all fit into the batch.
+A batch that does not wait for stragglers makes groups leased S versions ago too stale. A ledger that waits
+for stragglers drops none: a group with a lag of a can be in one of the S - a batches after the next, so at
+most (S - a) * B groups with a lag of a or more may still be played when a batch is taken. Otherwise younger
+groups would fill these batches, and the older ones would all be late at once.
 
 When weights are restored, the batches learned since then are undone (`roll_back`), and lag is counted along
 the tree of versions (`Lineage`).
@@ -62,7 +64,7 @@ class LedgerRules:
     max_staleness: S, in versions.
     group_size: members of a complete group.
     total_groups: groups that the run will consume; no more are leased than it still needs. None: unlimited.
-    waits_for_stragglers: take no batch while a leased group would be too stale for the next batch.
+    waits_for_stragglers: take no batch while leased groups might become too stale for the batches after it.
     sampler: a key of `SAMPLERS`.
     oversample: factor >= 1 on the number of groups that admission allows.
     """
@@ -320,7 +322,7 @@ class Ledger:
         step = self.groups.step + 1 if step is None else step
         if taken := self.groups.batch(step):
             return taken
-        if self.rules.waits_for_stragglers and self._has_stragglers():
+        if self.rules.waits_for_stragglers and self._strands():
             return None
         groups = self.groups
         fresh = [group for group in groups.ready.values() if not self.is_stale(group)]
@@ -331,10 +333,22 @@ class Ledger:
             self._commit(*(Event(EventKind.CONSUMED, group.group_id, step=step) for group in batch))
         return batch
 
-    def _has_stragglers(self) -> bool:
+    def _strands(self) -> bool:
+        """Return whether a batch taken now might strand leased groups: too few batches would remain for them.
+
+        Ready groups need no check: fifo takes the older ones first, and admission limits their number.
+        """
+        lag, rules = self.groups.lineage.lag, self.rules
+        oldest_first = sorted(
+            (
+                max(lag(play.version) for play in group.plays.values())
+                for group in self.groups.leased.values()
+            ),
+            reverse=True,
+        )
         return any(
-            self.groups.lineage.lag(play.version) >= self.rules.max_staleness
-            for _, _, play in self.groups.plays()
+            place >= (rules.max_staleness - own_lag) * rules.groups_per_step
+            for place, own_lag in enumerate(oldest_first)
         )
 
     def reject(self, step: int, reason: str) -> list[int]:

@@ -18,9 +18,10 @@ class BufferConfig(Section):
     )
     stragglers: Literal["wait", "drop"] = Field(
         "wait",
-        description="What happens to a group in flight that the next publish would make too old. wait: the "
-        "learner waits for it, and no group is dropped as stale; drop: the group is dropped when "
-        "it is complete, and learning continues, but with fewer long attempts than were sampled.",
+        description="What happens to groups in flight that coming publishes would make too old. wait: the "
+        "learner waits for them, and with the sampler fifo no group is dropped as stale; drop: they are "
+        "dropped when they are complete, and learning continues, but with fewer long attempts than were "
+        "sampled.",
     )
     sampler: Literal["fifo", "in_order", "freshest", "windowed"] = Field(
         "fifo",

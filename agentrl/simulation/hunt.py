@@ -29,6 +29,8 @@ from agentrl.types import Task
 
 STALL_S = 4000.0
 """A run that makes no step for this long has stalled. Longer than leases last, and any fault."""
+_SLOW_TIMEOUT_S = 100.0
+"""A server may be very slow if attempts have at least this long."""
 _FAULTS_UNTIL_S = 120.0
 _MOST_FAULTS = 6
 _WATCH_S = 20.0
@@ -277,6 +279,8 @@ class _Run:
 
     def _speed(self) -> ServerSpeed:
         base_s = self._speed_rng.choice((0.01, 0.05, 0.3))
+        if self.config.agent.trajectory_timeout_s < _SLOW_TIMEOUT_S:
+            base_s = min(base_s, 0.05)  # else no group might ever be complete in time
         return ServerSpeed(
             lambda batch: base_s,
             kv_s=base_s / 1000,
