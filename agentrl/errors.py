@@ -5,12 +5,13 @@ AgentRLError
 the cure
 │   ├── ConfigError           a key, a value or a file of the config
 │   ├── DataError             a dataset file, row or field
-│   └── PluginError           an unknown or malformed agent, tool, interaction or reward
+│   └── PluginError           an unknown or malformed agent, tool, interaction, environment or reward
 └── InfrastructureError       exit code 1: something outside the policy failed; never a wrong answer of the
     policy ├── ServerError           an inference server failed; `status` is its HTTP status, None if there
     was no reply
     │   └── RequestRefused    the server rejected the request (4xx): a retry would fail too
     ├── ToolError             a tool or an interaction broke (not: the model called it wrongly)
+    ├── EnvironmentFailed     the environment of an attempt raised or timed out
     ├── RewardError           a reward raised or timed out
     ├── SandboxError          the sandbox broke (not: the program in it failed)
     ├── LearnerError          a learner rank failed, a collective timed out, or its numbers are not finite
@@ -78,6 +79,10 @@ class RequestRefused(ServerError):
 
 
 class ToolError(InfrastructureError):
+    pass
+
+
+class EnvironmentFailed(InfrastructureError):
     pass
 
 

@@ -41,6 +41,7 @@ class Outcome(enum.StrEnum):
     TURN_LIMIT = "turn_limit"  # the model wanted another turn
     TIMEOUT = "timeout"  # the trajectory's deadline passed
     TOOL_ERROR = "tool_error"  # a tool's or an interaction's infrastructure failed
+    ENVIRONMENT_ERROR = "environment_error"  # the attempt's environment could not start, or say its facts
     MODEL_ERROR = "model_error"  # the inference servers failed
     REWARD_ERROR = "reward_error"  # the reward could not be computed
     ABORTED = "aborted"  # the agent loop itself raised, or the run was stopped
@@ -50,11 +51,14 @@ SCORED_OUTCOMES = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TURN_
 """Outcomes that receive a reward. A failure has none: it is not the policy's fault."""
 
 
+PluginKind = Literal["agent", "tool", "interaction", "environment", "reward"]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PluginId:
     """Kind and name of a plugin, for errors and counts."""
 
-    kind: Literal["agent", "tool", "interaction", "reward"]
+    kind: PluginKind
     name: str
 
     def __str__(self) -> str:
@@ -115,7 +119,7 @@ class Task:
     """One dataset row to attempt.
 
     `task_id` is stable across runs (dataset, file and row). `agent_name` is resolved: never empty, never an
-    alias.
+    alias. `environment_kwargs` has the name of its environment; None: the task has none.
     """
 
     task_id: str
@@ -127,6 +131,7 @@ class Task:
     extra_info: JsonObject = field(default_factory=dict)
     tools_kwargs: Mapping[str, JsonObject] = field(default_factory=dict)
     interaction_kwargs: JsonObject | None = None
+    environment_kwargs: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from pydantic import Field, model_validator
 
 from agentrl.errors import PluginError
 from agentrl.plugins import AgentLoop, OpenAIEndpoint, Reference, Session
-from agentrl.plugins.environment import clean_environment
 from agentrl.plugins.options import Options, read_options
+from agentrl.plugins.variables import clean_environment
 from agentrl.types import JsonObject, Message, Task
 
 STDERR_TAIL_BYTES = 2000

@@ -11,6 +11,7 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import PluginError, concerning
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
+from agentrl.plugins.functions import MethodTool
 from agentrl.plugins.sources import function_reference
 from agentrl.verl.interactions import verl_interactions
 from agentrl.verl.tools import verl_function_tools, verl_tools
@@ -52,6 +53,10 @@ def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> P
                 plugins.tools.create(name, agent.tool_config)
     with concerning("agent.default"):
         plugins.agents.create(agent.default, agent.agent_config)
+    if agent.environment is not None:
+        with concerning("agent.environment"):
+            plugins.environment(agent.environment)
+            plugins.environments.create(agent.environment, agent.environment_config)
     _check_settings(agent, plugins)
     return plugins
 
@@ -86,12 +91,22 @@ def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
         ("tool_config", plugins.tools, agent.tool_config),
         ("tool_limits", plugins.tools, agent.tool_limits),
         ("interaction_config", plugins.interactions, agent.interaction_config),
+        ("environment_config", plugins.environments, agent.environment_config),
         ("agent_config", plugins.agents, agent.agent_config),
     )
+    for name in (*agent.tool_limits, *agent.tool_config):
+        environment, dot, _ = name.partition(".")
+        if dot and environment in plugins.environments.names():
+            plugins.environment(environment)  # its methods become tools
     for key, registry, names in settings:
         for name in names:
             with concerning(f"agent.{key}.{name}"):
                 own = registry.own_name(name)
+                if key == "tool_config" and issubclass(registry.get(name), MethodTool):
+                    raise PluginError(
+                        "a method of an environment has no settings of its own: write "
+                        f"agent.environment_config.{name.partition('.')[0]}"
+                    )
                 if own != name:
                     raise PluginError(
                         f"settings must be under the {registry.kind}'s own name: write agent.{key}.{own}"

@@ -25,7 +25,7 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, CallTool
 import agentrl.guard
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
-from agentrl.plugins.environment import clean_environment
+from agentrl.plugins.variables import clean_environment
 
 log = logging.getLogger(__name__)
 

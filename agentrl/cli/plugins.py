@@ -16,8 +16,8 @@ from agentrl.cli.options import ConfigFile, Debug, Overrides
 
 def new(
     kind: Annotated[
-        Literal["tool", "interaction", "agent", "reward"],
-        typer.Argument(metavar="tool|interaction|agent|reward"),
+        Literal["tool", "interaction", "environment", "agent", "reward"],
+        typer.Argument(metavar="tool|interaction|environment|agent|reward"),
     ],
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the plugin, in snake_case, such as word_count.")

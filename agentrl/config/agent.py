@@ -131,7 +131,8 @@ class AgentConfig(Section):
 
     default: str = Field(
         "single_turn_agent",
-        description="Agent of rows that name no agent and have neither tools_kwargs nor interaction_kwargs.",
+        description="Agent of rows that name no agent and have no tools_kwargs, interaction_kwargs or "
+        "environment_kwargs.",
     )
     plugins: tuple[str, ...] = Field(
         (),
@@ -148,6 +149,13 @@ class AgentConfig(Section):
     )
     interaction_config: dict[str, dict[str, Any]] = Field(
         {}, description="Interaction name -> its `config` dictionary."
+    )
+    environment: str | None = Field(
+        None,
+        description="Environment of rows whose environment_kwargs name none; None: such rows have none.",
+    )
+    environment_config: dict[str, dict[str, Any]] = Field(
+        {}, description="Environment name -> its `config` dictionary."
     )
     agent_config: dict[str, dict[str, Any]] = Field({}, description="Agent name -> its `config` dictionary.")
     verl_tool_config: str | None = Field(
@@ -181,3 +189,12 @@ class AgentConfig(Section):
     trajectory_timeout_s: float = Field(600.0, gt=0, description="Deadline of one whole attempt.")
     tool_timeout_s: float = Field(30.0, gt=0, description="Deadline of one tool call.")
     interaction_timeout_s: float = Field(30.0, gt=0, description="Deadline of one reply of an interaction.")
+    environment_timeout_s: float = Field(
+        60.0, gt=0, description="Deadline of an environment's `start`, and of its `facts`."
+    )
+    environment_close_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        le=25,
+        description="Deadline of an environment's `close`; less than the 30 s that a stopped actor has.",
+    )

@@ -21,6 +21,7 @@ DEFAULT_OUTCOME_POLICY: dict[Outcome, OutcomePolicy] = {
     Outcome.TURN_LIMIT: "train",
     Outcome.TIMEOUT: "retry",
     Outcome.TOOL_ERROR: "retry",
+    Outcome.ENVIRONMENT_ERROR: "retry",
     Outcome.MODEL_ERROR: "retry",
     Outcome.REWARD_ERROR: "drop",
     Outcome.ABORTED: "drop",

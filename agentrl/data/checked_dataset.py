@@ -10,7 +10,7 @@ from agentrl.config.data import DataConfig
 from agentrl.data.dataset import Dataset, check_source_weights
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import AgentRLError, DataError, PluginError, concerning
-from agentrl.plugins import AgentLoop, Interaction, Plugins, Tool
+from agentrl.plugins import AgentLoop, Environment, Interaction, Plugins, Tool, environment_tools
 from agentrl.plugins.checks import check_start, place
 from agentrl.types import JsonObject, Message, Task
 
@@ -45,7 +45,7 @@ def build_dataset(
 
     Raises:
         DataError: a row is malformed, or cannot be scored.
-        PluginError: a row needs an agent, tool or interaction that is not registered.
+        PluginError: a row needs an agent, tool, interaction or environment that is not registered.
     """
     return Dataset(
         files,
@@ -84,8 +84,8 @@ def check_training_data(config: DataConfig, playable: Playable) -> int:
 
 
 class Playable:
-    """Checks whether rows can be played: their agent, tools and interaction, with the row's arguments for
-    them.
+    """Checks whether rows can be played: their agent, tools, interaction and environment, with the row's
+    arguments for them.
 
     `check_reward`: raises if a task cannot be scored; None: nothing is scored.
     """
@@ -105,6 +105,7 @@ class Playable:
         self._offered = OfferedTools(config, plugins)
         self._tools: dict[str, Tool] = {}
         self._partners: dict[str, Interaction] = {}
+        self._environments: dict[str, Environment] = {}
         self._accepted: set[tuple[str, ...]] = set()
 
     def num_prompt_tokens(self, task: Task) -> int:
@@ -124,8 +125,8 @@ class Playable:
         Raises:
             ConfigError: the task needs tools, but the chat template shows none, or calls cannot be read.
             DataError: the task cannot be scored, or lacks what its agent needs.
-            PluginError: an agent, tool or interaction is not registered or not offered, or `start` does not
-                accept the row's arguments.
+            PluginError: an agent, tool, interaction or environment is not registered or not offered, or
+                `start` does not accept the row's arguments.
         """
         agent = self._plugins.agents.get(task.agent_name)
         for name in self._plugins.offered_tools(task, self._config.tools):
@@ -139,6 +140,8 @@ class Playable:
             )
         if task.interaction_kwargs is not None:
             self._check_partner(task.interaction_kwargs)
+        if task.environment_kwargs is not None:
+            self._check_environment(agent, task, task.environment_kwargs)
         if self._check_reward is not None:
             self._check_reward(task)
 
@@ -177,8 +180,27 @@ class Playable:
         column = "extra_info.interaction_kwargs"
         self._check_start("interaction", self._partners[name], kwargs, column=column)
 
+    def _check_environment(self, agent: type[AgentLoop], task: Task, environment_kwargs: JsonObject) -> None:
+        environment = self._plugins.environment_of(task)
+        assert environment is not None, "the task has environment_kwargs"
+        tools = environment_tools(environment)
+        if tools and not agent.uses_tools:
+            raise PluginError(
+                f"{task.task_id}: agent {agent.name!r} uses no tools, but the environment "
+                f"{environment.name!r} has {', '.join(tools)}; name an agent that does, such as "
+                "agent.default=tool_agent"
+            )
+        kwargs = dict(environment_kwargs)
+        name = kwargs.pop("name")
+        if name not in self._environments:
+            self._environments[name] = self._plugins.environments.create(
+                name, self._config.environment_config
+            )
+        column = "extra_info.environment_kwargs"
+        self._check_start("environment", self._environments[name], kwargs, column=column)
+
     def _check_start(
-        self, kind: str, plugin: Tool | Interaction, kwargs: Mapping[str, Any], *, column: str
+        self, kind: str, plugin: Tool | Interaction | Environment, kwargs: Mapping[str, Any], *, column: str
     ) -> None:
         """Check each set of argument names once: `start` accepts a row's arguments by their names alone."""
         names = (kind, plugin.name, *kwargs)
@@ -208,7 +230,7 @@ def _prompt(agent: AgentLoop, task: Task, schemas: Sequence[JsonObject]) -> Sequ
 def agent_choice(config: AgentConfig, plugins: Plugins) -> AgentChoice:
     """Return the `AgentChoice` for the rows of a config."""
     has_partners = config.verl_interaction_config is not None or bool(config.interaction_config)
-    return AgentChoice(plugins.agents.resolve, config.default, has_partners)
+    return AgentChoice(plugins.agents.resolve, config.default, has_partners, config.environment)
 
 
 class OfferedTools:

@@ -64,8 +64,13 @@ def _read_with(
         agent_name = agents.choose(
             task.agent_name,
             has_interaction=task.interaction_kwargs is not None,
-            has_tools=bool(task.tools_kwargs),
+            has_tools=bool(task.tools_kwargs or task.environment_kwargs),
         )
     except PluginError as error:
         raise PluginError(f"{place}: {error}") from error
-    return dataclasses.replace(task, agent_name=agent_name, task_id=task.task_id or place.task_id)
+    return dataclasses.replace(
+        task,
+        agent_name=agent_name,
+        task_id=task.task_id or place.task_id,
+        environment_kwargs=agents.environment_kwargs(task.environment_kwargs),
+    )

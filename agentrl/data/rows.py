@@ -4,9 +4,9 @@
     prompt        [{role, content}, ...]   the conversation so far
     ability       str                      a label; optional
     reward_model  {style, ground_truth}    optional: the reward decides whether it needs a ground truth
-    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...}, index,
-                  split, ...}; interaction_kwargs without a name are ignored, unless interactions are
-                  configured
+    extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...},
+                  environment_kwargs: {name, ...}, index, split, ...}; interaction_kwargs without a name are
+                  ignored, unless interactions are configured
     agent_name    str                      optional: see `AgentChoice`
 
 Every error names the file, the row (counted from 0) and the field.
@@ -53,17 +53,27 @@ class AgentChoice:
     """Chooses the agent of a row.
 
     It is the agent that the row names; else `interaction_agent` if the row has interaction_kwargs; else
-    `tool_agent` if it has tools_kwargs; else `default`.
+    `tool_agent` if it has tools_kwargs or environment_kwargs; else `default`.
 
     Attributes:
         resolve: maps a name or alias to a registered name; raises PluginError for an unknown one.
         has_partners: interactions are configured, so interaction_kwargs without a name are an error.
             Otherwise they are ignored: rows of verl's tool examples have them without using them.
+        environment: of rows whose environment_kwargs name none; None: they have none.
     """
 
     resolve: Callable[[str], str]
     default: str
     has_partners: bool = False
+    environment: str | None = None
+
+    def environment_kwargs(self, of_row: JsonObject | None) -> JsonObject | None:
+        """Return the row's environment_kwargs with the name of the configured environment if they have none;
+        None if the row has no environment.
+        """
+        if self.environment is None:
+            return of_row or None
+        return {"name": self.environment, **(of_row or {})}
 
     def choose(self, named: str, *, has_interaction: bool, has_tools: bool) -> str:
         implied = "interaction_agent" if has_interaction else "tool_agent" if has_tools else self.default
@@ -87,10 +97,15 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
     interaction_kwargs = _interaction_kwargs(
         extra_info, place, config.extra_info_key, must_be_named=agents.has_partners
     )
+    environment_kwargs = _object(
+        extra_info.get("environment_kwargs"), place, f"{config.extra_info_key}.environment_kwargs"
+    )
     named = _text(row.get(config.agent_name_key), place, config.agent_name_key)
     try:
         agent_name = agents.choose(
-            named, has_interaction=interaction_kwargs is not None, has_tools=bool(tools_kwargs)
+            named,
+            has_interaction=interaction_kwargs is not None,
+            has_tools=bool(tools_kwargs or environment_kwargs),
         )
     except PluginError as error:
         raise PluginError(f"{place}: field {config.agent_name_key!r}: {error}") from error
@@ -104,6 +119,7 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
         extra_info=extra_info,
         tools_kwargs=tools_kwargs,
         interaction_kwargs=interaction_kwargs,
+        environment_kwargs=agents.environment_kwargs(environment_kwargs),
     )
 
 

@@ -187,8 +187,7 @@ class _EvaluationLog:
         if retry is None:
             self._time_left.ended(attempt.key, trajectory.num_action_tokens)
         for failure in attempt.survived:
-            record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
-            self._on_failed(FailedAttempt.of(record, became="went_on", version=lease.version))
+            self._on_failed(FailedAttempt.survived(trajectory, failure, version=lease.version))
         began_in = self._rounds[attempt.key]
         if trajectory.outcome in SCORED_OUTCOMES:
             self._concurrency.went_well(

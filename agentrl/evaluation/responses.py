@@ -24,10 +24,11 @@ import pyarrow.parquet as pq
 from agentrl.config.data import DataConfig
 from agentrl.data.rows import RowPlace, read_messages, without_nulls
 from agentrl.errors import DataError
-from agentrl.plugins import Attempted
+from agentrl.plugins import Attempted, Unreachable
 from agentrl.types import Message, Outcome, Task
 
 THOUGHT = re.compile(r"<think>\n(.+)\n</think>\n(.*)", re.DOTALL)
+NO_ENVIRONMENT = "a stored response has no environment"
 STREAM_ROWS = 256
 """Rows converted to Python objects at once."""
 
@@ -61,6 +62,7 @@ class StoredRow:
             num_response_tokens=0,
             num_action_tokens=0,
             max_response_tokens=0,
+            environment=None if self.task.environment_kwargs is None else Unreachable(NO_ENVIRONMENT),
         )
 
 

@@ -28,6 +28,7 @@ OUTCOME_COLORS = {
     "turn_limit": "#fdba74",
     "timeout": "#f87171",
     "tool_error": "#c084fc",
+    "environment_error": "#2dd4bf",
     "model_error": "#60a5fa",
     "reward_error": "#f472b6",
     "aborted": "#475569",

@@ -33,6 +33,7 @@ def user_files(config: Config) -> list[str]:
         *config.agent.tools,
         *(config.eval.tools or ()),
         config.agent.default,
+        config.agent.environment or "",
         *targets,
         config.data.reader or "",
         *rewards,

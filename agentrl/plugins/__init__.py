@@ -1,13 +1,16 @@
-"""Extension points: agent loops, tools, interactions and rewards, and the registry that finds them by name.
+"""Extension points: agent loops, tools, interactions, environments and rewards, and the registry that finds
+them by name.
 
 from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, InteractionReply, Reward,
 RewardResult
 """
 
 from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, OpenAIEndpoint, Session, TurnLimits, tools_for
+from agentrl.plugins.environments import Environment, Unreachable, environment_tools
 from agentrl.plugins.functions import function_tool, tool, tool_of
 from agentrl.plugins.interactions import Interaction, InteractionReply
-from agentrl.plugins.registry import Plugins, Registry, load_plugins
+from agentrl.plugins.loaded import Plugins, load_plugins
+from agentrl.plugins.registry import Registry
 from agentrl.plugins.rewards import (
     AnyReward,
     Attempted,
@@ -26,6 +29,7 @@ __all__ = [
     "AnyReward",
     "Attempted",
     "BatchReward",
+    "Environment",
     "GroupReward",
     "Interaction",
     "InteractionReply",
@@ -41,7 +45,9 @@ __all__ = [
     "ToolResult",
     "TurnLimits",
     "TurnReward",
+    "Unreachable",
     "WrongCall",
+    "environment_tools",
     "function_tool",
     "import_source",
     "load_plugins",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from agentrl.errors import DataError
 from agentrl.plugins.interactions import InteractionReply
@@ -92,6 +92,10 @@ class Session(Protocol):
 
     @property
     def has_interaction(self) -> bool: ...
+
+    @property
+    def environment(self) -> Any:
+        """The attempt's environment, started; None if the row has none."""
 
     @property
     def is_finished(self) -> bool:

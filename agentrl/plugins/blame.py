@@ -20,7 +20,7 @@ from typing import Literal
 from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.plugins.contained import PluginQuit
 from agentrl.plugins.sources import named_by_user
-from agentrl.types import Failure, PluginId
+from agentrl.types import Failure, PluginId, PluginKind
 
 MAX_TEXT_CHARS = 500
 MAX_FRAMES = 20
@@ -54,7 +54,7 @@ class blaming:
 
     __slots__ = ("_kind", "_name")
 
-    def __init__(self, kind: Literal["agent", "tool", "interaction", "reward"], name: str) -> None:
+    def __init__(self, kind: PluginKind, name: str) -> None:
         self._kind = kind
         self._name = name
 

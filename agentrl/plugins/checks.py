@@ -39,6 +39,7 @@ METHODS: Mapping[str, tuple[Method, ...]] = {
         Method("schema", (), False),
     ),
     "interaction": (Method("start"), Method("respond", ("messages",)), Method("score"), Method("finalize")),
+    "environment": (Method("start"), Method("facts"), Method("close")),
     "agent": (Method("prompt", ("task", "tools"), False), Method("run", ("task", "session"))),
     "reward": (Method("check", ("task",), False), Method("score", ("attempt",), None)),
 }
@@ -82,7 +83,7 @@ def check_instance(kind: str, plugin: Any) -> None:
         PluginError: an attribute is missing or has an invalid value.
     """
     label = f"{kind} {plugin.name!r} ({place(type(plugin))})"
-    if kind in ("tool", "interaction"):
+    if kind in ("tool", "interaction", "environment"):
         _check_choice(label, "runtime", plugin.runtime, get_args(Runtime))
     if kind == "tool":
         _check_tool(label, plugin)

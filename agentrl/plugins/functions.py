@@ -1,10 +1,11 @@
-"""Function tools: a typed Python function as a tool.
+"""Function tools: a typed Python function, or a method of an environment, as a tool.
 
 Its schema comes from annotations, defaults and docstring.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import typing
@@ -47,7 +48,7 @@ def tool(
 ) -> Callable[[F], F]: ...
 def tool(function: F | None = None, /, **options: Any) -> F | Callable[[F], F]:
     """Mark a typed function as a tool. The function itself is unchanged; loading its module registers the
-    tool.
+    tool. A method of an `Environment` is a tool of the attempts that have this environment.
 
     Options and errors are those of `function_tool`.
     """
@@ -86,6 +87,7 @@ def function_tool(
     has.
 
     A plain function runs in a thread and may block. An `async def` runs under `runtime`, by default asyncio.
+    A method gets the attempt's environment as `self`.
 
     Args:
         name: the tool's name for the model; None: the function's name.
@@ -123,12 +125,13 @@ def function_tool(
         "description": description,
         "parameters": arguments_schema(arguments, notes, label=label),
         "runtime": _runtime(function, runtime, label),
+        "names_runtime": runtime is not None,
         "is_idempotent": is_idempotent,
         "function": staticmethod(function),
         "arguments": arguments,
         "threads": None if inspect.iscoroutinefunction(function) else trio.CapacityLimiter(MAX_THREADS),
     }
-    return type(function.__name__, (FunctionTool,), attributes)
+    return type(function.__name__, (MethodTool if _is_method(function) else FunctionTool,), attributes)
 
 
 class FunctionTool(Tool):
@@ -137,6 +140,8 @@ class FunctionTool(Tool):
     function: ClassVar[Callable[..., Any]]
     arguments: ClassVar[type[BaseModel]]
     """One field per parameter, with the parameter's name as alias: a field cannot be named `json` or `_x`."""
+    names_runtime: ClassVar[bool]
+    """Whether `@tool` says where an async function runs."""
     threads: ClassVar[trio.CapacityLimiter | None]
     """None: `function` is async. Else each call runs in a thread, which is abandoned at the deadline."""
 
@@ -161,14 +166,17 @@ class FunctionTool(Tool):
 
     async def _run(self, arguments: Mapping[str, Any]) -> Any:
         if self.threads is None:
-            return await self.function(**arguments)
+            return await self._bound()(**arguments)
         return await trio.to_thread.run_sync(
             self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads
         )
 
     def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
         with contained():
-            return self.function(**arguments)
+            return self._bound()(**arguments)
+
+    def _bound(self) -> Callable[..., Any]:
+        return self.function
 
     def _text(self, value: object) -> str:
         if value is None or isinstance(value, str):
@@ -179,6 +187,29 @@ class FunctionTool(Tool):
             raise ToolError(
                 f"tool {self.name!r} returned {type(value).__name__}, which is not JSON: {error}"
             ) from error
+
+
+class MethodTool(FunctionTool):
+    """A tool that calls a method of the attempt's environment."""
+
+    @classmethod
+    def of(cls, environment: type[Any]) -> type[MethodTool]:
+        """Return the tool for a class of environments: an async method runs where its `start` runs, unless
+        `@tool` says otherwise.
+        """
+        if cls.threads is not None or cls.names_runtime or cls.runtime == environment.runtime:
+            return cls
+        return type(cls.__name__, (cls,), {"runtime": environment.runtime, "__module__": cls.__module__})
+
+    def _bound(self) -> Callable[..., Any]:
+        assert self.environment is not None, f"{self.name}: only rows with its environment offer it"
+        return functools.partial(self.function, self.environment)
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    """Return whether a function is defined in a class body and has a parameter `self`."""
+    is_in_class = "." in function.__qualname__.rpartition("<locals>.")[2]
+    return inspect.isfunction(function) and is_in_class and "self" in inspect.signature(function).parameters
 
 
 def _documented(function: Callable[..., Any], label: str) -> Docstring:
@@ -209,6 +240,8 @@ def _arguments(function: Callable[..., Any], label: str) -> type[BaseModel]:
         raise PluginError(f"{label}: an annotation cannot be read: {error}") from error
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self" and _is_method(function):
+            continue
         _check_parameter(parameter, hints, label)
         is_required = parameter.default is parameter.empty
         fields[f"argument_{len(fields)}"] = (

@@ -36,6 +36,9 @@ class Interaction(ABC):
     name: ClassVar[str]
     runtime: ClassVar[Runtime] = "asyncio"
 
+    environment: Any = None
+    """The attempt's environment; None if the row has none. Set before `start`."""
+
     def __init__(self, config: JsonObject | None = None) -> None:
         self.config: JsonObject = dict(config or {})
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import PluginError
-from agentrl.plugins.registry import Plugins, Registry
+from agentrl.plugins.loaded import Plugins
+from agentrl.plugins.registry import Registry
 from agentrl.types import JsonObject
 
 
@@ -30,6 +32,9 @@ class PluginInfo:
 
 def list_plugins(plugins: Plugins) -> list[PluginInfo]:
     """Return every registered plugin, by kind and name. One that does not load is listed with its problem."""
+    for name in plugins.environments.names():
+        with suppress(PluginError):  # listed with its problem
+            plugins.environment(name)  # its methods become tools
     return [_describe(registry, name) for registry in plugins.registries for name in registry.names()]
 
 

@@ -2,7 +2,8 @@
 
 A plugin is named in one of three ways:
     `name`                      registered by a file or module of `agent.plugins`, or by an entry point in
-                                `agentrl.agents | agentrl.tools | agentrl.interactions | agentrl.rewards`
+                                `agentrl.agents | agentrl.tools | agentrl.interactions |
+                                agentrl.environments | agentrl.rewards`
     `path/to/file.py:Class`     a class in a user's file
     `package.module:Class`      a class in any importable module
 Built-in plugins use the same entry points as third-party ones; no code here imports a plugin by name.
@@ -11,21 +12,15 @@ Built-in plugins use the same entry points as third-party ones; no code here imp
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agentrl.errors import AgentRLError, PluginError
-from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, tools_for
 from agentrl.plugins.checks import check_class, check_instance, place
-from agentrl.plugins.functions import function_tool, tool_of
-from agentrl.plugins.interactions import Interaction
-from agentrl.plugins.rewards import AnyReward
-from agentrl.plugins.sources import Reference, import_source
-from agentrl.plugins.tools import Tool
-from agentrl.types import JsonObject, Task
+from agentrl.plugins.sources import Reference
+from agentrl.types import JsonObject
 
 
 class Named(Protocol):
@@ -225,112 +220,5 @@ class Registry(Generic[P]):
         )
 
 
-@dataclass(frozen=True)
-class Plugins:
-    """The four registries of one process."""
-
-    agents: Registry[AgentLoop]
-    tools: Registry[Tool]
-    interactions: Registry[Interaction]
-    rewards: Registry[AnyReward]
-    served_tools: tuple[str, ...] = ()
-    """Names of tools from MCP servers and verl's files. They are offered as if `agent.tools` named them."""
-
-    def offered_tools(self, task: Task, configured: Sequence[str]) -> tuple[str, ...]:
-        """Return the names by which the model can call tools in `task` (see `tools_for`), with references
-        resolved.
-
-        Raises:
-            DataError: the row selects a tool that is not offered.
-            PluginError: a tool is unknown, or the agent needs a tool that is not offered.
-        """
-        agent = self.agents.get(task.agent_name)
-        names = tuple(
-            dict.fromkeys(map(self.tools.own_name, tools_for(task, agent, (*configured, *self.served_tools))))
-        )
-        for name in agent.required_tools:
-            if name not in names:
-                raise PluginError(
-                    f"agent {agent.name!r} needs the tool {name!r}, but {task.task_id} is offered "
-                    f"{', '.join(names) or 'none'}: write agent.tools=[{', '.join((*configured, name))}]"
-                )
-        return names
-
-    def add_module(self, module: ModuleType) -> None:
-        """Register every plugin that `module` itself defines: classes, and functions under `@tool`.
-
-        A class without a name or with abstract methods is skipped if other classes of the module derive from
-        it.
-
-        Raises:
-            PluginError: a plugin violates the contract of its kind, or has the name of another one.
-        """
-        for value in vars(module).values():
-            cls = tool_of(value) or value
-            if (
-                not (inspect.isclass(cls) or inspect.isfunction(cls))
-                or value.__module__ != module.__name__
-                or _is_base(cls, module)
-            ):
-                continue
-            for registry in self.registries:
-                if registry.has(cls):
-                    registry.add(cls)
-                else:
-                    registry.note_stray(cls)
-
-    @property
-    def registries(self) -> tuple[Registry[Any], ...]:
-        """All registries, in display order."""
-        return self.tools, self.interactions, self.agents, self.rewards
-
-    def may_come_from(self, module: ModuleType) -> bool:
-        """Return whether `module` defines a plugin, or a function that rows can name as a tool."""
-        functions = (
-            value
-            for value in vars(module).values()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
-        )
-        return any(registry.is_from(module) for registry in self.registries) or any(functions)
-
-
-def load_plugins(sources: Iterable[str] = ()) -> Plugins:
-    """Return the registries, including the plugins of the user's files (`path/to/file.py`) and modules
-    (`package.module`).
-
-    Raises:
-        PluginError: a source does not exist, fails to import or defines no plugin, or a plugin is malformed.
-    """
-    # type-abstract: mypy assumes that the base classes are instantiated, but only their subclasses are.
-    plugins = Plugins(
-        agents=Registry("agent", AgentLoop, group="agentrl.agents", aliases=AGENT_ALIASES),  # type: ignore[type-abstract]
-        tools=Registry("tool", Tool, group="agentrl.tools", from_function=function_tool),  # type: ignore[type-abstract]
-        interactions=Registry("interaction", Interaction, group="agentrl.interactions"),  # type: ignore[type-abstract]
-        rewards=Registry("reward", AnyReward, group="agentrl.rewards"),  # type: ignore[type-abstract]
-    )
-    for source in sources:
-        module = import_source(source)
-        plugins.add_module(module)
-        if not plugins.may_come_from(module):
-            classes = ", ".join(value.__name__ for value in vars(module).values() if inspect.isclass(value))
-            raise PluginError(
-                f"{source!r} defines no plugin{f' ({classes})' if classes else ''}: a plugin is a "
-                "subclass of agentrl.plugins.Tool, Interaction, AgentLoop or Reward, or a "
-                "function decorated with @tool; name the module that defines it, not one that "
-                "imports it"
-            )
-    return plugins
-
-
 def _identity(cls: type[Any]) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
-
-
-def _is_base(value: Any, module: ModuleType) -> bool:
-    """Return whether a class is only a base: it is abstract or unnamed, and private or subclassed in
-    `module`.
-    """
-    if not inspect.isclass(value) or not (inspect.isabstract(value) or getattr(value, "name", None) is None):
-        return False
-    others = (other for other in vars(module).values() if inspect.isclass(other) and other is not value)
-    return value.__name__.startswith("_") or any(issubclass(other, value) for other in others)

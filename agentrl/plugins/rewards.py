@@ -38,6 +38,9 @@ class Attempted:
     num_response_tokens: tokens after the prompt, including context.
     num_action_tokens: tokens that the policy sampled.
     max_response_tokens: limit on num_response_tokens.
+    environment: the attempt's environment, still open; None if the row has none. Rewards in processes and
+        rewards of groups and batches get `Unreachable` in its place, and read `facts`.
+    facts: what the environment's `facts` returned at the end of the agent loop; stored with the trajectory.
     """
 
     task: Task
@@ -47,6 +50,8 @@ class Attempted:
     num_response_tokens: int
     num_action_tokens: int
     max_response_tokens: int
+    environment: Any = None
+    facts: JsonObject = field(default_factory=dict)
 
     @property
     def handed_in(self) -> str | None:

@@ -57,6 +57,8 @@ class Tool(ABC):
 
     trajectory_key: str = ""
     """Key of the attempt, shared by all of its tools. Set before `start`."""
+    environment: Any = None
+    """The attempt's environment; None if the row has none. Set before `start`."""
     row_kwargs: JsonObject = MappingProxyType({})
     """The row's complete `tools_kwargs[name]`. Set before `start`."""
 

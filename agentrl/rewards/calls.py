@@ -5,13 +5,13 @@ RewardError.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import trio
 
 from agentrl.errors import LearnerError, RewardError
-from agentrl.plugins import AnyReward, Attempted, Reward, RewardResult
+from agentrl.plugins import AnyReward, Attempted, Reward, RewardResult, Unreachable
 from agentrl.plugins.blame import blaming
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
@@ -130,6 +130,7 @@ class RewardCalls:
         score = term.reward.score
         if term.reward.runs_in == "process":
             assert term.recipe is not None, term
+            subject = _for_process(subject)
             if (
                 not isinstance(term.reward, Reward)
                 or not isinstance(subject, Attempted)
@@ -162,6 +163,18 @@ class RewardCalls:
         if term not in self._places:
             self._places[term] = trio.CapacityLimiter(term.reward.max_concurrent or float("inf"))
         return self._places[term]
+
+
+def _for_process(subject: Subject) -> Subject:
+    """Return `subject` without the environment, which lives in this process."""
+    if not isinstance(subject, Attempted):
+        return [replace(attempt, environment=_elsewhere(attempt)) for attempt in subject]
+    return replace(subject, environment=_elsewhere(subject))
+
+
+def _elsewhere(attempt: Attempted) -> Unreachable | None:
+    why = "the reward runs in a process of its own (runs_in = 'process')"
+    return None if attempt.environment is None else Unreachable(why)
 
 
 def _why(term: Term, subject: Subject, error: Exception) -> str:

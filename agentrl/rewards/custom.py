@@ -14,6 +14,9 @@ from agentrl.plugins import Attempted, BatchReward, Reference, Reward, RewardRes
 from agentrl.plugins.checks import check_awaited, place
 from agentrl.plugins.rewards import RunsIn
 
+ENVIRONMENT = "environment"
+"""The parameter for which a function gets the attempt's environment."""
+
 
 class CustomFunction(Reward):
     """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or
@@ -21,7 +24,8 @@ class CustomFunction(Reward):
 
     It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None if
     it does not apply. `solution_str` is the text of all messages after the prompt. `extra_info` is the
-    task's, with `num_turns` as verl counts it; it is omitted if the function does not take it.
+    task's, with `num_turns` as verl counts it, and the environment's facts as `environment_facts`; it is
+    omitted if the function does not take it. A function with a parameter `environment` gets the attempt's.
     """
 
     name: ClassVar[str] = "custom"
@@ -34,6 +38,7 @@ class CustomFunction(Reward):
         self._function = function
         self._kwargs = dict(kwargs)
         self._takes_extra_info = _takes(function, "extra_info")
+        self._takes_environment = _names(function, ENVIRONMENT)
         self.runs_in = "asyncio" if inspect.iscoroutinefunction(function) else runs_in
 
     def score(self, attempt: Attempted) -> Any:
@@ -48,6 +53,7 @@ class CustomFunction(Reward):
             "solution_str": attempt.response_text,
             "ground_truth": task.ground_truth,
             **({"extra_info": _extra_info(attempt)} if self._takes_extra_info else {}),
+            **({ENVIRONMENT: attempt.environment} if self._takes_environment else {}),
             **self._kwargs,
         }
 
@@ -118,6 +124,8 @@ def _check_takes(
     function: Callable[..., Any], kind: type[CustomFunction | CustomBatchFunction], kwargs: Mapping[str, Any]
 ) -> None:
     names = [name for name in kind.passes if name != "extra_info" or _takes(function, name)]
+    if kind is CustomFunction and _names(function, ENVIRONMENT):
+        names.append(ENVIRONMENT)
     try:
         signature = inspect.signature(function)
     except ValueError:  # a compiled function has no signature
@@ -174,6 +182,11 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
+def _names(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name; `**kwargs` do not count."""
+    return name in inspect.signature(function).parameters
+
+
 async def _awaited(returned: Any) -> RewardResult | None:
     return result_of(await returned)
 
@@ -185,4 +198,5 @@ async def _all_awaited(returned: Any) -> list[RewardResult | None]:
 def _extra_info(attempt: Attempted) -> dict[str, Any]:
     # verl's count: the prompt, each assistant message, and each group of tool results between two of these.
     sides = itertools.groupby(message.role == "assistant" for message in attempt.response)
-    return {**attempt.task.extra_info, "num_turns": 1 + sum(1 for _ in sides)}
+    facts = {"environment_facts": attempt.facts} if attempt.facts else {}
+    return {**attempt.task.extra_info, **facts, "num_turns": 1 + sum(1 for _ in sides)}

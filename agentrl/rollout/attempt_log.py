@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.rollout.recorder import CALLS_OF
 from agentrl.tracking.attempts import AttemptCounts, Became, FailedAttempt
-from agentrl.types import Failure, Lease, Outcome, PluginId, Trajectory
+from agentrl.types import Failure, Lease, PluginId, Trajectory
 
 MAX_KEPT = 100_000
 """Failures kept for the driver, which polls every second or once a step. The oldest are discarded first."""
@@ -69,8 +69,7 @@ class AttemptLog:
             return
         with self._lock:
             for failure in map(self._share, failures):
-                record = trajectory.replace(failure=failure, outcome=Outcome.TOOL_ERROR)
-                self._keep(FailedAttempt.of(record, became="went_on", version=lease.version))
+                self._keep(FailedAttempt.survived(trajectory, failure, version=lease.version))
             if is_training:
                 last = (
                     None if trajectory.failure is None else trajectory.failure.plugin
@@ -104,16 +103,22 @@ class AttemptLog:
 
 
 def plugins_of(trajectory: Trajectory, lease: Lease) -> set[PluginId]:
-    """Return the plugins of an attempt: agent, partner, called tools, rewards that scored it, and the one
-    that failed.
+    """Return the plugins of an attempt: agent, partner, environment, called tools, rewards that scored it,
+    and the one that failed.
     """
-    metrics, partner = trajectory.metrics, lease.task.interaction_kwargs
+    metrics, partner, environment = (
+        trajectory.metrics,
+        lease.task.interaction_kwargs,
+        lease.task.environment_kwargs,
+    )
     found = {PluginId("agent", trajectory.agent_name)}
     found |= {PluginId("tool", name.removeprefix(CALLS_OF)) for name in metrics if name.startswith(CALLS_OF)}
     rewards = {name.removeprefix("reward/") for name in metrics if name.startswith("reward/")} - _GIVEN
     found |= {PluginId("reward", name) for name in rewards if "/" not in name}
     if partner is not None and isinstance(name := partner.get("name"), str):
         found.add(PluginId("interaction", name))
+    if environment is not None and isinstance(name := environment.get("name"), str):
+        found.add(PluginId("environment", name))
     if trajectory.failure is not None and trajectory.failure.plugin is not None:
         found.add(trajectory.failure.plugin)
     return found

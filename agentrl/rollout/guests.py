@@ -1,5 +1,5 @@
-"""A tool or interaction during one attempt: started at its first use, called with deadlines, closed exactly
-once.
+"""A tool, interaction or environment during one attempt: started at its first use, called with deadlines,
+closed exactly once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import trio
 
 from agentrl.errors import ToolError, UserError
-from agentrl.plugins import Interaction, Tool, WrongCall
+from agentrl.plugins import Environment, Interaction, Tool, WrongCall
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -27,7 +27,11 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 EMPTY = frozenset(
-    {Tool.start, Tool.score, Tool.close, Interaction.start, Interaction.score, Interaction.finalize}
+    {
+        *(Tool.start, Tool.score, Tool.close),
+        *(Interaction.start, Interaction.score, Interaction.finalize),
+        *(Environment.start, Environment.facts, Environment.close),
+    }
 )
 """Empty methods of the base classes.
 
@@ -48,18 +52,20 @@ class Guest:
 
     def __init__(
         self,
-        plugin: Tool | Interaction,
+        plugin: Tool | Interaction | Environment,
         label: str,
         start_kwargs: JsonObject,
         *,
         host: AsyncioHost,
         timeout_s: float,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
         self._plugin = plugin
         self._label = label
         self._start_kwargs = start_kwargs
         self._host = host
         self._timeout_s = timeout_s
+        self._close_timeout_s = close_timeout_s
         self._start_lock: trio.Lock | None = None
         self._is_opened = False  # `start` began: there may be something to close
         self._is_ready = False
@@ -72,11 +78,20 @@ class Guest:
             ToolError: the plugin raised.
             WrongCall: the plugin rejected the call as wrong.
         """
-        if not self._is_ready and is_inherited(self._plugin.start):
-            self._is_opened = self._is_ready = True
-        elif not self._is_ready:
-            await self._start()
+        if not self._is_ready:
+            await self.start()
         return await self._within_deadline(method.__name__, method, *args)
+
+    async def start(self) -> None:
+        """Call the plugin's `start`, unless that is done.
+
+        Raises:
+            ToolError: it raised, or took longer than `timeout_s`.
+        """
+        if is_inherited(self._plugin.start):
+            self._is_opened = self._is_ready = True
+        else:
+            await self._start()
 
     @property
     def _close(self) -> Callable[[], Awaitable[None]]:
@@ -87,21 +102,26 @@ class Guest:
         """Whether the plugin was started and overrides its closing method."""
         return self._is_opened and not is_inherited(self._close)
 
-    async def close(self) -> None:
-        """Close the plugin if it was started.
+    async def close(self) -> ToolError | None:
+        """Close the plugin if it was started, and return why that failed; None if it did not.
 
-        Never raises (failures are logged) and takes at most CLOSE_TIMEOUT_S.
+        Never raises (failures are logged) and takes at most `close_timeout_s`.
         """
         if not self.has_to_close:
-            return
+            return None
         self._is_opened = self._is_ready = False
-        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_TIMEOUT_S) as scope:
+        with trio.CancelScope(shield=True), trio.move_on_after(self._close_timeout_s) as scope:
             try:
                 await self._run(self._close)
-            except Exception:  # boundary: a plugin raised in `close`; its attempt is over anyway
+            except Exception as error:  # boundary: a plugin raised in `close`; its attempt is over anyway
                 log.warning("%s failed to close", self._label, exc_info=True)
-        if scope.cancelled_caught:
-            log.warning("%s did not close within %g s", self._label, CLOSE_TIMEOUT_S)
+                failed = ToolError(f"{self._label} raised in `close`: {type(error).__name__}: {error}")
+                failed.__cause__ = error
+                return failed
+        if not scope.cancelled_caught:
+            return None
+        log.warning("%s did not close within %g s", self._label, self._close_timeout_s)
+        return GuestTimeout(f"{self._label}: `close` timed out after {self._close_timeout_s:g} s")
 
     async def _start(self) -> None:
         self._start_lock = self._start_lock or trio.Lock()

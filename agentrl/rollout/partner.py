@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
-from agentrl.plugins import Interaction, InteractionReply, Registry
+from agentrl.plugins import Environment, Interaction, InteractionReply, Registry
 from agentrl.plugins.blame import blaming
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.guests import Guest, is_inherited
@@ -25,9 +25,17 @@ class Partner:
 
     @classmethod
     def of(
-        cls, task: Task, registry: Registry[Interaction], config: AgentConfig, *, host: AsyncioHost
+        cls,
+        task: Task,
+        registry: Registry[Interaction],
+        config: AgentConfig,
+        *,
+        host: AsyncioHost,
+        environment: Environment | None = None,
     ) -> Partner | None:
         """Return the partner that the row names; None if the row has no interaction_kwargs.
+
+        `environment`: given to the partner.
 
         Raises:
             PluginError: the name is missing or unknown.
@@ -43,6 +51,7 @@ class Partner:
             )
         with blaming("interaction", name):
             interaction = registry.create(name, config.interaction_config)
+        interaction.environment = environment
         guest = Guest(
             interaction, f"interaction {name!r}", kwargs, host=host, timeout_s=config.interaction_timeout_s
         )

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 import trio
 
 from agentrl.config.agent import AgentConfig
-from agentrl.errors import PluginError, RewardError, ServerError, ToolError
+from agentrl.errors import EnvironmentFailed, PluginError, RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
+from agentrl.rollout.environment import AttemptEnvironment
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Sampling
@@ -32,6 +33,7 @@ OpenSession = Callable[[SessionParts], AttemptSession]
 OUTCOME_OF: Mapping[type[Exception], Outcome] = {
     ServerError: Outcome.MODEL_ERROR,
     ToolError: Outcome.TOOL_ERROR,
+    EnvironmentFailed: Outcome.ENVIRONMENT_ERROR,
     RewardError: Outcome.REWARD_ERROR,
 }
 
@@ -61,6 +63,7 @@ class Player:
 
     async def play(self, attempt: Attempt, sampling: Sampling) -> Trajectory:
         """Play the attempt within `agent.trajectory_timeout_s`, close its tools and partner, and score it.
+        Its environment is closed last: the rewards see it.
 
         A failure is returned as a trajectory with its outcome, its `failure`, the tokens so far and no
         reward.
@@ -72,6 +75,12 @@ class Player:
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory: a plugin's constructor raised
             return unplayed(attempt, Outcome.ABORTED, failure_of(error, otherwise=_agent_of(attempt)))
         try:
+            return await self._play(attempt, agent, session)
+        finally:
+            await session.close_environment()
+
+    async def _play(self, attempt: Attempt, agent: AgentLoop, session: AttemptSession) -> Trajectory:
+        try:
             outcome, failure = await self._run_agent(attempt, agent, session)
         finally:
             self._forget(attempt.key)
@@ -81,12 +90,16 @@ class Player:
             return trajectory
         try:
             with attempt.scope.open("reward"):
-                return await self._scorer.score(attempt.task, trajectory, session.turn_rewards)
+                return await self._scorer.score(
+                    attempt.task, trajectory, session.turn_rewards, environment=session.environment
+                )
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory
             return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=failure_of(error))
 
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> AttemptSession:
         task = attempt.task
+        environment = AttemptEnvironment.of(attempt, self._plugins, self._agent, host=self._host)
+        plugin = None if environment is None else environment.plugin
         names = self._plugins.offered_tools(task, self._agent.tools)
         toolbox = Toolbox(
             names,
@@ -95,11 +108,22 @@ class Player:
             key=attempt.key,
             scope=attempt.scope,
             survived=attempt.survived,
+            environment=plugin,
         )
-        partner = Partner.of(task, self._plugins.interactions, self._agent, host=self._host)
+        partner = Partner.of(
+            task, self._plugins.interactions, self._agent, host=self._host, environment=plugin
+        )
         prompt = agent.prompt(task, toolbox.schemas)
         parts = SessionParts(
-            attempt, self._agent, sampling, toolbox, partner, self._host, prompt, agent.template_shows_tools
+            attempt,
+            self._agent,
+            sampling,
+            toolbox,
+            partner,
+            self._host,
+            prompt,
+            environment,
+            agent.template_shows_tools,
         )
         return self._open_session(parts)
 
@@ -109,6 +133,7 @@ class Player:
         """Run the agent loop and return why the attempt stopped, with the failure if there was one."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
             try:
+                await session.open_environment()
                 with _ended_by_session(agent):
                     await agent.run(attempt.task, session)
                 if session.num_action_tokens:

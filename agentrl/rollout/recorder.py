@@ -28,7 +28,7 @@ class Attempt:
     key: identifies the attempt in routing and request ids. It is random because group ids are not unique:
         validation numbers its groups from 0, and several processes share the servers.
     scope: reports what the attempt waits for. The player attaches it to the tree of live scopes.
-    survived: tool failures that did not end the attempt.
+    survived: failures of tools, and of the environment's `close`, that did not end the attempt.
     """
 
     group_id: int

@@ -23,10 +23,11 @@ import trio
 
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import RewardError
-from agentrl.plugins import Attempted, RewardResult
+from agentrl.plugins import Attempted, Environment, RewardResult, Unreachable
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.calls import AsyncHost, Result, RewardCalls, Term
 from agentrl.rewards.select import RewardTable
+from agentrl.rollout.environment import ENVIRONMENT_FACTS
 from agentrl.rollout.recorder import reward_event
 from agentrl.rollout.tally import GivenReward
 from agentrl.types import RewardEvent, Task, Trajectory
@@ -49,10 +50,15 @@ class Scorer:
         self._max_response_tokens = max_response_tokens
 
     async def score(
-        self, task: Task, trajectory: Trajectory, turn_rewards: Sequence[GivenReward]
+        self,
+        task: Task,
+        trajectory: Trajectory,
+        turn_rewards: Sequence[GivenReward],
+        *,
+        environment: Environment | None = None,
     ) -> Trajectory:
         """Return the trajectory with its trajectory and turn rewards, and the rewards given during the
-        attempt.
+        attempt. `environment`: the attempt's, still open.
 
         Raises:
             RewardError: a reward raised, returned something other than finite numbers, or timed out; or no
@@ -60,7 +66,9 @@ class Scorer:
         """
         started = trio.current_time()
         own, terms = self._table.own(task), self._table.terms(task, "trajectory", "turn")
-        attempt = attempted(task, trajectory, max_response_tokens=self._max_response_tokens)
+        attempt = attempted(
+            task, trajectory, max_response_tokens=self._max_response_tokens, environment=environment
+        )
         results = await self._calls.call_all([(term, attempt) for term in terms])
         note = _Note(trajectory, at_end=self._config.assignment == "outcome")
         note.add_given(
@@ -117,7 +125,7 @@ class Scorer:
             for term in self._table.terms(task, scope):
                 rows[term].append(row)
         attempts = [
-            attempted(task, t, max_response_tokens=self._max_response_tokens)
+            attempted(task, t, max_response_tokens=self._max_response_tokens, environment=_closed(task))
             for task, t in zip(tasks, trajectories, strict=True)
         ]
         answers = await self._calls.call_all(
@@ -214,7 +222,19 @@ class _Note:
             self._metrics["accuracy"] = float(metrics.get("accuracy", value > 0))
 
 
-def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int) -> Attempted:
+def _closed(task: Task) -> Unreachable | None:
+    """Return what rewards of groups and batches get for an environment: it closed with its attempt."""
+    why = "an environment is closed when rewards compare a group or a batch"
+    return None if task.environment_kwargs is None else Unreachable(why)
+
+
+def attempted(
+    task: Task,
+    trajectory: Trajectory,
+    *,
+    max_response_tokens: int,
+    environment: Environment | Unreachable | None = None,
+) -> Attempted:
     """Return the view of a trajectory that rewards receive."""
     return Attempted(
         task=task,
@@ -224,4 +244,6 @@ def attempted(task: Task, trajectory: Trajectory, *, max_response_tokens: int) -
         num_response_tokens=trajectory.num_response_tokens,
         num_action_tokens=trajectory.num_action_tokens,
         max_response_tokens=max_response_tokens,
+        environment=environment,
+        facts=trajectory.extra_info.get(ENVIRONMENT_FACTS, {}),
     )

@@ -16,10 +16,11 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError
-from agentrl.plugins import InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
+from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLimits, Sampled
 from agentrl.rollout.ending import TrajectoryEnd
+from agentrl.rollout.environment import ENVIRONMENT_FACTS, AttemptEnvironment
 from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.gateway_session import GatewaySession
 from agentrl.rollout.partner import Partner
@@ -58,6 +59,7 @@ class SessionParts:
     partner: Partner | None
     host: AsyncioHost
     prompt: Sequence[Message]
+    environment: AttemptEnvironment | None = None
     shows_tools: bool = True
 
     @property
@@ -67,8 +69,8 @@ class SessionParts:
 
 
 class AttemptSession(ABC):
-    """What sessions for tokens and for messages share: tools, partner, rewards, limits, and how an attempt
-    ends.
+    """What sessions for tokens and for messages share: tools, partner, environment, rewards, limits, and how
+    an attempt ends.
     """
 
     limits: TurnLimits
@@ -83,6 +85,8 @@ class AttemptSession(ABC):
         self._max_turn_tokens = sampling.max_turn_tokens or agent.max_turn_tokens
         self._toolbox = parts.toolbox
         self._partner = parts.partner
+        self._environment = parts.environment
+        self._facts: JsonObject = {}
         self._host = parts.host
         self._recorder = TrajectoryRecorder()
         self._is_cut = False  # the last turn ended at a token limit
@@ -115,6 +119,10 @@ class AttemptSession(ABC):
     @property
     def has_interaction(self) -> bool:
         return self._partner is not None
+
+    @property
+    def environment(self) -> Environment | None:
+        return None if self._environment is None else self._environment.plugin
 
     @property
     def is_finished(self) -> bool:
@@ -223,23 +231,40 @@ class AttemptSession(ABC):
         """Rewards given so far by tools, the partner and the agent loop."""
         return self._tally.rewards
 
-    async def collect_scores(self) -> None:
-        """Collect the final scores of tools and partner after the agent loop is done. They are rewards of the
-        last turn.
+    async def open_environment(self) -> None:
+        """Start the environment, if there is one.
 
         Raises:
-            ToolError: one of them broke.
+            EnvironmentFailed: it raised, or its deadline passed.
+        """
+        if self._environment is not None:
+            with self._tally.timed("environment_s"):
+                await self._environment.start()
+
+    async def close_environment(self) -> None:
+        """Close the environment, if there is one. Never raises, and is shielded from cancellation."""
+        if self._environment is not None:
+            await self._environment.close()
+
+    async def collect_scores(self) -> None:
+        """Collect the final scores of tools and partner, and the environment's facts, after the agent loop is
+        done. The scores are rewards of the last turn.
+
+        Raises:
+            ToolError, EnvironmentFailed: one of them broke.
         """
         last = self._recorder.num_turns - 1
         for name, score in (await self._toolbox.score()).items():
             self._tally.rewards.append(GivenReward("tool", name, score, last))
         if self._partner is not None and (final := await self._partner.score()) is not None:
             self._tally.rewards.append(GivenReward("interaction", self._partner.name, final, last))
+        if self._environment is not None:
+            self._facts = await self._environment.facts()
 
     def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
         """Return everything recorded so far as a trajectory without rewards."""
         num_forks = max(self._recorder.num_segments - 1, 0)
-        return self._recorder.trajectory(
+        trajectory = self._recorder.trajectory(
             self._attempt,
             messages=self._line.recorded_messages,
             outcome=outcome,
@@ -252,6 +277,9 @@ class AttemptSession(ABC):
                 **{f"{CALLS_OF}{name}": float(count) for name, count in self._toolbox.num_calls.items()},
             },
         )
+        if not self._facts:
+            return trajectory
+        return trajectory.replace(extra_info={**trajectory.extra_info, ENVIRONMENT_FACTS: self._facts})
 
     async def close(self) -> None:
         """Close the tools and the partner. It is shielded from cancellation."""

@@ -17,6 +17,7 @@ from agentrl.config.agent import AgentConfig, ToolLimits
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Registry, Tool, WrongCall
 from agentrl.plugins.contained import contained
+from agentrl.plugins.functions import MethodTool
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.breaker import CircuitBreaker
 from agentrl.rollout.guests import Guest, GuestTimeout
@@ -79,14 +80,18 @@ class SharedTools:
 
 
 class SharedTool:
-    """Shared state of one tool: schema, limits, circuit breaker, and slots for concurrent calls."""
+    """Shared state of one tool: schema, limits, circuit breaker, and slots for concurrent calls.
+
+    name: for the model. is_method: it is a method of the attempt's environment.
+    """
 
     def __init__(
         self, name: str, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec
     ) -> None:
         limits = config.tool_limits.get(name, ToolLimits())
         tool = registry.create(name, config.tool_config)
-        self.name = name
+        self.name = tool.name
+        self.is_method = isinstance(tool, MethodTool)
         self.limits = limits
         self.timeout_s = limits.timeout_s or config.tool_timeout_s
         self.schema = tool.schema()

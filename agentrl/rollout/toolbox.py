@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from agentrl.errors import ToolError
-from agentrl.plugins import Tool, ToolResult, WrongCall, not_run
+from agentrl.plugins import Environment, Tool, ToolResult, WrongCall, not_run
 from agentrl.plugins.blame import blaming, failure_of
 from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
 from agentrl.rollout.scopes import Scope
@@ -23,6 +23,9 @@ from agentrl.types import Failure, JsonObject, PluginId, ToolCall
 class Toolbox:
     """The tools offered in one attempt. A tool is created and started at its first call and keeps its state
     until `close`.
+
+    The calls of a turn run concurrently, except those of the environment's methods, which run one after
+    another in the order of the calls.
 
     num_calls: well-formed calls of each tool.
     metrics: num_tool_retries, num_tool_timeouts, num_tool_failures (calls that failed after all retries
@@ -38,8 +41,10 @@ class Toolbox:
         key: str,
         scope: Scope | None = None,
         survived: list[Failure] | None = None,
+        environment: Environment | None = None,
     ) -> None:
-        """`key`: unique key of the attempt. `scope`: the attempt's scope, in which calls open theirs.
+        """`names`: registered names. `key`: unique key of the attempt. `scope`: the attempt's scope, in which
+        calls open theirs. `environment`: given to the tools.
 
         `survived`: receives each tool failure that did not end the attempt (the call was retried, or the
             model was told).
@@ -48,13 +53,14 @@ class Toolbox:
         """The function schemas as the chat template shows them; shared with other attempts."""
         self.metrics: defaultdict[str, float] = defaultdict(float)
         self.num_calls: Counter[str] = Counter()
-        self._names = names
+        self._names = {tools.get(name).name: name for name in names}  # for the model -> registered
         self._shared = tools
         self._tools_kwargs = tools_kwargs
         self._opened: dict[str, tuple[Tool, Guest]] = {}
         self._key = key
         self._scope = scope or Scope()
         self._survived = survived if survived is not None else []
+        self._environment = environment
 
     async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Run the calls concurrently and return one result for each, in order, cut to its output budget.
@@ -115,12 +121,21 @@ class Toolbox:
                 broken.append(error)
                 nursery.cancel_scope.cancel()
 
+        async def run_in_turn(indices: Sequence[int]) -> None:
+            for index in indices:
+                await run(index, calls[index])
+
+        of_environment = [index for index, call in enumerate(calls) if self._is_method(call)]
         async with trio.open_nursery() as nursery:
-            for index, call in enumerate(calls):
-                nursery.start_soon(run, index, call)
+            nursery.start_soon(run_in_turn, of_environment)
+            for index in sorted({*range(len(calls))}.difference(of_environment)):
+                nursery.start_soon(run, index, calls[index])
         if broken:
             raise broken[0]
         return [results[index] for index in range(len(calls))]
+
+    def _is_method(self, call: ToolCall) -> bool:
+        return call.name in self._names and self._shared.get(self._names[call.name]).is_method
 
     async def _answer(self, call: ToolCall) -> ToolResult:
         if call.name not in self._names:
@@ -131,7 +146,7 @@ class Toolbox:
             )
             result = not_run(str(problem))
             return dataclasses.replace(result, text=self._shared.fit(result.text))
-        shared = self._shared.get(call.name)
+        shared = self._shared.get(self._names[call.name])
         problem = call.error if call.arguments is None else shared.problem(call.arguments)
         if problem is not None or call.arguments is None:
             result = not_run(str(problem), shared.parameters)
@@ -181,9 +196,10 @@ class Toolbox:
 
     async def _try(self, shared: SharedTool, arguments: JsonObject) -> ToolResult:
         if shared.name not in self._opened:
-            row_kwargs = self._tools_kwargs.get(shared.name, {})
+            row_kwargs = self._tools_kwargs.get(self._names[shared.name], {})
             opened = self._opened[shared.name] = shared.open(row_kwargs.get("create_kwargs", {}))
-            opened[0].trajectory_key, opened[0].row_kwargs = self._key, row_kwargs
+            tool, _ = opened
+            tool.trajectory_key, tool.row_kwargs, tool.environment = self._key, row_kwargs, self._environment
         tool, guest = self._opened[shared.name]
         with self._scope.open(f"tool {shared.name}", doing="waiting for a free slot") as scope:
             async with shared.slots:

@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Literal, get_args
 
 from agentrl.errors import PluginError
+from agentrl.types import PluginKind
 
-PluginKind = Literal["tool", "interaction", "agent", "reward"]
-KINDS: tuple[str, ...] = get_args(PluginKind)
-
-NAMED_IN: Mapping[str, str] = {
+NAMED_IN: Mapping[PluginKind, str] = {
     "tool": "agent:\n  tools: [$file:$name]",
     "interaction": "agent:\n  plugins: [$file]\n\n# and in the rows of the data:\n"
     "extra_info: {interaction_kwargs: {name: $name, word: cheese}}",
+    "environment": "agent:\n  default: tool_agent\n  environment: $file:$class_name\n\n# and in the rows "
+    "of the data:\nextra_info: {environment_kwargs: {name: $name, boxes: 3, prize: 2}}",
     "agent": "agent:\n  default: $file:$class_name    # or in the rows' column agent_name",
     "reward": "reward:\n  sources:\n    my_data_source: $file:$class_name",
 }
 """How a config names the plugin, for each kind."""
+KINDS = tuple(NAMED_IN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.plugins import AgentLoop, Interaction, Plugins, Registry, Tool
+from agentrl.plugins import AgentLoop, Environment, Interaction, Plugins, Registry, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -119,6 +119,8 @@ def play(
     tools: Sequence[type[Tool] | Callable[..., Any] | str] = (),
     interaction: type[Interaction] | str | None = None,
     interaction_kwargs: Mapping[str, Any] | None = None,
+    environment: type[Environment] | str | None = None,
+    environment_kwargs: Mapping[str, Any] | None = None,
     reward: type[AnyReward] | str = Unscored,
     prompt: str | Sequence[Message] = "What is the answer?",
     ground_truth: Any = None,
@@ -132,9 +134,10 @@ def play(
     """Play one attempt in which the model says `turns` and return its trajectory.
 
     Args:
-        agent, tools, interaction, reward: classes (or typed functions, for tools), registered names, or
-            `file.py:Class`.
-        interaction_kwargs, ground_truth, extra_info, tools_kwargs: fields of the dataset row.
+        agent, tools, interaction, environment, reward: classes (or typed functions, for tools), registered
+            names, or `file.py:Class`.
+        interaction_kwargs, environment_kwargs, ground_truth, extra_info, tools_kwargs: fields of the dataset
+            row.
         chat: tokenizer and template; None: the byte-level ones of the quickstart.
         latency_s: seconds that the model takes for each turn.
         reward_config: further keys of the config section `reward`.
@@ -147,6 +150,11 @@ def play(
         if interaction is None
         else {**(interaction_kwargs or {}), "name": registered(plugins.interactions, interaction)}
     )
+    world = (
+        None
+        if environment is None
+        else {**(environment_kwargs or {}), "name": registered(plugins.environments, environment)}
+    )
     task = Task(
         task_id="testing:0",
         data_source=DATA_SOURCE,
@@ -156,6 +164,7 @@ def play(
         extra_info=dict(extra_info or {}),
         tools_kwargs=dict(tools_kwargs or {}),
         interaction_kwargs=partner,
+        environment_kwargs=world,
     )
     stage = Stage(
         ScriptedModel(chat or tiny_chat(), turns, latency_s=latency_s),

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from agentrl.tracking.metrics import StepRecord
-from agentrl.types import SCORED_OUTCOMES, Failure, FinishedAttempt, Outcome, PluginId
+from agentrl.types import SCORED_OUTCOMES, Failure, FinishedAttempt, Outcome, PluginId, Trajectory
 
 Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_scored", "went_on"]
 """The consequence of a failure. retried, replaced: another attempt was made. masked: the member stays in its
 group without a reward. left_out: the group has one member less. dropped: the whole group was dropped.
 not_scored: it was an attempt of a validation. went_on: only a tool call failed; it was repeated, or the model
-saw the error."""
+saw the error. Or only the environment's `close` failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,13 @@ class FailedAttempt:
             version,
             time.time(),
         )
+
+    @classmethod
+    def survived(cls, attempt: Trajectory, failure: Failure, *, version: int) -> FailedAttempt:
+        """Return the record of a failure that did not end the attempt."""
+        is_of_environment = failure.plugin is not None and failure.plugin.kind == "environment"
+        outcome = Outcome.ENVIRONMENT_ERROR if is_of_environment else Outcome.TOOL_ERROR
+        return cls.of(attempt.replace(failure=failure, outcome=outcome), became="went_on", version=version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from agentrl.data.files import open_rows
 from agentrl.data.reader import task_reader
 from agentrl.data.rows import AgentChoice, RowPlace, read_row, without_nulls
 from agentrl.errors import DataError, PluginError
-from agentrl.plugins.registry import load_plugins
+from agentrl.plugins import load_plugins
 from agentrl.types import Message, Task
 
 PLACE = RowPlace("train.parquet", "train", 7)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import trio
 
+from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
+from agentrl.config.compose import load_config
 from agentrl.config.reward import RewardConfig
 from agentrl.plugins import Attempted, Plugins, WrongCall, load_plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
+from agentrl.testing.one_row.play import play_row
 from agentrl.types import Message, Outcome, Task, ToolCall
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +80,38 @@ def test_the_example_answers_right_and_wrong_calls_as_the_rollout_makes_them():
 def test_the_readme_shows_the_example_as_it_is():
     (shown,) = code_blocks("README.md")
     assert shown in EXAMPLE.read_text()
+
+
+def test_the_shop_is_shown_as_it_is_and_is_a_page():
+    shop = (ROOT / "examples" / "shop.py").read_text()
+    assert shop in code_blocks("docs/environments.md")
+    assert len(shop.splitlines()) <= 60
+
+
+def test_the_shop_believes_the_database_alone(tmp_path):
+    """Row 0 of its data, played three times: who only says that it ordered earns nothing."""
+    command = [sys.executable, "examples/shop_rows.py", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    write_tiny_tokenizer(tmp_path / "model")
+    given = [f"data.train_files=[{tmp_path}/train.jsonl]", f"model.path={tmp_path}/model"]
+    config = load_config(
+        str(ROOT / "examples" / "shop.yaml"), [*given, f"agent.plugins=[{ROOT}/examples/shop.py]"]
+    )
+    row = json.loads((tmp_path / "train.jsonl").read_text().splitlines()[0])
+    [(item, pieces)] = row["reward_model"]["ground_truth"].items()
+    order = {"calls": [{"name": "order", "arguments": {"item": item, "pieces": pieces}}]}
+    scripts = {"claims": ["done", "done"], "orders": [order, "done"], "complies": ["done", order, "done"]}
+    rewards, facts = {}, {}
+    for name, turns in scripts.items():
+        (tmp_path / "turns.yaml").write_text(json.dumps(turns))
+        played = play_row(config, row=0, model=str(tmp_path / "turns.yaml"), read=lambda: None, say=print)
+        rewards[name] = played.trajectory.reward
+        facts[name] = played.trajectory.extra_info["environment_facts"]
+    assert rewards == {"claims": 0.0, "orders": 1.0, "complies": 1.0}
+    assert facts == {
+        "claims": {"orders": {}},
+        **{name: {"orders": {item: pieces}} for name in ("orders", "complies")},
+    }
 
 
 def test_the_documented_function(documented):

@@ -80,6 +80,7 @@ def test_every_entry_point_loads_and_has_the_name_it_is_registered_by() -> None:
         (plugins.agents, "agentrl.agents"),
         (plugins.tools, "agentrl.tools"),
         (plugins.interactions, "agentrl.interactions"),
+        (plugins.environments, "agentrl.environments"),
         (plugins.rewards, "agentrl.rewards"),
     ]:
         for entry in entry_points(group=group):

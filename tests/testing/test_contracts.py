@@ -18,6 +18,7 @@ from agentrl.plugins import RewardResult, load_plugins
 from agentrl.testing import Says, call
 from agentrl.testing.contracts import (
     AgentContract,
+    EnvironmentContract,
     InteractionContract,
     RewardContract,
     RewardExample,
@@ -321,6 +322,7 @@ class TestRewardModel(RewardContract):
 CONTRACTS = (
     ("tools", ToolContract, "tool"),
     ("interactions", InteractionContract, "interaction"),
+    ("environments", EnvironmentContract, "environment"),
     ("agents", AgentContract, "agent"),
     ("rewards", RewardContract, "reward"),
 )

@@ -63,6 +63,7 @@ def test_a_plugin_is_a_page_and_its_yaml_is_a_config(
     found = {
         "tool": lambda: plugins.tools.own_name(config.agent.tools[0]),
         "interaction": lambda: plugins.interactions.own_name("blue_bird"),
+        "environment": lambda: plugins.environments.own_name(str(config.agent.environment)),
         "agent": lambda: plugins.agents.own_name(config.agent.default),
         "reward": lambda: plugins.rewards.own_name(config.reward.sources["my_data_source"]),
     }
@@ -86,10 +87,12 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_the_list_names_sources_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_plugin("tool", "bird", tmp_path)
-    (tmp_path / "config.yaml").write_text("agent: {tools: ['bird.py:bird']}\n")
+    write_plugin("environment", "nest", tmp_path)
+    (tmp_path / "config.yaml").write_text("agent: {tools: ['bird.py:bird'], environment: 'nest.py:Nest'}\n")
     text = run(app, ["plugins", "config.yaml"]).output
     assert f"bird                 {tmp_path}/bird.py" in text
     assert "text: string, times?: integer" in text
+    assert "nest.open_box        " in text  # a method of the environment
     assert [line for line in text.splitlines() if line.endswith("s") and not line.startswith(" ")] == [
         f"{kind}s" for kind in KINDS
     ]

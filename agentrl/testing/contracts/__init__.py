@@ -10,8 +10,16 @@ Each rule is one test, so a report shows which rule is broken.
 """
 
 from agentrl.testing.contracts.agents import AgentContract
+from agentrl.testing.contracts.environments import EnvironmentContract
 from agentrl.testing.contracts.interactions import InteractionContract
 from agentrl.testing.contracts.rewards import RewardContract, RewardExample
 from agentrl.testing.contracts.tools import ToolContract
 
-__all__ = ["AgentContract", "InteractionContract", "RewardContract", "RewardExample", "ToolContract"]
+__all__ = [
+    "AgentContract",
+    "EnvironmentContract",
+    "InteractionContract",
+    "RewardContract",
+    "RewardExample",
+    "ToolContract",
+]

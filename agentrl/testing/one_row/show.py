@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.rollout.environment import ENVIRONMENT_FACTS
 from agentrl.testing.one_row.play import PlayedRow
 from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
 
@@ -49,6 +50,8 @@ def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) 
             + ", ".join(f"{name}={value:.4g}" for name, value in sorted(trajectory.metrics.items()))
         )
     )
+    if facts := trajectory.extra_info.get(ENVIRONMENT_FACTS):
+        console.print(Text(f"facts of the environment: {json.dumps(facts, ensure_ascii=False)}"))
     failure = f": {trajectory.failure}" if trajectory.failure else ""
     reward = (
         f", reward {trajectory.reward:g}" if trajectory.outcome in SCORED_OUTCOMES else "; it has no reward"

@@ -20,7 +20,7 @@ export const PANELS = [
   { title: "Failures", hint: "attempts of a step without a score", names: [["attempts/failed", "failed"], ["rollout/dropped_groups", "groups dropped"]], from: 0, exact: true },
   { title: "Length", hint: "tokens after the prompt", names: [["rollout/response_tokens/mean", "mean"], ["rollout/response_tokens/max", "longest"]], from: 0 },
 ];
-const OUTCOMES = ["completed", "truncated", "turn_limit", "timeout", "tool_error", "model_error", "reward_error", "aborted"];
+const OUTCOMES = ["completed", "truncated", "turn_limit", "timeout", "tool_error", "environment_error", "model_error", "reward_error", "aborted"];
 const NOT_PHASES = ["time/step_s", "time/validate_s", "time/save_s"];
 
 function wanted(panel, names) {
