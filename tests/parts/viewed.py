@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,26 @@ from agentrl.types import (
 from parts.trajectories import make_trajectory
 
 OUTCOMES = (Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.TURN_LIMIT, Outcome.REWARD_ERROR)
+FLEET = {
+    "time": 1.0,
+    "version": 3,
+    "servers": [
+        {
+            "name": "server_0",
+            "url": "http://127.0.0.1:30000",
+            "origin": "started",
+            "kind": "embedded",
+            "state": "ready",
+            "restarts": 0,
+            "message": "",
+            "outstanding_tokens": 512,
+        }
+    ],
+    "actors": [
+        {"name": "rollout-0-5f3a9c1e", "state": "playing", "restarts": 1, "in_flight": 7, "finished": 30}
+    ],
+}
+"""The file of servers and rollout actors, as a run writes it."""
 WORDS = ("seven", "Needle", "İstanbul", "a\x1b[31mred", "<script>", "\u202eevil", "plain")
 
 
@@ -101,6 +122,8 @@ def write_run(
         (folder / name).mkdir(exist_ok=True)
     (folder / ".lock").touch()
     (folder / "config.yaml").write_text("trainer: {steps: 9}\nbuffer: {max_staleness: 2}\n")
+    (folder / "control").mkdir(exist_ok=True)
+    (folder / "control" / "servers.json").write_text(json.dumps(FLEET))
     stored: list[Stored] = []
     records: list[StepRecord] = []
     for step in range(steps, 0, -1):

@@ -82,6 +82,8 @@ def test_a_run_is_shown_and_a_link_leads_to_each_place(tab, runs) -> None:
     assert seen.texts("h1") == ["first"]
     assert "Reward" in seen.texts(".card h2")
     assert seen.page.locator("svg[role=img]").count() >= 2
+    actor = seen.page.locator(".card:has(h2:has-text('Rollout actors')) tbody tr").all_inner_texts()
+    assert [cell.split() for cell in actor] == [["rollout-0-5f3a9c1e", "playing", "7", "30", "1"]]
     seen.page.locator("nav a", has_text="Attempts").click()
     seen.drawn("#/attempts")
     assert seen.texts("#count") == [f"1–{min(50, len(runs[1]))} of {len(runs[1])} attempts"]

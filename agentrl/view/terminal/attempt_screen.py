@@ -102,7 +102,7 @@ class AttemptScreen(Screen[LeftAttempt]):
             if own is not None:
                 tokens = show_tokens(own, self._shelf.texts(), start=start, count=MAX_TOKENS)
                 part = TokenPart(attempt, tokens)
-        except AgentRLError as error:
+        except (AgentRLError, OSError) as error:
             self.app.call_from_thread(self._complain, str(error))
             return
         self.app.call_from_thread(self._show, key, attempt, part)
@@ -113,7 +113,7 @@ class AttemptScreen(Screen[LeftAttempt]):
         worker = get_current_worker()
         try:
             key = self._listing.key_at(self._shelf.table, place, goes_on=lambda: not worker.is_cancelled)
-        except AgentRLError as error:
+        except (AgentRLError, OSError) as error:
             self.app.call_from_thread(self._complain, str(error))
             return
         if key is not None:

@@ -91,7 +91,7 @@ class ListScreen(Screen[None]):
 
     def _list(self, listing: Listing) -> None:
         """List other attempts, from the first."""
-        self._listing, self._rows = listing, []
+        self._listing, self._rows, self._total = listing, [], 0
         self._table.clear()
         self._search()
 
@@ -105,7 +105,7 @@ class ListScreen(Screen[None]):
                 self.app.call_from_thread(self._draw, listing, page)
                 if page.is_complete:
                     return
-        except AgentRLError as error:
+        except (AgentRLError, OSError) as error:
             self.app.call_from_thread(self._complain, str(error))
 
     def _draw(self, listing: Listing, page: Page) -> None:
