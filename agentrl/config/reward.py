@@ -28,6 +28,7 @@ REWARD_PRESETS: dict[str, str] = {
     "apps": "code",
     "codeforces": "code",
     "taco": "code",
+    "searchR1_*": "exact_match",
 }
 
 

@@ -64,6 +64,18 @@ class TestSearch(ToolContract):
         self.config = {"corpus": str(tmp_path / "documents.parquet")}
 
 
+class TestRetrieve(ToolContract):
+    tool = "retrieve"
+    valid_calls = ({"query": "purring cats"}, {"query": "zebra"})
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        documents = [{"document": {"contents": "Cats\nCats purr."}, "score": 1.0}]
+        with json_server(lambda body: {"result": [documents for _ in body["queries"]]}) as url:
+            self.config = {"url": f"{url}/retrieve"}
+            yield
+
+
 # ----------------------------------------------------------------------------------------------- interactions
 
 
@@ -281,6 +293,15 @@ class TestRemote(RewardContract):
         with json_server(lambda body: {"score": float("good" in body["solution_str"])}) as url:
             self.config = {"url": url, "max_retries": 0}
             yield
+
+
+class TestExactMatch(RewardContract):
+    reward = "exact_match"
+    examples = (
+        RewardExample("<answer>The Eiffel Tower!</answer>", 1.0, ["eiffel tower", "la tour Eiffel"]),
+        RewardExample("<answer>Big Ben</answer>", 0.0, {"target": "Eiffel Tower"}),
+        RewardExample("Eiffel Tower", 0.0, "Eiffel Tower"),
+    )
 
 
 class TestLLMJudge(RewardContract):
