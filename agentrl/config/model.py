@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import PathOrURL
@@ -21,6 +21,21 @@ class LoRAConfig(Section):
         (), description="Names of the linear layers that get an adapter; (): all except the output head."
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the adapter, only in updates.")
+    path: PathOrURL = Field(
+        "",
+        description="Folder (adapter_config.json and adapter_model.safetensors, as peft and `agentrl export "
+        "--adapter` write them), hub id or URL of an adapter to continue; its rank, alpha and target_modules "
+        "must be those here. Empty: a new adapter, which adds nothing at first.",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_rank(self) -> LoRAConfig:
+        if self.path and self.rank == 0:
+            raise ValueError(
+                f"path={self.path!r} continues an adapter, but rank=0 trains all weights; set rank, alpha "
+                "and target_modules to those in its adapter_config.json"
+            )
+        return self
 
 
 class ModelConfig(Section):
@@ -46,6 +61,9 @@ class ModelConfig(Section):
         "deepseek_v3",
         "gpt_oss",
         "pythonic",
+        "glm",
+        "gemma4",
+        "kimi_k2",
     ] = Field(
         "auto",
         description="Format in which the model writes tool calls; auto: derived from the chat template; "

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentrl.config.model import ModelConfig
 from agentrl.config.storage_urls import is_url
+from agentrl.data.adapter_source import resolve_adapter
 from agentrl.data.fetched import fetched_folder
 from agentrl.data.hub import HubError, download
 from agentrl.errors import ConfigError, concerning
@@ -25,7 +26,7 @@ _OTHER_COPIES = ("original/*", "consolidated*")
 
 
 def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConfig:
-    """Return the config with hub ids replaced by local folders, for the model and its tokenizer.
+    """Return the config with hub ids replaced by local folders, for model, tokenizer and stored adapter.
 
     Args:
         with_weights: False downloads no weights, only config and tokenizer files; and nothing of the model
@@ -34,7 +35,7 @@ def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConf
 
     Raises:
         ConfigError: there is no such folder or model, or the hub cannot be reached and the model is not in
-            the cache.
+            the cache; or the config does not fit the stored adapter.
     """
     if not with_weights and model.tokenizer_path:
         return model.model_copy(update={"tokenizer_path": str(find_tokenizer(model.tokenizer_path))})
@@ -42,7 +43,8 @@ def resolve_model(model: ModelConfig, *, with_weights: bool = True) -> ModelConf
     tokenizer = model.tokenizer_path and (
         str(folder) if model.tokenizer_path == model.path else str(find_tokenizer(model.tokenizer_path))
     )
-    return model.model_copy(update={"path": str(folder.absolute()), "tokenizer_path": tokenizer})
+    found = {"path": str(folder.absolute()), "tokenizer_path": tokenizer}
+    return model.model_copy(update={**found, "lora": resolve_adapter(model.lora)})
 
 
 def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:

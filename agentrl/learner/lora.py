@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agentrl.config.model import LoRAConfig
+from agentrl.data.adapter_source import WEIGHTS_FILE
 from agentrl.errors import ConfigError
 from agentrl.learner.score_head import SCORE_HEAD
 from agentrl.learner.sharding import gather, own_part, put
@@ -110,6 +112,35 @@ def initialize_adapters(module: PreTrainedModel) -> None:
         own_part(up)[0].zero_()
 
 
+@torch.no_grad()
+def read_adapters(module: PreTrainedModel, folder: Path) -> None:
+    """Give allocated adapters the values of a stored one, `adapter_model.safetensors` in `folder`; each rank
+    keeps its own part.
+
+    Raises:
+        ConfigError: the file is damaged, or its layers or their sizes are others than the model's.
+    """
+    tensors, file = adapter_tensors(low_ranks(module)), folder / WEIGHTS_FILE
+    try:
+        with safe_open(file, framework="pt") as stored:
+            names = set(stored.keys())
+            for name in sorted(tensors.keys() ^ names):
+                what = "lacks" if name in tensors else "has the further tensor"
+                raise ConfigError(
+                    f"model.lora.path: {file} {what} {name!r}; use the model that the adapter was trained on"
+                )
+            for name, tensor in tensors.items():
+                shape = tuple(stored.get_slice(name).get_shape())
+                if shape != tuple(tensor.shape):
+                    raise ConfigError(
+                        f"model.lora.path: {file} has {name!r} of shape {list(shape)}, and this model needs "
+                        f"{list(tensor.shape)}; use the model that the adapter was trained on"
+                    )
+                put(tensor, stored.get_tensor(name))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"model.lora.path: {file} cannot be read: {error}") from error
+
+
 def cut_parts(layer: Any, *, is_colwise: bool) -> tuple[list[nn.Module], nn.Module | None]:
     """Return the linear layers to shard if the matrix of `layer` is, and the factor of its adapter that stays
     whole.
@@ -175,7 +206,7 @@ def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, 
     described.inference_mode = True
     described.target_modules = sorted({name.rsplit(".", 3)[1] for name in tensors})
     described.save_pretrained(str(folder))
-    file = folder / "adapter_model.safetensors"
+    file = folder / WEIGHTS_FILE
     save_file(
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
         str(file),

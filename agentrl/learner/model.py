@@ -46,6 +46,7 @@ from agentrl.learner.lora import (
     initialize_adapters,
     low_ranks,
     published_name,
+    read_adapters,
     switched_off,
 )
 from agentrl.learner.ranks import RankPlace
@@ -203,7 +204,8 @@ def build_policy(
 ) -> Policy:
     """Build the model on every rank, shard it, and read the rank's part of its weights.
 
-    A new model is equal on all ranks because of the current seed, a loaded one because of its files. Weights
+    A new model is equal on all ranks because of the current seed, a loaded one because of its files. So is an
+    adapter: new, or read from `model.lora.path`. Weights
     that are never updated (`has_backward` False, or below adapters) are kept in `model.dtype`. With
     `score_head` the forward returns one score per segment (`reward_model.score_segments`) instead of
     log-probabilities.
@@ -255,6 +257,8 @@ def build_policy(
     )
     found.fill(sharding.home_of_weights(learner, place.device))
     initialize_adapters(module)
+    if model.lora.path:
+        read_adapters(module, Path(model.lora.path))
     policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)
     return replace(policy, sequence_group=place.sequence_group, routing=routing)
 

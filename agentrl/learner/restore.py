@@ -42,11 +42,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     """
     path = folder / MODEL
     try:
-        return ModelConfig.model_validate_json(path.read_text(encoding="utf-8"))
+        model = ModelConfig.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not UTF-8, not JSON, or wrong fields
         raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
+    # The adapter's values are in the checkpoint: the one that training continued is not needed any more.
+    return model.model_copy(update={"lora": model.lora.model_copy(update={"path": ""})})
 
 
 def read_policy(model: ModelConfig, folder: Path) -> Policy:

@@ -140,8 +140,8 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.rollout": "see the sections rollout, agent and eval; further arguments of SGLang go "
     "to rollout.sglang.args",
     "actor_rollout_ref.model.lora": "see the section model.lora",
-    "actor_rollout_ref.model.lora_adapter_path": "an adapter begins at zero; merge an existing one into "
-    "model.path",
+    "actor_rollout_ref.model.lora_adapter_path": "set model.lora.path, with rank, alpha and target_modules "
+    "of the adapter",
     "actor_rollout_ref.model.exclude_modules": "only the layers named by "
     "model.lora.target_modules get adapters",
     "actor_rollout_ref.model.use_remove_padding": "sequences are always packed without padding",

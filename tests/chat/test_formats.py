@@ -94,6 +94,19 @@ WRITTEN = {
         '<|start|>assistant to=functions.get_time<|channel|>commentary json<|message|>{"zone": {"name": "CET"}}'  # noqa: E501
     ),
     "pythonic": 'First the weather.\n[get_weather(city=\'Zürich\'), get_time(zone={"name": "CET"})]',
+    "glm": (
+        "\nFirst the weather.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>\n"  # noqa: E501
+        '<tool_call>get_time<arg_key>zone</arg_key><arg_value>{"name": "CET"}</arg_value></tool_call>'
+    ),
+    "gemma4": (
+        'First the weather.<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>}<tool_call|>'
+        '<|tool_call>call:get_time{zone:{name:<|"|>CET<|"|>}}<tool_call|>'
+    ),
+    "kimi_k2": (
+        "First the weather.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"  # noqa: E501
+        '{"city": "Zürich"}<|tool_call_end|><|tool_call_begin|>functions.get_time:1<|tool_call_argument_begin|>'  # noqa: E501
+        '{"zone": {"name": "CET"}}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
 }
 
 
@@ -166,6 +179,18 @@ FURTHER: list[tuple[str, str, list[Read], str]] = [
      [("f", {"a": [1, -2], "b": True, "c": "it's!", "d": "x\ny", "e": 1000, "g": "\\d"}, None)], ""),
     ("pythonic", "<|python_tag|>[f(a='\\x41\\u00e9\\n')]", [("f", {"a": "Aé\n"}, None)], ""),
     ("pythonic", "See [f(a=1)] there", [], "See [f(a=1)] there"),
+    ("glm", "a<tool_call>f</tool_call>b", [("f", {}, None)], "ab"),
+    ("glm", "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value></arg_value>\n</arg_value>\n</tool_call>",
+     [("f", {"a": "</arg_value>\n"}, None)], ""),
+    ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>x\ny</arg_value></tool_call>",  # noqa: E501
+     [("f", {"a": 1, "b": "x\ny"}, None)], ""),
+    ("gemma4", "<|tool_call>call:f{}<tool_call|>.", [("f", {}, None)], "."),
+    ("gemma4", '<|tool_call> call:f{ a : -1.5e3 , b:[ true,null,{<|"|>c d<|"|>:<|"|>}]<|"|>}], g:[] } <tool_call|>',  # noqa: E501
+     [("f", {"a": -1500.0, "b": [True, None, {"c d": "}]"}], "g": []}, None)], ""),
+    ("gemma4", '<|tool_call>call:f{a:<|"|><tool_call|><|"|>}<tool_call|>', [("f", {"a": "<tool_call|>"}, None)], ""),  # noqa: E501
+    ("kimi_k2", '<|tool_call_begin|>f:3<|tool_call_argument_begin|>\n{"a": "<|tool_call_end|>"}\n<|tool_call_end|>',  # noqa: E501
+     [("f", {"a": "<|tool_call_end|>"}, None)], ""),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_calls_section_end|>So.", [], "So."),
 ]  # fmt: skip
 
 
@@ -195,6 +220,21 @@ def test_mistral_keeps_the_model_s_ids():
         .tool_calls
     ]
     assert ids == ["abcdefghi", "call00201"]
+
+
+def test_kimi_keeps_the_ids_that_its_template_shows_in_place_of_names():
+    text = "<|tool_call_begin|>%s<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    kimi = get_format("kimi_k2")
+    calls = kimi.parse(text % "functions.f:7" + text % "functions.f:7", turn=2, is_truncated=False).tool_calls
+    assert [call.id for call in calls] == ["functions.f:7", "call00201"]
+    assert kimi.write(Message("assistant", "", calls)).count("functions.f:7") == 1
+    assert "functions.f:1" in kimi.write(Message("assistant", "", calls)), "another id is written anew"
+
+
+def test_gemma_s_thoughts_are_channels():
+    assert read("gemma4", "<|channel>thought\nSum.\n<channel|>Four.") == ("Four.", [], "Sum.")
+    assert read("gemma4", "<|channel>thoughtful<channel|>Four.") == ("Four.", [], "ful")
+    assert read("gemma4", "<|channel>thought", is_truncated=True) == ("", [], "")
 
 
 def test_several_thoughts_and_magistral_s_marks():
@@ -231,6 +271,24 @@ BROKEN = [
     ("pythonic", "[f('x')]", "f", "arguments must be written as name=value"),
     ("pythonic", "[f(a=1]", "f", "expected )"),
     ("pythonic", "<|tool_call_start|>[f(a=" + "[" * 100 + "<|tool_call_end|>", "f", "nested too deeply"),
+    ("glm", "<tool_call>\n<arg_key>a</arg_key></tool_call>", "", "must be followed by the name"),
+    ("glm", "<tool_call>f\n<a>1</a></tool_call>", "f", "expected <arg_key>name</arg_key>"),
+    ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call><tool_call>g", "f", "'a' is not closed"),
+    ("gemma4", "<|tool_call>f(1)<tool_call|>", "", "must be written as call:name{...}"),
+    ("gemma4", "<|tool_call>call:f{a:word}<tool_call|>", "f", "a value must be a number, true"),
+    ("gemma4", "<|tool_call>call:f{a 1}<tool_call|>", "f", "expected : behind the key 'a'"),
+    ("gemma4", "<|tool_call>call:f{a:1 b:2}<tool_call|>", "f", "expected , or } behind the value of 'a'"),
+    ("gemma4", "<|tool_call>call:f{a:[1 2]}<tool_call|>", "f", "expected , or ] behind an item"),
+    ("gemma4", "<|tool_call>call:f{:1}<tool_call|>", "f", "expected a key or }"),
+    ("gemma4", "<|tool_call>call:f{} so<tool_call|>", "f", "text between"),
+    ("gemma4", "<|tool_call>call:f{a:" + "[" * 100 + "<tool_call|>", "f", "nested too deeply"),
+    ("gemma4", "<|tool_call>call:f{a:1e999}<tool_call|>", "f", "a number out of range"),
+    ("gemma4", "<|tool_call>call:f{a:" + "9" * 5000 + "}<tool_call|>", "f", "a number out of range"),
+    ("kimi_k2", "<|tool_call_begin|>3<|tool_call_argument_begin|>{}<|tool_call_end|>", "", "functions.name:number"),  # noqa: E501
+    ("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{a: 1}<|tool_call_end|>", "f",
+     "not valid JSON"),
+    ("kimi_k2", "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{} so<|tool_call_end|>", "f",
+     "text between"),
 ]  # fmt: skip
 
 
@@ -253,6 +311,9 @@ BEGUN = {
     "deepseek_v3": "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{",
     "gpt_oss": "<|channel|>commentary to=functions.f<|message|>{",
     "pythonic": "<|tool_call_start|>[f(",
+    "glm": "<tool_call>f\n<arg_key>a</arg_key>",
+    "gemma4": "<|tool_call>call:f{a:",
+    "kimi_k2": '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": ',
 }
 
 
@@ -307,6 +368,9 @@ def test_bare_values_get_the_type_of_the_schema(parameter, written, value):
     if written.startswith("\n"):  # one line break at each end belongs to the tags
         text = text.replace(f"\n{written}\n", written)
     assert read("qwen3_coder", text, tools=TYPED)[1] == [("f", {parameter: value}, None)]
+    text = f"<tool_call>f\n<arg_key>{parameter}</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    same = written if value == "\n x\n" else value  # here, all line breaks belong to the value
+    assert read("glm", text, tools=TYPED)[1] == [("f", {parameter: same}, None)]
 
 
 # ------------------------------------------------------------------------------------------------------- laws
@@ -357,7 +421,7 @@ def schemas_of(message: Message) -> list[dict[str, object]]:
 
 @given(message=messages, name=st.sampled_from(sorted(WRITTEN)))
 def test_what_is_written_is_read(message, name):
-    if name == "qwen3_coder":  # the first tool of a name decides the types
+    if name in ("qwen3_coder", "glm"):  # the first tool of a name decides the types
         unique = {call.name: call for call in reversed(message.tool_calls)}
         message = dataclasses.replace(message, tool_calls=tuple(unique.values()))
     written = get_format(name).write(message)
@@ -384,6 +448,12 @@ PIECES = {
     " to=functions.f", "analysis"],
     "pythonic": ["<|tool_call_start|>", "<|tool_call_end|>", "\n[f(", "a=", "'''", "'x'", "r'", "1_0", ".5",
     ")]", "\n[f(a=1)]", "a   ="],
+    "glm": ["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>a</arg_key>\n",  # noqa: E501
+    "<tool_call>f\n"],
+    "gemma4": ["<|tool_call>", "<tool_call|>", '<|"|>', "call:f{", "a:", "<|channel>thought\n", "<channel|>", "<|channel>",  # noqa: E501
+    '<|tool_call>call:f{a:<|"|>x<|"|>,b:[1]}<tool_call|>', "-1.5e3"],
+    "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",  # noqa: E501
+    "<|tool_call_argument_begin|>", "functions.f:0", "f:12"],
     "none": [],
 }  # fmt: skip
 COMMON = [
@@ -454,6 +524,12 @@ HOSTILE = [
     ("pythonic", '<|tool_call_start|>[f("', ""), ("pythonic", '<|tool_call_start|>[f("x', ""),
     ("pythonic", "\n[f(a=", ""), ("none", "<think></think>", ""),
     ("hermes", " ", "<tool_call>"),
+    ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>", ""), ("glm", "</arg_value>", "<tool_call>f<arg_key>a</arg_key><arg_value>"),  # noqa: E501
+    ("glm", "<arg_key>a</arg_key>", "<tool_call>f"), ("glm", "<tool_call>", ""), ("glm", " ", "<tool_call>f<arg_key>"),  # noqa: E501
+    ("gemma4", '<|tool_call>call:f{a:<|"|>', ""), ("gemma4", "<|tool_call>call:f{a:[", ""), ("gemma4", "<|channel>", ""),  # noqa: E501
+    ("gemma4", "1,", "<|tool_call>call:f{a:["), ("gemma4", "9", "<|tool_call>call:f{a:"),
+    ("kimi_k2", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{", ""), ("kimi_k2", "<|tool_calls_section_begin|>", ""),  # noqa: E501
+    ("kimi_k2", "a", "<|tool_call_begin|>"),
 ]  # fmt: skip
 
 
@@ -524,8 +600,10 @@ SIGNS = [
         "[func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
     ),
     ("none", "<|start_header_id|>{{ role }}<|end_header_id|>"),
-    ("none", "<tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>"),
-    ("none", "<|tool_call>call:{{ name }}{"),
+    ("glm", "<tool_call>{{ name }}\n<arg_key>{{ k }}</arg_key>\n<arg_value>"),
+    ("gemma4", "<|tool_call>call:{{ name }}{"),
+    ("kimi_k2", "<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>"),
+    ("none", "<tool_call><function={{ name }}>"),
     ("none", "<|im_start|>{{ message.role }}"),
 ]
 
@@ -537,6 +615,6 @@ def test_the_template_s_marks_tell_the_format(name, template):
 
 def test_unknown_formats_are_refused():
     with pytest.raises(
-        ConfigError, match=r"unknown tool format 'xml'; known: auto, deepseek_v3, gpt_oss, hermes, .*, none, "
+        ConfigError, match=r"unknown tool format 'xml'; known: auto, deepseek_v3, gemma4, glm, .*, none, "
     ):
         get_format("xml")

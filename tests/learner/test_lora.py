@@ -3,6 +3,7 @@ of ranks.
 """
 
 import json
+import shutil
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,22 +11,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
+from agentrl.config.explain import explain
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.config.schema import Config
+from agentrl.data.adapter_source import read_adapter
+from agentrl.data.model_source import resolve_model
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
+from agentrl.learner.restore import read_model_config
 from agentrl.learner.sharding import gather
 from agentrl.learner.step import count_update
 from agentrl.learner.supervised_loss import SupervisedObjective
 from agentrl.sglang.process_group import tensor_checksum
-from parts.learner import learner_spec, lone_learner, random_samples, reserved_port, tiny_sizes
+from parts.learner import (
+    learner_spec,
+    lone_learner,
+    random_samples,
+    reserved_port,
+    tiny_sizes,
+    write_tiny_model,
+)
 from parts.ranks import run_program, run_ranks
 
 VOCABULARY = 61
@@ -269,6 +284,167 @@ def test_only_the_named_layers_get_an_adapter():
         assert sorted(one._policy.adapters) == [
             f"model.layers.{i}.self_attn.{kind}_proj.weight" for i in (0, 1) for kind in "qv"
         ]
+
+
+# ------------------------------------------------------------------------------------------ a stored adapter
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A random model with an adapter that peft made and saved, and the log-probabilities of both."""
+    folder = tmp_path_factory.mktemp("stored")
+    write_tiny_model(folder / "base", VOCABULARY)
+    torch.manual_seed(1)
+    base = AutoModelForCausalLM.from_pretrained(folder / "base")
+    model = get_peft_model(base, LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder / "adapter")
+    return (
+        folder,
+        plain_logprobs(model),
+        plain_logprobs(AutoModelForCausalLM.from_pretrained(folder / "base")),
+    )
+
+
+@torch.no_grad()
+def plain_logprobs(model):
+    [microbatch] = shard_of(0, 1, max_tokens=1000)
+    found = []
+    for row in np.split(microbatch.token_ids, np.cumsum(microbatch.segment_lengths)[:-1]):
+        found.append(model.eval()(torch.tensor(row)[None].long()).logits[0].log_softmax(-1))
+    logprobs = torch.cat(found)[torch.tensor(microbatch.predictor_positions)]
+    return logprobs.gather(1, torch.tensor(microbatch.targets)[:, None].long())[:, 0]
+
+
+def continued(folder, **changes):
+    lora = {
+        "rank": 3,
+        "alpha": 6.0,
+        "target_modules": ("q_proj", "down_proj"),
+        "path": str(folder / "adapter"),
+    }
+    return ModelConfig(path=str(folder / "base"), lora=LoRAConfig(**(lora | changes)))
+
+
+def test_a_stored_adapter_is_continued_beside_its_base(stored):
+    folder, expected, of_base = stored
+    model = resolve_model(continued(folder))
+    with lone_learner(learner_spec(model, algorithm=AlgorithmConfig(kl=KLConfig(coefficient=0.1)))) as one:
+        np.testing.assert_allclose(logprobs_of(one._policy), expected, atol=1e-4)
+        np.testing.assert_allclose(logprobs_of(one._reference), of_base, atol=1e-4)
+        assert (expected - of_base).abs().max() > 0.1
+        before = adapter(one)
+        train(one, updates=1)
+        assert all(not torch.equal(tensor, before[name]) for name, tensor in adapter(one).items())
+
+
+def test_what_is_published_and_exported_is_the_continued_adapter(stored, tmp_path):
+    folder, expected, _ = stored
+    with lone_learner(learner_spec(resolve_model(continued(folder)))) as one:
+        one.export_adapter(str(tmp_path / "alone"))
+        one.export(str(tmp_path / "merged"))
+        one.save(str(tmp_path / "state"))
+    alone, given = (
+        load_file(f / "adapter_model.safetensors") for f in (tmp_path / "alone", folder / "adapter")
+    )
+    assert alone.keys() == given.keys()
+    assert all(np.array_equal(alone[name], given[name]) for name in given)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", attn_implementation="eager")
+    np.testing.assert_allclose(plain_logprobs(merged), expected, atol=1e-4)
+    again = resolve_model(continued(folder, path=str(tmp_path / "alone")))
+    assert again.lora.rank == 3, "what is written can be continued"
+    assert read_model_config(tmp_path / "state").lora.path == "", "a checkpoint needs no other adapter"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rank": 4},
+            r"has rank 3, and model\.lora\.rank is 4; use model\.lora=\{path: .*, rank: 3, alpha: 6, tar",
+        ),
+        ({"alpha": 3.0}, r"has alpha 6, and model\.lora\.alpha is 3"),
+        ({"target_modules": ("q_proj",)}, r"\['down_proj', 'q_proj'\], and .* is \['q_proj'\]"),
+        ({"path": "no/such/folder"}, r"no such folder"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_adapter_is_refused_in_one_line(stored, changes, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolve_model(continued(stored[0], **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("use_dora", True, "has use_dora=True"),
+        ("use_rslora", True, "use_rslora"),
+        ("modules_to_save", ["lm_head"], r"modules_to_save=\['lm_head'\]"),
+        ("rank_pattern", {"q_proj": 8}, "rank_pattern"),
+        ("bias", "all", "bias='all'"),
+        ("peft_type", "IA3", "peft_type='IA3'"),
+        ("target_modules", ".*proj", "a pattern"),
+        ("r", "many", "does not describe a LoRA adapter: r:"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(stored, tmp_path, key, value, message):
+    copy = spoiled(stored[0], tmp_path)
+    file = copy / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(ConfigError, match=message):
+        read_adapter(copy)
+
+
+def spoiled(folder, tmp_path):
+    return Path(shutil.copytree(folder / "adapter", tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_folder_without_an_adapter_is_refused(stored, tmp_path, missing):
+    copy = spoiled(stored[0], tmp_path)
+    (copy / missing).unlink()
+    with pytest.raises(ConfigError, match=f"it has no {missing}"):
+        read_adapter(copy)
+
+
+@pytest.mark.parametrize("damage", ["lacks", "further", "shape", "cut"])
+def test_weights_of_another_model_are_refused_by_name(stored, tmp_path, damage):
+    folder, copy = stored[0], spoiled(stored[0], tmp_path)
+    file = copy / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[0]
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    else:
+        if damage == "further":
+            tensors[name.replace("layers.0", "layers.7")] = tensors[name]
+        elif damage == "shape":
+            tensors[name] = tensors[name][:, :-1].copy()
+        else:
+            del tensors[name]
+        save_file(tensors, file)
+    said = {
+        "lacks": f"lacks '{name}'",
+        "further": "has the further tensor",
+        "shape": "of shape",
+        "cut": "be read",
+    }
+    with pytest.raises(ConfigError, match=r"model\.lora\.path") as caught:
+        with lone_learner(learner_spec(resolve_model(continued(folder, path=str(copy))))):
+            pass
+    assert said[damage] in str(caught.value)
+
+
+def test_a_path_needs_the_rank_and_explain_names_it():
+    with pytest.raises(ValidationError, match="set rank, alpha"):
+        LoRAConfig(path="a")
+    config = Config.model_validate(
+        {"model": {"lora": {"path": "my/adapter", "rank": 3, "target_modules": ["q"]}}}
+    )
+    assert "continued from my/adapter; rank 3, alpha 32, on q" in explain(config)
+    assert "new, adds nothing at first" in explain(Config.model_validate({"model": {"lora": {"rank": 3}}}))
 
 
 # ------------------------------------------------------------------------------------------------------ ranks

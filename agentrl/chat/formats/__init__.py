@@ -6,8 +6,11 @@ import re
 from collections.abc import Mapping
 
 from agentrl.chat.formats.deepseek_v3 import DeepSeekV3
+from agentrl.chat.formats.gemma4 import Gemma4
+from agentrl.chat.formats.glm import Glm
 from agentrl.chat.formats.gpt_oss import GptOss
 from agentrl.chat.formats.hermes import Hermes
+from agentrl.chat.formats.kimi_k2 import KimiK2
 from agentrl.chat.formats.llama3_json import Llama3Json
 from agentrl.chat.formats.mistral import Mistral
 from agentrl.chat.formats.plain import Plain
@@ -29,12 +32,15 @@ FORMATS: Mapping[str, ToolFormat] = {
         DeepSeekV3(),
         GptOss(),
         Pythonic(),
+        Glm(),
+        Gemma4(),
+        KimiK2(),
         Plain(),
     )
 }
 
 # Text that only the templates of one family contain; the first match decides. Several families write
-# `<tool_call>`, so it comes last. With <arg_key> inside it is GLM's format, which has no parser.
+# `<tool_call>`, so it comes last.
 _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("deepseek_v3", re.compile("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>")),
     ("gpt_oss", re.compile(r"<\|channel\|>(?:.|\n)*<\|call\|>")),
@@ -42,7 +48,10 @@ _SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("pythonic", re.compile(r"<\|tool_call_start\|>|<\|tool_list_start\|>|\[func_name1\(params_name1=")),
     ("llama3_json", re.compile(r"<\|start_header_id\|>(?:.|\n)*\"parameters\": |<\|python_tag\|>")),
     ("qwen3_coder", re.compile(r"<function=(?:.|\n)*<parameter=")),
-    (NO_FORMAT, re.compile("<arg_key>|<function=")),
+    ("glm", re.compile("<arg_key>")),
+    ("gemma4", re.compile(r"<\|tool_call>call:")),
+    ("kimi_k2", re.compile(r"<\|tool_call_argument_begin\|>")),
+    (NO_FORMAT, re.compile("<function=")),
     ("hermes", re.compile("<tool_call>")),
 )
 
