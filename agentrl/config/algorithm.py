@@ -1,4 +1,4 @@
-"""Config of the algorithm: advantages, policy losses, and the KL to a reference."""
+"""Config of the algorithm: advantages, policy losses, the KL to a reference, and a teacher."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.correction import CorrectionConfig
+from agentrl.config.distillation import DistillationConfig
 from agentrl.config.section import Section
 
 
@@ -245,6 +246,7 @@ class AlgorithmConfig(Section):
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     correction: CorrectionConfig = CorrectionConfig()
     kl: KLConfig = KLConfig()
+    distillation: DistillationConfig = DistillationConfig()
     reinforce: ReinforceConfig = ReinforceConfig()
     sapo: SAPOConfig = SAPOConfig()
     clip_cov: ClipCovConfig = ClipCovConfig()

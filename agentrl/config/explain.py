@@ -11,6 +11,7 @@ from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_memory import memory_lines
 from agentrl.config.explain_publish import publish_line
 from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import LoRAConfig
 from agentrl.config.model_kind import find_obstacles
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.schema import Config
@@ -184,6 +185,8 @@ def _asynchrony_lines(config: Config, numbers: RunSize) -> Lines:
 
 def _advantage(config: Config) -> str:
     algorithm, size = config.algorithm, config.rollout.group_size
+    if algorithm.distillation.replaces_rewards:
+        return "the teacher's alone; rewards are only reported"
     whitened = ", whitened over the batch" if algorithm.whiten else ""
     if algorithm.advantage in CRITIC_ADVANTAGES:
         step = "turns" if algorithm.advantage == "gae_turn" else "action tokens"
@@ -204,7 +207,7 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
     trainer, groups = config.trainer, config.buffer.groups_per_step
     if config.data.max_train_rows is not None and num_train_rows is not None:
         num_train_rows = min(num_train_rows, config.data.max_train_rows)
-    lines: Lines = []
+    lines = _adapter_lines(config.model.lora)
     if num_train_rows is not None:
         lines.append(
             ("one epoch", f"{num_train_rows / groups:,.1f} steps = {num_train_rows:,} rows / {groups:,}")
@@ -234,6 +237,14 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
     )
     lines.append(("validation", _validation(config)))
     return lines
+
+
+def _adapter_lines(lora: LoRAConfig) -> Lines:
+    if lora.rank == 0:
+        return []
+    layers = ", ".join(lora.target_modules) or "all linear layers but the head"
+    start = f"continued from {lora.path}" if lora.path else "new, adds nothing at first"
+    return [("adapter", f"{start}; rank {lora.rank}, alpha {lora.alpha:g}, on {layers}")]
 
 
 def _validation(config: Config) -> str:

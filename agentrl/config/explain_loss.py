@@ -48,6 +48,7 @@ def loss_lines(config: Config) -> Lines:
         *(("rejected" if number == 0 else "", text) for number, text in enumerate(rejected)),
         ("aggregation", algorithm.aggregation + _constant_length(config) + counted),
         ("KL", _kl(algorithm)),
+        *_teacher(config),
         ("entropy bonus", f"{algorithm.entropy_coefficient:g}" if algorithm.entropy_coefficient else "none"),
     ]
     if config.buffer.drop_constant_groups:
@@ -132,6 +133,13 @@ def loss_warnings(config: Config) -> Iterator[str]:
             f"critic.warmup_steps={config.critic.warmup_steps} is the whole run of {config.trainer.steps} "
             "steps: the policy never learns"
         )
+    if algorithm.distillation.replaces_rewards and config.buffer.drop_constant_groups:
+        yield (
+            "buffer.drop_constant_groups drops groups because of rewards that "
+            "algorithm.distillation.with_rewards=false learns nothing from"
+        )
+    if not algorithm.distillation.is_used and algorithm.distillation != DEFAULTS.distillation:
+        yield "the keys of algorithm.distillation have no effect without algorithm.distillation.teacher"
     if algorithm.kl.off_policy_ratio and algorithm.kl.place == "reward":
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.place=reward"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
@@ -251,3 +259,16 @@ def _kl(algorithm: AlgorithmConfig) -> str:
         )
     ratio = " x policy / proximal" if algorithm.kl.off_policy_ratio else ""
     return f"{algorithm.kl.coefficient:g} x {algorithm.kl.estimator}{ratio} to the reference"
+
+
+def _teacher(config: Config) -> Iterator[tuple[str, str]]:
+    own = config.algorithm.distillation
+    if not own.is_used:
+        return
+    reach = "of the token" if own.gamma == 0 else f"of the token and, times {own.gamma:g} each, of later ones"
+    added = "added to the advantage" if own.with_rewards else "in place of the advantage of the rewards"
+    forwards = (
+        "a forward of it" if config.policy_mode == "bypass" else "a forward of it and one of the policy"
+    )
+    yield "teacher", f"{own.teacher}: {forwards} before credit"
+    yield "", f"-{own.coefficient:g} x log(policy / teacher) {reach}, {added}"

@@ -111,6 +111,7 @@ def rank_memory(config: Config, role: Role) -> RankMemory | None:
         tokens = max(own.microbatch_tokens, own.max_tokens or 0)
         return frozen_memory(size, own.model, own.as_learner, tokens=tokens, is_gpu=is_gpu)
     longest = config.data.max_prompt_tokens + config.agent.max_response_tokens
+    teacher = config.teacher_model if role == "actor" else None
     return trained_memory(
         size,
         config.model if role == "actor" else config.critic_model,
@@ -119,6 +120,7 @@ def rank_memory(config: Config, role: Role) -> RankMemory | None:
         is_gpu=is_gpu,
         has_reference=role == "actor" and config.algorithm.kl.coefficient > 0,
         has_logits=role == "actor",
+        teacher=None if teacher is None else ModelSize.read(teacher.path),
     )
 
 

@@ -87,6 +87,7 @@ def trained_memory(
     is_gpu: bool,
     has_reference: bool = False,
     has_logits: bool = True,
+    teacher: ModelSize | None = None,
 ) -> RankMemory:
     """Return the memory of a rank that updates a model.
 
@@ -94,6 +95,7 @@ def trained_memory(
         tokens: packed tokens of a microbatch, of all ranks that share it.
         has_reference: a frozen copy of the model scores too. With an adapter it is the model itself.
         has_logits: False for a head of one column.
+        teacher: of another frozen model that scores; None: there is none.
     """
     width = _width(model)
     shard = _shard_parameters(size, learner)
@@ -107,11 +109,15 @@ def trained_memory(
     frozen = width * shard * (bool(model.lora.rank) + (has_reference and not model.lora.rank))
     if frozen:
         state["frozen weights"] = frozen
+    if teacher is not None:
+        state["the teacher's weights"] = width * _shard_parameters(teacher, learner)
     moments = [
         _turn(size, model, learner, tokens=tokens, is_gpu=is_gpu, has_logits=has_logits),
         _end_of_backward(size, model, learner, is_gpu=is_gpu),
         _step(state, learner, is_gpu=is_gpu),
     ]
+    if teacher is not None:
+        moments.append(dict(frozen_memory(teacher, model, learner, tokens=tokens, is_gpu=is_gpu).working))
     host: dict[str, float] = {}
     if is_gpu and learner.offload == "parameters":
         state, host = {}, state

@@ -20,7 +20,7 @@ from agentrl.config.critic import CriticConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
-from agentrl.config.model import ModelConfig
+from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
@@ -138,6 +138,15 @@ class Config(Section):
         )
 
     @property
+    def teacher_model(self) -> ModelConfig | None:
+        """The teacher of `algorithm.distillation`: `model` with other weights and no adapter; or None."""
+        own = self.algorithm.distillation
+        if not own.is_used:
+            return None
+        changes = {"path": own.teacher, "revision": own.revision, "tokenizer_path": None}
+        return self.model.model_copy(update={**changes, "lora": LoRAConfig()})
+
+    @property
     def critic_epochs(self) -> int:
         """`critic.epochs_per_step` with None resolved."""
         return self.critic.epochs_per_step or self.learner.epochs_per_step
@@ -219,6 +228,11 @@ class Config(Section):
         if self.critic.enabled and name in ADVANTAGES and name not in CRITIC_ADVANTAGES:
             raise ValueError(
                 f"critic.enabled=true, but algorithm.advantage={name} uses no critic; use gae or gae_turn"
+            )
+        if self.has_critic and self.algorithm.distillation.replaces_rewards:
+            raise ValueError(
+                "algorithm.distillation.with_rewards=false leaves the critic nothing to predict; use an "
+                "algorithm.advantage without a critic, such as grpo"
             )
         if (
             self.has_critic
@@ -366,6 +380,7 @@ class Config(Section):
             self.rollout.group_size == 1
             and self.algorithm.singleton == "zero"
             and estimator in GROUP_ADVANTAGES
+            and not self.algorithm.distillation.replaces_rewards
         ):
             raise ValueError(
                 f"rollout.group_size=1 with algorithm.advantage={estimator}: attempts are "

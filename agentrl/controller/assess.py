@@ -1,30 +1,38 @@
-"""Forward passes before credit assignment: the critic's values, and the policy's KL to the reference.
+"""Forward passes before credit assignment: the critic's values, and the policy's KL to reference and teacher.
 
-A step without a critic and without KL in the reward makes none of them.
+A step without a critic, KL in the reward or a teacher makes none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.kl import KL_ESTIMATORS, k1
+from agentrl.algorithms.kl import KL_ESTIMATORS, KLEstimator, k1
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.controller.credit import Assessment
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
+from agentrl.controller.teacher import teacher_metrics
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import LearnerError
 from agentrl.learner.batch import Floats
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import MicrobatchPlan, plan_microbatches
-from agentrl.learner.sample_refs import PlannedMicrobatch, SampleRef, end_place, lay_by_sample, planned
+from agentrl.learner.sample_refs import (
+    Packed,
+    PlannedMicrobatch,
+    SampleRef,
+    end_place,
+    lay_by_sample,
+    planned,
+)
 from agentrl.types import Group, Outcome
 from agentrl.workers.workers import Handle, Workers
 
@@ -50,9 +58,14 @@ def assess(
         _refuse_non_finite(values if after is None else [*values, after], "the critic's values")
         assessment = replace(assessment, values=values, values_after=after)
     if roles.reward_kl is not None:
-        kl = _kl(roles.learner, attempts, algorithm.kl.estimator, config)
+        estimate = REWARD_KL_ESTIMATORS[algorithm.kl.estimator]
+        kl = _per_token(roles.learner, Learner.logprobs, attempts, estimate, config)
         _refuse_non_finite(kl, "the policy's KL to the reference")
         assessment = replace(assessment, kl=kl, kl_coefficient=roles.reward_kl.coefficient)
+    if algorithm.distillation.is_used:
+        kl = _per_token(roles.learner, Learner.teacher_logprobs, attempts, k1, config)
+        _refuse_non_finite(kl, "the policy's KL to the teacher")
+        assessment = replace(assessment, teacher_kl=kl)
     return assessment
 
 
@@ -69,11 +82,16 @@ def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
 def settle(
     roles: Roles, groups: Sequence[Group[AttemptFacts]], assessment: Assessment
 ) -> list[dict[str, float]]:
-    """Adapt the coefficient of KL in the reward to the assessed batch; return its metrics, if any."""
-    if roles.reward_kl is None or assessment.kl is None:
-        return []
+    """Adapt the coefficient of KL in the reward to the assessed batch; return the metrics of KL to reference
+    and teacher, if any.
+    """
     num_tokens = sum(t.num_action_tokens for group in groups for t in group.trajectories)
-    return [roles.reward_kl.observe(assessment.kl, num_tokens)]
+    found = []
+    if roles.reward_kl is not None and assessment.kl is not None:
+        found.append(roles.reward_kl.observe(assessment.kl, num_tokens))
+    if assessment.teacher_kl is not None:
+        found.append(teacher_metrics(assessment.teacher_kl, num_tokens))
+    return found
 
 
 def begin_critic_updates(
@@ -149,15 +167,20 @@ def _values(
     return laid, after if algorithm.bootstrap_truncated else None
 
 
-def _kl(
-    learner: Workers[Learner], attempts: Sequence[AttemptFacts], estimator: str, config: LearnerConfig
+def _per_token(
+    learner: Workers[Learner],
+    method: Callable[[Learner, Sequence[Packed]], Sequence[tuple[Floats, Floats]]],
+    attempts: Sequence[AttemptFacts],
+    estimate: KLEstimator,
+    config: LearnerConfig,
 ) -> PerToken:
+    """Return the estimate of KL(policy || other) on each action token; `method` returns their
+    log-probabilities.
+    """
     samples = [SampleRef.plain(index, attempt) for index, attempt in enumerate(attempts)]
     microbatches = plan_for(learner, samples, config)
-    estimate = REWARD_KL_ESTIMATORS[estimator]
-    pairs = learner.run(Learner.logprobs, microbatches)
     found = [
-        estimate(torch.from_numpy(policy).double(), torch.from_numpy(ref).double()).numpy()
-        for policy, ref in pairs
+        estimate(torch.tensor(policy, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)).numpy()
+        for policy, other in learner.run(method, microbatches)
     ]
     return lay_by_sample(samples, microbatches, found)

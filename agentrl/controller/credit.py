@@ -28,8 +28,10 @@ from agentrl.algorithms.compact import (
     RunCredit,
     TokenRewards,
 )
+from agentrl.algorithms.distillation import teacher_advantages
 from agentrl.algorithms.reward_kl import penalize
 from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.distillation import DistillationConfig
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import ConfigError
 from agentrl.learner.sample_refs import SampleRef
@@ -44,12 +46,14 @@ class Assessment:
     values_after: f64[N], the estimate after the last action token of truncated attempts, to bootstrap from.
     kl: f32[A] per trajectory, estimate of KL(policy || ref) on each action token, in nats; same order.
     kl_coefficient: reward subtracted per nat of `kl`.
+    teacher_kl: f32[A] per trajectory, log policy - log teacher of each action token, in nats; same order.
     """
 
     values: Sequence[NDArray[np.float32]] | None = None
     values_after: NDArray[np.float64] | None = None
     kl: Sequence[NDArray[np.float32]] | None = None
     kl_coefficient: float = 0.0
+    teacher_kl: Sequence[NDArray[np.float32]] | None = None
 
 
 NOTHING = Assessment()
@@ -78,11 +82,15 @@ def credit(
             action_batch(attempts, group_size=group_size), greedy_rewards_N=greedy_rewards(groups)
         )
         batch = assessed(batch, attempts, assessment)
-        found = checked(estimator(batch, advantage_options(algorithm)), batch)
+        found = _without_rewards(batch)
+        if not algorithm.distillation.replaces_rewards:
+            found = checked(estimator(batch, advantage_options(algorithm)), batch)
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
     if algorithm.whiten:
         found = found.with_advantages(whiten(*found.runs))
+    if assessment.teacher_kl is not None:
+        found = _taught(found, batch, _compact(assessment.teacher_kl, attempts), algorithm.distillation)
     samples = iter(_with_returns(_samples(attempts, found), found, assessment, algorithm))
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
@@ -122,23 +130,34 @@ def action_batch(attempts: Sequence[AttemptFacts], *, group_size: int | None) ->
 
 def assessed(batch: ActionBatch, attempts: Sequence[AttemptFacts], assessment: Assessment) -> ActionBatch:
     """Return the batch with the values added and the KL penalty subtracted from the rewards."""
-
-    def compact(columns: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-        rows = [
-            column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, attempts, strict=True)
-        ]
-        return torch.from_numpy(np.concatenate([np.empty(0), *rows]))
-
     if assessment.values is not None:
         after = assessment.values_after
         batch = replace(
             batch,
-            values_A=compact(assessment.values),
+            values_A=_compact(assessment.values, attempts),
             values_after_N=None if after is None else torch.from_numpy(after),
         )
     if assessment.kl is not None:
-        batch = penalize(batch, compact(assessment.kl), coefficient=assessment.kl_coefficient)
+        batch = penalize(batch, _compact(assessment.kl, attempts), coefficient=assessment.kl_coefficient)
     return batch
+
+
+def _compact(columns: Sequence[NDArray[np.float32]], attempts: Sequence[AttemptFacts]) -> torch.Tensor:
+    """Return f64[A], in sampling order, from the numbers of each trajectory in the order of positions."""
+    rows = [column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, attempts, strict=True)]
+    return torch.from_numpy(np.concatenate([np.empty(0), *rows]))
+
+
+def _without_rewards(batch: ActionBatch) -> Credit | RunCredit:
+    return RunCredit(torch.zeros(len(batch.num_tokens_N), dtype=torch.float64), batch.num_tokens_N)
+
+
+def _taught(
+    found: Credit | RunCredit, batch: ActionBatch, kl_A: torch.Tensor, config: DistillationConfig
+) -> Credit:
+    """Return the advantages with the teacher's added: after whitening, so that its unit stays nats."""
+    added = teacher_advantages(kl_A, batch.num_tokens_N, coefficient=config.coefficient, gamma=config.gamma)
+    return Credit(found.advantages_A + added, found.returns_A)
 
 
 def _samples(attempts: Sequence[AttemptFacts], found: Credit | RunCredit) -> list[SampleRef]:

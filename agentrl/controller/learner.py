@@ -20,7 +20,11 @@ from agentrl.workers.workers import LocalWorker, Workers
 
 
 def call_deadlines(
-    config: LearnerConfig, model: ModelConfig, *, has_reference: bool = False
+    config: LearnerConfig,
+    model: ModelConfig,
+    *,
+    has_reference: bool = False,
+    teacher: ModelConfig | None = None,
 ) -> CallDeadlines:
     """Return the deadlines of calls to ranks.
 
@@ -28,10 +32,11 @@ def call_deadlines(
     time the larger the model is, because each copy of the weights (HSDP) is read once.
     """
     saving = CallDeadlines(config.save_timeout_s, "learner.save_timeout_s")
-    num_copies = config.world_size // (config.fsdp.shard_size or config.world_size) * (1 + has_reference)
+    num_copies = config.world_size // (config.fsdp.shard_size or config.world_size)
+    read = [model] * (1 + has_reference) + ([] if teacher is None else [teacher])
     return CallDeadlines(
         config.collective_timeout_s,
-        reading_s=num_copies * reading_s(Path(model.path)) if model.path else 0.0,
+        reading_s=num_copies * sum(reading_s(Path(each.path)) for each in read if each.path),
         of_threads={SAVING: saving},
     )
 
@@ -39,7 +44,10 @@ def call_deadlines(
 def launch_learner(spec: LearnerSpec, seats: Sequence[Seat]) -> WorkerGroup[Learner]:
     """Launch the ranks as Ray actors in their seats without waiting; see `wait_until_ready`."""
     deadlines = call_deadlines(
-        spec.learner, spec.model, has_reference=spec.algorithm.kl.coefficient > 0 and not spec.model.lora.rank
+        spec.learner,
+        spec.model,
+        has_reference=spec.algorithm.kl.coefficient > 0 and not spec.model.lora.rank,
+        teacher=spec.teacher,
     )
     return WorkerGroup.launch(
         Learner, spec, seats=seats, deadlines=deadlines, num_replicas=spec.learner.num_replicas

@@ -60,6 +60,7 @@ class RoleSpecs:
             dump_folder=dump_folder,
             device=config.placement.device_of("actor"),
             scores_ahead=bool(score_reasons(config)),
+            teacher=None if config.teacher_model is None else resolve_model(config.teacher_model),
         )
         if not config.has_critic:
             return cls(of_learner, None, _in_reward(kl), is_critic_apart=False)

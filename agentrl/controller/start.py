@@ -53,6 +53,7 @@ from agentrl.controller.run import Processes, Run
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
+from agentrl.controller.teacher import check_teacher
 from agentrl.controller.upload import RunUpload
 from agentrl.controller.uploaded import UploadIndex, claim_upload
 from agentrl.controller.validation import Validation
@@ -272,6 +273,8 @@ def _resolved(config: Config) -> Config:
         check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     if config.has_critic:
         check_critic(config.critic_model, config.learner)
+    if config.teacher_model is not None:
+        check_teacher(config.teacher_model, config.model, config.learner)
     return config
 
 

@@ -2,7 +2,8 @@
 
     take      groups from the replay buffer; no token lags by more than `buffer.max_staleness` versions
     reward    rewards that need the whole batch, if the config has any
-    assess    with a critic: values before action tokens; with KL in the reward: KL(policy || reference)
+    assess    with a critic: values before action tokens; with KL in the reward: KL(policy || reference);
+              with a teacher: its log-probabilities of what the policy sampled
     credit    rewards (and values) -> advantages on action tokens
     plan      by lengths alone: which trajectories are in which microbatch of which rank, without padding
     score     each rank loads its trajectories; their proximal (and reference) log-probabilities, before the

@@ -57,6 +57,7 @@ class LearnerSpec:
     scores_ahead: False: each scored batch gets exactly one update, and nothing else needs its proximal
         log-probabilities before (see `agentrl.config.proximal`). In mode decoupled, the update's own forward
         then gives them.
+    teacher: the model of `teacher_logprobs`; None without distillation.
     """
 
     model: ModelConfig
@@ -72,10 +73,11 @@ class LearnerSpec:
     score_head: ScoreHead | None = None
     device: Device = "auto"
     scores_ahead: bool = True
+    teacher: ModelConfig | None = None
 
 
 class Learner:
-    """One FSDP rank: the policy, its optimizer and, with KL, the frozen reference.
+    """One FSDP rank: the policy, its optimizer, and if needed frozen models: the reference and a teacher.
 
     A `WorkerGroup` runs the methods marked with `@dispatch`.
 
@@ -90,8 +92,9 @@ class Learner:
 
         self._spec = spec
         self.place = join_ranks(spec.learner, rank=rank, address=address, port=port, on=spec.device)
-        self._policy = self._build(has_backward=True)
+        self._policy = self._build(spec.model, has_backward=True)
         self._reference = self._build_reference() if spec.algorithm.kl.coefficient > 0 else None
+        self._teacher = None if spec.teacher is None else self._build_frozen(spec.teacher)
         self._saver = Saver(spec.model, timeout_s=spec.learner.save_timeout_s)
         self._stepper = Stepper(
             self._policy,
@@ -106,6 +109,8 @@ class Learner:
         self._meter = Meter(self.place, peak_flops_per_s=peak)
         is_policy = spec.score_head is None
         self._work = WorkCounter.of(self._policy.module, spec.model, head_width=None if is_policy else 1)
+        teacher = None if self._teacher is None else self._teacher.module
+        self._teacher_work = None if teacher is None else WorkCounter.of(teacher, ModelConfig())
         self._forecast = MemoryForecast(
             size_of(self._policy.module),
             spec.model,
@@ -113,6 +118,7 @@ class Learner:
             is_gpu=self.place.device.type == "cuda",
             has_reference=self._reference is not None,
             has_logits=is_policy,
+            teacher=None if teacher is None else size_of(teacher),
         )
         self._corrector = Corrector(spec.algorithm, spec.mode)
         self._objective = PolicyObjective(spec.algorithm, spec.mode, temperature=spec.temperature)
@@ -163,6 +169,27 @@ class Learner:
         with self._meter.phase("assess", num_tokens=2 * count_tokens(microbatches), num_flops=num_flops):
             return [
                 (self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches
+            ]
+
+    @dispatch("dp", join="concat")
+    def teacher_logprobs(self, planned: Sequence[Packed]) -> Sequence[tuple[Floats, Floats]]:
+        """Return per microbatch the log-probabilities of action tokens by policy and teacher, each f[A].
+
+        Those of the policy are the proximal ones: in mode bypass the server's, which need no forward.
+        """
+        microbatches, teacher = loaded(planned), self._teacher
+        assert teacher is not None, "there is no teacher without algorithm.distillation.teacher"
+        assert self._teacher_work is not None, "counted for every teacher"
+        is_scored = self._spec.mode != "bypass"
+        num_flops = self._teacher_work.forward(microbatches) + is_scored * self._work.forward(microbatches)
+        num_tokens = (1 + is_scored) * count_tokens(microbatches)
+        with self._meter.phase("assess", num_tokens=num_tokens, num_flops=num_flops):
+            return [
+                (
+                    self._logprobs(self._policy, m) if is_scored else m.behavior_logprobs,
+                    self._logprobs(teacher, m),
+                )
+                for m in microbatches
             ]
 
     @dispatch("dp", join="concat")
@@ -434,16 +461,16 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------ private
 
-    def _build(self, *, has_backward: bool) -> Policy:
+    def _build(self, model: ModelConfig, *, has_backward: bool) -> Policy:
         spec = self._spec
         # The same seed everywhere: a new model must be equal on all ranks, and equal as policy and as
         # reference.
         torch.manual_seed(spec.seed)
         return build_policy(
-            spec.model,
+            model,
             spec.learner,
             self.place,
-            from_scratch=spec.from_scratch,
+            from_scratch=None if model is spec.teacher else spec.from_scratch,
             has_backward=has_backward,
             master_dtype=spec.master_dtype,
             score_head=spec.score_head,
@@ -453,9 +480,12 @@ class Learner:
         if self._policy.adapters:
             # With LoRA the frozen base is the reference: no second copy of the weights.
             return self._policy.without_adapters()
-        reference = self._build(has_backward=False)
-        reference.module.requires_grad_(False)
-        return reference
+        return self._build_frozen(self._spec.model)
+
+    def _build_frozen(self, model: ModelConfig) -> Policy:
+        frozen = self._build(model, has_backward=False)
+        frozen.module.requires_grad_(False)
+        return frozen
 
     @torch.no_grad()
     def _logprobs(self, policy: Policy, microbatch: Microbatch) -> Floats:

@@ -23,6 +23,7 @@ class MemoryForecast:
     size: None for an unknown architecture.
     has_reference: a frozen copy of the model is kept as well.
     has_logits: False for a head of one column.
+    teacher: the size of the frozen teacher that is kept as well; None without one.
     """
 
     size: ModelSize | None
@@ -31,6 +32,7 @@ class MemoryForecast:
     is_gpu: bool
     has_reference: bool = False
     has_logits: bool = True
+    teacher: ModelSize | None = None
 
     def peak_bytes(self, microbatches: Sequence[Microbatch]) -> float:
         """Return the peak of an update in bytes: of the GPU's memory, or of the whole process on a CPU.
@@ -47,6 +49,7 @@ class MemoryForecast:
             is_gpu=self.is_gpu,
             has_reference=self.has_reference,
             has_logits=self.has_logits,
+            teacher=self.teacher,
         )
         return memory.peak_bytes + (0.0 if self.is_gpu else PROCESS_BYTES)
 

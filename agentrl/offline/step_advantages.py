@@ -27,7 +27,8 @@ def step_advantages(run: Path, file: Path) -> list[list[float]]:
     """Return the advantages of each token of each row: 0 on context and in rows that were not trained on.
 
     Raises:
-        ConfigError: the run's algorithm needs what is not stored: a critic's values, or KL in the reward.
+        ConfigError: the run's algorithm needs what is not stored: a critic's values, KL in the
+            reward, or a teacher.
         DataError: the file is no file of trajectories.
     """
     config = load_config(str(run / "config.yaml"))
@@ -35,6 +36,8 @@ def step_advantages(run: Path, file: Path) -> list[list[float]]:
         raise ConfigError("advantages need the critic's values, which are not stored with trajectories")
     if config.algorithm.kl.place == "reward" and config.algorithm.kl.coefficient:
         raise ConfigError("advantages need the KL of each token, which is not stored with trajectories")
+    if config.algorithm.distillation.is_used:
+        raise ConfigError("advantages need the teacher's log-probabilities, which are not stored")
     trajectories = decode(read_parquet(file))
     groups = with_reward(group_attempts([AttemptFacts.of(t) for t in trajectories]))
     groups = [group for group in groups if group.trajectories]

@@ -35,6 +35,7 @@ def components(config: Config, size: ModelSize | None, simulated: Simulated) -> 
         tokens=max(config.learner.microbatch_tokens, longest),
         is_gpu=True,
         has_reference=config.algorithm.kl.coefficient > 0,
+        teacher=None if config.teacher_model is None else ModelSize.read(config.teacher_model.path),
     )
     own = config.simulation.server
     memory = own.gpus * GPUS[config.simulation.gpu].memory_gb * own.memory_share

@@ -122,10 +122,22 @@ class Costs:
         update = flops.update(lengths, num_scored=scored)
         num_forwards = (self.config.policy_mode == "decoupled") + (self.config.algorithm.kl.coefficient > 0)
         total = num_forwards * forward + self.config.learner.epochs_per_step * update
+        total += self._teaching(lengths, scored, forward)
         if self.config.has_critic:
             total += forward + self.config.critic_epochs * update
         speed = self.config.learner.world_size * GPUS[self.config.simulation.gpu].flops_per_s * own.mfu
         return total / speed
+
+    def _teaching(self, lengths: Sequence[int], num_scored: int, forward: int) -> int:
+        """Return the operations of distillation: a forward of the teacher and, except in mode bypass, another
+        one of the policy.
+        """
+        teacher = self.config.teacher_model
+        size = None if teacher is None else ModelSize.read(teacher.path) or self.size
+        if size is None:
+            return 0
+        own = 0 if self.config.policy_mode == "bypass" else forward
+        return own + ModelFlops(size).forward(lengths, num_scored=num_scored)
 
     def send_s(self) -> float:
         """Return the time before a publish pauses servers: with a folder, the ranks write it."""

@@ -45,6 +45,7 @@ SHORT: dict[str, str] = {
     "buffer_waits": "--groups 16 --actors 4 --steps 1 --out {out}",
     "coverage": "--evaluations 20 --problems 30 --out {out}",
     "data_plane": "--tokens 0.02 --attempt-tokens 256 --out {out}",
+    "distillation": "--teacher {model} --steps 2 --out {out} --runs {runs} " + QUICK_RUN,
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
     "hops": "--out {out}",
     "house": "--out {out}",

@@ -121,6 +121,8 @@ def test_one_step(world, model, recipe, tmp_path):
         f"trainer.run_dir={run_dir}",
         *LENGTHS,
     ]
+    if recipe == "gsm8k_distill":
+        overrides.append(f"algorithm.distillation.teacher={model}")
     if recipe in TURN_TOKENS:
         overrides.append(f"agent.max_turn_tokens={TURN_TOKENS[recipe]}")
     assert agentrl.train(agentrl.load_config(f"recipes/{recipe}", overrides)).step == 1

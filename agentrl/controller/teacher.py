@@ -1,0 +1,59 @@
+"""The teacher of on-policy distillation: checks before the run, and the measure of what is left to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.chat.codec import load_tokenizer
+from agentrl.chat.vocabulary import vocabulary_difference
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig
+from agentrl.data.model_source import resolve_model
+from agentrl.errors import ConfigError, concerning
+from agentrl.learner.architecture import check_policy
+from agentrl.learner.layout import check_folder
+from agentrl.rollout.limits import num_ids_of
+
+KEY = "algorithm.distillation.teacher"
+
+
+def check_teacher(teacher: ModelConfig, policy: ModelConfig, learner: LearnerConfig) -> None:
+    """Check before any rank starts that `teacher` can score the tokens of `policy`, a resolved model.
+
+    Raises:
+        ConfigError: the teacher does not exist, is no causal language model, has another tokenizer, has no
+            embedding for an id that the policy may sample, or ranks cannot divide it.
+    """
+    with concerning(KEY):
+        teacher = resolve_model(teacher)
+        check_policy(teacher)
+        check_folder(teacher, learner)
+        _check_tokenizer(Path(teacher.path), Path(policy.tokenizer_path or policy.path))
+    own, its = num_ids_of(policy), num_ids_of(teacher)
+    if own is not None and its is not None and its < own:
+        raise ConfigError(
+            f"{KEY}={teacher.path!r} has a vocabulary of {its:,} ids, and the policy may sample {own:,}; use "
+            "a teacher with at least as many"
+        )
+
+
+def _check_tokenizer(teacher: Path, policy: Path) -> None:
+    difference = vocabulary_difference(load_tokenizer(teacher), wanted=load_tokenizer(policy))
+    if difference is not None:
+        raise ConfigError(
+            f"{str(teacher)!r} has another tokenizer than the policy: {difference}; use a teacher of the "
+            "same family"
+        )
+
+
+def teacher_metrics(kl: Sequence[NDArray[np.float32]], num_action_tokens: int) -> dict[str, float]:
+    """Return `teacher_kl`, the mean of log policy - log teacher per action token, in nats.
+
+    Args:
+        kl: f32[A] per trajectory.
+    """
+    return {"teacher_kl": sum(float(k.sum(dtype=np.float64)) for k in kl) / max(num_action_tokens, 1)}

@@ -1,0 +1,59 @@
+"""A whole run with a teacher on two ranks, and its replay."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import agentrl
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.errors import ConfigError
+from agentrl.offline.replay import load_replay_config, replay
+
+pytestmark = pytest.mark.usefixtures("one_ray")
+
+
+def write_teacher(world, folder):
+    """Write a random model with the policy's tokenizer, with half of its layers."""
+    torch.manual_seed(11)
+    config = AutoConfig.from_pretrained(world.folder / "model")
+    config.num_hidden_layers = 1
+    config.layer_types = config.layer_types[:1]
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    write_tiny_tokenizer(folder)
+    return folder
+
+
+def test_a_teacher_on_two_ranks_scores_what_was_sampled_and_again_in_a_replay(world, tmp_path):
+    run_dir = tmp_path / "distilled"
+    overrides = [
+        f"trainer.run_dir={run_dir}",
+        "trainer.steps=2",
+        "learner.world_size=2",
+        "trainer.save_freq=-1",
+        "buffer.max_staleness=0",
+        "rollout.group_size=1",
+        f"algorithm.distillation.teacher={write_teacher(world, tmp_path / 'teacher')}",
+        "algorithm.distillation.with_rewards=false",
+    ]
+    result = agentrl.train(agentrl.load_config(str(world.config), overrides))
+    assert result.step == 2
+    assert result.counts.is_balanced
+    kl = [record["learner/teacher_kl"] for record in world.records(run_dir).train]
+    assert all(value > 0 for value in kl)
+
+    again = replay(run_dir, load_replay_config(run_dir))
+    repeated = [record["learner/teacher_kl"] for record in world.records(again.run_dir).train]
+    assert repeated == pytest.approx(kl, rel=1e-6)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(world, tmp_path):
+    teacher = write_teacher(world, tmp_path / "teacher")
+    file = teacher / "tokenizer.json"
+    file.write_text(file.read_text().replace("<|im_end|>", "<|end|>"))
+    config = agentrl.load_config(
+        str(world.config),
+        [f"trainer.run_dir={tmp_path / 'run'}", f"algorithm.distillation.teacher={teacher}"],
+    )
+    with pytest.raises(ConfigError, match=r"'<\|end\|>' instead of '<\|im_end\|>'"):
+        agentrl.train(config)
+    assert not (tmp_path / "run").exists()
