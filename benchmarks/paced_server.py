@@ -85,11 +85,15 @@ class Script:
         ).tolist()
         self._rest: list[int] | None = None  # remaining tokens of the current turn
 
+    @property
+    def latency(self) -> float | None:
+        """Seconds of the tool call that ends the next turn; None: it is the last turn."""
+        return self._latencies[0] if len(self._lengths) > 1 else None
+
     def turn(self, words: Words) -> list[int]:
         """Return the remaining tokens of the current turn, or those of the next turn."""
         if self._rest is None:
-            latency = self._latencies.pop(0) if len(self._lengths) > 1 else None
-            self._rest = words.turn(self._lengths.pop(0), latency)
+            self._rest = words.turn(self._lengths.pop(0), self._latencies.pop(0) if self._latencies else None)
         return self._rest
 
     def take(self, num_tokens: int) -> None:

@@ -22,6 +22,7 @@ PARTS = {
     "lm_eval_side",
     "lm_eval_tasks",
     "machine",
+    "paced_prediction",
     "paced_server",
     "paced_tool",
     "quickstart_runs",
