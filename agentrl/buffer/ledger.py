@@ -322,9 +322,9 @@ class Ledger:
         step = self.groups.step + 1 if step is None else step
         if taken := self.groups.batch(step):
             return taken
-        if self.rules.waits_for_stragglers and self._strands():
-            return None
         groups = self.groups
+        if len(groups.ready) < num_groups or (self.rules.waits_for_stragglers and self._strands()):
+            return None
         fresh = [group for group in groups.ready.values() if not self.is_stale(group)]
         still_open = (*groups.queued.values(), *groups.leased.values())
         open_number = min((group.number for group in still_open), default=groups.drawn)
