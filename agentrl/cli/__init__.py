@@ -18,6 +18,7 @@ import agentrl
 from agentrl.cli import configs, data, evaluation, models, pages, plugins, runs, training
 from agentrl.cli.compare import compare
 from agentrl.cli.disk import full_disk
+from agentrl.cli.doctor import doctor
 from agentrl.cli.options import Debug
 from agentrl.cli.planning import plan
 from agentrl.cli.score import score
@@ -106,6 +107,7 @@ _add(
     "agentrl plan qwen3-8b --gpus 64 --gpu h100 --context 32768 --out plan.yaml",
     panel=TRAIN,
 )
+_add(app, "doctor", doctor, "agentrl doctor configs/quickstart.yaml", panel=TRAIN)
 
 _add(app, "report", runs.report, "agentrl report runs/quickstart/run", panel=LOOK)
 _add(app, "view", view, "agentrl view runs/quickstart/run", panel=LOOK)

@@ -88,6 +88,23 @@ class Verifier:
         Raises:
             ServerError: the log-probabilities differ, or the tokens are not of this version.
         """
+        difference = await self.sampled_difference(server, version)
+        dtype = served_dtype(await server.server_info())
+        tolerance = TOLERANCES.get(dtype or "", ROUNDED_TOLERANCE)
+        if not difference <= tolerance:
+            raise ServerError(
+                f"{server.url} reports log-probabilities that differ from the learner's by "
+                f"{difference:.2g} on average, more than {tolerance:g}: it does not have the "
+                f"weights of version {version}"
+            )
+
+    async def sampled_difference(self, server: SGLangClient, version: int) -> float:
+        """Let the server sample a few tokens; return the mean absolute difference between its
+        log-probabilities and the learner's, in nats.
+
+        Raises:
+            ServerError: the tokens are not of this version.
+        """
         params = SamplingParams(NUM_SAMPLED, temperature=self.temperature)
         sampled = await server.generate(PROMPT, params, rid=f"verify-{version}")
         if not len(sampled.token_ids) or set(sampled.versions.tolist()) != {version}:
@@ -98,15 +115,7 @@ class Verifier:
         own = await self.learner.call(
             partial(policy_logprobs, self.learner.learner, PROMPT, sampled.token_ids.tolist())
         )
-        difference = float(np.abs(own - sampled.logprobs).mean())
-        dtype = served_dtype(await server.server_info())
-        tolerance = TOLERANCES.get(dtype or "", ROUNDED_TOLERANCE)
-        if not difference <= tolerance:
-            raise ServerError(
-                f"{server.url} reports log-probabilities that differ from the learner's by "
-                f"{difference:.2g} on average, more than {tolerance:g}: it does not have the "
-                f"weights of version {version}"
-            )
+        return float(np.abs(own - sampled.logprobs).mean())
 
     async def _expect(self, dtype: str | None, *, is_fused: bool) -> Mapping[str, str]:
         key = (dtype, is_fused)

@@ -8,7 +8,7 @@ ROWS = [
     {"rollout", "serving", "buffer", "learner", "figures"},
     {"evaluation", "testing", "fleet", "weights", "view"},
     {"controller", "simulation"},
-    {"offline"},
+    {"offline", "doctor"},
     {"cli"},
 ]
 MAY_IMPORT_VERL = {"agentrl.adapters.catalog", "agentrl.cli.configs"}

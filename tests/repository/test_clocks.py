@@ -37,6 +37,9 @@ FILE_TIMES = {"st_mtime", "st_mtime_ns", "st_ctime", "st_ctime_ns", "st_atime", 
 PASSING_ON = {"abs", "float", "int", "max", "min", "round"}
 
 ALLOWED = {
+    "agentrl/doctor/clock.py:wall_clock": "the clock is what is examined, and compared between nodes",
+    "agentrl/doctor/clock.py:judge_clock": "the time, for people",
+    "agentrl/doctor/clock.py:diagnose": "the time of a file is compared with the clock",
     "agentrl/controller/uploaded.py:UploadIndex.now": "when an upload was written, for people",
     "agentrl/controller/upload.py:RunUpload._send_files": "whether a file is the one that was sent",
     "agentrl/buffer/journal.py:Journal.append": "the time of an event, for people",

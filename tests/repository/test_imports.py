@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"}
 
-WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline"}
+WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline", "doctor"}
 TORCH_FILES = {
     "agentrl/sglang/expert_routers.py",
     "agentrl/sglang/inside/agentrl_changes.py",
@@ -26,7 +26,7 @@ TORCH_FILES = {
 }
 ON_THE_LEARNER = {"weights"}
 """Parts that call the learner, and so load torch with it."""
-WITH_RAY = {"workers", "fleet", "controller", "offline", "cli"}
+WITH_RAY = {"workers", "fleet", "controller", "offline", "doctor", "cli"}
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 
