@@ -383,6 +383,15 @@ class SendTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerPause:
+    """The server at `url` did not sample between two times, in nanoseconds since the epoch."""
+
+    url: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class BufferCounts:
     """Number of groups by state.
 

@@ -15,7 +15,9 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
+from agentrl.config.service_fields import ServiceURI
 from agentrl.config.storage_fields import PathsOrURLs
+from agentrl.config.tracking import TrackerName
 from agentrl.config.trainer import Verify
 
 
@@ -108,11 +110,16 @@ class SFTTrainerConfig(Section):
         "_run.",
     )
     seed: int = Field(0, ge=0, description="Seed of the initialization and the data order.")
-    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
+    logger: tuple[TrackerName, ...] = Field(
         ("console",), description="Trackers in addition to metrics.jsonl."
     )
     wandb_mode: Literal["online", "offline", "disabled"] = Field(
         "offline", description="wandb's mode; offline needs no network."
+    )
+    mlflow_uri: ServiceURI = Field(
+        None,
+        description="MLflow's tracking URI; None: the environment's MLFLOW_TRACKING_URI, or else a database "
+        "in the run directory, mlflow.db.",
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from agentrl.config.section import Section
+from agentrl.config.service_fields import HttpURL, ServiceURI
+
+TrackerName = Literal["console", "wandb", "tensorboard", "mlflow"]
+TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 
 
 class AlarmsConfig(Section):
@@ -64,11 +68,44 @@ class AlarmsConfig(Section):
     )
 
 
+class SpansConfig(Section):
+    """OpenTelemetry spans: one trace per attempt, with what it waited for (docs/tracking.md)."""
+
+    endpoint: HttpURL = Field(
+        None,
+        description="Base URL of a collector that takes OTLP over HTTP, such as http://localhost:4318; "
+        "None: no spans.",
+    )
+    share: float = Field(1.0, gt=0, le=1, description="Share of attempts that get a trace, chosen at random.")
+    contents: bool = Field(
+        False,
+        description="Add conversations and texts of failures to the traces, shortened. False: names, "
+        "numbers and times only.",
+    )
+    max_queue: int = Field(
+        20_000,
+        ge=1,
+        description="Spans per rollout actor that may wait for the collector. Attempts beyond are left out "
+        "and counted.",
+    )
+
+
 class TrackingConfig(Section):
     """What is shown and kept."""
 
     wandb_mode: Literal["online", "offline", "disabled"] = Field(
         "offline", description="wandb's mode; offline needs no network."
+    )
+    mlflow_uri: ServiceURI = Field(
+        None,
+        description="MLflow's tracking URI; None: the environment's MLFLOW_TRACKING_URI, or else a database "
+        "in the run directory, mlflow.db.",
+    )
+    attempts_per_validation: int = Field(
+        16,
+        ge=0,
+        description="Attempts of each validation that wandb, tensorboard and MLflow show as a table, with "
+        "shortened conversations; 0: none.",
     )
     report: bool = Field(True, description="Draw report.png during the run and at its end.")
     report_interval_s: float = Field(
@@ -81,3 +118,4 @@ class TrackingConfig(Section):
         {}, description="Name -> model folder, validated before training and shown in the closing table."
     )
     alarms: AlarmsConfig = AlarmsConfig()
+    spans: SpansConfig = SpansConfig()

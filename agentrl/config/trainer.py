@@ -8,6 +8,7 @@ from pydantic import Field
 
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import LocalFolder, StorageURL
+from agentrl.config.tracking import TrackerName
 
 Verify = Literal["sample", "full"]
 """How much of a checkpoint is verified before it is read."""
@@ -70,7 +71,7 @@ class TrainerConfig(Section):
     )
     project_name: str = Field("agentrl", description="Name of the project, for trackers.")
     experiment_name: str = Field("default", description="Name of the run.")
-    logger: tuple[Literal["console", "wandb", "tensorboard"], ...] = Field(
+    logger: tuple[TrackerName, ...] = Field(
         ("console",), description="Trackers in addition to metrics.jsonl, which is always written."
     )
     rollout_data_dir: LocalFolder = Field(

@@ -18,14 +18,15 @@ from agentrl.data.failures import FailureBook
 from agentrl.figures.run_report import ReportRefresher, closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
-from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
+from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
+from agentrl.tracking.attempt_table import AttemptTable
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing_table import write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.metrics import PhaseTimer, read_metrics
 from agentrl.tracking.recent_rate import RecentRate
 from agentrl.tracking.tracker import open_trackers
-from agentrl.types import BufferCounts, Group, Lags, SendTimes
+from agentrl.types import BufferCounts, Group, Lags, SendTimes, Trajectory
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
 _NOTHING_PLAYED: Mapping[str, float] = {}
@@ -43,6 +44,7 @@ class Observer:
         self._trackers = open_trackers(
             config.trainer.logger,
             wandb_mode=config.tracking.wandb_mode,
+            mlflow_uri=config.tracking.mlflow_uri,
             run_dir=run_dir.root,
             project=config.trainer.project_name,
             experiment=config.trainer.experiment_name,
@@ -167,6 +169,7 @@ class Observer:
             "rollout/redone_share": growth.get("redone_tokens", 0.0)
             / max(growth.get("prefilled_tokens", 0.0), 1.0),
             **{f"rollout/{name}": growth.get(name, 0.0) for name in _BECAME},
+            **{f"spans/{name[6:]}": value for name, value in growth.items() if name.startswith("spans_")},
             **ended.metrics(),
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
@@ -175,12 +178,14 @@ class Observer:
         }
         values |= _movement(values)
         self._published = _NOTHING_PUBLISHED
+        raised = self._alarms.observe(step, values)
+        values["alarms/raised"] = float(self._alarms.num_raised)
         self._trackers.write("train", step=step, version=version, values=values)
         if self._config.trainer.keep_trajectories:
             file = self._dir.rollout_data / f"step_{step:06d}.parquet"
             played = [attempt for group in groups for attempt in group.attempts]
             self.recording.write(file, played, step=step, learned_by=learned_by)
-        self._watch(step, values, groups)
+        self._show_alarms(step, raised, groups)
         self._refresher.consider()
 
     def validation(
@@ -192,14 +197,26 @@ class Observer:
         else:
             self.say(f"validation of {baseline}: {validation_text(metrics)}")
 
-    def _watch(self, step: int, values: Mapping[str, float], groups: Sequence[Group[AttemptFacts]]) -> None:
+    def sample_attempts(self, attempts: Sequence[Trajectory], *, step: int, version: int) -> None:
+        """Send a table of some attempts of a validation to the trackers."""
+        limit = self._config.tracking.attempts_per_validation
+        if limit and self._trackers.names:
+            self._trackers.log_attempts(AttemptTable.of(attempts, step=step, version=version, limit=limit))
+
+    def _show_alarms(
+        self,
+        step: int,
+        raised: Sequence[tuple[AlarmRule, Alarm]],
+        groups: Sequence[Group[AttemptFacts]],
+    ) -> None:
         """Show each alarm of the step in one line, and store the groups that it concerns."""
-        for rule, alarm in self._alarms.observe(step, values):
+        for rule, alarm in raised:
             kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
             if kept:
                 path = self._dir.root / "alarms" / f"step_{step:06d}_{rule.name}.parquet"
                 self.recording.write(path, [t for group in kept for t in group.attempts], step=step)
             self.say(alarm.line())
+            self._trackers.log_alarm(alarm)
         self.unwritten.attempt("alarms.jsonl", self._alarms.write)
 
     # ---------------------------------------------------------------------------------------------------- end

@@ -139,6 +139,7 @@ class Publishing:
         # The actors learn of the servers last: no traffic reaches one without the current weights.
         self._servers.mark_ready([url for url in urls if url not in failed])
         self._rollouts.set_servers(self._servers.urls, version=version)
+        self._rollouts.trace_pauses(report.pauses)
         self._observer.set_servers(self._servers.states)
 
     def _send_patiently(self, urls: Sequence[str], *, must_verify: bool) -> PublishReport:

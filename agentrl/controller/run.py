@@ -25,6 +25,7 @@ from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter, metric_of
+from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import CheckpointError
@@ -127,6 +128,9 @@ class Run:
             servers=self.servers,
             rollouts=self.rollouts,
             observer=observer,
+        )
+        self._span_loss = SpanLoss(
+            config.tracking.spans, problem=self.rollouts.span_problem, say=observer.say
         )
         self._batches = Batches(config.buffer, self.buffer, self.rollouts, batch_rewards, observer)
         self._failed_share = FailedShare(config.rollout, stall_timeout_s=config.buffer.stall_timeout_s)
@@ -329,6 +333,8 @@ class Run:
         """Record the batch and metrics of the step. `learned_by`: lineage of the weights before the step."""
         self._look_at_attempts()
         is_weighed = self.config.data.curriculum.is_used
+        rollout_stats = self.rollouts.stats()
+        self._span_loss.look(rollout_stats)
         self.observer.step(
             self.step,
             learned_by=learned_by.version,
@@ -336,7 +342,7 @@ class Run:
             version=self.version,
             groups=groups,
             updates=[*updates, self.roles.usage()],
-            rollout_stats=self.rollouts.stats(),
+            rollout_stats=rollout_stats,
             buffer_stats=self.buffer.run(ReplayBuffer.stats),
             curriculum=self.buffer.run(ReplayBuffer.curriculum) if is_weighed else {},
         )

@@ -81,6 +81,7 @@ from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.worker import RolloutSettings
+from agentrl.tracking.span_export import check_opentelemetry
 from agentrl.weights.disk import remove_versions
 from agentrl.workers.actors import Actor
 from agentrl.workers.pools import Seat
@@ -99,6 +100,8 @@ def open_run(config: Config) -> Iterator[Run]:
     plugins = named_plugins(config.agent, config.reward, config.eval)
     chat = Chat.of(config.model)
     refuse_too_large(config)
+    if config.tracking.spans.endpoint is not None:
+        check_opentelemetry()
     _check_training(config, plugins, chat)
     with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))

@@ -9,7 +9,6 @@ died, count as failed with their reason; the run continues.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -32,7 +31,8 @@ from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.scoring import DETAILS
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Message, Outcome, Task, Trajectory
+from agentrl.tracking.conversation_text import message_lines
+from agentrl.types import SCORED_OUTCOMES, Failure, Lease, Outcome, Task, Trajectory
 
 GRACE_S = 60.0
 """Rollout actors stop by themselves at the deadline; this long after it, a silent actor is given up."""
@@ -92,6 +92,8 @@ class Validation:
         metrics = summarise_trajectories(trajectories, lags=None, prefix="val/")
         metrics |= figures(summarise([attempt_of(trajectory) for trajectory in trajectories]), prefix="val/")
         host.observer.validation(step, version, metrics, baseline=baseline)
+        if baseline is None:
+            host.observer.sample_attempts(trajectories, step=step, version=version)
         if self._folder is not None:
             name = f"baseline_{baseline}" if baseline else f"step_{step:06d}"
             write = partial(write_parquet, self._folder / f"{name}.parquet", encode(trajectories), step=step)
@@ -155,7 +157,7 @@ def describe(task: Task, trajectory: Trajectory) -> str:
         f"{trajectory.task_id} ({trajectory.data_source}, {trajectory.agent_name}, "
         f"{trajectory.outcome.value})",
     ]
-    lines += [part for message in trajectory.messages for part in _message(message)]
+    lines += [part for message in trajectory.messages for part in message_lines(message)]
     lines.append(f"[ground truth] {task.ground_truth}")
     lines += [
         f"[reward] {event.name}: {event.value:g} on token {event.position}" for event in trajectory.rewards
@@ -168,15 +170,3 @@ def describe(task: Task, trajectory: Trajectory) -> str:
     for name, details in trajectory.extra_info.get(DETAILS, {}).items():
         lines += [f"[reward/{name}/{key}] {value}" for key, value in details.items()]
     return "\n".join([*lines, f"[sum] {trajectory.reward:g}", RULE])
-
-
-def _message(message: Message) -> Iterator[str]:
-    if message.reasoning:
-        yield f"[{message.role}, thinking] {message.reasoning}"
-    if message.content or not (message.reasoning or message.tool_calls):
-        yield f"[{message.role}] {message.content}"
-    for call in message.tool_calls:
-        yield (
-            f"[call] {call.name} "
-            f"{json.dumps(call.arguments, ensure_ascii=False) if call.error is None else call.error}"
-        )

@@ -28,7 +28,7 @@ from agentrl.rollout.trio_run import in_trio
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
-from agentrl.types import Lease, Trajectory
+from agentrl.types import Lease, ServerPause, Trajectory
 from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, get_each, translate
 from agentrl.workers.readiness import Readiness
 from agentrl.workers.starting import num_done
@@ -298,6 +298,16 @@ class RolloutFleet:
             member.counts, member.position = report.counts, report.position
             failed += report.failed
         return self._attempts, failed
+
+    def trace_pauses(self, pauses: Sequence[ServerPause]) -> None:
+        """Tell all actors which servers were paused, if attempts have traces."""
+        if pauses and self._settings.spans.endpoint is not None:
+            self._ask(lambda _, actor: actor.begin(RolloutWorker.trace_pauses, pauses))
+
+    def span_problem(self) -> str:
+        """Return why a collector did not take spans of an actor; "" if none says so."""
+        answers = self._ask(lambda _, actor: actor.begin(RolloutWorker.span_problem))
+        return next((problem for problem in answers if problem), "")
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the tokens of requests in flight by server URL, summed over the actors that answer."""

@@ -343,6 +343,7 @@ def _open_trackers(job: SupervisedJob, order: Order, checkpoint: Checkpoint | No
     return open_trackers(
         trainer.logger,
         wandb_mode=trainer.wandb_mode,
+        mlflow_uri=trainer.mlflow_uri,
         run_dir=job.run_dir,
         project="agentrl",
         experiment=Path(trainer.output).name,

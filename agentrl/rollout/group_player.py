@@ -104,7 +104,9 @@ class GroupPlayer:
         admission: Admission,
         scopes: Scope,
         unit: str,
+        new_scope: Callable[[], Scope] = Scope,
     ) -> None:
+        """`new_scope` makes the scopes of attempts."""
         self._player = player
         self._scorer = scorer
         self._outcomes = outcomes
@@ -112,6 +114,7 @@ class GroupPlayer:
         self._admission = admission
         self._scopes = scopes
         self._unit = unit
+        self._new_scope = new_scope
 
     async def play(
         self,
@@ -136,7 +139,13 @@ class GroupPlayer:
             )
             group = _Group(lease, sampling, policy, deliver, is_compared, nursery.cancel_scope)
             for member in range(lease.num_attempts) if members is None else members:
-                attempt = Attempt(lease.group_id, member, lease.task, is_greedy=member == lease.group_size)
+                attempt = Attempt(
+                    lease.group_id,
+                    member,
+                    lease.task,
+                    is_greedy=member == lease.group_size,
+                    scope=self._new_scope(),
+                )
                 await self._admission.begin(attempt)
                 nursery.start_soon(self._play_member, group, attempt)
             task_status.started()

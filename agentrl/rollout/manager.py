@@ -5,7 +5,7 @@ finishes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -16,7 +16,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.rollout.attempt_log import AttemptLog
-from agentrl.rollout.group_player import GroupPlayer
+from agentrl.rollout.group_player import GroupPlayer, PlayLog
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.player_stack import StackParts, Validating
@@ -26,6 +26,7 @@ from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, Shipment, TrajectorySink, ship
 from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.traces import AttemptTracer
 from agentrl.tracking.attempts import Became
 from agentrl.types import Failure, Lease, Outcome, Trajectory
 
@@ -78,12 +79,14 @@ class AgentLoopManager:
         *,
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
+        tracer: AttemptTracer | None = None,
     ) -> None:
         """Build the players and the shared tools.
 
         `attempts_per_group`: members of a leased group, used to lease no more groups than fit; None:
             `rollout.group_size`.
         `validation`: settings of `play` that differ from `run`; None: no difference.
+        `tracer`: makes traces of attempts; None: there are none.
         """
         self._rollout = rollout
         self._attempts_per_group = attempts_per_group or rollout.group_size
@@ -99,24 +102,33 @@ class AgentLoopManager:
         self._settled = trio.Event()
         limit = rollout.max_concurrent_trajectories
         slots = trio.CapacityLimiter(limit)
+        training_log: PlayLog = _TrainingLog(self.attempts, self._stats)
+        validation_log: PlayLog = _ValidationLog(self.attempts, self._stats)
+        new_scope: Callable[[], Scope] = Scope
+        if tracer is not None:
+            new_scope = tracer.scope
+            training_log = tracer.log(training_log, "training")
+            validation_log = tracer.log(validation_log, "validation")
         self._training = GroupPlayer(
             training.player,
             training.scorer,
             OutcomeTable.of_training(rollout),
-            _TrainingLog(self.attempts, self._stats),
+            training_log,
             admission=_Queue(None, slots, self._stats),  # leases are limited by `_room`
             scopes=self.scopes,
             unit="group",
+            new_scope=new_scope,
         )
         self._validation = GroupPlayer(
             validating.player,
             validating.scorer,
             OutcomeTable.keeping(),
-            _ValidationLog(self.attempts, self._stats),
+            validation_log,
             # Slots are FIFO. This queue keeps training attempts from waiting behind a whole validation.
             admission=_Queue(limit, slots, self._stats),
             scopes=self.scopes,
             unit="validation row",
+            new_scope=new_scope,
         )
 
     # ----------------------------------------------------------------------------------------------- training

@@ -22,6 +22,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
+from agentrl.config.tracking import SpansConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -35,11 +36,13 @@ from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import LiveScopes, PlayLoop
+from agentrl.rollout.server import Client
 from agentrl.rollout.shipment import TrajectorySink
+from agentrl.rollout.tracing import WorkerTracing
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.sglang.router import SGLangRouterClient
-from agentrl.types import Lease
+from agentrl.types import Lease, ServerPause
 
 T = TypeVar("T")
 
@@ -56,6 +59,7 @@ class RolloutSettings:
     """What rollout workers need of a run's config: its sections, and what follows from several of them.
 
     attempts_per_group: of training, the greedy one included.
+    run: name of the run, for traces.
     validation: settings of validation that differ from training; None if there are none.
     """
 
@@ -65,15 +69,27 @@ class RolloutSettings:
     model: ModelConfig
     data: DataConfig
     eval: EvalConfig
+    spans: SpansConfig
     attempts_per_group: int
+    run: str
     validation: Validating | None
 
     @classmethod
     def of(cls, config: Config) -> RolloutSettings:
         own = config.of_validation
         validation = None if own is config else Validating(own.agent.tools, own.reward)
-        sections = (config.agent, config.rollout, config.reward, config.model, config.data, config.eval)
-        return cls(*sections, attempts_per_group=config.attempts_per_group, validation=validation)
+        return cls(
+            config.agent,
+            config.rollout,
+            config.reward,
+            config.model,
+            config.data,
+            config.eval,
+            config.tracking.spans,
+            attempts_per_group=config.attempts_per_group,
+            run=f"{config.trainer.project_name}/{config.trainer.experiment_name}",
+            validation=validation,
+        )
 
 
 class RolloutWorker:
@@ -115,8 +131,10 @@ class RolloutWorker:
             api_key=named_key,
             **options,
         )
+        self._tracing = WorkerTracing.of(settings.spans, run=settings.run)
+        connect_to: Callable[[str], Client] = connect if self._front_url is None else behind
         self._router = Router(
-            connect if self._front_url is None else behind,
+            connect_to if self._tracing is None else self._tracing.connecting(connect_to),
             vocab_size=vocab_size,
             context_tokens=context_tokens,
             max_silence_s=rollout.max_server_silence_s,
@@ -131,6 +149,7 @@ class RolloutWorker:
             PlayerParts(open_plugins(settings.agent), chat, self._host, PromptLimits.of(settings.data)),
             attempts_per_group=settings.attempts_per_group,
             validation=settings.validation,
+            tracer=None if self._tracing is None else self._tracing.attempts,
         )
         self._gaps = LoopGaps()
         self._old_garbage = OldGarbage()
@@ -180,7 +199,8 @@ class RolloutWorker:
         return self._router.outstanding_tokens()
 
     def stats(self) -> dict[str, float]:
-        return self._manager.stats() | self._gaps.counters()
+        spans = {} if self._tracing is None else self._tracing.counters()
+        return self._manager.stats() | self._gaps.counters() | spans
 
     def attempts(self, position: int) -> AttemptReport:
         """Return how training attempts ended, with the failures from `position` on.
@@ -196,11 +216,22 @@ class RolloutWorker:
         """
         return self._loop.look(self._manager.scopes, limit=limit, places=self._router.places())
 
+    def trace_pauses(self, pauses: Sequence[ServerPause]) -> None:
+        """Add pauses of servers to the traces of the attempts that they held up."""
+        if self._tracing is not None:
+            trio.from_thread.run_sync(self._tracing.requests.paused, pauses, trio_token=self._token)
+
+    def span_problem(self) -> str:
+        """Return why the collector did not take spans most recently; "" if it took all."""
+        return "" if self._tracing is None else self._tracing.export.counts.problem
+
     def stop(self) -> None:
         """End `run` and `play`: cancel agents, close tools, abort running generations. Idempotent."""
         with suppress(trio.RunFinishedError):
             trio.from_thread.run_sync(self._stopping.set, trio_token=self._token)
         self._thread.join(STOP_TIMEOUT_S)
+        if self._tracing is not None:
+            self._tracing.export.close()
 
     def _call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T | None:
         """Run `function(*args)` in the trio thread; None if `stop` cancelled it."""

@@ -31,6 +31,7 @@ from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
+from agentrl.rollout.traces import AttemptTracer
 from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
 
@@ -65,7 +66,9 @@ class Stage:
         context_tokens: int | None = None,
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
+        tracer: AttemptTracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._attempts_per_group = attempts_per_group
         self._validation = validation
         self.model, self.chat, self.plugins = model, model.chat, plugins
@@ -92,6 +95,7 @@ class Stage:
                     PlayerParts(self.plugins, self.chat, host, self.prompt),
                     attempts_per_group=self._attempts_per_group,
                     validation=self._validation,
+                    tracer=self._tracer,
                 )
                 async with aclosing(manager):
                     return await main(manager)

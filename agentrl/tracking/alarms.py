@@ -20,6 +20,8 @@ from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.unwritten import AppendedFile
 from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Group
 
+ALARMS_NAME = "alarms/log"
+"""Name under which trackers show alarms as text."""
 _MARGIN = 0.1
 """Hysteresis: an alarm is cleared only after the metric has returned by a tenth of the bound."""
 
@@ -137,6 +139,11 @@ class Alarms:
             self._append([alarm for _, alarm in judged])
         return [(rule, alarm) for rule, alarm in judged if alarm.event == "raised"]
 
+    @property
+    def num_raised(self) -> int:
+        """Number of alarms that were raised and not cleared yet."""
+        return sum(watch.is_raised for watch in self._watches.values())
+
     def _judge(self, step: int, values: Mapping[str, float]) -> list[tuple[AlarmRule, Alarm]]:
         judged = []
         for rule in [instance for each in self._rules for instance in each.instances(values)]:
@@ -167,21 +174,21 @@ class _Watch:
         self._window_steps = window_steps if rule.is_relative else 1
         self._first: list[float] = []
         self._latest: deque[float] = deque(maxlen=self._window_steps)
-        self._is_raised = False
+        self.is_raised = False
 
     def judge(self, step: int, values: Mapping[str, float]) -> Alarm | None:
         measured = self.rule.value(values)
         if measured is None or (bound := self._bound(measured)) is None:
             return None
         value = sum(self._latest) / len(self._latest)
-        if self._is_raised:
+        if self.is_raised:
             if not self._is_beyond(
                 value, bound * (1 - _MARGIN if self.rule.side == "at_most" else 1 + _MARGIN)
             ):
-                self._is_raised = False
+                self.is_raised = False
                 return self._alarm(step, "cleared", value, bound)
         elif self._is_beyond(value, bound):
-            self._is_raised = True
+            self.is_raised = True
             return self._alarm(step, "raised", value, bound)
         return None
 

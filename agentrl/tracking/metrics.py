@@ -41,6 +41,13 @@ class StepRecord:
     wall_s: float
     values: Mapping[str, float] = field(default_factory=dict)
 
+    def shown(self) -> dict[str, float]:
+        """Return what every tracker shows at `step`, under the same names: the finite values, `version` and
+        `wall_s`.
+        """
+        finite = {name: float(value) for name, value in self.values.items() if math.isfinite(value)}
+        return {**finite, "version": float(self.version), "wall_s": round(self.wall_s, 3)}
+
     def to_line(self) -> bytes:
         """Return the record as one line of JSON, newline included."""
         values = {name: float(value) if math.isfinite(value) else None for name, value in self.values.items()}

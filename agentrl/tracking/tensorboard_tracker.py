@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,8 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from agentrl.tracking.alarms import ALARMS_NAME, Alarm
+from agentrl.tracking.attempt_table import TABLE_NAME, AttemptTable
 from agentrl.tracking.metrics import StepRecord
 
 
@@ -33,12 +34,18 @@ class TensorboardTracker:
 
     def log(self, record: StepRecord) -> None:
         """Write the finite values of one record and flush them."""
-        values = [
-            Summary.Value(tag=name, simple_value=value)
-            for name, value in record.values.items()
-            if math.isfinite(value)
-        ]
-        self._add(record.step, *values)
+        shown = record.shown().items()
+        self._add(record.step, *(Summary.Value(tag=name, simple_value=value) for name, value in shown))
+        self._writer.flush()
+
+    def log_alarm(self, alarm: Alarm) -> None:
+        """Write the alarm's line to the text page."""
+        self._add(alarm.step, _text(f"{ALARMS_NAME}/{alarm.rule}", f"    {alarm.line()}"))
+        self._writer.flush()
+
+    def log_attempts(self, table: AttemptTable) -> None:
+        """Write the table to the text page, as Markdown."""
+        self._add(table.step, _text(TABLE_NAME, table.to_markdown()))
         self._writer.flush()
 
     def go_back(self, step: int) -> None:

@@ -1,6 +1,6 @@
 """Sends records to `metrics.jsonl`, always, and to the trackers of `trainer.logger`.
 
-Trackers are imported only when used: wandb and tensorboard take a while to load.
+Trackers are imported only when used: they take a while to load.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from agentrl.tracking.alarms import Alarm
+from agentrl.tracking.attempt_table import AttemptTable
+from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.console import Console, QuietConsole, open_console
 from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
 from agentrl.tracking.redact import redact
@@ -22,9 +25,13 @@ WandbMode = Literal["online", "offline", "disabled"]
 
 
 class Tracker(Protocol):
-    """Stores records. `close` waits until all are stored."""
+    """Stores records, alarms and tables of attempts. `close` waits until all are stored."""
 
     def log(self, record: StepRecord) -> None: ...
+
+    def log_alarm(self, alarm: Alarm) -> None: ...
+
+    def log_attempts(self, table: AttemptTable) -> None: ...
 
     def close(self) -> None: ...
 
@@ -78,6 +85,16 @@ class Trackers(AbstractContextManager["Trackers"]):
         for name, guest in tuple(self._guests.items()):
             self._call(name, guest.log, record)
 
+    def log_alarm(self, alarm: Alarm) -> None:
+        """Send an alarm to the guests."""
+        for name, guest in tuple(self._guests.items()):
+            self._call(name, guest.log_alarm, alarm)
+
+    def log_attempts(self, table: AttemptTable) -> None:
+        """Send sampled attempts to the guests. The run folder has all of them."""
+        for name, guest in tuple(self._guests.items()):
+            self._call(name, guest.log_attempts, table)
+
     def go_back(self, step: int) -> None:
         """Discard the records after `step`: the run repeats those steps.
 
@@ -115,6 +132,7 @@ def open_trackers(
     logger: Sequence[str],
     *,
     wandb_mode: WandbMode,
+    mlflow_uri: str | None,
     run_dir: Path,
     project: str,
     experiment: str,
@@ -123,16 +141,18 @@ def open_trackers(
     restored_step: int | None = None,
     console: Console | None = None,
 ) -> Trackers:
-    """Open `run_dir/metrics.jsonl` and every tracker that `logger` names (console, wandb, tensorboard).
+    """Open `run_dir/metrics.jsonl` and every tracker that `logger` names (console, wandb, tensorboard,
+    mlflow).
 
     Args:
-        resolved_config: shown by wandb and tensorboard, after secrets were replaced.
+        mlflow_uri: see MlflowTracker.
+        resolved_config: shown by trackers, after secrets were replaced.
         total_steps: of the whole run, for the console's progress; None if unknown.
         restored_step: step of the checkpoint that is resumed; None for a new run.
         console: used if `logger` names the console, instead of a training run's; closed with the trackers.
 
     Raises:
-        ConfigError: wandb should be online but has no key.
+        ConfigError: wandb should be online but has no key, or MLflow is not installed.
         InfrastructureError: the run folder cannot be written.
     """
     openers: dict[str, Callable[[], Tracker]] = {}
@@ -142,6 +162,17 @@ def open_trackers(
         )
     if "tensorboard" in logger:
         openers["tensorboard"] = lambda: _open_tensorboard(run_dir, redact(resolved_config), restored_step)
+    if "mlflow" in logger:
+        openers["mlflow"] = lambda: BackgroundTracker(
+            _open_mlflow(
+                run_dir,
+                uri=mlflow_uri,
+                project=project,
+                experiment=experiment,
+                config=redact(resolved_config),
+                restored_step=restored_step,
+            )
+        )
     # if a later one fails to open, the terminal is released before the error is shown
     with ExitStack() as opened:
         metrics = MetricsFile(run_dir / "metrics.jsonl", restored_step=restored_step)
@@ -186,6 +217,12 @@ def _open_tensorboard(run_dir: Path, config: Mapping[str, Any], restored_step: i
     from agentrl.tracking.tensorboard_tracker import TensorboardTracker
 
     return TensorboardTracker(run_dir / "tensorboard", config=config, restored_step=restored_step)
+
+
+def _open_mlflow(run_dir: Path, **options: Any) -> Tracker:
+    from agentrl.tracking.mlflow_tracker import MlflowTracker
+
+    return MlflowTracker(run_dir, **options)
 
 
 def _one_line(error: BaseException) -> str:

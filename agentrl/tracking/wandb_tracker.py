@@ -5,7 +5,6 @@ Mode `offline` writes to the run folder without a network (see `wandb sync`).
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any, Literal
 import wandb
 
 from agentrl.errors import ConfigError
+from agentrl.tracking.alarms import ALARMS_NAME, Alarm
+from agentrl.tracking.attempt_table import COLUMNS, TABLE_NAME, AttemptTable
 from agentrl.tracking.metrics import StepRecord
 
 Mode = Literal["online", "offline", "disabled"]
@@ -21,6 +22,7 @@ Mode = Literal["online", "offline", "disabled"]
 INIT_TIMEOUT_S = 60
 FINISH_TIMEOUT_S = 600.0
 """Time to send the remaining data at the end of a run; `wandb sync` sends the rest later."""
+_ALARM_COLUMNS = ("step", "rule", "metric", "value", "bound", "advice")
 
 
 class WandbTracker:
@@ -54,13 +56,25 @@ class WandbTracker:
         except wandb.Error as error:
             raise RuntimeError(str(error)) from error
         # A validation belongs to a step that training has already logged: wandb's own counter cannot go back.
+        self._alarms: list[list[Any]] = []
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def log(self, record: StepRecord) -> None:
         """Send the finite values of one record."""
-        values = {name: value for name, value in record.values.items() if math.isfinite(value)}
-        self._run.log({**values, "step": record.step, "version": record.version, "wall_s": record.wall_s})
+        self._run.log({**record.shown(), "step": record.step})
+
+    def log_alarm(self, alarm: Alarm) -> None:
+        """Send the alarm as one of wandb's alerts, which it can forward, and as a table of all so far."""
+        self._alarms.append([alarm.step, alarm.rule, alarm.metric, alarm.value, alarm.bound, alarm.advice])
+        table = wandb.Table(list(_ALARM_COLUMNS), data=self._alarms)
+        self._run.log({ALARMS_NAME: table, "step": alarm.step})
+        self._run.alert(f"alarm {alarm.rule}", alarm.line(), level="WARN")
+
+    def log_attempts(self, table: AttemptTable) -> None:
+        """Send the table. wandb keeps one per validation."""
+        data = [list(row.cells) for row in table.rows]
+        self._run.log({TABLE_NAME: wandb.Table(list(COLUMNS), data=data), "step": table.step})
 
     def close(self) -> None:
         """Finish the run and end wandb's own process."""

@@ -230,7 +230,7 @@ MEANINGLESS: Mapping[str, str] = {
     "algorithm.pf_ppo": "trajectories are not reweighted by their reward",
     "trainer.balance_batch": "batches are always balanced over the ranks by tokens",
     "trainer.log_val_generations": "every trajectory of validation is written to validation/ of the run "
-    "directory",
+    "directory; trackers show tracking.attempts_per_validation of them",
     "trainer.default_hdfs_dir": "checkpoints are written to trainer.run_dir; trainer.upload_to copies "
     "them to a URL",
     "trainer.del_local_ckpt_after_load": "trainer.keep_last decides which checkpoints are kept",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import PauseMode
-from agentrl.types import SendTimes
+from agentrl.types import SendTimes, ServerPause
 from agentrl.weights.disk import AdapterTransport, ChangesTransport, FolderTransport
 from agentrl.weights.group import GroupTransport
 from agentrl.weights.pace import Pace
@@ -39,6 +39,7 @@ class PublishReport:
     num_bytes: sent to all servers together, including second attempts.
     repaired: servers that needed a second attempt, with the reason of the first failure.
     times: the learner's share, for a transport that sends buckets.
+    pauses: how long each server did not sample.
     """
 
     version: int
@@ -47,6 +48,7 @@ class PublishReport:
     failed: Mapping[str, str] = field(default_factory=dict)
     repaired: Mapping[str, str] = field(default_factory=dict)
     times: SendTimes | None = None
+    pauses: Sequence[ServerPause] = ()
 
 
 class Publisher:
@@ -78,6 +80,7 @@ class Publisher:
         self._temperature = temperature
         self._is_verified = config.verify
         self._unchecked = None if self._is_alone else model
+        self._pauses: list[ServerPause] = []
         self.transport = _transport(self._learner, config, folder=folder)
 
     async def publish(
@@ -92,6 +95,7 @@ class Publisher:
             ConfigError: at the first publish, the servers do not know a weight.
         """
         started = time.monotonic()
+        self._pauses = []
         if self._unchecked is not None:
             check_known(await self._learner.run(Learner.tensor_specs), self._unchecked)
             self._unchecked = None
@@ -113,7 +117,8 @@ class Publisher:
             # One server at a time: in a common group, one failure fails them all.
             attempts.append(await self.transport.send(version, [server], hold))
             failed |= attempts[-1].failed
-        return _report(version, time.monotonic() - started, attempts, failed)
+        report = _report(version, time.monotonic() - started, attempts, failed)
+        return replace(report, pauses=self._pauses)
 
     async def _find_silent(self, servers: Sequence[SGLangClient]) -> dict[str, str]:
         """Return url -> reason for the servers that do not answer: dead or hanging."""
@@ -130,6 +135,7 @@ class Publisher:
         self, server: SGLangClient, *, version: int, verifier: Verifier | None
     ) -> AsyncIterator[bool]:
         mode = self._mode_of(server)
+        paused_ns = time.time_ns()
         await server.pause(mode)
         # True: the cache may be flushed. SGLang answers 400 to a flush while requests are held in place;
         # their KV cache stays stale by design.
@@ -137,6 +143,7 @@ class Publisher:
         # Reached only if the block succeeded: after an exception the server stays paused (see `Hold`).
         is_checked = verifier is None or await verifier.sums_agree(server)
         await server.resume()
+        self._pauses.append(ServerPause(server.url, paused_ns, time.time_ns()))
         if verifier is not None and not is_checked:
             await verifier.samples_agree(server, version)
 

@@ -75,7 +75,11 @@ class Driver:
         self.recorded: dict[str, float] = {}
         unwritten = UnwrittenFiles(self.said.append)
         self.observer = SimpleNamespace(
-            say=self.said.append, validation=self._record, unwritten=unwritten, failures=self
+            say=self.said.append,
+            validation=self._record,
+            sample_attempts=self._sample,
+            unwritten=unwritten,
+            failures=self,
         )
 
     def wait(self, refs: Sequence[str], *, timeout_s: float) -> list[str]:
@@ -86,6 +90,9 @@ class Driver:
 
     def add(self, failed: Sequence[FailedAttempt], *, step: int) -> None:
         self.failed = failed
+
+    def _sample(self, attempts: Sequence[Trajectory], *, step: int, version: int) -> None:
+        self.sampled = (len(attempts), step, version)
 
     def _record(self, step: int, version: int, metrics: dict[str, float], *, baseline: str | None) -> None:
         self.recorded = dict(metrics)
@@ -134,6 +141,7 @@ def test_attempts_that_say_nothing_of_this_version_are_failures_with_a_reason(tm
     assert {str(t.failure) for t in kept if t.outcome is Outcome.ABORTED} == {reason}
     assert {(f.failure.text, f.became, f.version) for f in driver.failed} == {(reason, "not_scored", 7)}
     assert (metrics["val/trajectories"], metrics["val/failed"]) == (6 * N, 3 * N)
+    assert driver.sampled == (6 * N, 3, 7), "trackers get failed attempts too"
     assert metrics["val/accuracy"] == 0.5, "a failed attempt is no wrong answer"
 
 

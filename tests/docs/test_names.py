@@ -48,6 +48,11 @@ OTHERS = {
         "ReadWriteMany",
     },
     "huggingface_hub's": {"HF_ENDPOINT", "HF_HOME", "HF_HUB_OFFLINE"},
+    "OpenTelemetry's": {
+        "OTEL_EXPORTER_OTLP_CERTIFICATE",
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_TIMEOUT",
+    },
     "a paper's": {"epsilon_high"},
     "pytest's, Docker's": {
         "tmp_path",

@@ -48,6 +48,7 @@ class World(Stage):
         prompt=None,
         attempts_per_group=None,
         validation=None,
+        tracer=None,
         **client,
     ) -> None:
         registered = load_plugins()
@@ -66,6 +67,7 @@ class World(Stage):
             context_tokens=1024,
             attempts_per_group=attempts_per_group,
             validation=validation,
+            tracer=tracer,
         )
 
     def run(self, main: Callable, *, real_time: bool = False):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -21,13 +22,15 @@ from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
-from agentrl.types import Lease, Outcome, Trajectory
+from agentrl.types import Lease, Outcome, ServerPause, Trajectory
+from parts.collector import Collector
+from parts.span_trees import check_tree
 
 
 class Parrot(ThreadingHTTPServer):
     """Speaks the routes of SGLang that playing needs; always answers `#### 42`.
 
-    `gate` holds generations back.
+    `gate` holds turns back, but no probes; `asked` is set by the first turn.
     """
 
     daemon_threads = True
@@ -53,8 +56,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-        self.server.asked.set()
-        if self.path == "/generate":
+        is_probe = asked.get("sampling_params", {}).get("max_new_tokens") == 1
+        if self.path == "/generate" and not is_probe:
+            self.server.asked.set()
             self.server.gate.wait(10)
         ids = self.server.ids[
             : asked.get("sampling_params", {}).get("max_new_tokens")
@@ -149,6 +153,32 @@ def test_it_plays_training_and_validation_and_stops(stage, folder, parrot):
     running.join(10)
     assert not running.is_alive()
     part.stop()  # again: nothing happens
+
+
+def test_traces_reach_a_collector_with_the_pauses_of_servers(stage, folder, parrot):
+    """The server is paused while it holds a turn back: the pause is a part of that generation."""
+    parrot.gate.clear()
+    with Collector() as collector:
+        spans = {"endpoint": collector.url}
+        part = RolloutWorker(RolloutSettings.of(config(folder, tracking={"spans": spans})), None)
+        began = time.time_ns()
+        part.set_servers({parrot.url: None}, 1)
+        playing = in_thread(lambda: part.play([Lease(7, stage.task(), 1, 1)]))
+        assert parrot.asked.wait(60)
+        pauses = [ServerPause(url, began, time.time_ns()) for url in (f"{parrot.url}/", "http://other:1")]
+        part.trace_pauses(pauses)
+        parrot.gate.set()
+        playing.join(60)
+        part.stop()
+        assert part.stats()["spans_sent"] == len(collector.spans) == 5
+        assert part.span_problem() == ""
+    [spans] = collector.traces.values()
+    root = check_tree(spans)
+    assert (root.attributes["agentrl.kind"], root.attributes["agentrl.reward"]) == ("validation", 1.0)
+    named = {span.name: span for span in spans}
+    assert named.keys() == {"attempt", "generate", "request", "publish pause", "reward"}
+    assert named["request"].parent_id == named["publish pause"].parent_id == named["generate"].span_id
+    assert named["request"].attributes["url.full"] == parrot.url
 
 
 def test_stop_ends_what_is_under_way(stage, folder, parrot):

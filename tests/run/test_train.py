@@ -10,6 +10,9 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.figures.run_report import report_run
 from agentrl.offline.replay import load_replay_config, replay
 from agentrl.types import SCORED_OUTCOMES
+from parts.collector import Collector
+from parts.span_trees import check_tree
+from parts.tracked import tensorboard_texts
 
 
 def overrides(world, name: str, **values) -> list[str]:
@@ -96,6 +99,8 @@ def test_on_policy_run_with_two_ranks_and_the_process_group(world):
     ):
         assert (run_dir / name).exists(), name
 
+    assert set(tensorboard_texts(run_dir)["val/attempts"]) == {0, 3}
+
     summary = (run_dir / "summary.md").read_text()
     (run_dir / "summary.md").unlink()
     report_run(run_dir)  # from the folder alone, the same
@@ -107,7 +112,19 @@ STOPPED_STEPS = 14
 
 
 def test_stop_and_resume(world):
-    """Ctrl-C ends everything that was started; the same command goes on where the checkpoint was."""
+    """Ctrl-C ends everything that was started; the same command goes on where the checkpoint was.
+
+    A collector gets the traces of both.
+    """
+    with Collector() as collector:
+        _stop_and_resume(world, collector)
+    roots = [check_tree(spans) for spans in collector.traces.values()]
+    assert {root.attributes["agentrl.kind"] for root in roots if root.error is None} == {"training"}
+    assert len(roots) >= STOPPED_STEPS * 4
+    assert {"generate", "request", "reward"} <= {span.name for span in collector.spans}
+
+
+def _stop_and_resume(world, collector):
     run_dir = world.folder / "stopped"
     arguments = [
         str(world.config),
@@ -116,6 +133,7 @@ def test_stop_and_resume(world):
         ),
     ]
     arguments.append("data.curriculum.by_pass_rate=true")  # what it draws is a part of the checkpoint
+    arguments.append(f"tracking.spans.endpoint={collector.url}")
     first = world.start("train", *arguments)
     first.wait_until(lambda: (run_dir / "checkpoints/step_000002/manifest.json").exists())
     first.interrupt()

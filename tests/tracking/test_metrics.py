@@ -336,6 +336,8 @@ def test_timer_adds_phases_and_starts_anew_each_step():
             "torch ray wandb matplotlib tensorboard",
         ),
         ("figures.run_picture tracking.tensorboard_tracker tracking.wandb_tracker", "torch ray tensorflow"),
+        ("tracking.mlflow_tracker", "torch ray tensorflow wandb"),
+        ("rollout.tracing", "torch ray opentelemetry mlflow"),
     ],
 )
 def test_tracking_loads_only_what_it_needs(modules, forbidden):

@@ -10,6 +10,8 @@ import pytest
 
 from agentrl.config.tracking import TrackingConfig
 from agentrl.errors import ConfigError
+from agentrl.tracking.alarms import Alarm
+from agentrl.tracking.attempt_table import AttemptTable
 from agentrl.tracking.console import PlainConsole, QuietConsole
 from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
 from agentrl.tracking.redact import redact
@@ -34,6 +36,12 @@ class Recorder:
             raise ConnectionError("no route to host\nand more")
         self.records.append(record)
 
+    def log_alarm(self, alarm: Alarm) -> None:
+        raise AssertionError(alarm)
+
+    def log_attempts(self, table: AttemptTable) -> None:
+        raise AssertionError(table)
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -51,6 +59,7 @@ def open_in(folder: Path, *logger: str, restored_step: int | None = None, mode: 
     return open_trackers(
         logger,
         wandb_mode=TrackingConfig(wandb_mode=mode).wandb_mode,
+        mlflow_uri=None,
         run_dir=folder,
         resolved_config=CONFIG,
         total_steps=3,
@@ -138,7 +147,7 @@ def test_tensorboard_has_the_finite_values_and_forgets_steps_beyond_a_resume(tmp
                 trackers.write("train", step=step, version=step, values=values)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert events.Tags()["scalars"] == ["rollout/a"]
+    assert events.Tags()["scalars"] == ["rollout/a", "version", "wall_s"]
     assert {e.step: e.value for e in events.Scalars("rollout/a")} == {1: 1.0, 2: 102.0}
     assert not [p for p in (tmp_path / "tensorboard").iterdir() if SECRET.encode() in p.read_bytes()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from agentrl.config.tracking import TRACKERS
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
 from agentrl.verl.importing.rules_data import resume
 from agentrl.verl.importing.source import WrittenConfig
@@ -238,11 +239,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
         project, experiment = (source.get(key) for key in NAMES)
         yield Setting("trainer.output", f"checkpoints/{project}/{experiment}", NAMES)
     if source.has("trainer.logger"):
-        known = [
-            name
-            for name in as_list(source.get("trainer.logger"))
-            if name in ("console", "wandb", "tensorboard")
-        ]
+        known = [name for name in as_list(source.get("trainer.logger")) if name in TRACKERS]
         yield Setting("trainer.logger", loggers(known or ["console"]), ("trainer.logger",))
     if source.has("trainer.max_ckpt_to_keep"):
         yield Setting(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from agentrl.config.tracking import TRACKERS
 from agentrl.verl.importing.findings import NotTaken
 
 CHARACTERS_PER_TOKEN = 4
@@ -49,11 +50,10 @@ def loggers(value: Any) -> list[str]:
     Raises:
         NotTaken: none of them exists.
     """
-    known = [name for name in as_list(value) if name in ("console", "wandb", "tensorboard")]
+    known = [name for name in as_list(value) if name in TRACKERS]
     if not known:
         raise NotTaken(
-            f"none of {', '.join(as_list(value))} is a tracker of agentrl; available: console, tensorboard, "
-            "wandb"
+            f"none of {', '.join(as_list(value))} is a tracker of agentrl; available: {', '.join(TRACKERS)}"
         )
     return known
 

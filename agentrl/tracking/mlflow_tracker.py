@@ -1,0 +1,172 @@
+"""Sends records to MLflow: a server, or by default a database in the run folder, which needs no network."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from agentrl.errors import ConfigError
+from agentrl.tracking.alarms import ALARMS_NAME, Alarm
+from agentrl.tracking.attempt_table import TABLE_NAME, AttemptTable
+from agentrl.tracking.metrics import StepRecord
+
+# MLflow reports its use to its authors unless it is told not to.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+try:
+    from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+except ImportError as missing:
+    raise ConfigError(
+        f"trainer.logger=mlflow needs MLflow ({missing}): pip install 'agentrl[mlflow]'"
+    ) from missing
+
+T = TypeVar("T")
+
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
+MAX_NAME_CHARS = 250
+MAX_VALUE_CHARS = 500
+_BATCH_METRICS, _BATCH_PARAMS = 1_000, 100
+"""The most that MLflow takes in one call."""
+_FOREIGN = re.compile(r"[^\w./ :-]")
+_QUICK = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""While a run starts: with MLflow's own settings, a server that is not there would hold it for minutes."""
+
+log = logging.getLogger(__name__)
+
+
+class MlflowTracker:
+    """One MLflow run per run folder: a resumed run continues with the same id, stored in `mlflow_id.txt`."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        uri: str | None,
+        project: str,
+        experiment: str,
+        config: Mapping[str, Any],
+        restored_step: int | None,
+    ) -> None:
+        """Start or continue the run. MLflow's experiment is our project, its run is our experiment.
+
+        uri: of a server or a store; None: the one that MLFLOW_TRACKING_URI names, or else `mlflow.db` in
+            `run_dir`.
+
+        Raises:
+            RuntimeError: the server cannot be reached, or the store cannot be used.
+        """
+        for chatty in ("mlflow", "alembic"):  # they would write into the live display
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        own_store = None if uri or os.environ.get(URI_VARIABLE) else run_dir
+        uri = uri or os.environ.get(URI_VARIABLE) or f"sqlite:///{run_dir.absolute() / 'mlflow.db'}"
+        self._stores_files = True
+        try:
+            with _quick_requests():
+                self._client = MlflowClient(tracking_uri=uri)
+                self._run = self._open_run(
+                    run_dir / "mlflow_id.txt", project, experiment, own_store, is_new=restored_step is None
+                )
+                if restored_step is None:
+                    self._log_params(config)
+        except Exception as error:  # boundary: stores raise errors of their own libraries
+            raise RuntimeError(f"{_shown(uri)}: {_first_line(error)}") from error
+
+    def log(self, record: StepRecord) -> None:
+        """Send the finite values of one record."""
+        now_ns = time.time_ns()
+        metrics = [
+            Metric(valid_name(name), value, now_ns // 1_000_000, record.step)
+            for name, value in record.shown().items()
+        ]
+        for batch in _batches(metrics, _BATCH_METRICS):
+            self._client.log_batch(self._run, metrics=batch)
+
+    def log_alarm(self, alarm: Alarm) -> None:
+        """Set a tag with the alarm's line: MLflow lists and searches tags."""
+        self._client.set_tag(self._run, valid_name(f"{ALARMS_NAME}/{alarm.rule}"), alarm.line())
+
+    def log_attempts(self, table: AttemptTable) -> None:
+        """Store the table as files of the run: JSON for programs, Markdown for people."""
+        if not self._stores_files:
+            return
+        name = f"{TABLE_NAME}/step_{table.step:06d}"
+        try:
+            self._client.log_text(self._run, table.to_json(), f"{name}.json")
+            self._client.log_text(self._run, table.to_markdown(), f"{name}.md")
+        except (MlflowException, ImportError, OSError) as error:  # the files may be in a place of their own
+            self._stores_files = False
+            log.warning("MLflow gets metrics, but no tables of attempts: %s", _first_line(error))
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._run)
+
+    def _open_run(
+        self, id_file: Path, project: str, experiment: str, own_store: Path | None, *, is_new: bool
+    ) -> str:
+        if id_file.exists() and not is_new:
+            run_id = id_file.read_text().strip()
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        found = self._client.get_experiment_by_name(project)
+        if found is not None:
+            experiment_id = found.experiment_id
+        else:
+            place = None if own_store is None else (own_store.absolute() / "mlflow_files").as_uri()
+            experiment_id = self._client.create_experiment(project, artifact_location=place)
+        run_id = str(self._client.create_run(experiment_id, run_name=experiment).info.run_id)
+        id_file.write_text(run_id)
+        return run_id
+
+    def _log_params(self, config: Mapping[str, Any]) -> None:
+        params = [Param(valid_name(name), str(value)[:MAX_VALUE_CHARS]) for name, value in _leaves(config)]
+        for batch in _batches(params, _BATCH_PARAMS):
+            self._client.log_batch(self._run, params=batch)
+
+
+def valid_name(name: str) -> str:
+    """Return the name as MLflow accepts it: letters, digits and `_-./ :`, with `/` between folders."""
+    parts = _FOREIGN.sub("_", name).split("/")
+    return "/".join("_" if part in ("", ".", "..") else part for part in parts)[:MAX_NAME_CHARS]
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+@contextmanager
+def _quick_requests() -> Iterator[None]:
+    """Shorten MLflow's deadlines within the block, unless the user has set them."""
+    added = [name for name in _QUICK if name not in os.environ]
+    os.environ.update({name: _QUICK[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def _shown(uri: str) -> str:
+    """Return the URI without user, password and query."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:300]}"
