@@ -101,7 +101,7 @@ def _computed(script: Script, group_size: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class StepEstimate:
     """Seconds of a step by what they are; `step_s` follows from them.
 
     learner_s: of the learner's loop: updates, driver, publish.
@@ -152,18 +152,18 @@ class Estimator:
         sampled = sum(self._demand.sampled)
         return config.learner.world_size * costs.update_s(list(self._demand.totals), sampled)
 
-    def estimate(self, *, ranks: int, servers: int, tp: int, max_staleness: int) -> Estimate:
+    def estimate(self, *, ranks: int, servers: int, tp: int, max_staleness: int) -> StepEstimate:
         """Return the times of a step. `tp`: GPUs of a server."""
         learner_s = self._one_rank_s[min(1, max_staleness)] / ranks + self._driver_s + self._load_s
         speed = self._speed(tp)
         if max_staleness == 0:
-            return Estimate(learner_s, self._cached_drain_s(tp, servers), 0.0, 0)
+            return StepEstimate(learner_s, self._cached_drain_s(tp, servers), 0.0, 0)
         key = (servers, tp, max_staleness)
         if key not in self._serving:
             self._serving[key] = self._serving_s(*key)
         servers_s, most = self._serving[key]
         longest_s = self._longest_s(speed, servers, max(learner_s, servers_s), most, max_staleness + 1)
-        return Estimate(learner_s, servers_s, longest_s, max_staleness)
+        return StepEstimate(learner_s, servers_s, longest_s, max_staleness)
 
     def _longest_s(
         self, speed: ServerSpeed, servers: int, others_s: float, most: float, num_steps: int

@@ -16,7 +16,7 @@ from agentrl.config.gpus import GPUS
 from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
-from agentrl.simulation.estimate import Estimate, Estimator
+from agentrl.simulation.estimate import Estimator, StepEstimate
 from agentrl.simulation.layouts import (
     LearnerLayout,
     Split,
@@ -40,14 +40,14 @@ _MAX_SOURCES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlanCandidate:
     """A way to use the GPUs, and its estimate. tp: GPUs of a server."""
 
     split: Split
     layout: LearnerLayout
     tp: int
     max_staleness: int
-    estimate: Estimate
+    estimate: StepEstimate
 
     @property
     def num_servers(self) -> int:
@@ -63,8 +63,8 @@ class Candidate:
 class Plan:
     """The best candidate, others near it, and the config of the best."""
 
-    best: Candidate
-    others: Sequence[Candidate]
+    best: PlanCandidate
+    others: Sequence[PlanCandidate]
     config: Config
 
 
@@ -87,7 +87,7 @@ def make_plan(config: Config, size: ModelSize, num_gpus: int, *, max_staleness: 
     return Plan(best, _others(found, best), planned)
 
 
-def apply(config: Config, chosen: Candidate) -> Config:
+def apply(config: Config, chosen: PlanCandidate) -> Config:
     """Return the config with everything that a candidate decides."""
     split, rollout = chosen.split, config.rollout
     in_flight = (chosen.max_staleness + 1) * config.buffer.groups_per_step * config.attempts_per_group
@@ -141,7 +141,9 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 # ---------------------------------------------------------------------------------------------------- search
 
 
-def _candidates(config: Config, size: ModelSize, num_gpus: int, bounds: Sequence[int]) -> Iterator[Candidate]:
+def _candidates(
+    config: Config, size: ModelSize, num_gpus: int, bounds: Sequence[int]
+) -> Iterator[PlanCandidate]:
     sizes = server_sizes(config, size)
     layouts: dict[int, LearnerLayout | None] = {}
     estimator: Estimator | None = None
@@ -160,15 +162,15 @@ def _candidates(config: Config, size: ModelSize, num_gpus: int, bounds: Sequence
             for bound in bounds:
                 servers = split.servers.num_gpus // tp
                 estimate = estimator.estimate(ranks=ranks, servers=servers, tp=tp, max_staleness=bound)
-                yield Candidate(split, layout, tp, bound, estimate)
+                yield PlanCandidate(split, layout, tp, bound, estimate)
 
 
-def _choose(found: Sequence[Candidate]) -> Candidate:
+def _choose(found: Sequence[PlanCandidate]) -> PlanCandidate:
     """Return the best candidate: for each number of GPUs, the smallest bound on staleness that is nearly as
     fast as the fastest, and of these the fastest.
     """
-    picks: list[Candidate] = []
-    fastest: dict[int, Candidate] = {}
+    picks: list[PlanCandidate] = []
+    fastest: dict[int, PlanCandidate] = {}
     ordered = sorted(found, key=lambda own: own.split.needs)
     for index, own in enumerate(ordered):
         before = fastest.get(own.max_staleness)
@@ -183,11 +185,11 @@ def _choose(found: Sequence[Candidate]) -> Candidate:
     return min(picks, key=lambda own: own.rank)
 
 
-def _others(found: Sequence[Candidate], best: Candidate) -> list[Candidate]:
+def _others(found: Sequence[PlanCandidate], best: PlanCandidate) -> list[PlanCandidate]:
     """Return the runners-up: the next splits, another size of the servers, and other bounds on staleness."""
-    others: list[Candidate] = []
+    others: list[PlanCandidate] = []
     same_bound = [own for own in found if own.max_staleness == best.max_staleness]
-    by_ranks: dict[int, Candidate] = {}
+    by_ranks: dict[int, PlanCandidate] = {}
     for own in sorted(same_bound, key=lambda own: own.rank):
         by_ranks.setdefault(own.split.learner.num_gpus, own)
     by_ranks.pop(best.split.learner.num_gpus, None)

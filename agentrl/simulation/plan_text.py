@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.explain_memory import memory_lines
 from agentrl.config.schema import Config
 from agentrl.simulation.measure import Simulated
-from agentrl.simulation.plan import Candidate, Plan, apply
+from agentrl.simulation.plan import Plan, PlanCandidate, apply
 from agentrl.simulation.report import binding
 from agentrl.simulation.scaled import MOST_ATTEMPTS, scaled
 from agentrl.simulation.simulate import simulate
@@ -18,7 +18,7 @@ from agentrl.simulation.simulate import simulate
 class Checked:
     """A candidate, with its simulation. factor: how many times smaller it was than the run."""
 
-    candidate: Candidate
+    candidate: PlanCandidate
     simulated: Simulated
     factor: float
 
@@ -67,7 +67,7 @@ def _simulated(checked: Sequence[Checked]) -> str:
     return f", {first.simulated.step_s:,.1f} s simulated{of}"
 
 
-def _longest(best: Candidate) -> str:
+def _longest(best: PlanCandidate) -> str:
     if best.max_staleness == 0:
         return ""
     return f", longest attempt {best.estimate.longest_s:,.1f} s in each of {best.max_staleness + 1} steps"
