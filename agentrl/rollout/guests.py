@@ -46,8 +46,8 @@ class GuestTimeout(ToolError):
 class Guest:
     """Wraps one plugin instance; `label` names it in errors.
 
-    Any error of the plugin becomes a ToolError with the cause in one line, except UserError and WrongCall,
-    which pass.
+    Any error of the plugin becomes a ToolError with the cause in one line, except UserError, and WrongCall of
+    a tool, which pass.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Guest:
         Raises:
             GuestTimeout: the call took longer than `timeout_s`. A `start` that takes longer raises ToolError.
             ToolError: the plugin raised.
-            WrongCall: the plugin rejected the call as wrong.
+            WrongCall: the plugin is a tool, and rejected the call as wrong.
         """
         if not self._is_ready:
             await self.start()
@@ -146,9 +146,11 @@ class Guest:
         with trio.move_on_after(self._timeout_s):
             try:
                 return await self._run(function, *args)
-            except (ToolError, UserError, WrongCall):
+            except (ToolError, UserError):
                 raise
             except Exception as error:  # boundary of one call: a plugin raised
+                if isinstance(error, WrongCall) and isinstance(self._plugin, Tool):
+                    raise
                 if (found := foreign_loop(error, self._plugin.runtime)) is not None:
                     other = "trio" if self._plugin.runtime == "asyncio" else "asyncio"
                     raise ToolError(

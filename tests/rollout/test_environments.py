@@ -24,6 +24,7 @@ from agentrl.plugins import (
     RewardResult,
     Tool,
     ToolResult,
+    WrongCall,
     environment_tools,
     load_plugins,
     tool,
@@ -66,6 +67,8 @@ class Counter(Environment):
     async def facts(self):
         if self.fault == "facts":
             raise KeyError("count")
+        if self.fault == "wrong facts":  # as a method under @tool does, if `facts` calls it
+            raise WrongCall("no such item")
         return {"value": self.value} if self.fault != "plain" else {"value": object()}
 
     async def close(self) -> None:
@@ -183,6 +186,11 @@ ENDINGS = {
     "a failed start": ({"fault": "start"}, Outcome.ENVIRONMENT_ERROR, ["start", "close"]),
     "a slow start": ({"fault": "start hangs"}, Outcome.ENVIRONMENT_ERROR, ["start", "close"]),
     "failed facts": ({"fault": "facts"}, Outcome.ENVIRONMENT_ERROR, ["start", "add 1", "agent", "close"]),
+    "facts that are a wrong call": (
+        {"fault": "wrong facts"},
+        Outcome.ENVIRONMENT_ERROR,
+        ["start", "add 1", "agent", "close"],
+    ),
     "odd facts": ({"fault": "plain"}, Outcome.ENVIRONMENT_ERROR, ["start", "add 1", "agent", "close"]),
     "a failed reward": (
         {"fault": "reward"},
@@ -479,3 +487,18 @@ def test_two_environments_may_have_tools_of_the_same_name(stage):
 def test_a_row_comes_before_the_config(configured, of_row, expected):
     choice = agent_choice(AgentConfig(environment=configured), load_plugins())
     assert choice.environment_kwargs(of_row) == expected
+
+
+class Hasty(Interaction):
+    """Calls a method of the environment wrongly."""
+
+    name: ClassVar[str] = "hasty"
+
+    async def respond(self, messages) -> InteractionReply:
+        raise WrongCall("no such item")
+
+
+def test_a_wrong_call_by_the_partner_is_not_the_models():
+    trajectory = play(["done"], agent="interaction_agent", environment=Counter, interaction=Hasty)
+    assert trajectory.outcome is Outcome.TOOL_ERROR
+    assert trajectory.failure.plugin == PluginId("interaction", "hasty")
