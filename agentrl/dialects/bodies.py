@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -127,12 +127,13 @@ def checked_call(id: str, name: str, arguments: Any) -> ToolCall:
 def is_sendable(value: Any, *, depth: int = MAX_DEPTH) -> bool:
     """Return whether programs can read `value` as JSON, and send it back.
 
-    Models write what Python's reader accepts and others do not: NaN, half of a character, a thousand levels.
+    Models write what Python's reader accepts and others do not: NaN, half of a character, a thousand levels,
+    numbers of a thousand digits.
     """
     if isinstance(value, str):
         return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
-    if isinstance(value, float):
-        return math.isfinite(value)
+    if isinstance(value, int | float):
+        return abs(value) <= sys.float_info.max  # false for NaN
     if isinstance(value, Mapping):
         return depth > 0 and all(
             is_sendable(key) and is_sendable(item, depth=depth - 1) for key, item in value.items()

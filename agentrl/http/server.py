@@ -135,6 +135,7 @@ class _Connection:
         self._stream = stream
         self._rules = rules
         self._state = h11.Connection(h11.SERVER)
+        self._method = ""  # of the newest request
 
     async def read_request(self) -> HttpRequest | None:
         """Return the next request.
@@ -207,7 +208,8 @@ class _Connection:
                 *response.headers.items(),
             ]
             data = self._head(response.status, headers)
-            data += self._state.send(h11.Data(data=response.body)) or b""
+            if self._method != "HEAD":  # its responses have no body
+                data += self._state.send(h11.Data(data=response.body)) or b""
             data += self._state.send(h11.EndOfMessage()) or b""
             await self._stream.send_all(data)
         if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
@@ -228,6 +230,7 @@ class _Connection:
                 await self._receive()
             elif isinstance(event, h11.Request):
                 head = _head(event)
+                self._method = head.method
                 if (refusal := self._rules.admit(head)) is not None:
                     raise _Refused(refusal)
                 # h11 has checked that it is a number

@@ -70,6 +70,7 @@ class OpenTrajectory:
         self.responses = StoredResponses()
         self._served = served
         self._running: set[trio.CancelScope] = set()
+        self._is_over = False
         self._one_ended = trio.Event()
 
     async def complete(self, request: TurnRequest, listener: Listener | None = None) -> TurnReply:
@@ -78,6 +79,8 @@ class OpenTrajectory:
         Raises:
             RequestError: the error to send to the program.
         """
+        if self._is_over:  # it ended while the body was read
+            raise _over()
         scope = trio.CancelScope()
         self._running.add(scope)
         try:
@@ -86,7 +89,7 @@ class OpenTrajectory:
         finally:
             self._running.discard(scope)
             self._one_ended.set()
-        raise RequestError("the trajectory is over", type="closed", code="trajectory_ended")
+        raise _over()
 
     async def count_tokens(self, request: TurnRequest) -> int:
         """Return the number of tokens of a request's prompt.
@@ -100,7 +103,8 @@ class OpenTrajectory:
             raise RequestError(str(error)) from error
 
     async def end(self) -> None:
-        """Cancel the running requests and wait until they have ended."""
+        """Refuse further requests, cancel the running ones and wait until they have ended."""
+        self._is_over = True
         for scope in self._running:
             scope.cancel()
         while self._running:
@@ -123,6 +127,10 @@ class OpenTrajectory:
                 type="server_error",
                 code="trajectory_failed",
             ) from error
+
+
+def _over() -> RequestError:
+    return RequestError("the trajectory is over", type="closed", code="trajectory_ended")
 
 
 class Gateway:

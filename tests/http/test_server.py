@@ -75,6 +75,17 @@ def test_a_request_may_arrive_byte_by_byte_and_two_at_once():
     with_server(echo, client)
 
 
+def test_an_answer_to_head_has_the_length_of_the_body_and_no_body():
+    async def client(port):
+        head = b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n"
+        received = await talk(port, head, b"GET /b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert received.count(b"HTTP/1.1 200 OK") == 2
+        assert b"HEAD /a" not in received
+        assert received.endswith(b"GET /b  0")
+
+    with_server(echo, client)
+
+
 def test_a_client_that_waits_for_100_continue_gets_it():
     head = (
         b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\nConnection: "

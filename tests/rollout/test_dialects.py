@@ -72,6 +72,7 @@ UNREADABLE = st.sampled_from(
         '<tool_call>{"name": calculator}</tool_call>',
         '<tool_call>{"name": "calculator", "arguments": {"expression": "\\ud800"}}</tool_call>',
         '<tool_call>{"name": "calculator", "arguments": {"expression": NaN}}</tool_call>',
+        f'<tool_call>{{"name": "calculator", "arguments": {{"expression": {"1" * 400}}}}}</tool_call>',
         '<tool_call>{"name": "\\udfff", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "calculator", "argu',
     ]

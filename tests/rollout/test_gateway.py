@@ -17,10 +17,10 @@ import trio
 
 from agentrl.chat.tiny import build_tiny_tokenizer
 from agentrl.dialects.chat_completions import read_request
-from agentrl.dialects.turns import RequestError
+from agentrl.dialects.turns import RequestError, TurnRequest
 from agentrl.errors import ServerError
 from agentrl.plugins import AgentLoop
-from agentrl.rollout.gateway import MAX_BODY_BYTES
+from agentrl.rollout.gateway import MAX_BODY_BYTES, OpenTrajectory
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.types import NO_VERSION, Generation, Message, Outcome
 from parts.chats import template_chat
@@ -296,10 +296,14 @@ def test_a_stream_says_what_a_whole_reply_says(stage, with_tools):
     ("options", "said"),
     [
         ({"tools": [CALCULATOR]}, '<tool_call>{"name": calculator}</tool_call>'),
+        (
+            {"tools": [CALCULATOR]},
+            f'<tool_call>{{"name": "a", "arguments": {{"b": -{"1" * 400}}}}}</tool_call>',
+        ),
         ({}, None),
         ({"tools": [CALCULATOR], "tool_choice": "none"}, None),
     ],
-    ids=["unreadable", "no tools", "tool_choice none"],
+    ids=["unreadable", "400 digits", "no tools", "tool_choice none"],
 )
 def test_calls_that_cannot_be_told_as_calls_are_text_and_do_not_fork(stage, options, said):
     said = said or stage.call()
@@ -721,3 +725,29 @@ def test_a_program_that_returns_leaves_no_request_behind(stage):
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
     assert gate.cancelled.is_set()
     assert trajectory.metrics["num_turns"] == 1
+
+
+def test_a_request_that_was_read_while_its_trajectory_ended_samples_nothing():
+    """A large body is read in a thread: its trajectory may end meanwhile."""
+
+    class Served:
+        """Counts what it is asked for."""
+
+        num_asked = 0
+
+        async def complete(self, request, listener):
+            self.num_asked += 1
+
+        async def count_tokens(self, request) -> int:
+            return 0
+
+    async def main() -> None:
+        trajectory = OpenTrajectory(served)
+        await trajectory.end()
+        with pytest.raises(RequestError, match="is over") as refused:
+            await trajectory.complete(TurnRequest((Message("user", "a"),)))
+        assert refused.value.code == "trajectory_ended"
+
+    served = Served()
+    trio.run(main)
+    assert served.num_asked == 0
