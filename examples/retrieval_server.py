@@ -59,8 +59,10 @@ def make_server(index: Index, *, key: str, port: int) -> ThreadingHTTPServer:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            size = int(self.headers.get("Content-Length") or 0)
+            length = self.headers.get("Content-Length", "0")
+            size = int(length) if length.isdecimal() and len(length) < 16 else MAX_BODY_BYTES + 1
             body = self.rfile.read(size) if size <= MAX_BODY_BYTES else b""
+            self.close_connection |= size > MAX_BODY_BYTES  # what was not read is no request
             given = self.headers.get("Authorization", "").encode()
             if not hmac.compare_digest(given, f"Bearer {key}".encode()):
                 return self.reply(401, {"error": "the key is missing or wrong"})

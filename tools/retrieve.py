@@ -52,8 +52,8 @@ class Retrieve(Tool):
         super().__init__(config)
         options = read_options(RetrieveOptions, self.config, plugin="tool 'retrieve'")
         key = secret(options.api_key_env, plugin="tool 'retrieve'")
-        parts = urlsplit(options.url)
         try:
+            parts = urlsplit(options.url)
             self._http = HttpClient(
                 f"{parts.scheme}://{parts.netloc}",
                 headers={} if key is None else {"Authorization": f"Bearer {key}"},
@@ -61,7 +61,7 @@ class Retrieve(Tool):
             )
         except ValueError as error:
             raise ConfigError(f"tool 'retrieve': url: {error}") from error
-        self._path = parts.path or "/retrieve"
+        self._path = (parts.path or "/retrieve") + (f"?{parts.query}" if parts.query else "")
         self._options = options
 
     async def call(self, arguments: JsonObject) -> ToolResult:

@@ -234,6 +234,12 @@ class Config(Section):
                 "algorithm.distillation.with_rewards=false leaves the critic nothing to predict; use an "
                 "algorithm.advantage without a critic, such as grpo"
             )
+        kl = self.algorithm.kl
+        if kl.coefficient and kl.place == "reward" and self.algorithm.distillation.replaces_rewards:
+            raise ValueError(
+                "algorithm.distillation.with_rewards=false leaves no rewards to subtract the KL from; use "
+                "algorithm.kl.place=loss"
+            )
         if (
             self.has_critic
             and self.trainer.steps is not None

@@ -35,6 +35,9 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "layer_replication": (None, []),
     "exclude_modules": (None, []),
     "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+    # PiSSA, OLoRA, CorDA and LoftQ change the base weights, without which the adapter means something else.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
 """Keys of adapter_config.json with the values of a plain adapter, the only kind that the learner trains."""
 

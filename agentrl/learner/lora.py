@@ -204,7 +204,10 @@ def write_adapter(tensors: Mapping[str, Tensor], config: LoRAConfig, base: str, 
     described = _peft_config(config)
     described.base_model_name_or_path = base
     described.inference_mode = True
-    described.target_modules = sorted({name.rsplit(".", 3)[1] for name in tensors})
+    named = set(config.target_modules)
+    if not any("." in name for name in named):  # a name with dots may mean some layers of a kind only
+        named = {name.rsplit(".", 3)[1] for name in tensors}
+    described.target_modules = sorted(named)
     described.save_pretrained(str(folder))
     file = folder / WEIGHTS_FILE
     save_file(

@@ -22,6 +22,7 @@ from agentrl.simulation.simulate import workload_of
 from agentrl.simulation.speeds import Costs, server_speed
 from agentrl.simulation.workload import Script, Scripts
 
+LONGEST = "the longest attempt"
 _DRAWN = 512
 """Attempts from which the workload's means are taken."""
 _ROUNDS = 30
@@ -125,7 +126,7 @@ class StepEstimate:
         """What the step waits for."""
         if self.max_staleness == 0:
             return "the servers and the learner wait for each other"
-        names = ("the learner", "the servers", "the longest attempt")
+        names = ("the learner", "the servers", LONGEST)
         return max(zip((self.learner_s, self.servers_s, self.longest_s), names, strict=True))[1]
 
 

@@ -112,6 +112,7 @@ def _memory(config: Config, size: ModelSize, changes: Mapping[str, Any]) -> Rank
         tokens=learner.microbatch_tokens,
         is_gpu=True,
         has_reference=config.algorithm.kl.coefficient > 0,
+        teacher=None if config.teacher_model is None else ModelSize.read(config.teacher_model.path),
     )
 
 

@@ -345,6 +345,13 @@ def test_a_teacher_that_cannot_score_is_refused_before_the_run(tmp_path, spoil, 
             {"advantage": "gae", "distillation": {"teacher": "t", "with_rewards": False}},
             "without a critic",
         ),
+        (
+            {
+                "kl": {"coefficient": 0.1, "place": "reward", "estimator": "k1"},
+                "distillation": {"teacher": "t", "with_rewards": False},
+            },
+            "no rewards to subtract the KL from",
+        ),
     ],
 )
 def test_contradictions_are_refused(config, message):

@@ -27,6 +27,7 @@ from agentrl.data.adapter_source import read_adapter
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import Learner
+from agentrl.learner.lora import write_adapter
 from agentrl.learner.packing import pack
 from agentrl.learner.restore import read_model_config
 from agentrl.learner.sharding import gather
@@ -286,6 +287,21 @@ def test_only_the_named_layers_get_an_adapter():
         ]
 
 
+@pytest.mark.parametrize(
+    ("named", "written"),
+    [
+        (("layers.0.self_attn.q_proj",), ["layers.0.self_attn.q_proj"]),
+        (("q_proj",), ["q_proj"]),
+        ((), ["q_proj"]),
+    ],
+)
+def test_an_adapter_of_some_layers_is_written_as_one_of_these(tmp_path, named, written):
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{layer}.lora_{part}.weight": torch.zeros(2, 2) for part in "AB"}
+    write_adapter(tensors, LoRAConfig(rank=2, target_modules=named), "base", tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == written
+
+
 # ------------------------------------------------------------------------------------------ a stored adapter
 
 
@@ -384,6 +400,7 @@ def test_a_config_that_does_not_fit_the_adapter_is_refused_in_one_line(stored, c
         ("modules_to_save", ["lm_head"], r"modules_to_save=\['lm_head'\]"),
         ("rank_pattern", {"q_proj": 8}, "rank_pattern"),
         ("bias", "all", "bias='all'"),
+        ("init_lora_weights", "pissa", "init_lora_weights='pissa'"),
         ("peft_type", "IA3", "peft_type='IA3'"),
         ("target_modules", ".*proj", "a pattern"),
         ("r", "many", "does not describe a LoRA adapter: r:"),

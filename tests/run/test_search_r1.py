@@ -137,6 +137,11 @@ def test_a_url_that_is_none_is_refused(url):
         Retrieve({"url": url})
 
 
+def test_brackets_that_are_not_closed_are_one_line():
+    with pytest.raises(ConfigError, match=r"tool .retrieve.: url: Invalid IPv6 URL"):
+        Retrieve({"url": "http://[::1/retrieve"})
+
+
 def test_a_model_that_searches_and_answers_is_rewarded(config):
     found = play(
         [[call("retrieve", query="capital of Switzerland")], "<answer>The Bern!</answer>"],

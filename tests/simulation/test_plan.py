@@ -20,9 +20,11 @@ from agentrl.config.gpus import GPUS
 from agentrl.config.model_presets import PRESETS, known_size
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
+from agentrl.simulation.estimate import StepEstimate
 from agentrl.simulation.layouts import splits
+from agentrl.simulation.measure import Simulated
 from agentrl.simulation.plan import Plan, make_plan
-from agentrl.simulation.plan_text import check, plan_lines
+from agentrl.simulation.plan_text import Checked, check, plan_lines
 from agentrl.simulation.scaled import MOST_ATTEMPTS, scaled
 from agentrl.simulation.written import config_yaml
 
@@ -193,3 +195,31 @@ def _size(model: str):  # type: ignore[no-untyped-def]
     size = known_size(model)
     assert size is not None
     return size
+
+
+def test_a_plan_that_waits_for_the_longest_attempt_does_not_advise_more_servers() -> None:
+    plan = planned("qwen3-8b", "h100", 16, 4096)
+    assert plan is not None
+    estimate = StepEstimate(learner_s=1.0, servers_s=2.0, longest_s=9.0, max_staleness=1)
+    plan = replace(plan, best=replace(plan.best, estimate=estimate))
+    busy = Simulated(
+        step_s=10.0,
+        step_p95_s=10.0,
+        phases={"take": 9.0, "learn": 1.0},
+        servers={"sampling": 0.95, "prefill": 0.0, "paused": 0.0, "down": 0.0, "idle": 0.05},
+        running=1.0,
+        waiting=0.0,
+        kv_share=0.1,
+        leasing_share=0.0,
+        lags={0: 1.0},
+        tokens_per_step=1.0,
+        sampled_per_step=1.0,
+        mean_tokens=1.0,
+        longest_tokens=1.0,
+        redone_share=0.0,
+        dropped={},
+        num_failures=0,
+    )
+    lines = "\n".join(plan_lines(plan, [Checked(plan.best, busy, 1.0)], num_gpus=16))
+    assert "simulation  the longest attempt" in lines
+    assert "more servers" not in lines
