@@ -19,7 +19,7 @@ from agentrl.figures.run_report import ReportRefresher, closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
-from agentrl.tracking.attempt_table import AttemptTable
+from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing_table import write_summary
 from agentrl.tracking.console import validation_text
@@ -201,7 +201,7 @@ class Observer:
         """Send a table of some attempts of a validation to the trackers."""
         limit = self._config.tracking.attempts_per_validation
         if limit and self._trackers.names:
-            self._trackers.log_attempts(AttemptTable.of(attempts, step=step, version=version, limit=limit))
+            self._trackers.log_attempts(SampledAttempts.of(attempts, step=step, version=version, limit=limit))
 
     def _show_alarms(
         self,

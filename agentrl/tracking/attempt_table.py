@@ -66,7 +66,7 @@ COLUMNS = tuple(field.name for field in fields(AttemptRow))
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptTable:
+class SampledAttempts:
     """Sampled attempts of the validation at `step`, which measured `version`."""
 
     step: int
@@ -74,7 +74,7 @@ class AttemptTable:
     rows: tuple[AttemptRow, ...]
 
     @classmethod
-    def of(cls, attempts: Sequence[Trajectory], *, step: int, version: int, limit: int) -> AttemptTable:
+    def of(cls, attempts: Sequence[Trajectory], *, step: int, version: int, limit: int) -> SampledAttempts:
         """Return a table of at most `limit` attempts (see `sampled`)."""
         return cls(step, version, tuple(AttemptRow.of(attempt) for attempt in sampled(attempts, limit)))
 

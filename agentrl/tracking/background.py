@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agentrl.tracking.alarms import Alarm
-from agentrl.tracking.attempt_table import AttemptTable
+from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.metrics import StepRecord
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class BackgroundTracker:
     def log_alarm(self, alarm: Alarm) -> None:
         self._later(lambda: self._inner.log_alarm(alarm))
 
-    def log_attempts(self, table: AttemptTable) -> None:
+    def log_attempts(self, table: SampledAttempts) -> None:
         self._later(lambda: self._inner.log_attempts(table))
 
     def close(self) -> None:

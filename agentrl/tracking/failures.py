@@ -136,8 +136,8 @@ class FailureTally:
         place = f" at {failed.failure.place}" if failed.failure.place else ""
         what = f"attempt failed ({failed.outcome.value}, {failed.became.replace('_', ' ')})"
         if failed.became == "went_on":
-            is_call = failed.outcome is Outcome.TOOL_ERROR
-            what = "a call failed and the attempt continued" if is_call else "an attempt had ended, and then"
+            is_close = failed.outcome is Outcome.ENVIRONMENT_ERROR
+            what = "an attempt had ended, and then" if is_close else "a call failed and the attempt continued"
         lines = [
             f"{what}: {failed.failure.text}{place}",
             f"  first seen in group {failed.group_id}, member {failed.member}, task "

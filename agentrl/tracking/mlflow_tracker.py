@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
-from agentrl.tracking.attempt_table import TABLE_NAME, AttemptTable
+from agentrl.tracking.attempt_table import TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
 
 # MLflow reports its use to its authors unless it is told not to.
@@ -93,7 +93,7 @@ class MlflowTracker:
         """Set a tag with the alarm's line: MLflow lists and searches tags."""
         self._client.set_tag(self._run, valid_name(f"{ALARMS_NAME}/{alarm.rule}"), alarm.line())
 
-    def log_attempts(self, table: AttemptTable) -> None:
+    def log_attempts(self, table: SampledAttempts) -> None:
         """Store the table as files of the run: JSON for programs, Markdown for people."""
         if not self._stores_files:
             return

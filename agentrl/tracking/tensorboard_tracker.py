@@ -16,7 +16,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
-from agentrl.tracking.attempt_table import TABLE_NAME, AttemptTable
+from agentrl.tracking.attempt_table import TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
 
 
@@ -43,7 +43,7 @@ class TensorboardTracker:
         self._add(alarm.step, _text(f"{ALARMS_NAME}/{alarm.rule}", f"    {alarm.line()}"))
         self._writer.flush()
 
-    def log_attempts(self, table: AttemptTable) -> None:
+    def log_attempts(self, table: SampledAttempts) -> None:
         """Write the table to the text page, as Markdown."""
         self._add(table.step, _text(TABLE_NAME, table.to_markdown()))
         self._writer.flush()

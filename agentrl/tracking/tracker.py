@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentrl.tracking.alarms import Alarm
-from agentrl.tracking.attempt_table import AttemptTable
+from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.console import Console, QuietConsole, open_console
 from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
     def log_alarm(self, alarm: Alarm) -> None: ...
 
-    def log_attempts(self, table: AttemptTable) -> None: ...
+    def log_attempts(self, table: SampledAttempts) -> None: ...
 
     def close(self) -> None: ...
 
@@ -90,7 +90,7 @@ class Trackers(AbstractContextManager["Trackers"]):
         for name, guest in tuple(self._guests.items()):
             self._call(name, guest.log_alarm, alarm)
 
-    def log_attempts(self, table: AttemptTable) -> None:
+    def log_attempts(self, table: SampledAttempts) -> None:
         """Send sampled attempts to the guests. The run folder has all of them."""
         for name, guest in tuple(self._guests.items()):
             self._call(name, guest.log_attempts, table)

@@ -14,7 +14,7 @@ import wandb
 
 from agentrl.errors import ConfigError
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
-from agentrl.tracking.attempt_table import COLUMNS, TABLE_NAME, AttemptTable
+from agentrl.tracking.attempt_table import COLUMNS, TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
 
 Mode = Literal["online", "offline", "disabled"]
@@ -71,7 +71,7 @@ class WandbTracker:
         self._run.log({ALARMS_NAME: table, "step": alarm.step})
         self._run.alert(f"alarm {alarm.rule}", alarm.line(), level="WARN")
 
-    def log_attempts(self, table: AttemptTable) -> None:
+    def log_attempts(self, table: SampledAttempts) -> None:
         """Send the table. wandb keeps one per validation."""
         data = [list(row.cells) for row in table.rows]
         self._run.log({TABLE_NAME: wandb.Table(list(COLUMNS), data=data), "step": table.step})

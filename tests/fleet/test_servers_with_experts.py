@@ -113,7 +113,7 @@ def test_a_server_that_joins_later_is_asked_once(host, tmp_path, replays):
     )
     elastic = ElasticServers(
         servers,
-        SimpleNamespace(outstanding_tokens=dict),
+        SimpleNamespace(outstanding_tokens=dict, lines=[]),
         lone_adapter_of=None,
         replays_experts=replays,
         run_dir=tmp_path,

@@ -31,6 +31,9 @@ ALLOWED = {
     "start_timeout_s",
     "agentrl/controller/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",
     "agentrl/fleet/recorder.py:Recorder._run": "a daemon thread that waits for work",
+    "agentrl/rollout/traces.py:current_scope": "a context variable: it waits for nothing",
+    "agentrl/rollout/traces.py:TracedScope.__enter__": "a context variable: it waits for nothing",
+    "agentrl/tracking/background.py:BackgroundTracker._work": "a daemon thread that waits for work",
     "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
     "agentrl/offline/compare_corrections.py:_console": "rich's capture: it waits for nothing",
     "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by "

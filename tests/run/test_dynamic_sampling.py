@@ -143,6 +143,8 @@ def test_every_recipe_learns_a_step_from_them(run, world, tmp_path, recipe):
         "trainer.save_freq=-1",
     ]
     overrides += ["trainer.keep_best=0", "buffer.groups_per_step=4"]
+    if recipe == "gsm8k_distill":
+        overrides.append(f"algorithm.distillation.teacher={world.folder}/model")
     own = load_replay_config(
         result.run_dir, overrides, file=CONFIGS / "recipes" / f"{recipe}.yaml", out=tmp_path
     )

@@ -13,7 +13,7 @@ from agentrl.tracking.attempt_table import (
     MAX_CELL_CHARS,
     MAX_CONVERSATION_CHARS,
     AttemptRow,
-    AttemptTable,
+    SampledAttempts,
     sampled,
 )
 from agentrl.tracking.conversation_text import shortened
@@ -69,7 +69,7 @@ def test_a_shortened_text_keeps_both_ends_and_its_bound(text, limit):
 def test_no_text_of_a_model_leaves_its_cell_or_becomes_markup(said, failure):
     messages = (Message("user", said), Message("assistant", said))
     played = attempt(1, task_id=said, failure=Failure(failure), messages=messages)
-    table = AttemptTable.of([played, attempt(2)], step=3, version=4, limit=2)
+    table = SampledAttempts.of([played, attempt(2)], step=3, version=4, limit=2)
     markdown = table.to_markdown()
     markdown.encode()
     lines = markdown.split("\n")

@@ -11,7 +11,7 @@ import pytest
 from agentrl.config.tracking import TrackingConfig
 from agentrl.errors import ConfigError
 from agentrl.tracking.alarms import Alarm
-from agentrl.tracking.attempt_table import AttemptTable
+from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.console import PlainConsole, QuietConsole
 from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
 from agentrl.tracking.redact import redact
@@ -39,7 +39,7 @@ class Recorder:
     def log_alarm(self, alarm: Alarm) -> None:
         raise AssertionError(alarm)
 
-    def log_attempts(self, table: AttemptTable) -> None:
+    def log_attempts(self, table: SampledAttempts) -> None:
         raise AssertionError(table)
 
     def close(self) -> None:

@@ -102,6 +102,7 @@ def test_long_polls_do_not_starve_the_call_that_ends_them(tmp_path):
 
 def test_errors_keep_their_type_and_foreign_ones_name_the_actor(tmp_path):
     shelf = launch(tmp_path)
+    process = psutil.Process(shelf.run(Shelf.pid))
     with pytest.raises(JournalError, match="full"):
         shelf.run(Shelf.fill, 1)
     with pytest.raises(InfrastructureError, match=r"the shelf failed: ZeroDivisionError: a bug"):
@@ -109,6 +110,7 @@ def test_errors_keep_their_type_and_foreign_ones_name_the_actor(tmp_path):
     with pytest.raises(InfrastructureError, match=r"the shelf did not answer within 0\.1 s"):
         shelf.within(0.1).run(Shelf.sleep, 1.0)
     shelf.kill()
+    process.wait(timeout=60)
     with pytest.raises(InfrastructureError, match="the shelf died"):
         shelf.run(Shelf.pid)
 
