@@ -23,6 +23,7 @@ def write_teacher(world, folder):
     return folder
 
 
+@pytest.mark.slow
 def test_a_teacher_on_two_ranks_scores_what_was_sampled_and_again_in_a_replay(world, tmp_path):
     run_dir = tmp_path / "distilled"
     overrides = [
