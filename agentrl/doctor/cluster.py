@@ -70,7 +70,7 @@ def _examine_nodes(
     """Yield the report of each node, or why there is none. `nodes`: id -> address."""
     tasks = {
         _on(examine_node, node).remote(
-            subject.as_json(), names, str(Path(marker).resolve()), _named(nodes, node)
+            subject.anchored().as_json(), names, str(Path(marker).resolve()), _named(nodes, node)
         ): node
         for node in nodes
     }

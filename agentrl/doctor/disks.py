@@ -116,7 +116,7 @@ def judge_temporary(folder: Path) -> Diagnosis:
 def _needed(subject: Subject) -> int | None:
     """Return the bytes of all checkpoints that a run keeps at once; None without checkpoints, or unknown."""
     trainer, parameters = subject.config.trainer, subject.num_parameters
-    if parameters is None or not subject.is_given:
+    if parameters is None or not subject.is_given or trainer.save_freq < 1:
         return None
     # One more is written before the oldest is removed.
     return (trainer.keep_last + trainer.keep_best + 1) * STATE_BYTES * parameters

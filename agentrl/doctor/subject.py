@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentrl.config.model_size import ModelSize
@@ -47,6 +47,15 @@ class Subject:
         folder = self.model_folder
         size = ModelSize.read(str(folder)) if folder is not None else None
         return None if size is None else size.num_parameters
+
+    def anchored(self) -> Subject:
+        """Return the same subject for a process with another working directory."""
+        trainer = self.config.trainer.model_copy(update={"run_dir": str(self.run_folder.absolute())})
+        weights = self.config.rollout.weights
+        if weights.folder:
+            weights = weights.model_copy(update={"folder": str(Path(weights.folder).absolute())})
+        rollout = self.config.rollout.model_copy(update={"weights": weights})
+        return replace(self, config=self.config.model_copy(update={"trainer": trainer, "rollout": rollout}))
 
     def as_json(self) -> str:
         """Return the subject as text. It contains no key, only names of environment variables."""

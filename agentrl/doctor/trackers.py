@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
+from agentrl.config.storage_urls import shown
 from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.subject import Subject
 
-PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard"}
+PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "'agentrl[mlflow]'"}
+"""What pip is asked for, by the name of the tracker, which is also that of its module."""
 CONNECT_S = 5.0
 OFFLINE = "tracking.wandb_mode=offline"
 
@@ -23,10 +26,14 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
         package = PACKAGES.get(name)
         if package is None:
             continue
-        if find_spec(package) is None:
-            yield Diagnosis(name, "wrong", f"{package} is not installed", f"pip install {package}")
-        elif name == "wandb" and subject.config.tracking.wandb_mode == "online":
+        tracking = subject.config.tracking
+        uri = tracking.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        if find_spec(name) is None:
+            yield Diagnosis(name, "wrong", f"{name} is not installed", f"pip install {package}")
+        elif name == "wandb" and tracking.wandb_mode == "online":
             yield _judge_login()
+        elif name == "mlflow" and uri:
+            yield _judge_mlflow(uri)
         else:
             yield Diagnosis(name, "ok", "installed; writes to the run folder")
 
@@ -37,10 +44,8 @@ def _judge_login() -> Diagnosis:
     url = str(wandb.Settings().base_url)
     if not wandb.api.api_key:
         return Diagnosis("wandb", "wrong", f"no key for {url}", f"`wandb login`, or {OFFLINE}")
-    place = urlsplit(url)
-    port = place.port or (443 if place.scheme == "https" else 80)
     try:
-        socket.create_connection((place.hostname or "", port), CONNECT_S).close()
+        _connect(url)
     except OSError as error:
         return Diagnosis("wandb", "wrong", f"{url} cannot be reached: {error}", f"the network, or {OFFLINE}")
     try:
@@ -49,3 +54,21 @@ def _judge_login() -> Diagnosis:
         first = str(error).splitlines()[0]
         return Diagnosis("wandb", "wrong", f"{url} refuses the key: {first}", "`wandb login --relogin`")
     return Diagnosis("wandb", "ok", f"logged in at {url}")
+
+
+def _judge_mlflow(uri: str) -> Diagnosis:
+    if not uri.startswith(("http://", "https://")):
+        return Diagnosis("mlflow", "ok", f"installed; writes to {shown(uri)}")
+    try:
+        _connect(uri)
+    except (OSError, ValueError) as error:
+        text = f"{shown(uri)} cannot be reached: {error}"
+        return Diagnosis("mlflow", "wrong", text, "tracking.mlflow_uri, or the server and the network")
+    return Diagnosis("mlflow", "ok", f"installed; {shown(uri)} is reached")
+
+
+def _connect(url: str) -> None:
+    """Connect to the host of a URL; raise OSError if it cannot be reached."""
+    place = urlsplit(url)
+    port = place.port or (443 if place.scheme == "https" else 80)
+    socket.create_connection((place.hostname or "", port), CONNECT_S).close()

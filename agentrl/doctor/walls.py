@@ -52,16 +52,26 @@ def judge_walls(protections: Protections, *, is_needed: bool, allowed: frozenset
 
 def runs_programs(config: Config) -> bool:
     """Return whether the config names the Python tool or the code reward."""
-    tools = {*config.agent.tools, *config.agent.tool_config, *(config.eval.tools or ())}
-    terms = {term.reward or name for name, term in config.reward.terms.items()}
-    # The defaults name a reward for every known data source, whether the run has it or not.
-    sources = dict(config.reward.sources.items() - RewardConfig().sources.items())
-    rewards = {*terms, *sources.values(), *config.reward.reward_config}
-    return TOOL in tools or REWARD in rewards
+    return TOOL in _tools(config) or REWARD in _rewards(config)
 
 
 def allowed_walls(config: Config) -> frozenset[str]:
-    """Return the walls that the Python tool and the code reward may lack, each of them that is configured."""
-    parts = [config.agent.tool_config.get(TOOL), config.reward.reward_config.get(REWARD)]
-    lists = [frozenset(part.get("allow_unprotected", ())) for part in parts if part]
+    """Return the walls that the Python tool and the code reward may lack, each of them that is named."""
+    parts = []
+    if TOOL in _tools(config):
+        parts.append(config.agent.tool_config.get(TOOL, {}))
+    if REWARD in _rewards(config):
+        parts.append(config.reward.reward_config.get(REWARD, {}))
+    lists = [frozenset(part.get("allow_unprotected", ())) for part in parts]
     return frozenset.intersection(*lists) if lists else frozenset()
+
+
+def _tools(config: Config) -> frozenset[str]:
+    return frozenset({*config.agent.tools, *config.agent.tool_config, *(config.eval.tools or ())})
+
+
+def _rewards(config: Config) -> frozenset[str]:
+    terms = {term.reward or name for name, term in config.reward.terms.items()}
+    # The defaults name a reward for every known data source, whether the run has it or not.
+    sources = dict(config.reward.sources.items() - RewardConfig().sources.items())
+    return frozenset({*terms, *sources.values(), *config.reward.reward_config})

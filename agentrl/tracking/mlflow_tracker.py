@@ -10,18 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
 from agentrl.tracking.alarms import ALARMS_NAME, Alarm
 from agentrl.tracking.attempt_table import TABLE_NAME, SampledAttempts
 from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.redact import without_users
 
 # MLflow reports its use to its authors unless it is told not to.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 try:
     from mlflow.entities import Metric, Param
-    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 except ImportError as missing:
     raise ConfigError(
@@ -71,13 +70,16 @@ class MlflowTracker:
         try:
             with _quick_requests():
                 self._client = MlflowClient(tracking_uri=uri)
-                self._run = self._open_run(
-                    run_dir / "mlflow_id.txt", project, experiment, own_store, is_new=restored_step is None
-                )
-                if restored_step is None:
+                id_file = run_dir / "mlflow_id.txt"
+                if restored_step is not None and id_file.exists():
+                    self._run = id_file.read_text().strip()
+                    self._client.update_run(self._run, status="RUNNING")
+                else:
+                    self._run = self._new_run(project, experiment, own_store)
+                    id_file.write_text(self._run)
                     self._log_params(config)
         except Exception as error:  # boundary: stores raise errors of their own libraries
-            raise RuntimeError(f"{_shown(uri)}: {_first_line(error)}") from error
+            raise RuntimeError(f"{without_users(uri).partition('?')[0]}: {_first_line(error)}") from error
 
     def log(self, record: StepRecord) -> None:
         """Send the finite values of one record."""
@@ -101,7 +103,7 @@ class MlflowTracker:
         try:
             self._client.log_text(self._run, table.to_json(), f"{name}.json")
             self._client.log_text(self._run, table.to_markdown(), f"{name}.md")
-        except (MlflowException, ImportError, OSError) as error:  # the files may be in a place of their own
+        except Exception as error:  # noqa: BLE001 - boundary: files may be in a store with errors of its own
             self._stores_files = False
             log.warning("MLflow gets metrics, but no tables of attempts: %s", _first_line(error))
 
@@ -109,22 +111,14 @@ class MlflowTracker:
         """Mark the run as finished."""
         self._client.set_terminated(self._run)
 
-    def _open_run(
-        self, id_file: Path, project: str, experiment: str, own_store: Path | None, *, is_new: bool
-    ) -> str:
-        if id_file.exists() and not is_new:
-            run_id = id_file.read_text().strip()
-            self._client.update_run(run_id, status="RUNNING")
-            return run_id
+    def _new_run(self, project: str, experiment: str, own_store: Path | None) -> str:
         found = self._client.get_experiment_by_name(project)
         if found is not None:
             experiment_id = found.experiment_id
         else:
             place = None if own_store is None else (own_store.absolute() / "mlflow_files").as_uri()
             experiment_id = self._client.create_experiment(project, artifact_location=place)
-        run_id = str(self._client.create_run(experiment_id, run_name=experiment).info.run_id)
-        id_file.write_text(run_id)
-        return run_id
+        return str(self._client.create_run(experiment_id, run_name=experiment).info.run_id)
 
     def _log_params(self, config: Mapping[str, Any]) -> None:
         params = [Param(valid_name(name), str(value)[:MAX_VALUE_CHARS]) for name, value in _leaves(config)]
@@ -162,11 +156,7 @@ def _quick_requests() -> Iterator[None]:
             del os.environ[name]
 
 
-def _shown(uri: str) -> str:
-    """Return the URI without user, password and query."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:300]}"
+    """Return the kind and the first line of an error. MLflow's contain the URI of its server."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {without_users(first)[:300]}"

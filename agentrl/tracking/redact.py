@@ -14,7 +14,7 @@ _SECRET_NAME = re.compile(
     r"(^|[_-])(api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|passw(or)?d|passphrase|secret|token|credentials?|authorization)$",
     re.I,
 )
-_URL_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_URL_USER = re.compile(r"(?<=://)[^/?#\s]+(?=@)")
 
 
 def redact(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,11 +25,16 @@ def redact(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def without_users(text: str) -> str:
+    """Return the text with `***` for user and password of each URL."""
+    return _URL_USER.sub(BLANK, text)
+
+
 def _redact_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return redact(value)
     if isinstance(value, list | tuple):
         return [_redact_value(item) for item in value]
     if isinstance(value, str):
-        return _URL_USER.sub(BLANK, value)
+        return without_users(value)
     return value

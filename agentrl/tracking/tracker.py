@@ -18,7 +18,7 @@ from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.console import Console, QuietConsole, open_console
 from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
-from agentrl.tracking.redact import redact
+from agentrl.tracking.redact import redact, without_users
 from agentrl.tracking.unwritten import UnwrittenFiles
 
 WandbMode = Literal["online", "offline", "disabled"]
@@ -226,5 +226,5 @@ def _open_mlflow(run_dir: Path, **options: Any) -> Tracker:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = without_users(str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -193,6 +193,31 @@ def test_space_is_judged_by_the_checkpoints_that_a_run_keeps(tmp_path):
     assert disks.judge_space("space", tmp_path, 2 * free).verdict == "wrong"
 
 
+def test_a_run_without_checkpoints_needs_no_space_for_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(Subject, "num_parameters", 10**15)
+    for save_freq, verdict in ((1, "wrong"), (-1, "ok")):
+        trainer = TrainerConfig(run_dir=str(tmp_path), save_freq=save_freq)
+        given = Subject(Config(trainer=trainer), is_given=True)
+        monkeypatch.setattr(disks, "LITTLE_BYTES", 0)
+        space = {own.part: own for own in disks.diagnose(given)}["run folder space"]
+        assert space.verdict == verdict, space
+
+
+def test_a_node_examines_the_folders_of_the_driver(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    weights = ["rollout.weights.folder=w"]
+    sent = (
+        Subject(load_config("quickstart", ["trainer.run_dir=r", *weights]), is_given=True)
+        .anchored()
+        .as_json()
+    )
+    bare = Subject(Config(), is_given=False).anchored().as_json()
+    monkeypatch.chdir("/")  # Ray's processes work elsewhere
+    assert Subject.parse(sent).run_folder == tmp_path / "r"
+    assert Subject.parse(sent).weights_folder == tmp_path / "w"
+    assert Subject.parse(bare).run_folder == tmp_path
+
+
 # --------------------------------------------------------------------------------------------- clock, network
 
 
@@ -279,6 +304,11 @@ def test_who_runs_programs_and_what_they_allow():
         ],
     )
     assert walls.allowed_walls(both) == {"network"}
+    strict_reward = load_config(
+        "quickstart",
+        ["+agent.tool_config.python.allow_unprotected=[network]", "+reward.sources.mine=code"],
+    )
+    assert walls.allowed_walls(strict_reward) == set()
 
 
 # ------------------------------------------------------------------------------------- packages and trackers
@@ -313,3 +343,18 @@ def test_wandb_online_needs_a_key_and_a_service(monkeypatch, tmp_path):
     assert unreachable.verdict == "wrong"
     assert "cannot be reached" in unreachable.text
     assert "a" * 40 not in unreachable.text
+
+
+def test_mlflow_needs_its_package_and_its_server(monkeypatch):
+    given = Subject(load_config("quickstart", ["trainer.logger=[mlflow]"]), True)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    [own] = trackers.diagnose(given)
+    assert (own.verdict, own.text) == ("ok", "installed; writes to the run folder")
+    with ReservedPort("127.0.0.1") as port:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://u:secret@127.0.0.1:{port.number}")
+        [unreachable] = trackers.diagnose(given)
+    assert (unreachable.verdict, "cannot be reached" in unreachable.text) == ("wrong", True), unreachable
+    assert "secret" not in unreachable.text
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    [absent] = trackers.diagnose(given)
+    assert (absent.verdict, absent.cure) == ("wrong", "pip install 'agentrl[mlflow]'")

@@ -13,6 +13,7 @@ from mlflow.utils.validation import _validate_metric_name, _validate_param_name,
 from agentrl.errors import ConfigError
 from agentrl.ports import ReservedPort
 from agentrl.tracking.alarms import Alarm
+from agentrl.tracking.attempt_table import AttemptTable
 from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.mlflow_tracker import valid_name
@@ -71,6 +72,41 @@ def test_a_server_that_is_not_there_costs_one_line(tmp_path, capsys):
         "tracker mlflow could not start and is disabled (RuntimeError: http://127.0.0.1:"
     )
     assert lines[0].endswith("metrics.jsonl has everything")
+
+
+def test_the_password_of_a_server_is_not_shown(tmp_path, capsys, monkeypatch):
+    with ReservedPort() as port:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{port.number}")
+        with open_mlflow(tmp_path) as trackers:
+            assert trackers.names == ()
+    shown = capsys.readouterr().out
+    assert "http://***@127.0.0.1:" in shown
+    assert "secret" not in shown
+
+
+def test_a_run_that_gets_mlflow_when_it_resumes_has_its_config(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with open_mlflow(tmp_path, restored_step=3) as trackers:
+        assert trackers.names == ("mlflow",)
+    assert MlflowRun(tmp_path).params == {"lr": "0.5"}
+
+
+class StoreError(Exception):
+    """What an object store's own client raises."""
+
+
+def test_a_store_that_takes_no_files_costs_the_tables_alone(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    from agentrl.tracking.mlflow_tracker import MlflowClient
+
+    def refuse(*_):
+        raise StoreError("no credentials")
+
+    monkeypatch.setattr(MlflowClient, "log_text", refuse)
+    with open_mlflow(tmp_path) as trackers:
+        trackers.log_attempts(AttemptTable(1, 1, ()))
+        trackers.write("train", step=2, version=2, values={"rollout/a": 1.0})
+    assert MlflowRun(tmp_path).scalars["rollout/a"] == {2: 1.0}
 
 
 def test_without_mlflow_the_extra_is_named(tmp_path, monkeypatch):
