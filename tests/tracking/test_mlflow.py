@@ -13,7 +13,7 @@ from mlflow.utils.validation import _validate_metric_name, _validate_param_name,
 from agentrl.errors import ConfigError
 from agentrl.ports import ReservedPort
 from agentrl.tracking.alarms import Alarm
-from agentrl.tracking.attempt_table import AttemptTable
+from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.mlflow_tracker import valid_name
@@ -104,7 +104,7 @@ def test_a_store_that_takes_no_files_costs_the_tables_alone(tmp_path, monkeypatc
 
     monkeypatch.setattr(MlflowClient, "log_text", refuse)
     with open_mlflow(tmp_path) as trackers:
-        trackers.log_attempts(AttemptTable(1, 1, ()))
+        trackers.log_attempts(SampledAttempts(1, 1, ()))
         trackers.write("train", step=2, version=2, values={"rollout/a": 1.0})
     assert MlflowRun(tmp_path).scalars["rollout/a"] == {2: 1.0}
 
