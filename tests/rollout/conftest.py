@@ -54,6 +54,7 @@ class World(Stage):
         registered = load_plugins()
         for plugin in plugins:
             registered.add_module(SimpleNamespace(__name__=plugin.__module__, plugin=plugin))
+        self.hosted = [plugin for plugin in plugins if getattr(plugin, "runtime", None) == "asyncio"]
         self.client = scripted_client(chat, script, **client)
         super().__init__(
             self.client,
@@ -73,8 +74,10 @@ class World(Stage):
     def run(self, main: Callable, *, real_time: bool = False):
         """Run `main(manager)` with a server that comes up.
 
-        `real_time` for asyncio plugins: a mock clock sees no threads.
+        `real_time` for asyncio plugins: a mock clock sees no threads, and would jump to the deadline of a call.
         """
+        hosted = [plugin.__name__ for plugin in self.hosted if not real_time]
+        assert not hosted, f"asyncio plugins need real_time=True: {hosted}"
         return super().run(main, clock=None if real_time else MockClock(autojump_threshold=0))
 
     def play(self, *tasks: Task, n: int = 1, sampling=None, real_time: bool = False) -> list[Trajectory]:

@@ -46,6 +46,7 @@ class Sink:
 class Ask(Tool):
     """Answers, or is broken, as its argument says."""
 
+    runtime = "trio"
     name = "ask"
     description = "Asks."
     parameters = {  # noqa: RUF012

@@ -144,7 +144,9 @@ def test_every_recipe_learns_a_step_from_them(run, world, tmp_path, recipe):
     ]
     overrides += ["trainer.keep_best=0", "buffer.groups_per_step=4"]
     if recipe == "gsm8k_distill":
-        overrides.append(f"algorithm.distillation.teacher={world.folder}/model")
+        # As its own teacher, the small model learns from the rewards alone.
+        own_teacher = f"algorithm.distillation.teacher={world.folder}/model"
+        overrides += [own_teacher, "algorithm.distillation.with_rewards=true"]
     own = load_replay_config(
         result.run_dir, overrides, file=CONFIGS / "recipes" / f"{recipe}.yaml", out=tmp_path
     )
