@@ -74,7 +74,7 @@ class World(Stage):
     def run(self, main: Callable, *, real_time: bool = False):
         """Run `main(manager)` with a server that comes up.
 
-        `real_time` for asyncio plugins: a mock clock sees no threads, and would jump to the deadline of a call.
+        `real_time` for asyncio plugins: a mock clock sees no threads and would end their calls.
         """
         hosted = [plugin.__name__ for plugin in self.hosted if not real_time]
         assert not hosted, f"asyncio plugins need real_time=True: {hosted}"
