@@ -215,6 +215,16 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_gateway(self) -> Config:
+        port, num_actors = self.agent.gateway.port, self.rollout.num_actors
+        if port and num_actors > 1 and self.cluster.address is None:
+            raise ValueError(
+                f"agent.gateway.port={port} with rollout.num_actors={num_actors}: each rollout process of a "
+                "machine listens on a port of its own; use port=0, or one rollout process"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_adapter(self) -> Config:
         if self.rollout.weights.adapter == "alone" and (why := self.why_merged) is not None:
             raise ValueError(f"rollout.weights.adapter=alone is impossible: {why}; use auto or merged")

@@ -80,6 +80,7 @@ from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
+from agentrl.rollout.gateway_address import check_address
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.tracking.span_export import check_opentelemetry
 from agentrl.weights.disk import remove_versions
@@ -251,6 +252,8 @@ def _say_early(text: str) -> None:
 def _resolved(config: Config) -> Config:
     """Return the config with its models and data files resolved, after all checks that need no process."""
     check_files(config.models, config.agent)
+    if config.cluster.address is None:  # else each rollout actor checks its own node when it starts
+        check_address(config.agent.gateway)
     config = config.model_copy(
         update={
             "data": with_local_files(config.data),

@@ -33,6 +33,8 @@ from agentrl.dialects.turns import Asked, RequestError, TurnReply, TurnRequest
 from agentrl.types import JsonObject, Message, ToolCall
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k")
+OWN_TYPES = (None, "custom")
+"""Types of tools that the program runs; Anthropic's servers run all others."""
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 ERROR_TYPES |= {413: "request_too_large", 500: "api_error", 502: "api_error"}
 """By status; all others are invalid_request_error. Clients know these types only."""
@@ -86,6 +88,13 @@ class _Tool(Strict):
     description: str | None = None
     input_schema: Object = pydantic.Field(default_factory=dict)
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read_type_alone(cls, tool: Any) -> Any:
+        """Leave out the fields of tools that are left out: they may have any, or no name."""
+        is_left_out = isinstance(tool, dict) and tool.get("type") not in OWN_TYPES
+        return {"type": tool["type"], "name": ""} if is_left_out else tool
+
 
 class _ToolChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
@@ -112,7 +121,7 @@ def ask(body: bytes, *, model: str) -> Asked:
     """
     raw = read_json(body)
     parsed = validated(_Body, raw)
-    tools = tuple(_schema(tool) for tool in parsed.tools or () if tool.type in (None, "custom"))
+    tools = tuple(_schema(tool) for tool in parsed.tools or () if tool.type in OWN_TYPES)
     choice = "auto" if parsed.tool_choice is None else parsed.tool_choice.type
     system = () if parsed.system is None else (Message("system", _joined(parsed.system)),)
     said = (part for message in parsed.messages for part in _messages(message))

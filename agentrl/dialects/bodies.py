@@ -30,14 +30,15 @@ MAX_BRACKETS = 100_000
 """Opening brackets in a body, including those in texts. Three million empty lists fit into 8 MiB, and parsing
 them holds the GIL for four seconds."""
 MAX_DEPTH = 200
-"""Levels of a call's arguments. JSON libraries of programs refuse 255, or a thousand."""
+"""Levels of a call's arguments, and of a tool. JSON libraries of programs refuse 255, or a thousand."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
     """Return a body as a JSON object.
 
     Raises:
-        RequestError: it is none, or has more than MAX_BRACKETS opening brackets.
+        RequestError: it is none, has more than MAX_BRACKETS opening brackets, or tools of more than MAX_DEPTH
+            levels.
     """
     if (num_brackets := body.count(b"[") + body.count(b"{")) > MAX_BRACKETS:
         raise RequestError(f"the body has {num_brackets} opening brackets; send at most {MAX_BRACKETS}")
@@ -47,7 +48,22 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise RequestError(f"the body must be a JSON object, not {type(raw).__name__}")
+    if num_brackets > MAX_DEPTH and _is_deep(raw.get("tools")):
+        raise RequestError(f"tools: a tool has more than {MAX_DEPTH} nested levels; send a flatter schema")
     return raw
+
+
+def _is_deep(tools: Any) -> bool:
+    """Return whether a tool has more than MAX_DEPTH levels, without recursion."""
+    level = [tools] if isinstance(tools, list) else []
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, dict | list)
+        ]
+    return bool(level)
 
 
 def validated(model: type[Parsed], raw: Any) -> Parsed:

@@ -30,6 +30,8 @@ from agentrl.dialects.turns import TEXT_ARGUMENT, Asked, RequestError, TurnReque
 from agentrl.types import JsonObject, Message, ToolCall
 
 SAMPLING_FIELDS = ("temperature", "top_p")
+OWN_TYPES = ("function", "custom")
+"""Types of tools that the program runs; OpenAI's servers run all others."""
 
 
 class _Text(Strict):
@@ -102,6 +104,13 @@ class _Tool(Strict):
     description: str | None = None
     parameters: Object | None = None
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _read_type_alone(cls, tool: Any) -> Any:
+        """Leave out the fields of tools that are left out: they may have any."""
+        is_left_out = isinstance(tool, dict) and tool.get("type") not in OWN_TYPES
+        return {"type": tool.get("type")} if is_left_out else tool
+
 
 class _Format(Strict):
     type: Literal["text"]
@@ -168,7 +177,7 @@ def ask(body: bytes, *, model: str, stored: StoredResponses) -> Asked:
 
 def _schema(tool: _Tool) -> JsonObject | None:
     """Return a tool's schema; None for a tool that OpenAI's servers would run."""
-    if tool.type not in ("function", "custom"):
+    if tool.type not in OWN_TYPES:
         return None
     if not tool.name:
         raise RequestError(f"tools: a tool of type {tool.type} needs a name")

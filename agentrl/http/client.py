@@ -25,6 +25,8 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
 
 
+MAX_REPLY_BYTES = 256 * 2**20
+
 _JSON = orjson.OPT_SERIALIZE_NUMPY
 """Arrays are written as lists, without becoming lists first."""
 
@@ -63,7 +65,8 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
         base_url: http://host[:port][/prefix] or https://...
         headers: sent with every request, for example an API key. Their values appear in no error message.
         max_connections: further requests wait for a free connection.
-        max_reply_bytes: a longer reply is an error; it would fill the memory.
+        max_reply_bytes: a longer reply is an error; it would fill the memory. A reply that `on_data` reads
+            has no bound: its reader keeps what it needs, and bounds that.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
         *,
         headers: Mapping[str, str] | None = None,
         max_connections: int = 1024,
-        max_reply_bytes: int = 256 * 2**20,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -105,7 +108,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
 
         Raises:
             ServerError: no complete reply: unreachable, broken off, not HTTP, or longer than
-                `max_reply_bytes`.
+                `max_reply_bytes` (without `on_data`).
         """
         # Copied: the bytes from orjson keep their whole buffer of 32 KiB or more alive, and thousands of
         # requests wait here at once.

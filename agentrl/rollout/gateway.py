@@ -37,7 +37,7 @@ from agentrl.http.admission import refusal_of
 from agentrl.http.server import HttpHead, HttpRequest, HttpResponse, HttpStream, serve_http
 from agentrl.plugins import OpenAIEndpoint
 from agentrl.rollout.ending import TrajectoryEnd
-from agentrl.rollout.gateway_address import GatewayAddress, listen
+from agentrl.rollout.gateway_address import GatewayAddress, check_address, listen
 from agentrl.rollout.gateway_stream import stream_reply
 
 log = logging.getLogger(__name__)
@@ -137,6 +137,10 @@ class Gateway:
     """Serves open attempts. It runs within one trio run, from its first attempt to the end of that run."""
 
     def __init__(self, config: GatewayConfig) -> None:
+        """Raises:
+        ConfigError: this machine cannot listen where `config` says.
+        """
+        check_address(config)
         self.streams = config.stream_tokens
         self._config = config
         self._open: dict[str, OpenTrajectory] = {}

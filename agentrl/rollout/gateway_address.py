@@ -61,6 +61,29 @@ class GatewayAddress:
         )
 
 
+def check_address(config: GatewayConfig) -> None:
+    """Check that this machine can listen where `agent.gateway` says, before an attempt needs it.
+
+    Raises:
+        ConfigError: the host is not one of this machine, or the port is taken.
+    """
+    try:
+        places = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, place in places:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except (OSError, UnicodeError) as error:
+        raise _unusable(config, error) from error
+
+
+def _unusable(config: GatewayConfig, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"agent.gateway.host={config.host!r}, port={config.port}: the gateway cannot listen there "
+        f"({error}); use an address of this machine, and port 0 for a free one"
+    )
+
+
 async def listen(config: GatewayConfig) -> GatewayAddress:
     """Open the gateway's port.
 
@@ -71,10 +94,7 @@ async def listen(config: GatewayConfig) -> GatewayAddress:
     try:
         listeners = await trio.open_tcp_listeners(config.port, host=config.host)
     except OSError as error:
-        raise ConfigError(
-            f"agent.gateway.host={config.host!r}, port={config.port}: the gateway cannot listen there "
-            f"({error}); use an address of this machine, and port 0 for a free one"
-        ) from error
+        raise _unusable(config, error) from error
     host = config.advertised_host or _reached_by(config.host)
     port = listeners[0].socket.getsockname()[1]
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

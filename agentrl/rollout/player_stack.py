@@ -51,11 +51,11 @@ class PlayerParts:
         self, agent: AgentConfig, reward: RewardConfig, turns: Router, validation: Validating | None
     ) -> PlayerStacks:
         """Return what plays training and validation. `validation` None: the same plays both."""
-        tools = self.open_tools(agent)
-        training = validating = open_stack(agent, reward, turns, self, tools=tools)
+        tools, gateway = self.open_tools(agent), Gateway(agent.gateway)
+        training = validating = open_stack(agent, reward, turns, self, tools=tools, gateway=gateway)
         if validation is not None:
             own = agent.model_copy(update={"tools": validation.tools})
-            validating = open_stack(own, validation.reward, turns, self, tools=tools)
+            validating = open_stack(own, validation.reward, turns, self, tools=tools, gateway=gateway)
         return PlayerStacks(training, validating, tools)
 
 
@@ -105,13 +105,14 @@ def open_stack(
     parts: PlayerParts,
     *,
     tools: SharedTools | None = None,
+    gateway: Gateway | None = None,
 ) -> PlayerStack:
     """Return a player whose turns come from `turns`, and its scorer.
 
-    `tools`: shared with other stacks; None: its own.
+    `tools`, `gateway`: shared with other stacks; None: its own.
 
     Raises:
-        UserError: a reward is unknown or refuses its config.
+        UserError: a reward is unknown or refuses its config, or the gateway cannot listen as configured.
     """
     open_session: OpenSession
     if isinstance(turns, MessageModel):
@@ -122,7 +123,7 @@ def open_stack(
             chat=parts.chat,
             generator=turns,
             prompt=parts.prompt,
-            gateway=Gateway(agent.gateway),
+            gateway=Gateway(agent.gateway) if gateway is None else gateway,
         )
     scorer = Scorer(
         reward,

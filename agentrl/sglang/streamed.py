@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from agentrl.errors import RequestRefused, ServerError
+from agentrl.http.client import MAX_REPLY_BYTES
 from agentrl.sglang.protocol import error_message
 from agentrl.types import Generation
 
@@ -47,28 +48,47 @@ class StreamedTokens:
 class EventReader:
     """Splits a reply into its events.
 
+    A stream has no bound of its own, as events repeat each other. Its newest event has: it is a whole reply.
+
     Attributes:
         last: the newest event, which holds all before it.
         versions: of the server's weights, when it sent its events.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, *, max_event_bytes: int = MAX_REPLY_BYTES) -> None:
         self.last: Mapping[str, Any] = {}
         self.versions: set[str] = set()
         self._server = server
-        self._buffer = b""
+        self._max_event_bytes = max_event_bytes
+        self._begun: list[bytes] = []  # the pieces of an event without its end
+        self._num_begun = 0
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Return the events that end in `data`.
 
         Raises:
-            RequestRefused, ServerError: an event is an error, or cannot be read.
+            RequestRefused, ServerError: an event is an error, cannot be read, or is longer than
+                `max_event_bytes`.
         """
-        *whole, self._buffer = (self._buffer + data).split(b"\n\n")
+        whole = self._ended(data)
         events = [self._read(text) for event in whole if (text := _data_of(event)) not in (b"", b"[DONE]")]
         self.last = events[-1] if events else self.last
         self.versions.update(str(_meta(event).get("weight_version")) for event in events)
         return events
+
+    def _ended(self, data: bytes) -> list[bytes]:
+        """Return the events that end in `data`. Their pieces are joined once, not with each piece."""
+        last = self._begun[-1][-1:] if self._begun else b""  # an end may be cut in two
+        whole: list[bytes] = []
+        if b"\n\n" in last + data:
+            *whole, data = b"".join([*self._begun, data]).split(b"\n\n")
+            self._begun, self._num_begun = [], 0
+        if data:
+            self._begun.append(data)
+            self._num_begun += len(data)
+        if self._num_begun > self._max_event_bytes:
+            raise ServerError(f"{self._server} streamed an event longer than {self._max_event_bytes} bytes")
+        return whole
 
     def _read(self, text: bytes) -> dict[str, Any]:
         try:

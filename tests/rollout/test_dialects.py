@@ -228,7 +228,7 @@ def test_a_request_as_codex_sends_it(stage):
     tools = [
         {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False},
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}},
-        {"type": "web_search", "external_web_access": False},
+        {"type": "web_search", "external_web_access": False, "name": None},
     ]
     items = [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
@@ -290,6 +290,7 @@ def test_a_request_as_claude_code_sends_it(stage):
         "tools": [
             {"name": "Bash", "description": "Run.", "input_schema": {"type": "object"}, **cached},
             {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+            {"type": "mcp_toolset", "mcp_server_name": "files", "input_schema": None},
         ],
     }
     said = {"type": "text", "text": "<reminder/>"}, {"type": "text", "text": "Go."}
@@ -319,7 +320,7 @@ def test_a_request_as_claude_code_sends_it(stage):
         "system", "user", "assistant", "tool", "tool", "user", "assistant"
     ]  # fmt: skip
     assert trajectory.messages[0].content == "You are an agent.\nBe brief."
-    assert trajectory.metrics["gateway/tools_left_out"] == 2
+    assert trajectory.metrics["gateway/tools_left_out"] == 4
     assert "gateway/sampling_ignored" not in trajectory.metrics
 
 
@@ -354,6 +355,10 @@ def blocks(role: str, *content: dict) -> dict:
     return {"messages": [{"role": role, "content": list(content)}]}
 
 
+DEEP = json.loads('{"a":' * 300 + "1" + "}" * 300)
+LEVELS = "a tool has more than 200 nested levels"
+
+
 def used(arguments) -> dict:
     return {"type": "tool_use", "id": "a", "name": "b", "input": arguments}
 
@@ -375,6 +380,12 @@ WRONG = {
         "a list": ([1], "must be a JSON object"),
         "many items": ({"input": [{"role": "user", "content": "a"}] * 4097}, "at most 4096"),
         "a number as input": ({"input": 5}, "input"),
+        "a deep tool": (
+            {"input": "a", "tools": [{"type": "function", "name": "a", "parameters": DEEP}]},
+            LEVELS,
+        ),
+        "a deep tool that is left out": ({"input": "a", "tools": [{"type": "mcp", "more": DEEP}]}, LEVELS),
+        "a type of no tool": ({"input": "a", "tools": [{"type": 5}]}, "tools.0.type"),
     },
     "/v1/messages": {
         "no messages": ({"max_tokens": 8}, "messages: Field required"),
@@ -392,6 +403,14 @@ WRONG = {
         "a tool without a name": (ONE | {"tools": [{"input_schema": {}}]}, "tools.0.name"),
         "no tokens": (ONE | {"max_tokens": 0}, "max_tokens"),
         "another role": ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        "a deep tool": (ONE | {"tools": [{"name": "a", "input_schema": DEEP}]}, LEVELS),
+    },
+    "/v1/chat/completions": {
+        "a deep tool": (ONE | {"tools": [{"type": "function", "function": DEEP}]}, LEVELS),
+        "a deep function": (
+            ONE | {"tools": [{"type": "function", "function": {"name": "a"}, "more": DEEP}]},
+            LEVELS,
+        ),
     },
 }
 

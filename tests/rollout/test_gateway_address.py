@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import ssl
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import trio
 from pydantic import ValidationError
 
 from agentrl.config.agent import AgentConfig, GatewayConfig
+from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.fleet.user_files import check_files
 from agentrl.http.certificates import make_self_signed
@@ -119,6 +121,29 @@ def test_an_address_that_cannot_be_used_is_one_line(config, words):
     with pytest.raises(ConfigError, match=words) as caught:
         trio.run(listen, GatewayConfig(**config))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "http://127.0.0.1", "a" * 70, "a..b"])
+def test_a_gateway_that_cannot_listen_is_told_before_any_attempt(host):
+    words = rf"^agent.gateway.host='{host}', port=0: .* use an address of this machine"
+    with pytest.raises(ConfigError, match=words) as caught:
+        Gateway(GatewayConfig(host=host))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_port_that_is_taken_is_told_before_any_attempt():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port={port}: the gateway cannot listen there"):
+            Gateway(GatewayConfig(port=port))
+
+
+def test_processes_of_one_machine_do_not_share_a_port():
+    sections = {"agent": {"gateway": {"port": 8000}}, "rollout": {"num_actors": 2}}
+    with pytest.raises(ValidationError, match=r"agent.gateway.port=8000 with rollout.num_actors=2"):
+        Config.model_validate(sections)
+    Config.model_validate(sections | {"cluster": {"address": "auto"}})
+    Config.model_validate(sections | {"rollout": {"num_actors": 1}})
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,18 @@ def test_events_are_read_however_they_are_cut(cuts):
     assert [len(known_ids(each)) for each in read] == [2, 5, 8]
 
 
+def test_an_event_without_an_end_is_bounded_and_the_stream_is_not():
+    """However many events a stream has, the memory holds one of them."""
+    data = b"data: " + orjson.dumps(event(7, 5)) + b"\n\n"
+    reader = EventReader("http://a", max_event_bytes=len(data))
+    for _ in range(3):
+        assert len(reader.feed(data * 5)) == 5
+    for _ in range(len(data)):
+        assert reader.feed(b"x") == []
+    with pytest.raises(ServerError, match=f"http://a streamed an event longer than {len(data)} bytes"):
+        reader.feed(b"x")
+
+
 def test_a_stream_that_was_cut_off_is_an_aborted_reply_of_what_is_known():
     cut = cut_off(event(7, 5), {"1"})
     assert cut["output_ids"] == [0, 1, 2, 3, 4]
