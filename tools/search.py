@@ -18,11 +18,11 @@ import bm25s
 import pyarrow as pa
 import pyarrow.parquet as pq
 import Stemmer
-import trio
 from pydantic import Field
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.plugins import Tool, ToolResult
+from agentrl.plugins.call_threads import CallThreads
 from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject
 
@@ -30,6 +30,8 @@ COLUMNS = ("id", "title", "text")
 MAX_QUERY_CHARS = 1000
 LEAD_CHARS = 60
 """Characters of text before the first match that a snippet shows."""
+MAX_THREADS = 16
+"""Concurrent searches of a process."""
 ELLIPSIS = "…"
 WORD = re.compile(r"\w+")
 ALL_WORDS = r"(?u)\b\w+\b"
@@ -62,6 +64,7 @@ class Search(Tool):
     }
     runtime = "trio"
     is_idempotent = True
+    _threads: ClassVar[CallThreads] = CallThreads("tool 'search'", num=MAX_THREADS)
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
@@ -75,7 +78,7 @@ class Search(Tool):
 
     async def call(self, arguments: JsonObject) -> ToolResult:
         query = arguments["query"][:MAX_QUERY_CHARS]
-        results = await trio.to_thread.run_sync(self._search, query, abandon_on_cancel=True)
+        results = await self._threads.run(self._search, query)
         if not results:
             return ToolResult("no document matches; try other words", metrics={"num_results": 0.0})
         shown = (

@@ -163,6 +163,7 @@ class Observer:
             "idle/learner": times.get("time/take_s", 0.0) / step_s,
             "idle/servers": min(1.0, growth.get("idle_s", 0.0) / step_s / self._config.rollout.num_actors),
             "rollout/in_flight": rollout_stats.get("in_flight", 0.0),
+            "rollout/stuck_threads": rollout_stats.get("stuck_threads", 0.0),
             "rollout/interruptions": growth.get("num_interruptions", 0.0),
             "rollout/server_failures": growth.get("server_failures", 0.0),
             "rollout/servers_drained": growth.get("servers_drained", 0.0),

@@ -39,7 +39,9 @@ CALL_TIMEOUT_S = 60.0
 ROLLOUT = ActorKind("RolloutActor", "a rollout actor", CALL_TIMEOUT_S, num_threads=8)
 START_TIMEOUT_S = 600.0
 """Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
-GAUGES = frozenset({"in_flight", "generations_in_flight", "servers_up", "outstanding_tokens"})
+GAUGES = frozenset(
+    {"in_flight", "generations_in_flight", "servers_up", "outstanding_tokens", "stuck_threads"}
+)
 """Names in `RolloutWorker.stats` that are about the present moment. All others only grow."""
 
 

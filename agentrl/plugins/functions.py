@@ -12,7 +12,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar, overload
 
-import trio
 from docstring_parser import Docstring, ParseError
 from docstring_parser import parse as parse_docstring
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -22,6 +21,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins.arguments import arguments_schema
+from agentrl.plugins.call_threads import CallThreads
 from agentrl.plugins.contained import contained
 from agentrl.plugins.tools import Runtime, Tool, ToolResult, not_run
 from agentrl.types import JsonObject
@@ -29,8 +29,7 @@ from agentrl.types import JsonObject
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_THREADS = 64
-"""Concurrent calls of one blocking function, over all attempts of a process. Each tool has its own threads,
-so that a tool that hangs does not starve the others."""
+"""Concurrent calls of one blocking function, over all attempts of a process."""
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MARK = "__agentrl_tool__"
@@ -129,7 +128,7 @@ def function_tool(
         "is_idempotent": is_idempotent,
         "function": staticmethod(function),
         "arguments": arguments,
-        "threads": None if inspect.iscoroutinefunction(function) else trio.CapacityLimiter(MAX_THREADS),
+        "threads": None if inspect.iscoroutinefunction(function) else CallThreads(label, num=MAX_THREADS),
     }
     return type(function.__name__, (MethodTool if _is_method(function) else FunctionTool,), attributes)
 
@@ -142,7 +141,7 @@ class FunctionTool(Tool):
     """One field per parameter, with the parameter's name as alias: a field cannot be named `json` or `_x`."""
     names_runtime: ClassVar[bool]
     """Whether `@tool` says where an async function runs."""
-    threads: ClassVar[trio.CapacityLimiter | None]
+    threads: ClassVar[CallThreads | None]
     """None: `function` is async. Else each call runs in a thread, which is abandoned at the deadline."""
 
     async def call(self, arguments: JsonObject) -> ToolResult:
@@ -167,9 +166,7 @@ class FunctionTool(Tool):
     async def _run(self, arguments: Mapping[str, Any]) -> Any:
         if self.threads is None:
             return await self._bound()(**arguments)
-        return await trio.to_thread.run_sync(
-            self._in_thread, arguments, abandon_on_cancel=True, limiter=self.threads
-        )
+        return await self.threads.run(self._in_thread, arguments)
 
     def _in_thread(self, arguments: Mapping[str, Any]) -> Any:
         with contained():

@@ -13,6 +13,7 @@ import trio
 from agentrl.errors import LearnerError, RewardError
 from agentrl.plugins import AnyReward, Attempted, Reward, RewardResult, Unreachable
 from agentrl.plugins.blame import blaming
+from agentrl.plugins.call_threads import CallThreads
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.plugins.rewards import Scope
@@ -58,7 +59,7 @@ class RewardCalls:
 
     def __init__(self, host: AsyncHost, *, num_processes: int) -> None:
         self._host = host
-        self._threads = trio.CapacityLimiter(NUM_THREADS)
+        self._threads = CallThreads("rewards", num=NUM_THREADS)
         self._processes = WorkerPool(num_processes)
         self._places: dict[Term, trio.CapacityLimiter] = {}
 
@@ -150,9 +151,7 @@ class RewardCalls:
                 with contained():
                     return score(subject)
 
-            # A thread cannot be killed. After its deadline it is abandoned, and keeps its slot until it
-            # returns.
-            return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+            return await self._threads.run(work)
         begin()
         if term.reward.runs_in == "asyncio":
             return await self._host.run(score, subject)

@@ -15,6 +15,7 @@ import trio
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.plugins.call_threads import CallThreads
 from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.group_player import GroupPlayer, PlayLog
 from agentrl.rollout.outcomes import OutcomeTable, Retry
@@ -271,6 +272,7 @@ class AgentLoopManager:
             "prefilled_tokens": float(router.work.prefilled_tokens),
             "redone_tokens": float(router.work.redone_tokens),
             "tool_breaker_openings": float(self._tools.num_breaker_openings),
+            "stuck_threads": float(CallThreads.num_stuck_here()),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
         }
 
