@@ -122,6 +122,7 @@ def measure(run_dir: Path, overrides: list[str]) -> dict[str, float]:
         view.terminate()
         view.wait()
     page.thread.join()
+    assert page.num_updates, "the page saw no change of the run"
     assert run.returncode == 0, (run_dir.parent / "output.txt").read_text()[-2000:]
     return {
         "wall_s": time.monotonic() - began,

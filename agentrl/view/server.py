@@ -34,6 +34,7 @@ def serve(pages: Pages, *, port: int, on_ready: Callable[[str], None]) -> None:
             listener.bind((HOST, port))
         except OSError as error:
             raise UserError(f"--port={port}: {error.strerror}; choose another, or 0 for any") from error
+        listener.listen()  # whoever has the address may connect at once, and waits for the first answer
         on_ready(f"http://{HOST}:{listener.getsockname()[1]}/{key}/")
         settings = uvicorn.Config(
             build_app(pages, key),
