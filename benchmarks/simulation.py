@@ -21,6 +21,7 @@ from machine import write_result
 
 from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
+from agentrl.simulation.estimate import estimate_of
 from agentrl.simulation.measure import Simulated
 from agentrl.simulation.picture import draw
 from agentrl.simulation.report import binding, sweep_table
@@ -174,7 +175,7 @@ def figures(config: Config, found: tuple[Simulated, float, float]) -> dict[str, 
         "lease_waits": round(simulated.leasing_share, 3),
         "lags": {str(lag): round(share, 3) for lag, share in simulated.lags.items()},
         "mean_tokens": round(simulated.mean_tokens),
-        "binds": binding(config, simulated)[0],
+        "binds": binding(config, simulated, estimate_of(config))[0],
         "factor": round(factor, 2),
         "cpu_s": round(cpu_s, 1),
     }

@@ -139,9 +139,12 @@ class Config(Section):
 
     @property
     def teacher_model(self) -> ModelConfig | None:
-        """The teacher of `algorithm.distillation`: `model` with other weights and no adapter; or None."""
+        """The teacher of `algorithm.distillation`: `model` with other weights and no adapter; or None.
+
+        None also if the run only validates: nothing is learned from it.
+        """
         own = self.algorithm.distillation
-        if not own.is_used:
+        if not own.is_used or self.trainer.val_only:
             return None
         changes = {"path": own.teacher, "revision": own.revision, "tokenizer_path": None}
         return self.model.model_copy(update={**changes, "lora": LoRAConfig()})

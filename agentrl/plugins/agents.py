@@ -161,8 +161,8 @@ class AgentLoop(ABC):
 
 
 def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the tools offered in `task`: the configured ones, then the row's own, without
-    duplicates.
+    """Return the names of the tools offered in `task`: the configured ones (methods of its environment
+    included), then the row's own, without duplicates.
 
     A row can select a subset with a list of names in `extra_info.tool_selection`. An agent with `uses_tools =
     False` is offered none.

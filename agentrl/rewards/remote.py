@@ -29,7 +29,8 @@ class Remote(Reward):
     details.
 
     Request: data_source, solution_str, ground_truth, extra_info, task_id, outcome, num_turns,
-    num_response_tokens, messages [{role, content, reasoning, tool_calls}].
+    num_response_tokens, messages [{role, content, reasoning, tool_calls}]. With an environment, its facts are
+    `extra_info.environment_facts`, as reward functions get them.
     Reply: {"score": 0.5, ...}; null means that it does not apply.
     """
 
@@ -73,7 +74,9 @@ def _body(attempt: Attempted) -> dict[str, Any]:
         "data_source": task.data_source,
         "solution_str": attempt.response_text,
         "ground_truth": task.ground_truth,
-        "extra_info": task.extra_info,
+        "extra_info": {**task.extra_info, "environment_facts": attempt.facts}
+        if attempt.facts
+        else task.extra_info,
         "task_id": task.task_id,
         "outcome": attempt.outcome.value,
         "num_turns": attempt.num_turns,

@@ -19,7 +19,7 @@ from agentrl.config.schema import Config
 from agentrl.simulation.draws import Draws
 from agentrl.simulation.engine import ServerSpeed
 from agentrl.simulation.simulate import workload_of
-from agentrl.simulation.speeds import Costs, server_speed
+from agentrl.simulation.speeds import Costs, find_size, server_speed
 from agentrl.simulation.workload import Script, Scripts
 
 LONGEST = "the longest attempt"
@@ -130,10 +130,25 @@ class StepEstimate:
         return max(zip((self.learner_s, self.servers_s, self.longest_s), names, strict=True))[1]
 
 
+def estimate_of(config: Config) -> StepEstimate:
+    """Return the times of a step of a config as it is.
+
+    Raises:
+        ConfigError: the size of the model is not known.
+    """
+    return Estimator(config, find_size(config)).estimate(
+        ranks=config.learner.world_size,
+        servers=max(1, config.rollout.num_started),
+        tp=config.simulation.server.gpus,
+        max_staleness=config.buffer.max_staleness,
+    )
+
+
 class Estimator:
     """Estimates steps of a config with other numbers of ranks and servers."""
 
-    def __init__(self, config: Config, size: ModelSize) -> None:
+    def __init__(self, config: Config, size: ModelSize | None) -> None:
+        """`size` None: both sides are paced."""
         self._config = config
         self._size = size
         self._demand = Demand.of(config)

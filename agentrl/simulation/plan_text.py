@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from agentrl.config.explain_memory import memory_lines
 from agentrl.config.schema import Config
-from agentrl.simulation.estimate import LONGEST
 from agentrl.simulation.measure import Simulated
 from agentrl.simulation.plan import Plan, PlanCandidate, apply
-from agentrl.simulation.report import IDLE, binding
+from agentrl.simulation.report import binding
 from agentrl.simulation.scaled import MOST_ATTEMPTS, scaled
 from agentrl.simulation.simulate import simulate
 
@@ -49,7 +48,7 @@ def plan_lines(plan: Plan, checked: Sequence[Checked], *, num_gpus: int) -> list
         f"{best.estimate.servers_s:,.1f} s{_longest(best)}",
     ]
     if checked:
-        binds, change = _binding(best, config, checked[0].simulated)
+        binds, change = binding(config, checked[0].simulated, best.estimate)
         lines += [f"simulation  {binds}", f"change      {change}"]
     lines += [
         f"memory      {name}: {text}" if name else f"            {text}"
@@ -58,17 +57,6 @@ def plan_lines(plan: Plan, checked: Sequence[Checked], *, num_gpus: int) -> list
     if (unused := num_gpus - split.needs) > 0:
         lines.append(f"unused      {unused} GPUs would not make a step faster")
     return [*lines, "", *_table(plan, checked)]
-
-
-def _binding(best: PlanCandidate, config: Config, found: Simulated) -> tuple[str, str]:
-    """Return what bounds the step: servers that play the last attempts are busy, but more would not help."""
-    if best.estimate.limit != LONGEST or found.learner_idle_share < IDLE:
-        return binding(config, found)
-    return (
-        "the longest attempt: a batch waits for it, and further servers would not sample it faster",
-        f"buffer.max_staleness={best.max_staleness + 1}, more GPUs per server, more groups per step, or "
-        "shorter attempts",
-    )
 
 
 def _simulated(checked: Sequence[Checked]) -> str:

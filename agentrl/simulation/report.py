@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agentrl.config.schema import Config
+from agentrl.simulation.estimate import LONGEST, StepEstimate, estimate_of
 from agentrl.simulation.measure import Simulated
 
 IDLE = 0.1
@@ -41,14 +42,24 @@ def lines_of(config: Config, found: Simulated) -> list[str]:
         lines.append(
             "memory          " + ", ".join(f"{name} {size:,.1f} GB" for name, size in found.memory_gb.items())
         )
-    binds, change = binding(config, found)
+    binds, change = binding(config, found, estimate_of(config))
     return [*lines, f"binds first     {binds}", f"change          {change}"]
 
 
-def binding(config: Config, found: Simulated) -> tuple[str, str]:
-    """Return what bounds the step time, and what would move the bound."""
+def binding(config: Config, found: Simulated, estimate: StepEstimate) -> tuple[str, str]:
+    """Return what bounds the step time, and what would move the bound.
+
+    `estimate` knows whether that is the longest attempt: servers that play the last attempts are busy, but
+    more would not help.
+    """
     if found.learner_idle_share < IDLE:
         return _learner_binds(found)
+    if estimate.limit == LONGEST:
+        return (
+            "the longest attempt: a batch waits for it, and further servers would not sample it faster",
+            f"buffer.max_staleness={config.buffer.max_staleness + 1}, more GPUs per server, more groups per "
+            "step, or shorter attempts",
+        )
     idle = found.servers["idle"]
     if found.servers["paused"] > IDLE and found.servers["paused"] >= idle:
         return (

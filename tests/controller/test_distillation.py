@@ -25,6 +25,7 @@ from agentrl.config.explain import explain
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.assess import assess, settle
 from agentrl.controller.credit import Assessment, credit
 from agentrl.controller.learner import open_local_learner, plan_for
@@ -376,6 +377,8 @@ def test_the_teacher_has_the_models_settings_but_neither_adapter_nor_tokenizer()
     teacher = config.teacher_model
     assert teacher == ModelConfig(path="t", dtype="bfloat16", revision="main")
     assert Config().teacher_model is None
+    validating = config.model_copy(update={"trainer": TrainerConfig(val_only=True)})
+    assert validating.teacher_model is None, "a run that only validates loads no teacher"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import threading
@@ -344,6 +345,14 @@ def test_a_service_is_told_of_the_whole_attempt():
             for message in TALK
         ],
     }
+
+
+def test_a_service_is_told_the_facts_of_the_environment():
+    done = dataclasses.replace(talked(), facts={"orders": {"tea": 2}})
+    with serving(lambda body: (200, {"score": 1})) as service:
+        trio.run(Remote({"url": service.url}).score, done)
+    ((_, body, _),) = service.requests
+    assert body["extra_info"] == {"index": 3, "environment_facts": {"orders": {"tea": 2}}}
 
 
 # ------------------------------------------------------------------------------------------------- the judge

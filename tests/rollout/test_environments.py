@@ -502,3 +502,18 @@ def test_a_wrong_call_by_the_partner_is_not_the_models():
     trajectory = play(["done"], agent="interaction_agent", environment=Counter, interaction=Hasty)
     assert trajectory.outcome is Outcome.TOOL_ERROR
     assert trajectory.failure.plugin == PluginId("interaction", "hasty")
+
+
+def test_a_row_selects_methods_of_its_environment_by_name(stage):
+    """A selection names everything that the row offers: a method that it leaves out is not offered."""
+    plugins = playable()._plugins
+
+    def offered(*names: str) -> tuple[str, ...]:
+        row = stage.task(environment_kwargs={"name": "counter"}, extra_info={"tool_selection": [*names]})
+        return plugins.offered_tools(row, ("calculator",))
+
+    assert offered() == ("calculator", "counter.add")
+    assert offered("calculator") == ("calculator",)
+    assert offered("add", "calculator") == ("counter.add", "calculator")
+    with pytest.raises(DataError, match=r"'counter.add' is not offered; offered: calculator, add$"):
+        offered("counter.add")

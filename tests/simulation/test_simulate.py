@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from agentrl.cli import app
 from agentrl.config.model_presets import PRESETS, preset
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
+from agentrl.simulation.estimate import StepEstimate
+from agentrl.simulation.measure import Simulated
+from agentrl.simulation.report import binding, lines_of
 from agentrl.simulation.simulate import simulate
 from agentrl.simulation.sweep import full_key, parse_sweep
 
@@ -104,6 +108,34 @@ def test_the_command(tmp_path: Path) -> None:
     assert picture.stat().st_size > 10_000
     result = CliRunner().invoke(app, ["simulate", str(file)], catch_exceptions=False)
     assert "binds first" in result.stdout
+
+
+def test_a_run_that_waits_for_its_longest_attempt_is_not_advised_more_servers() -> None:
+    """Servers that play the last attempts of a batch are busy, but more would not play these faster."""
+    busy = Simulated(
+        step_s=6.0,
+        step_p95_s=6.0,
+        phases={"take": 4.0, "learn": 1.0, "publish": 1.0},
+        servers={"sampling": 0.95, "prefill": 0.0, "paused": 0.0, "down": 0.0, "idle": 0.05},
+        running=1.0,
+        waiting=0.0,
+        kv_share=0.1,
+        leasing_share=0.0,
+        lags={0: 1.0},
+        tokens_per_step=800.0,
+        sampled_per_step=800.0,
+        mean_tokens=100.0,
+        longest_tokens=100.0,
+        redone_share=0.0,
+        dropped={},
+        num_failures=0,
+    )
+    estimate = StepEstimate(learner_s=1.0, servers_s=2.0, longest_s=9.0, max_staleness=1)
+    binds, change = binding(config(staleness=1), busy, estimate)
+    assert binds.startswith("the longest attempt")
+    assert change.startswith("buffer.max_staleness=2, more GPUs per server")
+    assert binding(config(staleness=1), busy, replace(estimate, servers_s=10.0))[1] == "more servers"
+    assert lines_of(config(staleness=1), busy)[-1] == "change          more servers"
 
 
 def test_bad_input_is_answered_in_a_line(tmp_path: Path) -> None:
