@@ -19,6 +19,7 @@ from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.examine import examine
 from agentrl.doctor.nodes import NodeReport, compare_nodes, read_facts
 from agentrl.doctor.subject import Subject, existing
+from agentrl.errors import InfrastructureError
 from agentrl.fleet.cluster import ray_session
 
 NODES_S = 110.0
@@ -81,8 +82,14 @@ def _examine_nodes(
             report = NodeReport.parse(ray.get(task, timeout=ASK_S))
         except RayError as error:
             yield None, _failed(_named(nodes, node), str(error).strip().splitlines()[-1])
+        except InfrastructureError as error:
+            yield None, _failed(_named(nodes, node), str(error))
         else:
             yield _with_clock(report, node), None
+    for task in late:
+        ray.cancel(task)  # it ends the processes of its checks; without this they outlive the command
+    if late:
+        ray.wait(late, num_returns=len(late), timeout=ASK_S)
     for task in late:
         yield None, _failed(_named(nodes, tasks[task]), f"gave no answer within {NODES_S:g} s")
 

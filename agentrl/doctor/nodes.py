@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from agentrl.doctor.cpu_peak import read_peak
 from agentrl.doctor.diagnosis import Diagnosis
+from agentrl.errors import InfrastructureError
 from agentrl.granted import granted
 
 PACKAGES = (
@@ -68,10 +70,29 @@ class NodeReport:
 
     @classmethod
     def parse(cls, text: str) -> NodeReport:
-        """Return the report of a text of `as_json`."""
-        values = json.loads(text)
-        facts, diagnoses = NodeFacts(**values.pop("facts")), values.pop("diagnoses")
-        return cls(facts=facts, diagnoses=tuple(Diagnosis(**own) for own in diagnoses), **values)
+        """Return the report of a text of `as_json`.
+
+        Raises:
+            InfrastructureError: another version of agentrl wrote it, with other fields.
+        """
+        values: Any = None
+        try:
+            values = json.loads(text)
+            facts, diagnoses = NodeFacts(**values["facts"]), values["diagnoses"]
+            rest = {name: value for name, value in values.items() if name not in ("facts", "diagnoses")}
+            return cls(facts=facts, diagnoses=tuple(Diagnosis(**own) for own in diagnoses), **rest)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InfrastructureError(
+                f"its report cannot be read: agentrl is {_claimed(values)} there, {_version('agentrl')} here"
+            ) from error
+
+
+def _claimed(report: Any) -> str:
+    """Return the version of agentrl that a report with unknown fields names."""
+    try:
+        return str(report["facts"]["versions"]["agentrl"])
+    except (TypeError, KeyError):
+        return "another"
 
 
 def read_facts(marker: Path) -> NodeFacts:

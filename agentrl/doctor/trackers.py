@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from agentrl.config.storage_urls import shown
 from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.subject import Subject
+from agentrl.errors import ConfigError
+from agentrl.tracking.span_export import check_opentelemetry
 
 PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "'agentrl[mlflow]'"}
 """What pip is asked for, by the name of the tracker, which is also that of its module."""
@@ -19,7 +21,9 @@ OFFLINE = "tracking.wandb_mode=offline"
 
 
 def diagnose(subject: Subject) -> Iterator[Diagnosis]:
-    """Look for the package of each tracker, and log in to wandb if its mode is online."""
+    """Look for the package of each tracker, log in to wandb if its mode is online, and connect to MLflow's
+    server and the collector of spans.
+    """
     if not subject.is_given:
         return
     for name in subject.config.trainer.logger:
@@ -36,6 +40,8 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
             yield _judge_mlflow(uri)
         else:
             yield Diagnosis(name, "ok", "installed; writes to the run folder")
+    if (endpoint := subject.config.tracking.spans.endpoint) is not None:
+        yield _judge_collector(endpoint)
 
 
 def _judge_login() -> Diagnosis:
@@ -65,6 +71,20 @@ def _judge_mlflow(uri: str) -> Diagnosis:
         text = f"{shown(uri)} cannot be reached: {error}"
         return Diagnosis("mlflow", "wrong", text, "tracking.mlflow_uri, or the server and the network")
     return Diagnosis("mlflow", "ok", f"installed; {shown(uri)} is reached")
+
+
+def _judge_collector(endpoint: str) -> Diagnosis:
+    try:
+        check_opentelemetry()
+    except ConfigError:
+        return Diagnosis("spans", "wrong", "OpenTelemetry is not installed", "pip install 'agentrl[otel]'")
+    try:
+        _connect(endpoint)
+    except (OSError, ValueError) as error:
+        text = f"{shown(endpoint)} cannot be reached: {error}"
+        cure = "tracking.spans.endpoint, or the collector and the network"
+        return Diagnosis("spans", "slow", f"{text}; a run loses its spans, and nothing else", cure)
+    return Diagnosis("spans", "ok", f"{shown(endpoint)} is reached")
 
 
 def _connect(url: str) -> None:

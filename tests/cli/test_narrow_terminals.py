@@ -93,13 +93,14 @@ def test_a_terminal_that_becomes_narrower_is_cleared_and_shows_again_what_was_sa
     terminal: tuple[int, TerminalConsole],
 ) -> None:
     reader, console = terminal
-    with ResizedLive(
+    live = ResizedLive(
         recent=[Text("said before")],
         console=console,
         get_renderable=lambda: draw_panel(state(), since_log_s=1.0),
         redirects=False,
-    ) as live:
-        live.auto_refresh = False
+    )
+    live.auto_refresh = False  # before it starts: its thread would never be stopped
+    with live:
         live.refresh()
         assert CLEARED not in written(reader, console)
         resize(reader, 60)

@@ -2,6 +2,7 @@
 
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -358,3 +359,14 @@ def test_mlflow_needs_its_package_and_its_server(monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     [absent] = trackers.diagnose(given)
     assert (absent.verdict, absent.cure) == ("wrong", "pip install 'agentrl[mlflow]'")
+
+
+def test_the_collector_of_spans_is_connected_to():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        config = load_config("quickstart", [f"tracking.spans.endpoint={url}"])
+        given = Subject(config, True)
+        [reached] = trackers.diagnose(given)
+    assert (reached.part, reached.verdict) == ("spans", "ok")
+    [gone] = trackers.diagnose(given)
+    assert (gone.part, gone.verdict, "cannot be reached" in gone.text) == ("spans", "slow", True)

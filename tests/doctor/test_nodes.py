@@ -1,5 +1,6 @@
 """How the nodes of a cluster differ, from their reports."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.nodes import PACKAGES, NodeFacts, NodeReport, compare_nodes, read_facts
+from agentrl.errors import InfrastructureError
 
 FACTS = NodeFacts(
     {"Python": "3.12.1", "torch": "2.13.0", "ray": "2.50.0"},
@@ -92,3 +94,16 @@ def test_facts_of_this_machine_and_their_way_through_text(tmp_path):
     assert read_facts(tmp_path / "marker").sees_run
     report = replace(node(1), facts=facts)
     assert NodeReport.parse(report.as_json()) == report
+
+
+@pytest.mark.parametrize(
+    "change", [{"other": 1}, {"facts": {"versions": {"agentrl": "9.9"}}}, {"diagnoses": [{"x": 1}]}]
+)
+def test_a_report_of_another_version_is_one_line(change):
+    report = json.loads(node(1, versions={"agentrl": "9.9"}).as_json()) | change
+    words = r"^its report cannot be read: agentrl is 9\.9 there, .* here$"
+    with pytest.raises(InfrastructureError, match=words):
+        NodeReport.parse(json.dumps(report))
+    for text in ("", "[]", "{}", "null"):
+        with pytest.raises(InfrastructureError, match="agentrl is another there"):
+            NodeReport.parse(text)
