@@ -18,6 +18,8 @@ from agentrl.learner.device_peaks import find_peak
 SIZE = 8192
 COPY_BYTES = 512 << 20
 REPEATS = 10
+NEEDED_BYTES = 3 * 2 * SIZE**2 + 3 * COPY_BYTES
+"""To measure a GPU: matrices, copies, and what libraries need."""
 MIN_PEAK_SHARE = 0.5
 """Of a GPU's peak in products of 8,192 columns; a whole, cool GPU reaches 0.6 to 0.8."""
 MIN_OF_BEST = 0.8
@@ -29,6 +31,16 @@ MAX_TAKEN_SHARE = 0.1
 MIN_BUS_BYTES_PER_S = 5e9
 """Of an all-reduce between GPUs of one machine; through PCIe 4 about 15, through NVLink 100 and more."""
 _DEVICE = Path("/dev/nvidia0")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """What is free on one GPU."""
+
+    index: int
+    name: str
+    free_bytes: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,12 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
             needed=_needed(subject), has_device=_DEVICE.exists(), built_for=torch.version.cuda or ""
         )
         return
-    yield from judge_gpus([_measure(index) for index in range(num_gpus)])
+    free = [_free(index) for index in range(num_gpus)]
+    full = [own for own in free if own.free_bytes < NEEDED_BYTES]
+    yield from map(judge_full, full)
+    yield from judge_gpus([_measure(own) for own in free if own not in full])
+    if full:
+        return  # a collective would fail on them
     if num_gpus > 1:
         yield judge_peers(num_gpus, torch.cuda.can_device_access_peer)
         try:
@@ -89,6 +106,16 @@ def judge_absent(*, needed: int, has_device: bool, built_for: str) -> Diagnosis:
             "GPUs", "wrong", text, "cluster.address of a cluster that has them, or gpus_per_node=0"
         )
     return Diagnosis("GPUs", "ok", "none, and none is needed")
+
+
+def judge_full(gpu: GpuMemory) -> Diagnosis:
+    """Judge a GPU with too little free memory to be measured."""
+    text = (
+        f"{gpu.name}: {gpu.free_bytes / 2**30:.1f} of {gpu.total_bytes / 2**30:.0f} GiB free, too little to "
+        "measure it or to run on it"
+    )
+    figures = {"free_bytes": float(gpu.free_bytes)}
+    return Diagnosis(f"GPU {gpu.index}", "wrong", text, "`nvidia-smi` lists the programs; end them", figures)
 
 
 def judge_gpus(speeds: Sequence[GpuSpeed]) -> Iterator[Diagnosis]:
@@ -175,23 +202,33 @@ def _needed(subject: Subject) -> int:
     return sum(pool.num_gpus for pool in config.placement.pools_in_use.values())
 
 
-def _measure(index: int) -> GpuSpeed:
-    device = torch.device("cuda", index)
+def _free(index: int) -> GpuMemory:
+    """Return what is free on a GPU; nothing if not even the driver's own part fits."""
+    properties = torch.cuda.get_device_properties(index)
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        free, total = 0, properties.total_memory
+    return GpuMemory(index, properties.name, free, total)
+
+
+def _measure(own: GpuMemory) -> GpuSpeed:
+    device = torch.device("cuda", own.index)
     torch.cuda.set_device(device)
-    free, total = torch.cuda.mem_get_info(device)
-    name = torch.cuda.get_device_name(device)
     with torch.inference_mode():
         product_s = _product_s(device)
         copy_s, host_s = _copy_s(device)
     torch.cuda.empty_cache()
     return GpuSpeed(
-        index,
-        name,
+        own.index,
+        own.name,
         2.0 * SIZE**3 / product_s,
         2.0 * COPY_BYTES / copy_s,
         COPY_BYTES / host_s,
-        free,
-        total,
+        own.free_bytes,
+        own.total_bytes,
     )
 
 

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from agentrl.config.schema import Config
 from agentrl.doctor import gpus
 from agentrl.doctor.collective import measure_all_reduce
-from agentrl.doctor.gpus import GpuSpeed
+from agentrl.doctor.gpus import GpuMemory, GpuSpeed
+from agentrl.doctor.subject import Subject
 from agentrl.errors import InfrastructureError
 
 GOOD = GpuSpeed(0, "NVIDIA H100 80GB HBM3", 700e12, 2.6e12, 50e9, 79 << 30, 80 << 30)
@@ -35,6 +37,17 @@ def test_a_gpu_behind_its_equals_is_slow(changes, text):
     assert first.verdict == "ok"
     assert second.verdict == "slow"
     assert text in second.text
+
+
+def test_a_full_gpu_is_told_in_a_line_and_the_others_are_measured(monkeypatch):
+    memory = [GpuMemory(0, GOOD.name, 79 << 30, 80 << 30), GpuMemory(1, GOOD.name, 300 << 20, 80 << 30)]
+    monkeypatch.setattr(gpus.torch.cuda, "device_count", lambda: len(memory))
+    monkeypatch.setattr(gpus, "_free", memory.__getitem__)
+    monkeypatch.setattr(gpus, "_measure", lambda own: replace(GOOD, index=own.index))
+    full, good = gpus.diagnose(Subject(Config(), False))
+    assert (full.part, full.verdict) == ("GPU 1", "wrong")
+    assert "0.3 of 80 GiB free, too little" in full.text
+    assert (good.part, good.verdict) == ("GPU 0", "ok")
 
 
 def test_gpus_of_other_names_are_no_measure():
