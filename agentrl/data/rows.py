@@ -5,8 +5,8 @@
     ability       str                      a label; optional
     reward_model  {style, ground_truth}    optional: the reward decides whether it needs a ground truth
     extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...},
-                  environment_kwargs: {name, ...}, index, split, ...}; interaction_kwargs without a name are
-                  ignored, unless interactions are configured
+                  environment_kwargs: {name, ...}, chat_template_kwargs: {name: value}, index, split, ...};
+                  interaction_kwargs without a name are ignored, unless interactions are configured
     agent_name    str                      optional: see `AgentChoice`
 
 Every error names the file, the row (counted from 0) and the field.
@@ -100,6 +100,7 @@ def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice)
     environment_kwargs = _object(
         extra_info.get("environment_kwargs"), place, f"{config.extra_info_key}.environment_kwargs"
     )
+    _object(extra_info.get("chat_template_kwargs"), place, f"{config.extra_info_key}.chat_template_kwargs")
     named = _text(row.get(config.agent_name_key), place, config.agent_name_key)
     try:
         agent_name = agents.choose(

@@ -30,8 +30,11 @@ from agentrl.dialects.bodies import (
 from agentrl.dialects.turns import Asked, RequestError, TurnReply, TurnRequest
 from agentrl.types import Message, ToolCall
 
-SAMPLING_FIELDS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
-"""Sampling fields of requests.
+SAMPLING_FIELDS = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
+    "chat_template_kwargs",
+)
+"""Fields of requests about sampling and the prompt's form.
 
 Training ignores them: the behavior log-probabilities need the run's own settings.
 """

@@ -92,6 +92,9 @@ def producer_of(settings: AttemptSettings, template: Template | None) -> dict[st
         name: getattr(settings.model, name)
         for name in ("chat_template", "tool_format", "template_edits", "dtype")
     }
+    # Only if there are any: evaluations without them keep the attempts that they have.
+    if settings.model.chat_template_kwargs:
+        tokenizer["chat_template_kwargs"] = settings.model.chat_template_kwargs
     return {
         "agentrl": agentrl.__version__,
         "model": settings.weights,

@@ -281,7 +281,12 @@ def _turns(
     if name is not None:
         most = rollout.max_concurrent_trajectories
         return MessageModel(
-            prepared.place.urls, name, api_key=api_key, max_connections=most, backpressure=concurrency
+            prepared.place.urls,
+            name,
+            api_key=api_key,
+            max_connections=most,
+            backpressure=concurrency,
+            template_kwargs=config.model.chat_template_kwargs,
         )
     vocab_size, context_tokens = model_limits(config.model, prepared.chat)
     return Router(

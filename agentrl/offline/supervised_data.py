@@ -15,7 +15,7 @@ from agentrl.chat.replay import Replay
 from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
 from agentrl.data.rows import RowPlace, read_messages, without_nulls
-from agentrl.errors import ConfigError, DataError, PluginError
+from agentrl.errors import ConfigError, DataError, PluginError, concerning
 from agentrl.learner.batch import Sample
 from agentrl.plugins import Plugins
 from agentrl.types import JsonObject, Message
@@ -45,10 +45,12 @@ class Examples:
 class ExampleRenderer:
     """Renders the messages and tools of a row to tokens. Errors name the row."""
 
-    def __init__(self, chat: Chat, plugins: Plugins, *, tools_key: str) -> None:
+    def __init__(self, chat: Chat, plugins: Plugins, *, tools_key: str, kwargs_key: str) -> None:
+        """`tools_key`, `kwargs_key`: columns of a row's tools and of its arguments for the chat template."""
         self._chat = chat
         self._plugins = plugins
         self._tools_key = tools_key
+        self._kwargs_key = kwargs_key
         self._schemas: dict[str, JsonObject] = {}
 
     def render(self, row: RawRow, place: RowPlace, messages: Sequence[Message]) -> Replay:
@@ -56,25 +58,22 @@ class ExampleRenderer:
 
         Raises:
             DataError, ConfigError: there is no assistant turn, the chat template cannot render one, or it
-                does not show the row's tools.
+                does not show the row's tools, or read the row's arguments.
         """
         schemas = [self._schema(tool, place) for tool in self._tools(row, place)]
+        kwargs = _parsed(_column(row, self._kwargs_key), place, self._kwargs_key, what="a mapping")
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise place.error(self._kwargs_key, f"must be a mapping of names and values, is {_short(kwargs)}")
         try:
-            self._chat.check_tools(schemas, messages)
-            return self._chat.render_training(messages, schemas)
+            with concerning(self._kwargs_key):
+                chat = self._chat.with_template_kwargs(without_nulls(kwargs or {}))
+            chat.check_tools(schemas, messages)
+            return chat.render_training(messages, schemas)
         except (DataError, ConfigError) as error:
             raise type(error)(f"{place}: {error}") from error
 
     def _tools(self, row: RawRow, place: RowPlace) -> Sequence[Any]:
-        value = row.get(self._tools_key)
-        # A Parquet column has one type, so schemas of different shapes are often stored as JSON text.
-        if isinstance(value, str):
-            try:
-                value = json.loads(value) if value.strip() else None
-            except json.JSONDecodeError as error:
-                raise place.error(
-                    self._tools_key, f"must be a list of tools, or one as JSON text: {error}"
-                ) from error
+        value = _parsed(row.get(self._tools_key), place, self._tools_key, what="a list of tools")
         if value is not None and not isinstance(value, list):
             raise place.error(self._tools_key, f"must be a list of tool names or schemas, is {value!r}")
         return value or ()
@@ -108,7 +107,9 @@ def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, 
     Raises:
         UserError: a malformed row, an unknown tool, or no conversation that fits `data.max_tokens`.
     """
-    renderer = ExampleRenderer(chat, plugins, tools_key=config.tools_key)
+    renderer = ExampleRenderer(
+        chat, plugins, tools_key=config.tools_key, kwargs_key=config.chat_template_kwargs_key
+    )
 
     def build(row: RawRow, place: RowPlace) -> Replay:
         if config.prompt_key is None or config.response_key is None:
@@ -156,7 +157,9 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
     Raises:
         UserError: a malformed row, an unknown tool, or no pair that fits `data.max_tokens`.
     """
-    renderer = ExampleRenderer(chat, plugins, tools_key=config.tools_key)
+    renderer = ExampleRenderer(
+        chat, plugins, tools_key=config.tools_key, kwargs_key=config.chat_template_kwargs_key
+    )
 
     def build(row: RawRow, place: RowPlace) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         value = _column(row, config.prompt_key)
@@ -257,6 +260,18 @@ def _column(row: RawRow, key: str) -> Any:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def _parsed(value: Any, place: RowPlace, field: str, *, what: str) -> Any:
+    """Return a value that may be JSON text: a Parquet column has one type, so values of different shapes are
+    often stored so.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except json.JSONDecodeError as error:
+        raise place.error(field, f"must be {what}, or one as JSON text: {error}") from error
 
 
 def _prompt(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:

@@ -62,7 +62,9 @@ class MessageModel:
         api_key: str | None,
         max_connections: int,
         backpressure: Backpressure,
+        template_kwargs: JsonObject | None = None,
     ) -> None:
+        """`template_kwargs`: arguments of the servers' chat template, as SGLang and vLLM take them."""
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clients = [HttpClient(url, headers=headers, max_connections=max_connections) for url in urls]
         self._urls = tuple(urls)
@@ -70,6 +72,7 @@ class MessageModel:
         self._places: dict[str, str] = {}
         self._name = name
         self._backpressure = backpressure
+        self._template_kwargs = dict(template_kwargs or {})
         self._length_key = "max_tokens"
 
     async def complete(
@@ -81,9 +84,10 @@ class MessageModel:
         max_tokens: int,
         turn: int,
         key: str,
+        template_kwargs: JsonObject | None = None,
     ) -> MessageReply:
         """Sample the next turn of a conversation. `turn` is its index from 0; `key` is the key of the
-        attempt.
+        attempt; `template_kwargs` win over those of the model.
 
         Raises:
             ContextExceeded: the conversation is too long for the model.
@@ -100,6 +104,8 @@ class MessageModel:
         body |= {"stop": list(sampling.stop)} if sampling.stop else {}
         body |= {"ignore_eos": True} if sampling.ignore_eos else {}
         body |= {"tools": list(tools)} if tools else {}
+        for_template = {**self._template_kwargs, **(template_kwargs or {})}
+        body |= {"chat_template_kwargs": for_template} if for_template else {}
         failures = overloads = 0
         while True:
             began_in = self._backpressure.round

@@ -7,13 +7,14 @@ trajectory cannot be trained on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import Conversation
+from agentrl.chat.template_arguments import json_copy
 from agentrl.errors import PluginError
 from agentrl.rollout.anchors import anchor
 from agentrl.rollout.conversation_line import ConversationLine
@@ -46,6 +47,11 @@ class UncountedChat:
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Messages:
         return Messages(messages)
+
+    def with_template_kwargs(self, given: Mapping[str, Any]) -> UncountedChat:
+        """Check that the values can be sent. The server knows the names."""
+        json_copy(given)
+        return self
 
     def check_tools(self, tools: Sequence[JsonObject], messages: Sequence[Message]) -> None:
         """Do nothing: the server has its own template."""
@@ -141,6 +147,7 @@ class MessageSession(AttemptSession):
                     max_tokens=room,
                     turn=self._recorder.num_turns,
                     key=self._attempt.key,
+                    template_kwargs=self._attempt.task.chat_template_kwargs,
                 )
         except ContextExceeded:
             raise self._end(Outcome.TRUNCATED) from None

@@ -314,7 +314,7 @@ class TrajectorySession(AttemptSession):
         self, parts: SessionParts, *, chat: Chat, generator: Generator, prompt: PromptLimits, gateway: Gateway
     ) -> None:
         super().__init__(parts)
-        self._chat = chat
+        self._chat = chat.with_template_kwargs(parts.attempt.task.chat_template_kwargs)
         self._generator = generator
         self._prompt = prompt
         self._gateway = gateway
@@ -413,7 +413,11 @@ class TrajectorySession(AttemptSession):
 
     def ignores(self, asked: Mapping[str, Any]) -> bool:
         """Return whether a request asks for sampling parameters other than the run's, which are ignored."""
-        own = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
+        own = {
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "chat_template_kwargs": self._chat.template_kwargs,
+        }
         return any(value != own[name] if name in own else bool(value) for name, value in asked.items())
 
     # ------------------------------------------------------------------------------------------------- inside

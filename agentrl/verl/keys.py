@@ -169,7 +169,6 @@ MEANINGLESS: Mapping[str, str] = {
     "data.mm_processor_kwargs": "only text rows are supported",
     "data.image_patch_size": "only text rows are supported",
     "data.use_shm": "files are read directly",
-    "data.apply_chat_template_kwargs": "put the choice into a template of your own (model.chat_template)",
     "data.sampler": "order comes from data.shuffle, trainer.seed and data.curriculum",
     "data.datagen": "rows come from files or data.reader",
     **dict.fromkeys(

@@ -26,6 +26,7 @@ RENAMED: Mapping[str, str] = {
     "data.tool_config_path": "agent.verl_tool_config; the same file, unchanged",
     "data.function_tool_path": "agent.verl_function_tools; the same file, unchanged",
     "data.trust_remote_code": "model.trust_remote_code",
+    "data.apply_chat_template_kwargs": "model.chat_template_kwargs; rows may have their own",
     "data.custom_cls.path": "data.reader; `file.py:function` that turns a row into a Task",
     "data.custom_cls.name": "data.reader; `file.py:function` that turns a row into a Task",
     # actor_rollout_ref.model

@@ -62,6 +62,21 @@ def test_rendering_equals_transformers(tmp_path, source, tools):
         )
 
 
+@pytest.mark.parametrize(
+    "given", [{}, {"style": None}, {"style": ["é", {"a": 1.5}], "documents": [{"text": "x"}]}]
+)
+def test_rendering_with_arguments_equals_transformers(tmp_path, given):
+    write_tiny_tokenizer(tmp_path)
+    source = (
+        "{{ style is defined }}{{ style | tojson if style is defined }}{{ documents is none }}{{ bos_token }}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(source + "{{ documents[0].text if documents }}")
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    expected = reference.apply_chat_template(MESSAGES, tokenize=False, **given)
+    template = load_template(tmp_path).with_arguments(given)
+    assert template.render(MESSAGES, add_generation_prompt=False) == expected
+
+
 def configure(folder, **changes) -> None:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

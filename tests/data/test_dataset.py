@@ -226,6 +226,9 @@ class Counter:
     def check_tools(self, tools, messages):
         pass
 
+    def with_template_kwargs(self, given):
+        return self
+
     def num_pending_tokens(self):
         return self.size
 

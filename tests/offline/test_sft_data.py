@@ -84,6 +84,23 @@ def learned(chat, sample):
 # ---------------------------------------------------------------------------------------------- conversations
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_row_is_rendered_with_its_own_arguments_of_the_template(tmp_path, as_text):
+    write_tiny_tokenizer(tmp_path)
+    source = THINKING.replace("message.role + '\\n'", "message.role + (tone or '') + '\\n'")
+    assert source != THINKING
+    (tmp_path / "chat_template.jinja").write_text(source)
+    chat = Chat.load(str(tmp_path))
+    own = '{"tone": "/b"}' if as_text else {"tone": "/b", "other": None}
+    rows = [{"messages": [user("?"), said("!")]}, {"messages": [user("?"), said("!")], "how": own}]
+    plain, toned = conversations(tmp_path, chat, *rows, chat_template_kwargs_key="how").samples
+    texts = [chat.decode(sample.token_ids.tolist()) for sample in (plain, toned)]
+    assert texts[1] == texts[0].replace("user", "user/b") != texts[0]
+    unread = {"messages": [user("?"), said("!")], "how": {"tune": "/b"}}
+    with pytest.raises(AgentRLError, match=r"row 0.*: how: .*reads no variable 'tune'; did you mean 'tone'"):
+        conversations(tmp_path, chat, unread, chat_template_kwargs_key="how")
+
+
 def test_every_assistant_turn_is_learned_and_nothing_else(tmp_path, chat):
     call = {
         "id": "c",

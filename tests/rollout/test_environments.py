@@ -385,6 +385,9 @@ def playable(**agent) -> Playable:
     class Chat:
         def check_tools(self, tools, messages) -> None: ...
 
+        def with_template_kwargs(self, given) -> Chat:
+            return self
+
     return Playable(AgentConfig(**agent), plugins, Chat())
 
 

@@ -427,6 +427,8 @@ def test_sampling_and_forced_calls_are_counted_not_obeyed(stage):
     async def program(client, task) -> None:
         await ask(client, temperature=1.0, top_p=1.0, seed=None)
         await ask(client, [{"role": "user", "content": "b"}], temperature=0.2)
+        await ask(client, extra_body={"chat_template_kwargs": {}})  # the run's own
+        await ask(client, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
         await ask(client, [{"role": "user", "content": "c"}], tools=[CALCULATOR], tool_choice="required")
 
     world, [trajectory] = play(stage, program, lambda turn, prompt: "#### 42")
@@ -435,7 +437,7 @@ def test_sampling_and_forced_calls_are_counted_not_obeyed(stage):
         name: trajectory.metrics.get(f"gateway/{name}")
         for name in ("num_requests", "sampling_ignored", "tool_choice_ignored")
     }
-    assert counts == {"num_requests": 3, "sampling_ignored": 1, "tool_choice_ignored": 1}
+    assert counts == {"num_requests": 5, "sampling_ignored": 2, "tool_choice_ignored": 1}
 
 
 def test_keys_are_worth_something_only_while_their_trajectory_runs(stage):

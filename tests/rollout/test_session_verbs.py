@@ -218,6 +218,8 @@ def test_the_partner_is_asked_only_where_there_is_one_and_something_was_said(sta
         ({"temperature": 1.0, "top_p": 0.9}, True),
         ({"temperature": 1.0, "seed": 0, "presence_penalty": 0.0}, False),
         ({"temperature": 1.0, "presence_penalty": 0.5}, True),
+        ({"chat_template_kwargs": {}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, True),
     ],
 )
 def test_sampling_other_than_the_runs_is_seen(stage, asked, is_ignored):

@@ -309,6 +309,11 @@ def test_asynchronous_training():
             1,
         ),
         ("trainer.logger=[console,swanlab]", "trainer.logger", ["console"]),
+        (
+            "+data.apply_chat_template_kwargs.enable_thinking=False",
+            "model.chat_template_kwargs",
+            {"enable_thinking": False},
+        ),
     ],
 )
 def test_single_keys(override, key, value):

@@ -62,8 +62,7 @@ def play_row(
     key: Literal["train_files", "val_files"] = "val_files" if is_validation else "train_files"
     check_prepared(config, splits=[key])
     weights = resolve_model(config.model, with_weights=starts_server)
-    folder = weights.tokenizer_path or weights.path
-    chat = Chat.load(folder, template_file=weights.chat_template, tool_format=weights.tool_format)
+    chat = Chat.of(weights)
     plugins = named_plugins(config.agent, config.reward, config.eval)
     sampling: Sampling = config.eval if is_validation else config.rollout
     if is_validation:

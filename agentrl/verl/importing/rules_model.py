@@ -77,6 +77,17 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
+def template_arguments(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the arguments of the chat template. Those of single rows are fields of the rows."""
+    section, thinking = "data.apply_chat_template_kwargs", "data.enable_thinking_default"
+    given = source.below(section)
+    old = tuple(f"{section}.{name}" for name in given)
+    if source.is_supervised and source.has(thinking):
+        given, old = {"enable_thinking": source.get(thinking), **given}, (*old, thinking)
+    if given:
+        yield Setting("model.chat_template_kwargs", given, old)
+
+
 def offload(source: WrittenConfig) -> Iterator[Finding]:
     """Translate offloading: two switches in verl, one choice here."""
     section = f"{ACTOR}.fsdp_config"
@@ -210,4 +221,4 @@ def _apart(
         )
 
 
-RULES = (dtypes, adapters, offload, activation_offload, servers, places)
+RULES = (dtypes, adapters, template_arguments, offload, activation_offload, servers, places)

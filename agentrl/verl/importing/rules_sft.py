@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from agentrl.config.tracking import TRACKERS
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
 from agentrl.verl.importing.rules_data import resume
+from agentrl.verl.importing.rules_model import template_arguments
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import SCHEDULES, as_list, loggers
 
@@ -253,7 +254,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
-RULES = (columns, batches, overlong, optimizer, model, places, run, resume)
+RULES = (columns, batches, overlong, optimizer, model, template_arguments, places, run, resume)
 
 MEANINGLESS: Mapping[str, str] = {
     # Key of verl's supervised training, or prefix of keys -> why there is no counterpart.
@@ -268,9 +269,11 @@ MEANINGLESS: Mapping[str, str] = {
     "data.custom_cls": "rows are read by columns; write another form as a column of messages",
     "data.pad_mode": "sequences are always packed without padding",
     "data.ignore_input_ids_mismatch": "a conversation is encoded once, as it will be sampled",
-    "data.enable_thinking_key": "put the choice into a template of your own (model.chat_template)",
-    "data.enable_thinking_default": "put the choice into a template of your own (model.chat_template)",
-    "data.multiturn.enable_thinking_key": "put the choice into a template of your own (model.chat_template)",
+    "data.enable_thinking_key": "rows have a column of all arguments of the template "
+    "(data.chat_template_kwargs_key)",
+    "data.enable_thinking_default": "null; the template's own default",
+    "data.multiturn.enable_thinking_key": "rows have a column of all arguments of the template "
+    "(data.chat_template_kwargs_key)",
     "data.num_workers": "rows are read by Arrow, without worker processes",
     "data.max_prompt_length": "one bound for the whole conversation (data.max_tokens)",
     "data.max_response_length": "one bound for the whole conversation (data.max_tokens)",
