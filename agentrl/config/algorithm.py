@@ -204,6 +204,12 @@ class AlgorithmConfig(Section):
     step_weight: float = Field(
         1.0, ge=0, description="Weight of the step advantage, added to the episode's advantage, for gigpo."
     )
+    segment_credit: Literal["all", "last"] = Field(
+        "all",
+        description="Tokens that get the advantages of an attempt with several segments (edited histories, "
+        "restarts). all: those of every segment. last: those of the segment that began last; earlier ones "
+        "get the advantage 0, and still count in means over tokens.",
+    )
     whiten: bool = Field(
         False,
         description="Finally whiten advantages over all action tokens of the batch; groups with equal "

@@ -91,7 +91,10 @@ def credit(
         found = found.with_advantages(whiten(*found.runs))
     if assessment.teacher_kl is not None:
         found = _taught(found, batch, _compact(assessment.teacher_kl, attempts), algorithm.distillation)
-    samples = iter(_with_returns(_samples(attempts, found), found, assessment, algorithm))
+    credited = _samples(attempts, found)
+    if algorithm.segment_credit == "last":
+        credited = [_of_last_segment(sample) for sample in credited]
+    samples = iter(_with_returns(credited, found, assessment, algorithm))
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
@@ -179,6 +182,19 @@ def _samples(attempts: Sequence[AttemptFacts], found: Credit | RunCredit) -> lis
             values, lengths = laid, np.ones(len(laid), np.int64)
         samples.append(SampleRef(index, attempt, values, lengths))
     return samples
+
+
+def _of_last_segment(sample: SampleRef) -> SampleRef:
+    """Return the sample with the advantage 0 on all tokens before its last segment."""
+    *earlier, _ = sample.attempt.segments
+    num_earlier = sum(num_actions for _, num_actions in earlier)
+    if not num_earlier:
+        return sample
+    later = np.repeat(sample.advantages, sample.run_lengths)[num_earlier:]
+    return sample.replace(
+        advantages=np.concatenate([np.zeros(1, np.float32), later]),
+        run_lengths=np.array([num_earlier, *[1] * len(later)], np.int64),
+    )
 
 
 def _with_returns(

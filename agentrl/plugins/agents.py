@@ -98,6 +98,14 @@ class Session(Protocol):
         """The attempt's environment, started; None if the row has none."""
 
     @property
+    def num_context_tokens(self) -> int:
+        """Length of the conversation in tokens, with the messages that the model sees at its next turn."""
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens that the budgets leave for the next turn; below 1, `generate` ends the trajectory."""
+
+    @property
     def is_finished(self) -> bool:
         """Whether a tool ended the trajectory (`ToolResult.is_final`); the agent loop should return."""
 
@@ -113,6 +121,11 @@ class Session(Protocol):
     def add_user_message(self, text: str) -> None:
         """Append a user message that the model sees before its next turn, such as an observation or
         feedback.
+        """
+
+    def restart(self, messages: Sequence[Message]) -> None:
+        """Go on from `messages` in place of the conversation so far, for example from a summary of it or
+        without old tool output. What was sampled stays; the next turn begins a new segment.
         """
 
     def add_reward(self, name: str, value: float) -> None:

@@ -122,8 +122,7 @@ class MessageSession(AttemptSession):
     def __init__(self, parts: SessionParts, *, model: MessageModel) -> None:
         super().__init__(parts)
         self._model = model
-        self._shown_tools = parts.shown_tools
-        self._line = MessageLine(parts.prompt, self._recorder, task_id=parts.attempt.task.task_id)
+        self._line = self._begin_anew(parts.prompt)
 
     async def generate(self) -> Turn:
         """Show the model everything since its last turn and sample the next turn.
@@ -152,8 +151,21 @@ class MessageSession(AttemptSession):
         except ContextExceeded:
             raise self._end(Outcome.TRUNCATED) from None
         turn = self._line.record(reply)
+        self._sampled_line = self._line
         self._is_cut = turn.is_truncated
         return turn
+
+    @property
+    def num_context_tokens(self) -> int:
+        """As the server counted, plus an estimate for messages that it has not counted."""
+        return self._line.num_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        return self._room()
+
+    def _begin_anew(self, messages: Sequence[Message]) -> MessageLine:
+        return MessageLine(messages, self._recorder, task_id=self._attempt.task.task_id)
 
     def serve_openai(self) -> NoReturn:
         raise PluginError(

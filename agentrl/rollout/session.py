@@ -75,7 +75,7 @@ class AttemptSession(ABC):
 
     limits: TurnLimits
     _line: ConversationLine
-    """The line sampled last: the agent loop's own, until a program behind the gateway opens another."""
+    """The line that goes on: the one sampled last, or one that begins anew (`restart`)."""
 
     def __init__(self, parts: SessionParts) -> None:
         agent, sampling = parts.agent, parts.sampling
@@ -89,6 +89,8 @@ class AttemptSession(ABC):
         self._facts: JsonObject = {}
         self._host = parts.host
         self._recorder = TrajectoryRecorder()
+        self._shown_tools = parts.shown_tools
+        self._sampled_line: ConversationLine | None = None  # the line sampled last
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
         self._is_finished = False  # a tool ended the trajectory
@@ -107,6 +109,20 @@ class AttemptSession(ABC):
     @abstractmethod
     def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
         """Serve an OpenAI endpoint while the context is open."""
+
+    @property
+    @abstractmethod
+    def num_context_tokens(self) -> int:
+        """Length of the conversation in tokens, with the messages that the model sees at its next turn."""
+
+    @property
+    @abstractmethod
+    def num_tokens_left(self) -> int:
+        """Tokens that the budgets leave for the next turn; below 1, `generate` ends the trajectory."""
+
+    @abstractmethod
+    def _begin_anew(self, messages: Sequence[Message]) -> ConversationLine:
+        """Return a line without tokens, which begins with `messages`."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -168,6 +184,25 @@ class AttemptSession(ABC):
         """Append a user message. The model sees it at the next `generate`."""
         self._refuse_if_ended()
         self._line.conversation.add_messages([Message("user", text)])
+
+    def restart(self, messages: Sequence[Message]) -> None:
+        """Go on from `messages`. They are context, assistant messages included, and begin a new segment.
+
+        Raises:
+            TrajectoryEnd: the trajectory has ended.
+            PluginError: `messages` is no list of messages, or empty.
+        """
+        self._refuse_if_ended()
+        given = list(messages)
+        if not given or not all(isinstance(message, Message) for message in given):
+            raise PluginError(
+                f"the agent restarts from {str(given)[:80]}; pass a list of agentrl.types.Message, at least "
+                "one"
+            )
+        line = self._begin_anew(given)
+        line.reported_states = self._line.reported_states  # the environment did not restart
+        self._line = line
+        self._tally.count("num_restarts")
 
     def add_reward(self, name: str, value: float) -> None:
         """Give the last turn a reward, reported as `agent/<name>`."""
@@ -266,7 +301,7 @@ class AttemptSession(ABC):
         num_forks = max(self._recorder.num_segments - 1, 0)
         trajectory = self._recorder.trajectory(
             self._attempt,
-            messages=self._line.recorded_messages,
+            messages=(self._sampled_line or self._line).recorded_messages,
             outcome=outcome,
             failure=failure,
             metrics={
@@ -330,6 +365,17 @@ class TrajectorySession(AttemptSession):
         """
         return (await self.sample(self._line, adjust=self._stopped)).turn
 
+    @property
+    def num_context_tokens(self) -> int:
+        return self._line.conversation.num_next_tokens()
+
+    @property
+    def num_tokens_left(self) -> int:
+        return self._room_for_turn(self._with_budget(self._line))
+
+    def _begin_anew(self, messages: Sequence[Message]) -> ConversationLine:
+        return self.open_line(messages, self._shown_tools)
+
     @asynccontextmanager
     async def serve_openai(self) -> AsyncIterator[OpenAIEndpoint]:
         """Serve an endpoint while the context is open: any client of OpenAI or Anthropic can play this
@@ -382,9 +428,7 @@ class TrajectorySession(AttemptSession):
         self._refuse_if_ended()
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT)
-        if line.max_tokens is None:
-            line.fix_prompt(self._prompt, self._max_response_tokens)
-        room = self._room_for_turn(line)
+        room = self._room_for_turn(self._with_budget(line))
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
         params = self._params(room if max_tokens is None else min(room, max_tokens))
@@ -403,7 +447,7 @@ class TrajectorySession(AttemptSession):
                 turn = line.record_turn(generation)
         finally:
             self._num_sampling -= 1
-        self._line = line
+        self._line = self._sampled_line = line
         self._is_cut = turn.is_truncated
         return Sampled(turn, generation, num_prompt_tokens)
 
@@ -426,6 +470,16 @@ class TrajectorySession(AttemptSession):
         return ConversationLine(
             self._chat.open(messages, tools), self._recorder, task_id=self._attempt.task.task_id
         )
+
+    def _with_budget(self, line: ConversationLine) -> ConversationLine:
+        """Return the line, whose first prompt is then fixed.
+
+        Raises:
+            DataError: the first prompt is too long.
+        """
+        if line.max_tokens is None:
+            line.fix_prompt(self._prompt, self._max_response_tokens)
+        return line
 
     def _room_for_turn(self, line: ConversationLine) -> int:
         """Return the token budget of the line's next turn, after the context that precedes it.

@@ -5,6 +5,7 @@
     num_interruptions (how often a generation was interrupted and continued),
     num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
     num_forks (segments after the first, because the context was edited),
+    num_restarts (how often the agent restarted from other messages; absent when 0),
     generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
     environment_s (starting the environment; absent without one),
     <tool>/<metric> of tools (sums), and the metrics that scoring adds (see scoring.py).

@@ -118,6 +118,29 @@ def with_context(turns: list[Piece], rng: np.random.Generator) -> list[Piece]:
     return row
 
 
+@settings(max_examples=20)
+@given(seed=seeds)
+def test_the_credit_of_segments(seed):
+    """all: the advantage of the attempt on every sampled token. last: on the last segment, 0 before it. An
+    attempt of one segment is credited the same, bit for bit.
+    """
+    rng = np.random.default_rng(seed)
+    long = trajectory([with_context([piece], rng) for piece in played(rng)], member=0)
+    short = trajectory([with_context(played(rng), rng)], member=1)
+
+    def advantages(rule: str) -> list[np.ndarray]:
+        algorithm = AlgorithmConfig(segment_credit=rule)
+        [samples] = credit(facts(Group(0, (long, short))), algorithm, group_size=2)
+        return [sample.load().advantages for sample in samples]
+
+    (all_long, all_short), (last_long, last_short) = advantages("all"), advantages("last")
+    assert all_short.tobytes() == last_short.tobytes()
+    assert len(set(all_long[long.action_mask].tolist())) == 1
+    start = long.segment_starts[-1]
+    assert not last_long[:start].any()
+    assert last_long[start:].tobytes() == all_long[start:].tobytes()
+
+
 def advantages_on_tokens(name: str, trajectories: list[Trajectory], seed: int) -> list[np.ndarray]:
     """Return f32[T] of each, with what estimators may need beyond rewards drawn alike for equal compact
     batches.

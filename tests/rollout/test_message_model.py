@@ -6,15 +6,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
 
+from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.dialects.chat_completions import read_request, write_message
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.plugins import AgentLoop, Session, load_plugins
+from agentrl.rewards.select import Unscored
+from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.message_model import (
     MAX_SERVER_FAILURES,
     ContextExceeded,
@@ -23,8 +29,10 @@ from agentrl.rollout.message_model import (
     read_completion,
     served_models,
 )
-from agentrl.rollout.message_session import UncountedChat
-from agentrl.types import Message, ToolCall
+from agentrl.rollout.message_session import UncountedChat, uncounted_chat
+from agentrl.rollout.player_stack import PlayerParts, open_stack
+from agentrl.rollout.recorder import Attempt
+from agentrl.types import Message, Task, ToolCall, Trajectory
 
 QUESTION = (Message("user", "?"),)
 
@@ -46,7 +54,9 @@ def completion(content: str | None = "hi", **message: Any) -> dict[str, Any]:
 Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 
 
-def talk(answers: list[Answer], main: Callable[[MessageModel, Pressure], Awaitable[Any]]) -> Any:
+def talk(
+    answers: list[Answer], main: Callable[[MessageModel, Pressure], Awaitable[Any]], **options: Any
+) -> Any:
     """Run `main` with a model behind one server per entry of `answers`, each of which makes status and body
     of a request's body.
     """
@@ -64,7 +74,7 @@ def talk(answers: list[Answer], main: Callable[[MessageModel, Pressure], Awaitab
                 nursery.start_soon(lambda h=handle, ls=listeners: serve_http(h, ls, max_body_bytes=2**20))
                 urls.append(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1")
             pressure = Pressure()
-            model = MessageModel(urls, "m", api_key=None, max_connections=8, backpressure=pressure)
+            model = MessageModel(urls, "m", api_key=None, max_connections=8, backpressure=pressure, **options)
             with trio.fail_after(30):
                 result = await main(model, pressure)
             await model.aclose()
@@ -222,3 +232,49 @@ def test_texts_that_nobody_counted(text: str) -> None:
     assert len(ids) == -(-len(text) // 4)
     assert chat.decode(ids) == text
     assert text.startswith(chat.decode(ids[:1]))
+
+
+class Afresh(AgentLoop):
+    """Speaks, and speaks again after a restart."""
+
+    name: ClassVar[str] = "afresh"
+    uses_tools: ClassVar[bool] = False
+    lengths: ClassVar[list[int]] = []
+
+    async def run(self, task: Task, session: Session) -> None:
+        await session.generate()
+        self.lengths.append(session.num_context_tokens)
+        session.restart([Message("user", "from here")])
+        await session.generate()
+        self.lengths.append(session.num_context_tokens)
+
+
+def test_a_session_of_messages_restarts_and_sends_the_arguments_of_the_template() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        asked.append(body)
+        return 200, completion()
+
+    async def main(model: MessageModel, _: Pressure) -> Trajectory:
+        plugins = load_plugins()
+        plugins.agents.add(Afresh)
+        plugins.rewards.add(Unscored)
+        reward = RewardConfig(sources={"s": Unscored.name})
+        with AsyncioHost() as host:
+            parts = PlayerParts(plugins, uncounted_chat(), host, PromptLimits(512, "filter"))
+            stack = open_stack(AgentConfig(), reward, model, parts)
+            own = {"chat_template_kwargs": {"enable_thinking": False}}
+            task = Task("t", "s", QUESTION, "afresh", extra_info=own)
+            trajectory = await stack.player.play(Attempt(0, 0, task), EvalConfig())
+            await stack.scorer.aclose()
+            return trajectory
+
+    trajectory = talk([answer], main, template_kwargs={"enable_thinking": True, "style": "a"})
+    assert trajectory.failure is None
+    assert [message["content"] for message in asked[1]["messages"]] == ["from here"]
+    assert [body["chat_template_kwargs"] for body in asked] == [{"enable_thinking": False, "style": "a"}] * 2
+    assert trajectory.segment_starts == (0, 7)  # the server counted 5 tokens of prompt and 2 of the answer
+    assert trajectory.action_mask.tolist() == ([False] * 5 + [True] * 2) * 2
+    assert [message.content for message in trajectory.messages] == ["from here", "hi"]
+    assert Afresh.lengths == [7, 7]
