@@ -3,6 +3,7 @@
 from agentrl.sandbox.limits import WALLS, Limits, SandboxOptions, Wall, read_options
 from agentrl.sandbox.protections import Protections
 from agentrl.sandbox.result import SandboxResult
+from agentrl.sandbox.running import RunningProgram
 from agentrl.sandbox.sandbox import Program, Sandbox, open_sandbox, sandbox_reports
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Limits",
     "Program",
     "Protections",
+    "RunningProgram",
     "Sandbox",
     "SandboxOptions",
     "SandboxResult",

@@ -24,6 +24,7 @@ from agentrl.sandbox.limits import MIB, Limits, SandboxOptions
 from agentrl.sandbox.process import LauncherPair, LauncherProcess, interpreter
 from agentrl.sandbox.protections import PROBE, Protections, bait, judge, refuse
 from agentrl.sandbox.result import Ending, SandboxResult
+from agentrl.sandbox.running import RunningProgram
 
 Reply = TypeVar("Reply", covariant=True)
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Program:
     is_merged: stderr goes to stdout, in the order of writing.
     workspace: a file of the host, empty at first, that preserves the working folder from one program to the
         next.
+    commands: the system's commands (bash, git, ...) can be run too, not only the interpreter.
     limits: override the sandbox's limits.
     """
 
@@ -52,6 +54,7 @@ class Program:
     echo: bool = False
     is_merged: bool = False
     workspace: Path | None = None
+    commands: bool = False
     limits: Limits | None = None
 
 
@@ -126,6 +129,22 @@ class Sandbox:
         with self._slots:
             return _result(process.run())
 
+    def start(self, program: Program, *, channel: tuple[int, int]) -> RunningProgram:
+        """Start a program that runs beside its caller, without a slot, until it ends or is stopped.
+
+        channel: descriptors to read from and to write to, which become 3 and 4 in the program; closed here.
+
+        Raises:
+            SandboxError, ConfigError: as in `check`, which runs before.
+        """
+        try:
+            self.check()
+        except BaseException:
+            for descriptor in channel:
+                os.close(descriptor)
+            raise
+        return RunningProgram(self._process(program, channel=channel), _result)
+
     def check(self) -> Protections:
         """Run the self-test once, log its result, and return the active walls.
 
@@ -178,6 +197,7 @@ class Sandbox:
             "workspace": None if program.workspace is None else str(program.workspace),
             "temporary": tempfile.gettempdir(),
             "is_merged": program.is_merged,
+            "commands": program.commands,
             "avoid": list(self._avoid),
             "cpu_s": float(limits.cpu_s),
             "wall_s": float(limits.wall_s),

@@ -4,7 +4,7 @@ ROWS = [
     {"types", "errors", "granted", "guard", "heap", "loopback", "ports", "terminal_text"},
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},
     {"verl"},
-    {"data", "chat", "dialects", "sglang", "algorithms", "rewards", "adapters"},
+    {"data", "chat", "dialects", "sglang", "algorithms", "rewards", "adapters", "boxes"},
     {"rollout", "serving", "buffer", "learner", "figures"},
     {"evaluation", "testing", "fleet", "weights", "view"},
     {"controller", "simulation"},

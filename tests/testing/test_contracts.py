@@ -76,6 +76,48 @@ class TestRetrieve(ToolContract):
             yield
 
 
+# ---------------------------------------------------------------------------------------------- environments
+
+
+class TestWorkspace(EnvironmentContract):
+    environment = "workspace"
+    environment_kwargs = {"files": {"a.txt": "hello\n"}}
+    bad_kwargs = (
+        {"files": {"../a": "x"}},
+        {"files": {"a": 1}},
+        {"archive": "/nowhere"},
+        {"image": "debian"},
+        {"file": {"a": "x"}},
+    )
+    calls = (
+        ("bash", {"command": "cat a.txt"}),
+        ("python", {"code": "x = 6 * 7"}),
+        ("edit", {"path": "a.txt", "old": "hello", "new": "goodbye"}),
+    )
+
+
+class TestRepository(EnvironmentContract):
+    environment = "repository"
+    environment_kwargs = {
+        "files": {"a.py": "x = 1\n"},
+        "tests": {
+            "t.py": "import unittest, a\nclass T(unittest.TestCase):\n def test(self): assert a.x == 2\n"
+        },
+        "fail_to_pass": ["t.T.test"],
+    }
+    bad_kwargs = (
+        {},
+        {**environment_kwargs, "fail_to_pass": "no JSON"},
+        {**environment_kwargs, "runner": "nose"},
+        {**environment_kwargs, "test_patch": "--- a/b.py\n+++ b/b.py\n@@ -1 +1 @@\n-a\n+b\n"},
+    )
+    calls = (
+        ("bash", {"command": "cat a.py"}),
+        ("python", {"code": "1 + 1"}),
+        ("edit", {"path": "a.py", "old": "1", "new": "2"}),
+    )
+
+
 # ----------------------------------------------------------------------------------------------- interactions
 
 
@@ -336,6 +378,11 @@ class TestRewardModel(RewardContract):
             ]
         )
         return reward
+
+
+class TestTestsPass(RewardContract):
+    reward = "tests_pass"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
 
 
 # ------------------------------------------------------------------------------------------------ all of them

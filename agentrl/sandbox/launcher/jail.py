@@ -20,6 +20,10 @@ from .tree import write_files
 STAGING = "/tmp"
 """Where the new root is assembled, in a mount namespace of its own. It must exist on every machine."""
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/lib32", "/usr/lib", "/usr/lib64", "/usr/local/lib")
+SYSTEM_COMMANDS = ("/bin", "/usr/bin", "/usr/local/bin")
+"""Folders of commands; `setuid` files in them give no privileges."""
+COMMAND_DATA = ("/etc/alternatives", "/usr/share")
+"""What commands read beside libraries: which `awk` is meant, templates of git, modules of perl."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 NUM_DESCRIPTORS = 5
 """Descriptors of a program with a channel: 0 to 2, and the two ends."""
@@ -42,6 +46,9 @@ class Layout:
         self.packages = [
             f"/packages/{index}" if is_moved else path for index, path in enumerate(request.packages)
         ]
+        self.system = [*SYSTEM_LIBRARIES, *(SYSTEM_COMMANDS if request.commands else ())]
+        self.data = [*(COMMAND_DATA if request.commands else ("/usr/share/zoneinfo",)), "/etc/ld.so.cache"]
+        self.has_commands = request.commands
         self.code = CODE if is_moved else f"{scratch}/code"
         self.work = WORK if is_moved else f"{scratch}/work"
         self.temporary = "/tmp" if is_moved else f"{scratch}/tmp"
@@ -71,6 +78,10 @@ class Layout:
             "PATH": f"{self.prefix}/bin",
             "LD_LIBRARY_PATH": f"{self.prefix}/lib",
         }
+        if self.has_commands:  # an interpreter that a command starts finds the same packages
+            places["PATH"] = ":".join(dict.fromkeys([places["PATH"], *reversed(SYSTEM_COMMANDS)]))
+            places["PYTHONPATH"] = ":".join(self.packages)
+            places["PYTHONDONTWRITEBYTECODE"] = "1"
         return {**places, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", **one_thread}
 
     def readable(self) -> list[str]:
@@ -79,10 +90,9 @@ class Layout:
         return [
             self.prefix,
             *self.packages,
-            *SYSTEM_LIBRARIES,
+            *self.system,
             self.code,
-            "/etc/ld.so.cache",
-            "/usr/share/zoneinfo",
+            *self.data,
         ]
 
     def writable(self) -> list[str]:
@@ -112,7 +122,7 @@ def build_root(request: ExecutionRequest, layout: Layout, scratch: int, owner: i
     kernel.attach_mount(root, STAGING)
     for mount, inner in sources:
         _attach(mount, STAGING + inner)
-    for link in SYSTEM_LIBRARIES:
+    for link in layout.system:
         if os.path.islink(link) and not os.path.lexists(STAGING + link):
             os.symlink(os.readlink(link), STAGING + link)
     os.mkdir(STAGING + "/.scratch")
@@ -200,12 +210,12 @@ def _sources(request: ExecutionRequest, layout: Layout) -> list[tuple[int, str]]
     """Return detached, read-only mounts of what the program may read, with their paths in its view."""
     attributes = kernel.MOUNT_ATTR_RDONLY | kernel.MOUNT_ATTR_NOSUID
     files = [
-        *(path for path in SYSTEM_LIBRARIES if os.path.isdir(path) and not os.path.islink(path)),
-        "/etc/ld.so.cache",
-        "/usr/share/zoneinfo",
+        *(path for path in layout.system if os.path.isdir(path) and not os.path.islink(path)),
+        *layout.data,
     ]
     if request.prefix in SYSTEM_PREFIXES:
-        pairs = [(path, path) for path in (*files, request.python)]
+        is_there = any(request.python.startswith(f"{path}/") for path in files)
+        pairs = [(path, path) for path in (*files, *([] if is_there else [request.python]))]
     else:
         pairs = [*((path, path) for path in files), (request.prefix, layout.prefix)]
     pairs += zip(request.packages, layout.packages, strict=True)

@@ -24,6 +24,7 @@ class ExecutionRequest:
     temporary: folder on the host's disk for the program's files, if there is no tmpfs;
     is_merged: stderr goes to stdout;
     channel: empty, or two descriptors that become 3 (to read from) and 4 (to write to) in the program;
+    commands: the system's commands (bash, git, ...) can be run, not only the interpreter;
     avoid: mechanisms that are not used, to test the remaining ones.
     """
 
@@ -40,6 +41,7 @@ class ExecutionRequest:
         self.temporary: str = fields["temporary"]
         self.is_merged: bool = fields["is_merged"]
         self.channel: list[int] = fields["channel"]
+        self.commands: bool = fields["commands"]
         self.avoid: list[str] = fields["avoid"]
         self.cpu_s: float = fields["cpu_s"]
         self.wall_s: float = fields["wall_s"]

@@ -1,0 +1,1 @@
+"""Programs that run inside of a box, as source text: they import the standard library alone."""
