@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import agentrl
-from agentrl.cli import configs, data, evaluation, models, pages, plugins, runs, training
+from agentrl.cli import configs, data, evaluation, hubs, models, pages, plugins, runs, training
 from agentrl.cli.compare import compare
 from agentrl.cli.disk import full_disk
 from agentrl.cli.doctor import doctor
@@ -144,6 +144,12 @@ _add(app, "score", score, "agentrl score responses.parquet --out scores.parquet"
 
 app.add_typer(data_app, name="data", rich_help_panel=EXTEND)
 _add(data_app, "arithmetic", data.data_arithmetic, "agentrl data arithmetic runs/quickstart/data")
+_add(
+    data_app,
+    "reasoning_gym",
+    hubs.data_reasoning_gym,
+    "agentrl data reasoning_gym data/sums --generators chain_sum,gcd",
+)
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

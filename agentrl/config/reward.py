@@ -29,6 +29,7 @@ REWARD_PRESETS: dict[str, str] = {
     "codeforces": "code",
     "taco": "code",
     "searchR1_*": "exact_match",
+    "reasoning_gym/*": "reasoning_gym",
 }
 
 

@@ -24,6 +24,7 @@ from agentrl.testing.contracts import (
     RewardExample,
     ToolContract,
 )
+from parts.generators import origin, small_generators
 
 # ------------------------------------------------------------------------------------------------------ tools
 
@@ -344,6 +345,22 @@ class TestExactMatch(RewardContract):
         RewardExample("<answer>Big Ben</answer>", 0.0, {"target": "Eiffel Tower"}),
         RewardExample("Eiffel Tower", 0.0, "Eiffel Tower"),
     )
+
+
+class TestReasoningGym(RewardContract):
+    reward = "reasoning_gym"
+    examples = (
+        RewardExample("<answer>3</answer>", 0.0, extra_info=origin()),
+        RewardExample("<answer>1</answer>", 1.0, extra_info=origin("puzzle24")),
+        RewardExample("<answer>many</answer>", 0.0, extra_info=origin()),
+        RewardExample("no tags", 0.01, extra_info=origin()),
+    )
+    bad_rows = ({}, {"extra_info": origin(index=9)})
+
+    @pytest.fixture(autouse=True)
+    def package(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        with small_generators(monkeypatch):
+            yield
 
 
 class TestLLMJudge(RewardContract):

@@ -1,0 +1,56 @@
+"""`agentrl data reasoning_gym`: rows of worlds that others built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.data_options import Agent, Plugin, System, Template, read_text
+from agentrl.cli.options import Debug
+from agentrl.data.instructions import PLACEHOLDER
+
+
+def data_reasoning_gym(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    generators: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME", help="Generators of reasoning-gym, which alternate."),
+    ],
+    config: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON|@FILE", help='Configs by generator, such as {"chain_sum": {"max_terms": 3}}.'
+        ),
+    ] = "{}",
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    agent: Agent = None,
+    plugin: Plugin = None,
+    system: System = None,
+    template: Template = PLACEHOLDER,
+    debug: Debug = False,
+) -> None:
+    """Write tasks of reasoning-gym's generators, scored by the generators themselves (docs/hubs.md)."""
+    from agentrl.data.convert import choose_styles
+    from agentrl.hubs.reasoning_gym_rows import INSTRUCTION, read_mix, write_generated
+    from agentrl.plugins import load_plugins
+
+    (style,) = choose_styles(
+        None,
+        agent=agent,
+        system=INSTRUCTION if system is None else read_text("--system", system),
+        template=read_text("--template", template),
+        plugins=load_plugins(plugin or ()),
+    )
+    mix = read_mix(generators, read_text("--config", config))
+    written = write_generated(out, mix, style, seed=seed, num_train=train_rows, num_val=val_rows)
+    for split, (count, asked) in {
+        "train": (written["train"], train_rows),
+        "val": (written["val"], val_rows),
+    }.items():
+        typer.echo(f"wrote {out / split}.parquet: {count:,} row{'' if count == 1 else 's'}")
+        if count < asked:
+            typer.echo(f"left out {asked - count:,} training rows whose question is one of val.parquet")

@@ -1,0 +1,1 @@
+"""Worlds that others built: their rows, partners and rewards (docs/hubs.md)."""
