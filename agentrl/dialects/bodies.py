@@ -55,7 +55,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def _is_deep(tools: Any) -> bool:
     """Return whether a tool has more than MAX_DEPTH levels, without recursion."""
-    level = [tools] if isinstance(tools, list) else []
+    level: list[Any] = [tools] if isinstance(tools, list) else []
     for _ in range(MAX_DEPTH + 1):
         level = [
             item
