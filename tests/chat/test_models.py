@@ -77,6 +77,7 @@ def until_refused(steps: Iterator[ReplayedStep]) -> Iterator[ReplayedStep]:
         return  # roles that this template does not know
 
 
+@pytest.mark.slow
 def test_the_table_of_verdicts_is_up_to_date():
     assert trl_templates.DOCUMENT.read_text() == trl_templates.written(), "write it anew: make templates"
 

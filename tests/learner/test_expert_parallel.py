@@ -40,6 +40,11 @@ QWEN3, ROUNDED = ["qwen3_moe"], "qwen3_moe bfloat16"
 WORLDS = {
     "one": ({"world_size": 1}, [*CONFIGS, ROUNDED]),
     "two": ({"world_size": 2, "expert_parallel": 2}, [*CONFIGS, ROUNDED]),
+    "four by two": ({"world_size": 4, "expert_parallel": 2}, QWEN3),
+    "tokens": ({"world_size": 4, "expert_parallel": 4, "sequence_parallel": 2}, QWEN3),
+    "matrices": ({"world_size": 2, "expert_parallel": 2, "tensor_parallel": 2}, QWEN3),
+}
+SLOW_WORLDS = {
     "recomputed": (
         {
             "world_size": 2,
@@ -50,13 +55,8 @@ WORLDS = {
         },
         QWEN3,
     ),
-    "four by two": ({"world_size": 4, "expert_parallel": 2}, QWEN3),
     "four by four": ({"world_size": 4, "expert_parallel": 4}, QWEN3),
     "copies": ({"world_size": 4, "expert_parallel": 2, "fsdp": FSDPConfig(shard_size=2)}, QWEN3),
-    "tokens": ({"world_size": 4, "expert_parallel": 4, "sequence_parallel": 2}, QWEN3),
-    "matrices": ({"world_size": 2, "expert_parallel": 2, "tensor_parallel": 2}, QWEN3),
-}
-SLOW_WORLDS = {
     "pairs with matrices": (
         {"world_size": 4, "expert_parallel": 2, "tensor_parallel": 2},
         ["qwen3_moe", "qwen2_moe", "mixtral"],

@@ -111,6 +111,7 @@ def test_the_map_names_modules_and_tests_that_exist():
     } <= covered(ROOT).keys()
 
 
+@pytest.mark.slow
 def test_equivalent_mutants_are_mutants_of_the_code_as_it_is():
     found = set()
     for path in {path for path, _ in EQUIVALENT}:

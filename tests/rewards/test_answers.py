@@ -304,7 +304,9 @@ def reference(name: str) -> Path:
     return source
 
 
-@pytest.mark.parametrize(("split", "size"), [("test", 1319), ("train", 7473)])
+@pytest.mark.parametrize(
+    ("split", "size"), [("test", 1319), pytest.param("train", 7473, marks=pytest.mark.slow)]
+)
 def test_every_reference_solution_of_gsm8k_is_right(split, size):
     solutions = [
         json.loads(line)["answer"]

@@ -121,6 +121,7 @@ def test_a_port_in_use(world):
     assert port in line
 
 
+@pytest.mark.slow
 def test_a_run_in_which_nothing_finishes_says_so(world):
     """Every attempt runs out of time and its group is dropped: the run ends by buffer.stall_timeout_s, with
     the counts.

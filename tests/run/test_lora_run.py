@@ -1,11 +1,13 @@
 """A run with LoRA on two ranks: servers get the adapter alone, and compute what the learner computes."""
 
+import pytest
 from safetensors.torch import load_file
 
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
 
 
+@pytest.mark.slow
 def test_a_run_publishes_adapters_alone(world):
     run_dir = world.folder / "lora"
     config = agentrl.load_config(

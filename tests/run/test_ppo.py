@@ -6,7 +6,7 @@ import pytest
 
 import agentrl
 
-pytestmark = pytest.mark.usefixtures("one_ray")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_ray")]
 
 
 def test_ppo_with_a_critic_on_two_ranks_goes_on_from_its_checkpoint(world):

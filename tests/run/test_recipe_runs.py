@@ -23,9 +23,9 @@ from agentrl.config.cluster import ClusterConfig
 from agentrl.fleet.cluster import ray_session
 from parts.converted import write_aime, write_gsm8k
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml"))
-ALWAYS = {"gsm8k_tools"}
-"""With several turns. The others are slow tests."""
 AGENTS = {"gsm8k_tools": "tool_agent", "gsm8k_feedback": "interaction_agent"}
 LENGTHS = (
     *(
@@ -106,10 +106,7 @@ def write_data(recipe: str, folder: Path) -> tuple[Path, Path]:
     return folder / "train.parquet", folder / "test.parquet"
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [recipe if recipe in ALWAYS else pytest.param(recipe, marks=pytest.mark.slow) for recipe in RECIPES],
-)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_one_step(world, model, recipe, tmp_path):
     train, val = write_data(recipe, tmp_path / "data")
     run_dir = tmp_path / "run"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
 
@@ -43,6 +45,7 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos, folde
 """
 
 
+@pytest.mark.slow
 def test_rewards_of_every_scope_reach_the_learner(world, capsys):
     run_dir, calls = world.folder / "scopes", world.folder / "calls"
     calls.mkdir()

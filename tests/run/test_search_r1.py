@@ -155,6 +155,7 @@ def test_a_model_that_searches_and_answers_is_rewarded(config):
     assert not found.action_mask[found.turn_ids < 0].any(), "passages are context"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_ray")
 def test_the_example_runs_on_a_tiny_model(world, config, tmp_path):
     questions = [

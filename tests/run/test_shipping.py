@@ -69,6 +69,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 def test_a_rank_of_supervised_training_imports_the_shipped_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

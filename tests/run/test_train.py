@@ -5,6 +5,8 @@ parts.
 import json
 from collections import Counter
 
+import pytest
+
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.figures.run_report import report_run
@@ -170,6 +172,7 @@ def _stop_and_resume(world, collector):
     assert len(list((run_dir / "checkpoints").glob("step_*"))) == 3  # keep_last
 
 
+@pytest.mark.slow
 def test_killed_rollout_actor_and_server(world):
     """kill -9 of a rollout actor and of one of two servers: the run replaces both and every group is
     accounted for.
