@@ -42,7 +42,7 @@ ANSWER_FORMS: Mapping[str, AnswerForm] = {
 }
 """Generator -> the form in which its scorer reads an answer, for each one whose module evaluates anything."""
 
-_EVALUATES = re.compile(r"\b(?:eval|exec|compile|sympify|parse_expr|parse_latex|__import__)\(")
+_EVALUATES = re.compile(r"(?<!\bre\.)\b(?:eval|exec|compile|sympify|parse_expr|parse_latex|__import__)\(")
 _LITERAL_NODES = (
     ast.Expression,
     ast.Constant,

@@ -14,7 +14,11 @@ from agentrl.data.files import write_rows
 from agentrl.data.task_rows import PROMPT, RowStyle
 from agentrl.errors import ConfigError, DataError
 from agentrl.hubs.generated import KEY, Generated, data_set
+from agentrl.hubs.repeated import check_repeated
 from agentrl.types import JsonObject
+
+REPEATED = 8
+"""Tasks of each generator and split that are made again before any row is written."""
 
 INSTRUCTION = "Think step by step, then write the final answer between <answer> and </answer>."
 
@@ -83,7 +87,8 @@ def write_generated(
     No question of `val` is in `train`: generators with few questions give fewer rows than asked for.
 
     Raises:
-        ConfigError, PluginError, DataError: see `data_set` and `Generated.entry`; no training row is left.
+        ConfigError, PluginError, DataError: see `data_set`, `Generated.entry` and `check_repeated`; no
+            training row is left.
     """
     count = len(mix.generators)
     val_shares, train_shares = _shares(num_val, count), _shares(num_train, count)
@@ -102,6 +107,7 @@ def write_generated(
             f"{', '.join(mix.generators)}: every training question is a validation question; lower --val "
             "or use a config with more questions"
         )
+    check_repeated([made for entries in (*val, *train) for made in entries[:REPEATED]])
     return {
         split: write_rows(out / f"{split}.parquet", _rows(split, entries, style), GENERATED_SCHEMA)
         for split, entries in (("train", train), ("val", val))

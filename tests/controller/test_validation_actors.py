@@ -41,7 +41,7 @@ class Player:
 
 @pytest.fixture(scope="module")
 def actors() -> Iterator:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield lambda what: ray.remote(Player).options(num_cpus=0, max_concurrency=2).remote().play.remote(what)
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

@@ -58,7 +58,7 @@ OPENED = Opened()
 
 @pytest.fixture(scope="module")
 def ranks():
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     spec = LearnerSpec(
         ModelConfig(),
         LearnerConfig(world_size=2, microbatch_tokens=4),

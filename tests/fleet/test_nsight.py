@@ -45,7 +45,7 @@ def nsys(tmp_path, monkeypatch):
 
 
 def test_the_ranks_of_a_role_run_under_nsys_in_the_same_python(nsys, tmp_path):
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         config = NsightConfig(roles=("actor",), options={"t": "nvtx", "stop-on-exit": "true"})

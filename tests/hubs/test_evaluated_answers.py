@@ -73,3 +73,5 @@ def test_calls_that_evaluate_are_found() -> None:
     assert is_evaluating("    value = eval(answer)")
     assert is_evaluating("float(parse_expr(answer))")
     assert not is_evaluating("self.evaluate(answer); retrieval(answer)")
+    assert is_evaluating("code = compile(answer)")
+    assert not is_evaluating("pattern = re.compile(answer)")

@@ -20,14 +20,15 @@ GENERATORS = (
         "binary_matrix",
         "countdown",
         "n_queens",
-        "polynomial_multiplication",
         "puzzle24",
         "simple_integration",
     ),
     *("spiral_matrix", "string_insertion", "basic_arithmetic", "bitwise_arithmetic", "chain_sum", "gcd"),
     *("leg_counting", "maze", "number_sorting", "spell_backward", "word_sorting"),
 )
-"""All whose scorer evaluates answers, but one that takes minutes; and some others."""
+"""All whose scorer evaluates answers, but one that takes minutes and one that makes other tasks in each
+process; and some others.
+"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -97,6 +98,22 @@ def test_rows_are_written_and_scored(real, tmp_path) -> None:
     assert written.returncode == 0, written.stderr
     scores = run(f"{inspect.getsource(print_scores)}\nprint_scores({str(tmp_path)!r})\n", real)
     assert json.loads(scores) == [[1.0, 0.0], [1.0, 0.01], [1.0, 0.0], [1.0, 0.01]]
+
+
+def test_a_generator_that_makes_other_tasks_in_each_process_is_refused(real, tmp_path) -> None:
+    command = [sys.executable, "-m", "agentrl.cli", "data", "reasoning_gym", str(tmp_path)]
+    for seed, status in (("random", 2), ("0", 0)):
+        done = subprocess.run(
+            [*command, "--train=16", "--val=8", "--generators=gcd,polynomial_multiplication"],
+            env={**real, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        assert ("'polynomial_multiplication' makes another task" in done.stderr) == bool(status)
+        assert (tmp_path / "train.parquet").exists() != bool(status)
 
 
 def print_scores(folder: str) -> None:

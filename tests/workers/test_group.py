@@ -127,7 +127,7 @@ class Meeting:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     # Ranks are other processes, which cannot import this file: they get its classes by value.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
