@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from agentrl.config.model import ModelConfig
 from agentrl.config.section import Section
 
+SharedPrefix = bool | Literal["auto"]
+"""Values of `learner.shared_prefix`."""
+
 
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
@@ -81,10 +84,11 @@ class LearnerConfig(Section):
         description="Packed tokens per forward pass and rank; if ranks share a microbatch, the total of "
         "these ranks.",
     )
-    shared_prefix: bool = Field(
-        False,
-        description="Compute the prompt that a group's attempts share only once per microbatch; worthwhile "
-        "if prompts are not much shorter than responses. Attention is then `segment_sdpa`.",
+    shared_prefix: SharedPrefix = Field(
+        "auto",
+        description="Compute tokens that several rows begin with only once per microbatch: the prompt of a "
+        "group, equal turns, what forks share. auto: where that takes less time, if model and attention can; "
+        "true: always, and attention is `segment_sdpa`.",
     )
     minibatches_per_step: int = Field(
         1, ge=1, description="Optimizer updates per pass over the batch, which is split by groups."
@@ -226,20 +230,21 @@ def refuse_uneven_copies(fsdp: FSDPConfig, world_size: int) -> None:
 
 
 def refuse_shared_prefix(model: ModelConfig, learner: LearnerConfig) -> None:
-    """Check that the model's attention and the layout of the ranks support `learner.shared_prefix`.
+    """Check that the model's attention and the layout of the ranks support `learner.shared_prefix=true`.
 
     Raises:
         ValueError: one of them does not.
     """
-    if not learner.shared_prefix:
+    if learner.shared_prefix is not True:
         return
     if model.attention not in ("auto", "segment_sdpa"):
         raise ValueError(
-            "learner.shared_prefix needs an attention in which several segments attend to one "
-            f"prompt, and {model.attention} does not allow that; use model.attention=segment_sdpa"
+            "learner.shared_prefix=true needs an attention in which several segments attend to one "
+            f"prefix, and {model.attention} does not allow that; use model.attention=segment_sdpa"
         )
     if learner.sequence_parallel > 1:
         raise ValueError(
-            "learner.shared_prefix cannot be combined with "
-            f"learner.sequence_parallel={learner.sequence_parallel}; use sequence_parallel=1"
+            "learner.shared_prefix=true cannot be combined with "
+            f"learner.sequence_parallel={learner.sequence_parallel}; use shared_prefix=auto or "
+            "sequence_parallel=1"
         )

@@ -212,9 +212,9 @@ class RMConfig(SupervisedConfig):
 
     @model_validator(mode="after")
     def _scores_pairs_apart(self) -> Self:
-        if self.learner.shared_prefix:
+        if self.learner.shared_prefix is True:
             raise ValueError(
-                "learner.shared_prefix is for the attempts of a group, but pairs are scored separately: use "
+                "learner.shared_prefix=true cannot be used for pairs, which are scored separately; use "
                 "learner.shared_prefix=false"
             )
         return self

@@ -95,7 +95,7 @@ def pack_for(
         world_size=learner.dp_size,
         parity_tokens=parity_tokens,
         may_split=may_split,
-        shared_prefix=config.shared_prefix,
+        shared_prefix=learner.run(Learner.shared_prefix),
     )
     return [microbatch for shard in shards for microbatch in shard]
 
@@ -111,6 +111,6 @@ def plan_for(
         max_tokens=config.microbatch_tokens,
         world_size=learner.dp_size,
         parity_tokens=learner.run(Learner.parity_tokens),
-        shared_prefix=config.shared_prefix,
+        shared_prefix=learner.run(Learner.shared_prefix),
     )
     return planned([plan for shard in shards for plan in shard], samples)

@@ -128,7 +128,11 @@ def learn(
         packed = [plan_for(learner, m, config.learner) for m in minibatches]
         scored = [learner.run(Learner.score, microbatches) for microbatches in packed]
     beside.append(
-        budget_metrics([m for own in packed for m in own], max_tokens=config.learner.microbatch_tokens)
+        budget_metrics(
+            [m for own in packed for m in own],
+            num_tokens=sum(ref.shape.num_tokens for minibatch in minibatches for ref in minibatch),
+            max_tokens=config.learner.microbatch_tokens,
+        )
     )
     with timer("update"):
         updates = [

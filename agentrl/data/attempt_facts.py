@@ -7,10 +7,8 @@ are computed from them. Their size does not depend on the length of the attempt.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.data.attempt_files import TrajectoryRef
+from agentrl.data.prefix_marks import Mark, find_marks
 from agentrl.errors import CheckpointError
 from agentrl.types import (
     NO_VERSION,
@@ -43,8 +42,8 @@ class AttemptFacts:
     turns: runs (turn, action tokens) in the order of positions.
     versions: pairs (version, number of action tokens that it sampled), ascending.
     reward_places: of each reward, the index of its token among the action tokens in the order of positions.
-    prompts: of each segment, the tokens before its first action token: their number and a hash of them. None
-        without action tokens.
+    marks: of each segment, see `find_marks`; empty with recorded experts: equal tokens may have gone to
+        different ones.
     anchors: of each turn that has action tokens, in order; None if one of them has no anchor.
     needs_tool: `extra_info.needs_tool` of the task.
     added_info: what was added to `extra_info` since the trajectory was stored.
@@ -68,7 +67,7 @@ class AttemptFacts:
     turns: Runs
     versions: Runs
     reward_places: tuple[int, ...]
-    prompts: tuple[tuple[int, str] | None, ...]
+    marks: tuple[tuple[Mark, ...], ...]
     anchors: tuple[int, ...] | None
     source: TrajectoryRef | Trajectory
     added_info: JsonObject = field(default_factory=dict)
@@ -104,7 +103,7 @@ class AttemptFacts:
             turns=turns,
             versions=_counts(t.versions[actions]),
             reward_places=tuple(np.searchsorted(actions, [e.position for e in t.rewards]).tolist()),
-            prompts=tuple(_prompts(t)),
+            marks=_marks(t),
             anchors=tuple(t.anchors[numbers].tolist()) if has_anchors else None,
             source=t if source is None else source,
         )
@@ -199,7 +198,9 @@ class AttemptFacts:
         values["failure"] = None if values["failure"] is None else _failure_of(values["failure"])
         for pairs in ("segments", "turns", "versions"):
             values[pairs] = tuple(tuple(pair) for pair in values[pairs])
-        values["prompts"] = tuple(None if prompt is None else tuple(prompt) for prompt in values["prompts"])
+        if "prompts" in values:  # an earlier version marked only the first action token
+            values["marks"] = [[] if prompt is None else [prompt] for prompt in values.pop("prompts")]
+        values["marks"] = tuple(tuple((length, key) for length, key in own) for own in values["marks"])
         values["reward_places"] = tuple(values["reward_places"])
         values["anchors"] = None if values["anchors"] is None else tuple(values["anchors"])
         return cls(**values)
@@ -218,14 +219,10 @@ def _counts(values: NDArray[Any]) -> Runs:
     return tuple(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def _prompts(trajectory: Trajectory) -> Iterator[tuple[int, str] | None]:
-    for start, end in itertools.pairwise((*trajectory.segment_starts, trajectory.num_tokens)):
-        mask = trajectory.action_mask[start:end]
-        if not mask.any():
-            yield None
-            continue
-        tokens = trajectory.token_ids[start : start + int(mask.argmax())]
-        yield len(tokens), hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
+def _marks(t: Trajectory) -> tuple[tuple[Mark, ...], ...]:
+    if t.experts is not None:
+        return tuple(() for _ in t.segment_starts)
+    return find_marks(t.token_ids, t.action_mask, t.segment_starts)
 
 
 def num_tool_calls(trajectory: Trajectory) -> int:

@@ -1,4 +1,4 @@
-"""Attention over packed sequences: each segment attends to itself and to the prompt it shares, if any.
+"""Attention over packed sequences: each segment attends to itself and to those that it continues, if any.
 
 On a CPU, one SDPA call per segment is exact and costs the sum of the squared lengths; a dense block mask
 would cost the square of their sum. On a GPU, one kernel computes all segments: FlashAttention (varlen), which
@@ -75,17 +75,13 @@ class Segments:
         longest = max(self.lengths)
         if self.prefixes is None:
             return Bounds(queries, queries, longest, longest, None)
-        tokens = [range(starts[i], starts[i + 1]) for i in range(len(self.lengths))]
-        keys = [
-            [*(tokens[prefix] if prefix >= 0 else ()), *own]
-            for own, prefix in zip(tokens, self.prefixes, strict=True)
-        ]
+        keys = _behind_prefixes(torch.arange(starts[-1]).split(self.lengths), self.prefixes, dim=0)
         return Bounds(
             queries,
             torch.tensor([0, *accumulate(map(len, keys))], dtype=torch.int32, device=device),
             longest,
             max(map(len, keys)),
-            torch.tensor([place for own in keys for place in own], device=device),
+            torch.cat(keys).to(device),
         )
 
 
@@ -100,7 +96,7 @@ def choose_attention(
     """Resolve `model.attention` for a device type (`cpu`, `cuda`) and a compute dtype (`float32`, ...).
 
     shares_microbatches: True with sequence parallelism.
-    shares_prefixes: True if several segments may continue one prompt.
+    shares_prefixes: True if segments always may continue others.
 
     Raises:
         ConfigError: flash attention is requested but not installed, or does not support the device or dtype.
@@ -211,7 +207,7 @@ def segment_sdpa(
 
     Args:
         query: f[1, H, T, D]; key, value: f[1, K, T, D] with H a multiple of K.
-        segments: of the microbatch. A segment that continues another attends to that one's keys and values
+        segments: of the microbatch. A segment that continues another attends to all that that one attends to,
             too.
         sequence_group: N ranks that share the microbatch: query, key, value and the result have T/N tokens of
             it.
@@ -333,7 +329,7 @@ def _each(
         key, value = (t.repeat_interleave(repeats, dim=1) for t in (key, value))
     queries, keys, values = (t.split(segments.lengths, dim=2) for t in (query, key, value))
     if segments.prefixes is not None:
-        keys, values = (_behind_prefixes(t, segments.prefixes) for t in (keys, values))
+        keys, values = (_behind_prefixes(t, segments.prefixes, dim=2) for t in (keys, values))
     outputs = [
         scaled_dot_product_attention(
             q,
@@ -349,12 +345,12 @@ def _each(
     return torch.cat(outputs, dim=2)
 
 
-def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int]) -> list[Tensor]:
-    """Return each segment's keys or values, preceded by those of the segment that it continues."""
-    return [
-        own if prefix < 0 else torch.cat([segments[prefix], own], dim=2)
-        for own, prefix in zip(segments, prefix_segments, strict=True)
-    ]
+def _behind_prefixes(segments: Sequence[Tensor], prefix_segments: Sequence[int], *, dim: int) -> list[Tensor]:
+    """Return each segment's keys, values or places, preceded by those of all segments that it continues."""
+    found: list[Tensor] = []
+    for own, prefix in zip(segments, prefix_segments, strict=True):
+        found.append(own if prefix < 0 else torch.cat([found[prefix], own], dim=dim))
+    return found
 
 
 def _causal(query: Tensor, key: Tensor, sliding_window: int | None) -> dict[str, Any]:

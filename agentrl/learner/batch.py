@@ -3,20 +3,22 @@
 Only numpy arrays, so Ray can share them without copies.
 
 Shapes: T tokens, A action tokens, S sequences (trajectories), G segments. A segment is one training row of a
-sequence and attends only to itself. With shared prefixes a microbatch is cut finer: a shared prompt is a
-segment, and each response that continues it is another. Per-token columns of a microbatch exist for action
-tokens only, because nothing is learned, scored or counted on a context token.
+sequence and attends only to itself. With shared prefixes a microbatch is cut finer: the tokens that some rows
+share are a segment, and each way in which they continue is another. Per-token columns of a microbatch exist
+for action tokens only, because nothing is learned, scored or counted on a context token.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agentrl.data.prefix_marks import Mark, find_marks
 
 Floats = NDArray[np.floating]
 
@@ -30,13 +32,12 @@ class SampleShape:
 
     segments: tokens of each segment, and how many of them are action tokens.
     num_loss_tokens: of the whole sample.
-    prompts: of each segment, the number of tokens before its first action token, and a key that is equal for
-        equal tokens; None without action tokens.
+    marks: of each segment, see `find_marks`; empty if it shares no tokens.
     """
 
     segments: tuple[tuple[int, int], ...]
     num_loss_tokens: int
-    prompts: tuple[tuple[int, Hashable] | None, ...]
+    marks: tuple[tuple[Mark, ...], ...]
 
     @property
     def num_tokens(self) -> int:
@@ -106,13 +107,10 @@ class Sample:
     def shape(self) -> SampleShape:
         num_actions = np.add.reduceat(self.action_mask, self.segment_starts, dtype=np.int64)
         segments = tuple(zip(self.segment_lengths.tolist(), num_actions.tolist(), strict=True))
-        prompts = tuple(None if p is None else (len(p), p.tobytes()) for p in self._prompts())
-        return SampleShape(segments, int(self.loss_mask.sum()), prompts)
-
-    def _prompts(self) -> Iterator[NDArray[np.int32] | None]:
-        for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens)):
-            mask = self.action_mask[start:end]
-            yield self.token_ids[start : start + int(mask.argmax())] if mask.any() else None
+        marks = find_marks(self.token_ids, self.action_mask, self.segment_starts)
+        if self.experts is not None:  # equal tokens may have gone to different experts
+            marks = tuple(() for _ in marks)
+        return SampleShape(segments, int(self.loss_mask.sum()), marks)
 
     def segments(self) -> list[Sample]:
         """Return each segment as a sample of its own with the same index."""
@@ -144,12 +142,12 @@ class Microbatch:
     """Segments of sequences, concatenated without padding: the input of one forward of one rank.
 
     token_ids: i64[T].
-    position_ids: i64[T]; they restart at each segment, but continue after the prompt in a segment that
-    continues one.
+    position_ids: i64[T]; they restart at each segment, but go on in a segment that continues another.
     segment_lengths: i64[G].
-    prefix_segments: i64[G], index of the segment that this one continues and attends to before its own
-    tokens; -1: none.
-    predictor_positions: i64[A], position whose logits predict the action token.
+    prefix_segments: i64[G], index of an earlier segment that this one continues: it attends to that one, and
+    to those that that one attends to, before its own tokens; -1: none.
+    predictor_positions: i64[A], position whose logits predict the action token. An action token that several
+    sequences share has an entry for each.
     targets: i64[A], the action token.
     sequence_ids: i64[A], index of the token's sequence in sample_indices.
     action_places: i64[A], index of the token among all action tokens of its sequence.
@@ -202,6 +200,11 @@ class Microbatch:
         A split sequence counts in only one of its microbatches.
         """
         return int(self.is_counted.sum())
+
+    @property
+    def has_repeated_actions(self) -> bool:
+        """Whether several action tokens may be predicted by one position."""
+        return len(np.unique(self.predictor_positions)) < len(self.predictor_positions)
 
     @property
     def is_filler(self) -> bool:

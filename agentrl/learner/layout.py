@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_experts
 from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.experts import check_expert_parallel
-from agentrl.learner.sequence_parallel import check_sequence_parallel
+from agentrl.learner.sequence_parallel import check_sequence_parallel, find_mixers
 from agentrl.learner.tensor_parallel import check_tensor_parallel
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
@@ -31,6 +31,11 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
         raise ConfigError(
             f"learner.sequence_parallel={learner.sequence_parallel} has its own attention, and "
             f"model.attention={model.attention} needs whole microbatches; use model.attention=auto"
+        )
+    if learner.shared_prefix is True and (mixers := find_mixers(config)):
+        raise ConfigError(
+            "learner.shared_prefix=true supports only attention layers, but the model has "
+            f"{mixers[0]!r}; use learner.shared_prefix=auto"
         )
     if learner.tensor_parallel > 1 and model.lora.rank > 0 and model.lora.dropout > 0:
         raise ConfigError(

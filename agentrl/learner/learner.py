@@ -14,7 +14,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.learner import LearnerConfig
+from agentrl.config.learner import LearnerConfig, SharedPrefix
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.trainer import Verify
 from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifest
@@ -29,7 +29,7 @@ from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
-from agentrl.learner.model import Policy, build_policy, has_dropout
+from agentrl.learner.model import Policy, build_policy, can_share_prefixes, has_dropout
 from agentrl.learner.ranks import SAVING, Device, give_back_memory, join_ranks, leave_ranks
 from agentrl.learner.sample_refs import Packed, loaded
 from agentrl.learner.score_head import ScoreHead
@@ -274,6 +274,23 @@ class Learner:
     def parity_tokens(self) -> float:
         """Return the `parity_tokens` of `pack` for the policy's sizes (see `attention_parity`)."""
         return attention_parity(self._policy.module)
+
+    @dispatch("rank0")
+    def shared_prefix(self) -> SharedPrefix:
+        """Return `learner.shared_prefix`, or False for auto if rows cannot share tokens, or if a loss would
+        change: with dropout, a loss that balances experts, or pairs.
+        """
+        spec, models = self._spec, [self._policy, self._reference, self._teacher]
+        learner = spec.learner
+        if learner.shared_prefix != "auto":
+            return learner.shared_prefix
+        can_share = (
+            all(model is None or can_share_prefixes(model) for model in models)
+            and learner.balance_coefficient == 0
+            and spec.score_head is None
+            and not has_dropout(self._policy.module)
+        )
+        return "auto" if can_share else False
 
     @dispatch("dp")
     def compare(

@@ -34,7 +34,7 @@ from agentrl.learner.architecture import (
     check_value_head,
     find_own_head,
 )
-from agentrl.learner.attention import choose_attention, register_attention
+from agentrl.learner.attention import SEGMENT_SDPA, choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.experts import divide_experts
 from agentrl.learner.forward_input import ForwardInput
@@ -53,6 +53,7 @@ from agentrl.learner.ranks import RankPlace
 from agentrl.learner.routing import Routing
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
+from agentrl.learner.sequence_parallel import find_mixers
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
 from agentrl.sglang.expert_routers import find_routers, num_layers
@@ -102,8 +103,17 @@ class Policy:
         """Return log-probabilities of targets and entropies at the given positions, each f[A], with gradient.
 
         positions_A: i64[A], where the targets are predicted. Logits are computed for these positions only,
-        one chunk at a time (see `answer_scores`).
+        one chunk at a time (see `answer_scores`), and once for a token that several sequences share.
         """
+        if microbatch.has_repeated_actions:
+            pairs, places_A = torch.unique(torch.stack([positions_A, targets_A]), dim=1, return_inverse=True)
+            logprobs, entropies = self._score_each(microbatch, *pairs, temperature=temperature)
+            return logprobs[places_A], entropies[places_A]
+        return self._score_each(microbatch, positions_A, targets_A, temperature=temperature)
+
+    def _score_each(
+        self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         given = self.forward_input(microbatch, positions_A)
         request = ScoreRequest(given.positions, given.own(targets_A), temperature)
         adapters = nullcontext() if self.uses_adapters else switched_off(self.module)
@@ -221,7 +231,7 @@ def build_policy(
         device=place.device.type,
         dtype=model.dtype,
         shares_microbatches=place.sequence_group is not None,
-        shares_prefixes=learner.shared_prefix,
+        shares_prefixes=learner.shared_prefix is True,
     )
     published_dtype = getattr(torch, model.dtype)
     compute_dtype = published_dtype if published_dtype != torch.float32 else None
@@ -304,6 +314,12 @@ def has_dropout(module: nn.Module) -> bool:
     rates = [rate for child in module.modules() for name, rate in vars(child).items() if "dropout" in name]
     own = [child.p for child in module.modules() if isinstance(child, nn.Dropout)]
     return any(isinstance(rate, int | float) and rate > 0 for rate in [*rates, *own])
+
+
+def can_share_prefixes(policy: Policy) -> bool:
+    """Return whether segments may continue others: only attention passes on what a token depends on."""
+    is_apart = policy.sequence_group is None and not find_mixers(policy.module.config)
+    return policy.attention == SEGMENT_SDPA and is_apart
 
 
 def as_policy(

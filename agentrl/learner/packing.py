@@ -11,8 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.config.learner import SharedPrefix
 from agentrl.learner.batch import Microbatch, Sample, SampleShape
-from agentrl.learner.shared_prefix import Bundle, PackedPiece, share_prefixes
+from agentrl.learner.prefix_tree import PrefixTree, prefix_lengths, segment_costs
+from agentrl.learner.shared_prefix import Bundle, PackedPiece, bundle_pieces
 
 PARITY_TOKENS = 16384.0
 """Default for a model of unknown size.
@@ -24,15 +26,8 @@ Models of 0.5 B to 8 B parameters have 20,000 to 60,000; the quickstart's has 1,
 def segment_cost(
     lengths: NDArray[np.int64], prefix_segments: NDArray[np.int64], parity_tokens: float
 ) -> float:
-    """Return the cost of segments of these lengths, in units of one token through the linear layers.
-
-    Attention grows with the square of the length: for a segment of `parity_tokens` it costs as much as all
-    linear layers (see `attention_parity`). With a causal mask a token attends to half of its own segment on
-    average, but to all of the segment that it continues (`prefix_segments`, see `Microbatch`); hence the
-    factor 2.
-    """
-    prefixes = np.where(prefix_segments >= 0, lengths[prefix_segments], 0).astype(np.float64)
-    return float(lengths.sum() + (lengths * (lengths + 2 * prefixes)).sum() / parity_tokens)
+    """Return the cost of segments (see `segment_costs`). prefix_segments: see `Microbatch`."""
+    return float(segment_costs(lengths, prefix_lengths(lengths, prefix_segments), parity_tokens).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +47,7 @@ class MicrobatchPlan:
 
     def cost(self, parity_tokens: float) -> float:
         """Return its cost (see `segment_cost`)."""
-        lengths = np.concatenate([bundle.segments[0] for bundle in self.bundles])
-        return segment_cost(lengths, _prefix_segments(self.bundles), parity_tokens)
+        return sum(_cost(bundle, parity_tokens) for bundle in self.bundles)
 
     def assemble(self, samples: Mapping[int, Sample]) -> Microbatch:
         """Return the microbatch. samples: those of its pieces, by `PackedPiece.sample`."""
@@ -67,7 +61,7 @@ def pack(
     world_size: int,
     parity_tokens: float = PARITY_TOKENS,
     may_split: bool = True,
-    shared_prefix: bool = False,
+    shared_prefix: SharedPrefix = False,
 ) -> list[list[Microbatch]]:
     """Return the microbatches of each rank: `world_size` lists of equal length (see `plan_microbatches`).
 
@@ -93,15 +87,15 @@ def plan_microbatches(
     world_size: int,
     parity_tokens: float = PARITY_TOKENS,
     may_split: bool = True,
-    shared_prefix: bool = False,
+    shared_prefix: SharedPrefix = False,
 ) -> list[list[MicrobatchPlan]]:
     """Return which pieces are in which microbatch of which rank: `world_size` lists of equal length.
 
     A microbatch has at most `max_tokens` tokens, unless a single piece is longer; such a piece is alone in
     its microbatch. Within this limit the costs are balanced (`segment_cost`). A piece is a whole sequence, or
     one segment of a sequence that is longer than `max_tokens`. These segments may go to different
-    microbatches and ranks; with `may_split` False no sequence is cut. With `shared_prefix`, a prompt that
-    several pieces begin with is stored once per microbatch (see `share_prefixes`).
+    microbatches and ranks; with `may_split` False no sequence is cut. With `shared_prefix`, tokens that
+    several segments begin with are stored once per microbatch; auto: where that costs less.
 
     Ranks with too little data get fillers. Every forward and backward is a collective, so a rank with fewer
     microbatches would leave the others waiting.
@@ -111,19 +105,17 @@ def plan_microbatches(
     """
     if not shapes:
         raise ValueError("nothing to pack: the batch holds no samples")
-    pieces = [
-        piece
-        for place, shape in enumerate(shapes)
-        for piece in _cut(place, shape, max_tokens if may_split else shape.num_tokens)
-    ]
-    if shared_prefix:
-        bundles = share_prefixes(pieces, max_tokens=max_tokens, world_size=world_size)
-    else:
-        bundles = [Bundle((piece,)) for piece in pieces]
-    costs = [segment_cost(*b.segments, parity_tokens) for b in bundles]
-    ordered = sorted(zip(bundles, costs, strict=True), key=lambda pair: -pair[1])
+    tree = PrefixTree.grow(
+        [length for shape in shapes for length, _ in shape.segments],
+        [marks if shared_prefix else () for shape in shapes for marks in shape.marks],
+    )
+    if shared_prefix == "auto":
+        tree = tree.worthwhile(parity_tokens)
+    pieces = _cut_all(shapes, tree, max_tokens if may_split else None)
+    bundles = bundle_pieces(pieces, tree, max_tokens=max_tokens, world_size=world_size)
+    ordered = sorted(((b, _cost(b, parity_tokens)) for b in bundles), key=lambda pair: -pair[1])
     # A piece that is too long fills one microbatch, not as many as its tokens would.
-    num_bins = _round_up(-(-sum(min(b.num_tokens, max_tokens) for b in bundles) // max_tokens), world_size)
+    num_bins = _round_up(-(-sum(min(b.size, max_tokens) for b in bundles) // max_tokens), world_size)
     while (bins := _spread(ordered, num_bins, max_tokens)) is None:
         num_bins = _round_up(max(num_bins + 1, int(num_bins * 1.1)), world_size)
     return _deal([MicrobatchPlan(tuple(members)) for members in bins if members], world_size, parity_tokens)
@@ -136,40 +128,66 @@ class Sized(Protocol):
     def num_tokens(self) -> int: ...
 
 
-def budget_metrics(microbatches: Sequence[Sized], *, max_tokens: int) -> dict[str, float]:
-    """Return `microbatches_over_budget` and `microbatch_tokens_max`.
+def budget_metrics(microbatches: Sequence[Sized], *, num_tokens: int, max_tokens: int) -> dict[str, float]:
+    """Return `microbatches_over_budget`, `microbatch_tokens_max` and `shared_tokens` of packed samples.
 
     The first counts microbatches of more than `max_tokens`: single pieces that are longer than the limit.
+    `shared_tokens` counts tokens that are not computed, since another row's are the same. `num_tokens`: of
+    all samples.
     """
     sizes = [m.num_tokens for m in microbatches]
     return {
         "microbatches_over_budget": float(sum(n > max_tokens for n in sizes)),
         "microbatch_tokens_max": float(max(sizes)),
+        "shared_tokens": float(num_tokens - sum(sizes)),
     }
 
 
-def _cut(place: int, shape: SampleShape, max_tokens: int) -> list[PackedPiece]:
+def _cost(bundle: Bundle, parity_tokens: float) -> float:
+    own = bundle.segmentation
+    return segment_cost(own.lengths, own.prefix_segments, parity_tokens)
+
+
+def _cut_all(shapes: Sequence[SampleShape], tree: PrefixTree, max_tokens: int | None) -> list[PackedPiece]:
+    """Return the pieces of all samples. max_tokens: of a piece, if it can be cut; None: no sample is cut."""
+    found: list[PackedPiece] = []
+    first_row = 0
+    for place, shape in enumerate(shapes):
+        whole = _whole(place, shape, first_row)
+        is_cut = max_tokens is not None and Bundle.of([whole], tree).size > max_tokens
+        found += _cut(whole, shape) if is_cut else [whole]
+        first_row += len(shape.segments)
+    return found
+
+
+def _whole(place: int, shape: SampleShape, first_row: int) -> PackedPiece:
     lengths = tuple(length for length, _ in shape.segments)
+    num_actions = sum(number for _, number in shape.segments)
+    return PackedPiece(
+        place, None, lengths, num_actions, 0, False, num_actions > 0, shape.num_loss_tokens, first_row
+    )
+
+
+def _cut(whole: PackedPiece, shape: SampleShape) -> list[PackedPiece]:
+    """Return a piece per segment; the piece itself if it has only one."""
+    if len(whole.lengths) == 1:
+        return [whole]
     num_actions = [number for _, number in shape.segments]
-    if shape.num_tokens <= max_tokens or len(lengths) == 1:
-        prompt = shape.prompts[0] if len(lengths) == 1 else None
-        is_counted, num_loss = sum(num_actions) > 0, shape.num_loss_tokens
-        return [PackedPiece(place, None, lengths, sum(num_actions), 0, False, is_counted, num_loss, prompt)]
     starts = [0, *itertools.accumulate(num_actions)]
     first_with_actions = next((i for i, number in enumerate(num_actions) if number), None)
     return [
         PackedPiece(
-            place,
+            whole.sample,
             i,
             (length,),
             num_actions[i],
             starts[i],
             True,
             i == first_with_actions,
-            shape.num_loss_tokens,
-            shape.prompts[i],
+            whole.loss_length,
+            whole.first_row + i,
         )
-        for i, length in enumerate(lengths)
+        for i, length in enumerate(whole.lengths)
     ]
 
 
@@ -190,13 +208,13 @@ def _spread(
         # Bins come off the heap cheapest first. Those without room are set aside and pushed back afterwards.
         # An empty bin takes any bundle, even one longer than max_tokens.
         full = []
-        while loads and bins[loads[0][2]] and loads[0][1] + bundle.num_tokens > max_tokens:
+        while loads and bins[loads[0][2]] and loads[0][1] + bundle.size > max_tokens:
             full.append(heapq.heappop(loads))
         if not loads:
             return None
         load, tokens, index = heapq.heappop(loads)
         bins[index].append(bundle)
-        for entry in (*full, (load + cost, tokens + bundle.num_tokens, index)):
+        for entry in (*full, (load + cost, tokens + bundle.size, index)):
             heapq.heappush(loads, entry)
     return bins
 
@@ -230,15 +248,16 @@ def filler() -> Microbatch:
     """
     zeros, never = np.zeros(2, np.float32), np.zeros(2, np.bool_)
     sample = Sample(-1, np.zeros(2, np.int32), never, never, zeros, zeros, values=zeros, returns=zeros)
-    return _concatenate([Bundle(tuple(_cut(0, sample.shape, sample.num_tokens)))], {0: sample})
+    tree = PrefixTree.grow([sample.num_tokens], [()])
+    return _concatenate([Bundle.of([_whole(0, sample.shape, 0)], tree)], {0: sample})
 
 
 def _concatenate(bundles: Sequence[Bundle], by_place: Mapping[int, Sample]) -> Microbatch:
     pieces = [p for bundle in bundles for p in bundle.pieces]
     samples = [_sample_of(p, by_place[p.sample]) for p in pieces]
     starts = np.cumsum([0, *(bundle.num_tokens for bundle in bundles)])
-    # Position of each token of each piece in the microbatch; a shared prompt has one position for several
-    # pieces.
+    # Position of each token of each piece in the microbatch; a shared token has one position for several
+    # rows.
     positions = [
         start + places
         for bundle, start in zip(bundles, starts[:-1], strict=True)
@@ -256,7 +275,7 @@ def _concatenate(bundles: Sequence[Bundle], by_place: Mapping[int, Sample]) -> M
     return Microbatch(
         token_ids=token_ids,
         position_ids=position_ids,
-        segment_lengths=np.concatenate([bundle.segments[0] for bundle in bundles]),
+        segment_lengths=np.concatenate([bundle.segmentation.lengths for bundle in bundles]),
         prefix_segments=_prefix_segments(bundles),
         # Never -1 or in another piece: the first token of a segment is never an action.
         predictor_positions=np.concatenate(positions)[actions - 1],
@@ -295,7 +314,7 @@ def _experts(
 
 
 def _prefix_segments(bundles: Sequence[Bundle]) -> NDArray[np.int64]:
-    per_bundle = [bundle.segments[1] for bundle in bundles]
+    per_bundle = [bundle.segmentation.prefix_segments for bundle in bundles]
     starts = np.cumsum([0, *(len(own) for own in per_bundle)])[:-1]
     return np.concatenate(
         [np.where(own >= 0, own + start, -1) for own, start in zip(per_bundle, starts, strict=True)]

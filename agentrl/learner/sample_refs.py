@@ -57,7 +57,7 @@ class SampleRef:
             length, num_actions = segments[last]
             segments[last] = (length + 1, num_actions + 1)
         num_loss = sum(n for version, n in attempt.versions if version not in self.dropped_versions)
-        return SampleShape(tuple(segments), num_loss, attempt.prompts)
+        return SampleShape(tuple(segments), num_loss, attempt.marks)
 
     def replace(self, **changes: Any) -> SampleRef:
         return dataclasses.replace(self, **changes)

@@ -123,8 +123,7 @@ def check_sequence_parallel(config: PretrainedConfig, size: int, *, tensor_paral
             f"{name} does not fit the {kv_heads} key-value heads of {place}; use a divisor or a multiple "
             f"of {kv_heads}"
         )
-    mixers = sorted(set(getattr(config, "layer_types", None) or ()) - _PER_TOKEN_LAYERS)
-    if mixers:
+    if mixers := find_mixers(config):
         raise ConfigError(
             f"{name} supports only attention layers, but the model has {mixers[0]!r}; use "
             "learner.sequence_parallel=1"
@@ -135,6 +134,12 @@ def check_sequence_parallel(config: PretrainedConfig, size: int, *, tensor_paral
             f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole microbatch; "
             "use learner.sequence_parallel=1"
         )
+
+
+def find_mixers(config: PretrainedConfig) -> list[str]:
+    """Return the types of layers in which a token depends on others by more than attention."""
+    types = getattr(config.get_text_config(), "layer_types", None) or ()
+    return sorted(set(types) - _PER_TOKEN_LAYERS)
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:

@@ -1,17 +1,15 @@
-"""Packing of pieces with a common prompt behind a single copy of it; usually the attempts of a group.
-
-A response attends to the prompt and to itself, and its positions continue after the prompt. The result is the
-same as without sharing, but the prompt is computed once. Gradients of its keys and values add up over the
-responses. P tokens of the prompt, all of them context.
-"""
+"""Bundles: pieces of samples that are packed together, because their rows share a prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agentrl.learner.prefix_tree import KEYS_PER_TOKEN, PrefixTree, Segmentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +23,7 @@ class PackedPiece:
     first_place: action tokens of the sample before this piece.
     is_split, is_counted: see `Microbatch`.
     loss_length: loss tokens of the whole sample.
-    prompt: of a single segment, see `SampleShape`; None: it shares its prompt with no other piece.
+    first_row: row of its first segment in the `PrefixTree` of the samples.
     """
 
     sample: int
@@ -36,85 +34,120 @@ class PackedPiece:
     is_split: bool
     is_counted: bool
     loss_length: int
-    prompt: tuple[int, Hashable] | None
+    first_row: int
 
     @property
     def num_tokens(self) -> int:
         return sum(self.lengths)
 
+    @property
+    def rows(self) -> range:
+        return range(self.first_row, self.first_row + len(self.lengths))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """A unit of packing: a single piece, or several that share their first `prefix` tokens, the prompt."""
+    """A unit of packing: pieces with the segments of their rows, in the order of pieces."""
 
     pieces: tuple[PackedPiece, ...]
-    prefix: int = 0
+    segmentation: Segmentation
+
+    @classmethod
+    def of(cls, pieces: Iterable[PackedPiece], tree: PrefixTree) -> Bundle:
+        members = tuple(pieces)
+        return cls(members, tree.segments([row for piece in members for row in piece.rows]))
 
     @property
     def num_tokens(self) -> int:
-        return self.prefix + sum(p.num_tokens - self.prefix for p in self.pieces)
+        return self.segmentation.num_tokens
 
     @property
-    def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lengths of its segments, i64[G], and which segment each one continues, i64[G] (-1: none)."""
-        if self.prefix == 0:
-            lengths = np.array([length for p in self.pieces for length in p.lengths], np.int64)
-            return lengths, np.full(len(lengths), -1)
-        lengths = np.array([self.prefix, *(p.num_tokens - self.prefix for p in self.pieces)], np.int64)
-        return lengths, np.array([-1, *(0 for _ in self.pieces)], np.int64)
+    def size(self) -> int:
+        return self.segmentation.size
 
-    def places(self) -> list[NDArray[np.int64]]:
-        """Return i64[T] per piece, the positions of its tokens in the bundle."""
-        found, start = [], self.prefix
+    def places(self) -> Iterator[NDArray[np.int64]]:
+        """Yield i64[T] per piece, the positions of its tokens in the bundle."""
+        of_rows = self.segmentation.places()
         for piece in self.pieces:
-            own = piece.num_tokens - self.prefix
-            found.append(np.concatenate([np.arange(self.prefix), np.arange(start, start + own)]))
-            start += own
-        return found
+            yield np.concatenate([next(of_rows) for _ in piece.rows])
 
 
-def share_prefixes(pieces: Sequence[PackedPiece], *, max_tokens: int, world_size: int) -> list[Bundle]:
-    """Bundle the pieces with the same prompt, at most `max_tokens` per bundle.
+def bundle_pieces(
+    pieces: Sequence[PackedPiece], tree: PrefixTree, *, max_tokens: int, world_size: int
+) -> list[Bundle]:
+    """Bundle the pieces whose rows share nodes of the tree, at most `max_tokens` per bundle.
 
-    Only pieces of a single segment share a prompt. The prompt ends at the first token that the policy
-    sampled. If a bundle holds more than one rank's share of all tokens, it is cut into as many bundles as it
-    has shares; otherwise some of the `world_size` ranks would wait for it.
+    If a bundle holds more than one rank's share of all tokens, it is cut into as many bundles as it has
+    shares; otherwise some of the `world_size` ranks would wait for it.
     """
-    by_prompt: dict[tuple[int, Hashable], list[PackedPiece]] = {}
-    alone = []
-    for piece in pieces:
-        if piece.prompt is None:
-            alone.append(Bundle((piece,)))
-        else:
-            by_prompt.setdefault(piece.prompt, []).append(piece)
-    whole = {prompt: _as_bundle(members, prompt[0]) for prompt, members in by_prompt.items()}
-    num_tokens = sum(b.num_tokens for b in (*alone, *whole.values()))
-    fitted = [
-        b
-        for (prefix, _), bundle in whole.items()
-        for b in _fit(
-            bundle.pieces, prefix, max_tokens, least=-(-world_size * bundle.num_tokens // num_tokens)
-        )
+    whole = [Bundle.of(members, tree) for members in _related(pieces, tree)]
+    num_tokens = sum(one.num_tokens for one in whole)
+    return [
+        part
+        for one in whole
+        for part in _fit(one, tree, max_tokens, least=-(-world_size * one.num_tokens // num_tokens))
     ]
-    return [*alone, *fitted]
 
 
-def _fit(members: Sequence[PackedPiece], prefix: int, max_tokens: int, least: int) -> list[Bundle]:
-    """Distribute pieces of one prompt over as few bundles as fit, at least `least`, with balanced
-    responses.
-    """
-    ordered = sorted(members, key=lambda p: -p.num_tokens)
-    responses = sum(p.num_tokens - prefix for p in members)
-    fewest = -(-responses // max(1, max_tokens - prefix))
-    for count in range(max(least, fewest), len(members)):
-        parts: list[list[PackedPiece]] = [[] for _ in range(count)]
-        for piece in ordered:
-            min(parts, key=lambda part: sum(p.num_tokens - prefix for p in part)).append(piece)
-        bundles = [_as_bundle(part, prefix) for part in parts]
-        if all(b.num_tokens <= max_tokens for b in bundles):
-            return bundles
-    return [_as_bundle([piece], prefix) for piece in members]
+def _related(pieces: Sequence[PackedPiece], tree: PrefixTree) -> list[list[PackedPiece]]:
+    """Return the pieces by what they share, directly or through other pieces."""
+    joined_to: dict[int, int] = {}
+
+    def home(root: int) -> int:
+        while (other := joined_to.setdefault(root, root)) != root:
+            root = other
+        return root
+
+    roots = [[tree.path(row)[-1] for row in piece.rows] for piece in pieces]
+    for first, *others in roots:
+        for other in others:
+            joined_to[home(other)] = home(first)
+    by_home: dict[int, list[PackedPiece]] = defaultdict(list)
+    for piece, (first, *_) in zip(pieces, roots, strict=True):
+        by_home[home(first)].append(piece)
+    return list(by_home.values())
 
 
-def _as_bundle(pieces: Sequence[PackedPiece], prefix: int) -> Bundle:
-    return Bundle(tuple(pieces), prefix if len(pieces) > 1 else 0)
+@dataclass(slots=True)
+class _Part:
+    """A bundle to be: its pieces, and the nodes of their rows."""
+
+    pieces: list[PackedPiece] = field(default_factory=list)
+    nodes: set[int] = field(default_factory=set)
+    num_tokens: int = 0
+    num_keys: int = 0
+
+    @property
+    def size(self) -> int:
+        return max(self.num_tokens, -(-self.num_keys // KEYS_PER_TOKEN))
+
+
+def _fit(whole: Bundle, tree: PrefixTree, max_tokens: int, least: int) -> list[Bundle]:
+    """Distribute the pieces over as few bundles as fit, at least `least`, with balanced tokens."""
+    if least == 1 and whole.size <= max_tokens:
+        return [whole]
+    ordered = sorted(whole.pieces, key=lambda p: -p.num_tokens)
+    count = max(least, -(-whole.size // max_tokens))
+    while count < len(ordered):
+        parts = _distribute(ordered, tree, count)
+        if all(part.size <= max_tokens for part in parts):
+            return [Bundle.of(part.pieces, tree) for part in parts if part.pieces]
+        count = max(count + 1, int(count * 1.1))
+    return [Bundle.of([piece], tree) for piece in whole.pieces]
+
+
+def _distribute(pieces: Sequence[PackedPiece], tree: PrefixTree, count: int) -> list[_Part]:
+    """Give each piece to the part that is smallest with it."""
+    parts = [_Part() for _ in range(count)]
+    for piece in pieces:
+        own = {node: tree.own_tokens(node) for row in piece.rows for node in tree.path(row)}
+        tokens = [
+            part.num_tokens + sum(tokens for node, tokens in own.items() if node not in part.nodes)
+            for part in parts
+        ]
+        part = parts[tokens.index(min(tokens))]
+        part.num_tokens = min(tokens)
+        part.num_keys += sum(int(tree.depths[node]) for node in own if node not in part.nodes)
+        part.pieces.append(piece)
+        part.nodes |= own.keys()
+    return parts

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from agentrl.config.model import ModelConfig
 from agentrl.config.model_flops import ModelFlops
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
 from agentrl.learner.memory_forecast import size_of
+from agentrl.learner.prefix_tree import prefix_lengths
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel
@@ -41,7 +40,7 @@ class WorkCounter:
                 flops.forward(
                     m.segment_lengths.tolist(),
                     num_scored=m.num_action_tokens,
-                    prefix_lengths=_prefix_lengths(m),
+                    prefix_lengths=_prefixes(m),
                     with_adapter=with_adapter,
                 )
                 for m in microbatches
@@ -60,13 +59,13 @@ class WorkCounter:
                 total += flops.update(
                     microbatch.segment_lengths.tolist(),
                     num_scored=item.num_loss_tokens,
-                    prefix_lengths=_prefix_lengths(microbatch),
+                    prefix_lengths=prefix_lengths(
+                        microbatch.segment_lengths, microbatch.prefix_segments
+                    ).tolist(),
                 )
         return float(total)
 
 
-def _prefix_lengths(microbatch: Microbatch) -> list[int]:
-    """Return the tokens of the prompt that each segment continues; 0: it continues none."""
-    lengths, prefixes = microbatch.segment_lengths, microbatch.prefix_segments
-    found: list[int] = np.where(prefixes >= 0, lengths[prefixes], 0).tolist()
+def _prefixes(microbatch: Microbatch) -> list[int]:
+    found: list[int] = prefix_lengths(microbatch.segment_lengths, microbatch.prefix_segments).tolist()
     return found

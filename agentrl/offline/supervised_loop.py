@@ -63,6 +63,7 @@ SHOWN = (
     "num_tokens",
     "microbatches_over_budget",
     "microbatch_tokens_max",
+    "shared_tokens",
     "non_finite_updates",
 )
 """Metrics of an update, in the order in which they are recorded. A console shows the first few."""
@@ -236,8 +237,13 @@ class Loop:
     def run(self, start: int) -> None:
         """Make all updates after the first `start`, and leave the model in `trainer.output`."""
         for step, indices in enumerate(self._order.batches(made_updates=start), start=start + 1):
-            microbatches = self._pack([self._job.train.samples[index] for index in indices])
-            budget = budget_metrics(microbatches, max_tokens=self._job.config.learner.microbatch_tokens)
+            samples = [self._job.train.samples[index] for index in indices]
+            microbatches = self._pack(samples)
+            budget = budget_metrics(
+                microbatches,
+                num_tokens=sum(sample.num_tokens for sample in samples),
+                max_tokens=self._job.config.learner.microbatch_tokens,
+            )
             self._record_update(step, self._learner.run(Learner.supervised_update, microbatches) | budget)
             if self._is_due(step, self._trainer.test_freq, at_end=True):
                 self._validate(step)

@@ -110,7 +110,7 @@ def test_warnings(schema, sections, words):
 
 
 def test_pairs_share_no_prompt():
-    with pytest.raises(ValueError, match="pairs are scored separately"):
+    with pytest.raises(ValueError, match="cannot be used for pairs, which are scored separately"):
         RMConfig.model_validate({"learner": {"shared_prefix": True}})
 
 

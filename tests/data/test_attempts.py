@@ -1,7 +1,9 @@
 """Trajectories in files, and the facts that stand for them: these say what the trajectory says."""
 
 import errno
+import hashlib
 import itertools
+import json
 import os
 from pathlib import Path
 
@@ -78,14 +80,25 @@ def test_facts_say_of_a_trajectory_what_it_says_itself(trajectory):
     numbers = sorted(set(trajectory.turn_ids[mask].tolist()))
     known = not numbers or numbers[-1] < len(trajectory.anchors)
     assert facts.anchors == (tuple(trajectory.anchors[numbers].tolist()) if known else None)
-    for start, part, prompt in zip(bounds, own, facts.prompts, strict=False):
-        assert (prompt is None) == (not part.any())
-        if prompt is not None:
-            other = trajectory.replace(token_ids=trajectory.token_ids.copy())
-            assert AttemptFacts.of(other).prompts == facts.prompts
-            if part.argmax():
-                other.token_ids[start] += 1
-                assert AttemptFacts.of(other).prompts != facts.prompts
+    heads = []
+    for start, part, marks in zip(bounds, own, facts.marks, strict=False):
+        edges = {i for i in range(1, len(part) + 1) if (i < len(part) and part[i]) != part[i - 1]}
+        lengths = [length for length, _ in marks]
+        assert lengths == sorted(set(lengths))
+        assert edges <= set(lengths) <= set(range(1, len(part) + 1))
+        heads += [(mark, trajectory.token_ids[start : start + mark[0]].tolist()) for mark in marks]
+    for (one, first), (other, second) in itertools.combinations(heads, 2):
+        assert (one == other) == (first == second)
+
+
+def test_facts_of_an_earlier_version_have_the_mark_before_the_first_action_token():
+    [facts] = stored(make_trajectory([-1, -1, 0, 0, -1, 1], token_ids=[5, 6, 7, 8, 9, 4]))
+    values = json.loads(facts.to_json())
+    values["prompts"] = [[2, facts.marks[0][0][1]]]
+    del values["marks"]
+    old = AttemptFacts.from_json(json.dumps(values).encode(), ATTEMPTS)
+    assert old == facts.replace(marks=((facts.marks[0][0],),))
+    assert facts.marks[0][0] == (2, hashlib.blake2b(np.array([5, 6], np.int32), digest_size=16).hexdigest())
 
 
 @settings(max_examples=30)

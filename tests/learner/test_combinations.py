@@ -105,7 +105,7 @@ def play(rank, model, learner, port, out):
         SAMPLES,
         max_tokens=45,
         world_size=learner.dp_size,
-        shared_prefix=learner.shared_prefix,
+        shared_prefix=one.shared_prefix(),
     )
     shard = shards[rank // learner.num_replicas]
     updates = [one.update(one.score(shard)) for _ in range(2)]

@@ -157,7 +157,7 @@ def learn_by_framework(config, dtype, batches):
             *updates, budget = learn(
                 roles, groups, config, step=step, lags=lags, timer=lambda phase: contextlib.nullcontext()
             )
-            assert set(budget) == {"microbatches_over_budget", "microbatch_tokens_max"}
+            assert set(budget) == {"microbatches_over_budget", "microbatch_tokens_max", "shared_tokens"}
             metrics += updates
         return initial, metrics, recorded.updates, {name: whole(p) for name, p in names.items()}
     finally:

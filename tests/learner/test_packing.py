@@ -103,7 +103,12 @@ def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, wo
     for microbatch in (m for shard in shards for m in shard):
         assert microbatch.num_tokens <= max_tokens or len(microbatch.segment_lengths) == 1
     lone = [row.num_tokens for sample in batch for row in sample.segments() if row.num_tokens > max_tokens]
-    metrics = budget_metrics([m for shard in shards for m in shard], max_tokens=max_tokens)
+    metrics = budget_metrics(
+        [m for shard in shards for m in shard],
+        num_tokens=sum(sample.num_tokens for sample in batch),
+        max_tokens=max_tokens,
+    )
+    assert metrics["shared_tokens"] == 0
     assert metrics["microbatches_over_budget"] == len(lone)
     assert (
         metrics["microbatch_tokens_max"] == max(lone)

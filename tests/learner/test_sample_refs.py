@@ -91,9 +91,7 @@ def test_what_a_rank_loads_is_what_is_packed_from_the_samples(
     _, refs = batch_of(seed, is_stored=is_stored)
     samples = [ref.load() for ref in refs]
     for ref, sample in zip(refs, samples, strict=True):
-        own = sample.shape
-        assert (ref.shape.segments, ref.shape.num_loss_tokens) == (own.segments, own.num_loss_tokens)
-        assert [p and p[0] for p in ref.shape.prompts] == [p and p[0] for p in own.prompts]
+        assert ref.shape == sample.shape
     options = {"max_tokens": max_tokens, "world_size": world_size, "shared_prefix": is_shared}
     packed = pack(samples, **options)
     plans = plan_microbatches([ref.shape for ref in refs], **options)

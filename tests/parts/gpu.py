@@ -83,7 +83,7 @@ def packed(learner, samples):
         max_tokens=MICROBATCH_TOKENS,
         world_size=1,
         parity_tokens=learner.parity_tokens(),
-        shared_prefix=learner._spec.learner.shared_prefix,
+        shared_prefix=learner.shared_prefix(),
     )
     return shard
 

@@ -61,6 +61,8 @@ SHORT: dict[str, str] = {
     "logprob_kernels": "--tokens 6 3 --vocabulary 30 --out {out}",
     "logprob_memory": "--tokens 64 --vocabulary 2000 --out {out}",
     "peak_memory": "--cases tiny:plain --tokens 64 --out {out}",
+    "prefix_tree": "--forks 3 --tokens 64 --shared 0.5 --repeats 1 --hidden 32 --layers 1 --vocabulary 256 "
+    "--out {out}",
     "publish": "--hidden 64 --bucket-mib 1 --repeats 1 --calls 2 --out {out}",
     "recipes": f"--recipes grpo --seeds 0 --steps 2 --at-least 0 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
