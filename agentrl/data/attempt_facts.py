@@ -220,7 +220,7 @@ def _counts(values: NDArray[Any]) -> Runs:
 
 
 def _marks(t: Trajectory) -> tuple[tuple[Mark, ...], ...]:
-    if t.experts is not None:
+    if t.experts_of_tokens is not None:
         return tuple(() for _ in t.segment_starts)
     return find_marks(t.token_ids, t.action_mask, t.segment_starts)
 
