@@ -206,6 +206,11 @@ class Microbatch:
         """Whether several action tokens may be predicted by one position."""
         return len(np.unique(self.predictor_positions)) < len(self.predictor_positions)
 
+    def num_computed(self, chosen: NDArray[np.bool_]) -> int:
+        """Return how many of these action tokens (bool[A]) are scored: one that sequences share is one."""
+        pairs = np.stack([self.predictor_positions[chosen], self.targets[chosen]])
+        return int(np.unique(pairs, axis=1).shape[1])
+
     @property
     def is_filler(self) -> bool:
         return bool((self.sample_indices < 0).all())

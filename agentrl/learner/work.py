@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from agentrl.config.model import ModelConfig
 from agentrl.config.model_flops import ModelFlops
 from agentrl.learner.batch import Microbatch, ScoredMicrobatch
@@ -39,7 +41,7 @@ class WorkCounter:
             sum(
                 flops.forward(
                     m.segment_lengths.tolist(),
-                    num_scored=m.num_action_tokens,
+                    num_scored=m.num_computed(np.ones(m.num_action_tokens, np.bool_)),
                     prefix_lengths=_prefixes(m),
                     with_adapter=with_adapter,
                 )
@@ -54,14 +56,15 @@ class WorkCounter:
         if flops is None:
             return 0.0
         for item in items:
-            microbatch = item.microbatch if isinstance(item, ScoredMicrobatch) else item
+            if isinstance(item, ScoredMicrobatch):
+                microbatch, in_loss = item.microbatch, item.correction.accepted
+            else:
+                microbatch, in_loss = item, item.loss_mask
             if not microbatch.is_filler:
                 total += flops.update(
                     microbatch.segment_lengths.tolist(),
-                    num_scored=item.num_loss_tokens,
-                    prefix_lengths=prefix_lengths(
-                        microbatch.segment_lengths, microbatch.prefix_segments
-                    ).tolist(),
+                    num_scored=microbatch.num_computed(in_loss),
+                    prefix_lengths=_prefixes(microbatch),
                 )
         return float(total)
 

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
+from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.learner.attention import Segments, segment_sdpa
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack, segment_cost
 from agentrl.learner.step import count_update
+from agentrl.learner.work import WorkCounter
 from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 VOCABULARY = 61
@@ -236,15 +238,20 @@ def gradients(one, batch, max_tokens, shared):
         part = one._objective.part(policy, item, counts, own)
         part.loss.backward()
         total += part.loss.detach()
-    return [total, *(p.grad.full_tensor().clone() for p in policy.module.parameters())]
+    return [total, *(p.grad.clone() for p in policy.module.parameters())]
 
 
 def test_an_action_that_several_rows_share_is_scored_once(either):
     [first] = group(6, [8], np.random.default_rng(0))
+    first.action_mask[-1] = True  # context behind the last action is marked by nothing
     batch = [first, dataclasses.replace(first, index=1, advantages=-2 * first.advantages)]
     [[packed]] = pack(batch, max_tokens=1000, world_size=1, shared_prefix=True)
     assert packed.num_tokens == first.num_tokens
     assert packed.num_action_tokens == 2 * first.action_mask.sum()
+    [[apart]] = pack([first], max_tokens=1000, world_size=1)
+    counter = WorkCounter.of(either._policy.module, ModelConfig(path="unread"))
+    assert counter.forward([packed]) == counter.forward([apart]) > 0
+    assert counter.update([packed]) == counter.update([apart]) > 0
     seen = []
     hook = either._policy.module.register_forward_pre_hook(
         lambda module, args, given: seen.append(len(given["score"].targets_A)), with_kwargs=True

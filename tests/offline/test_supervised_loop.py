@@ -39,6 +39,9 @@ class CountingLearner:
     def parity_tokens(self):
         return 1.0
 
+    def shared_prefix(self):
+        return False
+
     def supervised_update(self, shards):
         if self.num_updates == self.stop:
             raise Stopped
