@@ -88,11 +88,18 @@ def test_no_question_is_in_both_files(tmp_path: Path) -> None:
     assert "left out" in said
 
 
+def test_a_generator_that_makes_other_tasks_in_each_process_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    with pytest.raises(ConfigError, match="'hashed' makes another task of item 0 in each process"):
+        data(tmp_path, "--generators=sums,hashed", "--train=4", "--val=2")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "says"),
     [
         (["--generators=sum"], PluginError, "did you mean sums?"),
-        (["--generators=zzz"], PluginError, "it has puzzle24, sums, unread"),
+        (["--generators=zzz"], PluginError, "it has hashed, puzzle24, sums, unread"),
         (["--generators=sums,sums"], ConfigError, "each once"),
         (["--generators=unread"], PluginError, "evaluates text"),
         (["--generators=sums", "--config={"], ConfigError, "not valid JSON"),

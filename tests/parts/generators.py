@@ -4,6 +4,7 @@ it. tests/hubs/test_real_reasoning_gym.py has the real one.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ def small_generators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make `import reasoning_gym` find the small package."""
     with monkeypatch.context() as patched:
         patched.syspath_prepend(str(FOLDER))
+        patched.setenv("PYTHONPATH", str(FOLDER), prepend=os.pathsep)
         _forget()
         yield
     _forget()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from reasoning_gym.games import PuzzleGenerator
+from reasoning_gym.hashed import HashedGenerator
 from reasoning_gym.sums import SumGenerator
 from reasoning_gym.unread import UnreadGenerator
 
@@ -20,6 +21,7 @@ class SumConfig:
 DATASETS = {
     "sums": (SumGenerator, SumConfig),
     "puzzle24": (PuzzleGenerator, SumConfig),
+    "hashed": (HashedGenerator, SumConfig),
     "unread": (UnreadGenerator, SumConfig),
     "composite": (SumGenerator, SumConfig),
 }
