@@ -150,6 +150,12 @@ _add(
     hubs.data_reasoning_gym,
     "agentrl data reasoning_gym data/sums --generators chain_sum,gcd",
 )
+_add(
+    data_app,
+    "gymnasium",
+    hubs.data_gymnasium,
+    "agentrl data gymnasium data/lake --games FrozenLake-v1",
+)
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

@@ -1,4 +1,4 @@
-"""`agentrl data reasoning_gym`: rows of worlds that others built."""
+"""`agentrl data reasoning_gym` and `agentrl data gymnasium`: rows of worlds that others built."""
 
 from __future__ import annotations
 
@@ -54,3 +54,41 @@ def data_reasoning_gym(
         typer.echo(f"wrote {out / split}.parquet: {count:,} row{'' if count == 1 else 's'}")
         if count < asked:
             typer.echo(f"left out {asked - count:,} training rows whose question is one of val.parquet")
+
+
+def data_gymnasium(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    games: Annotated[
+        str,
+        typer.Option(metavar="ID,ID", help="Games of Gymnasium, which alternate."),
+    ],
+    options: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON|@FILE", help='Arguments by game, such as {"FrozenLake-v1": {"is_slippery": false}}.'
+        ),
+    ] = "{}",
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    plugin: Plugin = None,
+    system: System = None,
+    template: Template = PLACEHOLDER,
+    debug: Debug = False,
+) -> None:
+    """Write games of Gymnasium, played by a tool and scored by their own rewards (docs/hubs.md)."""
+    from agentrl.data.convert import choose_styles
+    from agentrl.hubs.gymnasium_rows import INSTRUCTION, read_games, write_games
+    from agentrl.plugins import load_plugins
+
+    (style,) = choose_styles(
+        None,
+        agent="tool_agent",
+        system=INSTRUCTION if system is None else read_text("--system", system),
+        template=read_text("--template", template),
+        plugins=load_plugins(plugin or ()),
+    )
+    chosen = read_games(games, read_text("--options", options))
+    written = write_games(out, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
+    for split, count in written.items():
+        typer.echo(f"wrote {out / split}.parquet: {count:,} row{'' if count == 1 else 's'}")

@@ -30,6 +30,7 @@ REWARD_PRESETS: dict[str, str] = {
     "taco": "code",
     "searchR1_*": "exact_match",
     "reasoning_gym/*": "reasoning_gym",
+    "gymnasium/*": "gymnasium",
 }
 
 

@@ -119,6 +119,21 @@ class TestRepository(EnvironmentContract):
     )
 
 
+class TestGymnasium(EnvironmentContract):
+    environment = "gymnasium"
+    environment_kwargs = {"game": "FrozenLake-v1", "seed": 3}
+    bad_kwargs = (
+        {},
+        {"game": "FrozenLike-v1"},
+        {"game": "os:FrozenLake-v1"},
+        {"game": "FrozenLake-v1", "seed": -1},
+        {"game": "FrozenLake-v1", "options": "[]"},
+        {"game": "FrozenLake-v1", "options": '{"colour": 1}'},
+        {"game": "FrozenLake-v1", "speed": 1},
+    )
+    calls = (("act", {"action": "down"}),)
+
+
 # ----------------------------------------------------------------------------------------------- interactions
 
 
@@ -400,6 +415,11 @@ class TestRewardModel(RewardContract):
 class TestTestsPass(RewardContract):
     reward = "tests_pass"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
+
+
+class TestGameReward(RewardContract):
+    reward = "gymnasium"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without a game
 
 
 # ------------------------------------------------------------------------------------------------ all of them

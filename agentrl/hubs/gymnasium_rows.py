@@ -1,0 +1,105 @@
+"""Rows of Gymnasium's games, as Parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from agentrl.data.files import write_rows
+from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.errors import ConfigError
+from agentrl.hubs.gymnasium_game import KEY, OpenGame
+from agentrl.hubs.gymnasium_text import text_of
+
+INSTRUCTION = "Play the game to its end: take one action at a time with the tool act."
+
+_TEXT = pa.string()
+_WORLD = pa.struct([("name", _TEXT), ("game", _TEXT), ("seed", pa.int64()), ("options", _TEXT)])
+_EXTRA_INFO = pa.struct([("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD)])
+GAME_SCHEMA = pa.schema(
+    [
+        ("data_source", _TEXT),
+        ("prompt", PROMPT),
+        ("ability", _TEXT),
+        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
+        ("extra_info", _EXTRA_INFO),
+        ("agent_name", _TEXT),
+    ]
+)
+
+
+def read_games(games: str, options: str) -> dict[str, str]:
+    """Return the options (JSON) of each game that a text such as `FrozenLake-v1,Taxi-v4` names. options: JSON
+    such as `{"FrozenLake-v1": {"is_slippery": false}}`.
+
+    Raises:
+        ConfigError: a name is repeated or missing, or the options are no objects of named games.
+    """
+    names = [name.strip() for name in games.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise ConfigError(f"--games={games}: should be ids with commas between, each once")
+    try:
+        given = json.loads(options)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--options: is not valid JSON: {error}") from error
+    if not isinstance(given, dict) or not all(isinstance(value, dict) for value in given.values()):
+        raise ConfigError('--options: should be an object such as {"FrozenLake-v1": {"is_slippery": false}}')
+    if strange := sorted(given.keys() - set(names)):
+        raise ConfigError(f"--options: {strange[0]!r} is not in --games={games}")
+    return {name: json.dumps(given.get(name, {}), sort_keys=True) for name in names}
+
+
+def write_games(
+    out: Path, games: Mapping[str, str], style: RowStyle, *, seed: int, num_train: int, num_val: int
+) -> dict[str, int]:
+    """Write `train.parquet` and `val.parquet` into `out`; return the number of rows of each.
+
+    Games alternate. The seeds of `val` come first, those of `train` after them.
+
+    Raises:
+        DataError, PluginError: see `OpenGame`; no training row is left.
+    """
+    starts = {"val": (seed, num_val), "train": (seed + num_val, num_train)}
+    written = {
+        split: write_rows(out / f"{split}.parquet", _rows(split, games, style, first, count), GAME_SCHEMA)
+        for split, (first, count) in starts.items()
+    }
+    return {"train": written["train"], "val": written["val"]}
+
+
+def _rows(
+    split: str, games: Mapping[str, str], style: RowStyle, first: int, count: int
+) -> Iterator[dict[str, Any]]:
+    names: Sequence[str] = list(games)
+    for index in range(count):
+        game = names[index % len(names)]
+        yield {
+            "data_source": f"{KEY}/{game}",
+            "prompt": style.prompt(_question(game, first + index, games[game])),
+            "ability": "game",
+            "reward_model": {"style": "rule", "ground_truth": None},
+            "extra_info": {
+                "index": index,
+                "split": split,
+                "environment_kwargs": {
+                    "name": KEY,
+                    "game": game,
+                    "seed": first + index,
+                    "options": games[game],
+                },
+            },
+            "agent_name": style.agent,
+        }
+
+
+def _question(game: str, seed: int, options: str) -> str:
+    begun = OpenGame(game, seed, options)
+    try:
+        rules = text_of(game).rules or f"You play {game}."
+        return f"{rules}\nEach action is {begun.actions}.\n\n{begun.seen}"
+    finally:
+        begun.close()
