@@ -250,16 +250,20 @@ class Trajectory:
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens after the first prompt in the longest segment, including context.
+        """Tokens after the prompt in the segment that has most of them, including context.
 
+        The prompt is the first segment's, or the own one of a segment that begins with a shorter one. So what
+        a fork or `Session.restart` repeats of the history counts. Without a restart,
         `agent.max_response_tokens` bounds it.
         """
         if not self.action_mask.any():
             return 0
-        longest = max(
-            end - start for start, end in itertools.pairwise((*self.segment_starts, self.num_tokens))
+        first_prompt = int(self.action_mask.argmax())
+        segments = itertools.pairwise((*self.segment_starts, self.num_tokens))
+        return max(
+            end - start - min(first_prompt, int(self.action_mask[start:end].argmax()))
+            for start, end in segments
         )
-        return longest - int(self.action_mask.argmax())
 
     @property
     def reward(self) -> float:

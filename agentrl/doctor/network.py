@@ -37,7 +37,7 @@ def judge_ports(port_range: str) -> Diagnosis:
 
     port_range: text of `ip_local_port_range`; "": unknown.
     """
-    with ReservedPort("127.0.0.1") as port, socket.socket() as listener:
+    with ReservedPort() as port, socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port.number))
         listener.listen()

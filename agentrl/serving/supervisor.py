@@ -175,7 +175,7 @@ class Supervisor(WatchedServer):
 
     def _launch(self) -> None:
         """Start a process and wait until it generates. The port is fresh: the old one may still be in use."""
-        with ReservedPort(self._host) as port:
+        with ReservedPort() as port:
             process, url = self._begin(port.number)
             self._wait_until_it_generates(process, url)
 

@@ -333,7 +333,7 @@ def test_wandb_online_needs_a_key_and_a_service(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    with ReservedPort("127.0.0.1") as port:
+    with ReservedPort() as port:
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port.number}")
         [offline] = trackers.diagnose(wandb_subject("offline"))
         assert offline.verdict == "ok"
@@ -351,7 +351,7 @@ def test_mlflow_needs_its_package_and_its_server(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     [own] = trackers.diagnose(given)
     assert (own.verdict, own.text) == ("ok", "installed; writes to the run folder")
-    with ReservedPort("127.0.0.1") as port:
+    with ReservedPort() as port:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://u:secret@127.0.0.1:{port.number}")
         [unreachable] = trackers.diagnose(given)
     assert (unreachable.verdict, "cannot be reached" in unreachable.text) == ("wrong", True), unreachable

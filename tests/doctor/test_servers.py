@@ -76,7 +76,7 @@ def test_what_a_run_has_published_is_not_compared(models, url):
 
 
 def test_nobody_there_is_wrong_and_does_not_hide_the_others(models, url):
-    with ReservedPort("127.0.0.1") as port:
+    with ReservedPort() as port:
         nobody = f"http://127.0.0.1:{port.number}"
         found = diagnosed("/no/model", nobody, url)
     assert found[f"server {nobody}"].verdict == "wrong"

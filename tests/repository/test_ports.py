@@ -16,35 +16,76 @@ from torch.distributed import TCPStore
 from agentrl.ports import ReservedPort
 
 
-@pytest.fixture(params=["", "127.0.0.1", "::1"], ids=["any address", "IPv4", "IPv6"])
-def port(request):
-    with ReservedPort(request.param) as reserved:
-        yield reserved.number
+HOSTS = ["127.0.0.1", "::1"]
 
 
 @pytest.fixture
+def port():
+    with ReservedPort() as reserved:
+        yield reserved.number
+
+
+@pytest.fixture(params=HOSTS, ids=["IPv4", "IPv6"])
 def host(request):
-    """From where the port is reached."""
-    return "::1" if "IPv6" in request.node.callspec.id else "127.0.0.1"
+    """The address on which the server listens."""
+    return request.param
 
 
-def test_nobody_else_is_given_it():
-    """All free ports of this machine but one, whoever asks: as a server does, as a client does, and by this
-    class.
+def other_socket(host):
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+@pytest.mark.parametrize("other_host", [*HOSTS, "0.0.0.0", "::"])
+def test_nobody_else_is_given_it(other_host):
+    """All free ports of this machine but one, whoever asks, on whichever address: as a server does, as a client
+    does, and by this class.
     """
-    with ReservedPort("127.0.0.1") as reserved:
+    with ReservedPort() as reserved:
         for reuse in (0, 1):
             for _ in range(2000):
-                with socket.socket() as other:
+                with other_socket(other_host) as other:
                     other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-                    other.bind(("127.0.0.1", 0))
+                    other.bind((other_host, 0))
                     assert other.getsockname()[1] != reserved.number
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", reserved.number))
-        held = [ReservedPort("127.0.0.1") for _ in range(100)]
+        with other_socket(other_host) as other, pytest.raises(OSError, match="in use"):
+            other.bind((other_host, reserved.number))
+        held = [ReservedPort() for _ in range(100)]
         assert len({reserved.number, *(port.number for port in held)}) == 101
         for port in held:
             port.release()
+
+
+@pytest.mark.parametrize("other_host", HOSTS)
+def test_what_another_holds_on_one_address_is_not_reserved(other_host):
+    """A number of a thousand that others hold on one address only would make a server of all addresses fail."""
+    taken = []
+    try:
+        for _ in range(1000):
+            taken.append(other_socket(other_host))
+            taken[-1].bind((other_host, 0))
+        numbers = {other.getsockname()[1] for other in taken}
+        for _ in range(1000):
+            with ReservedPort() as reserved:
+                assert reserved.number not in numbers
+    finally:
+        for other in taken:
+            other.close()
+
+
+def test_a_host_without_ipv6_reserves_on_ipv4(monkeypatch):
+    families = []
+
+    class Ipv4Only(socket.socket):
+        def bind(self, address):
+            families.append(self.family)
+            if self.family == socket.AF_INET6:
+                raise OSError("no IPv6 here")
+            super().bind(address)
+
+    monkeypatch.setattr("agentrl.ports.socket.socket", Ipv4Only)
+    with ReservedPort() as reserved:
+        assert reserved.number > 0
+    assert families == [socket.AF_INET6, socket.AF_INET]
 
 
 def test_who_connects_before_the_server_is_there_is_refused(port, host):
@@ -84,7 +125,7 @@ ANSWER = (
 
 
 def test_a_process_that_is_told_the_number_listens_there_also_after_the_release():
-    with ReservedPort("127.0.0.1") as reserved:
+    with ReservedPort() as reserved:
         process = subprocess.Popen([sys.executable, "-S", "-c", ANSWER, str(reserved.number)])
         while True:
             try:

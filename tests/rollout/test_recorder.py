@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder, reward_event
@@ -84,6 +84,33 @@ def test_a_reward_lies_on_the_last_action_token(drawn, data):
     assert trajectory.action_mask[event.position]
     later = trajectory.turn_ids[event.position + 1 :]
     assert not (later >= 0).any() if turn is None else turn not in later
+
+
+SIZES = st.integers(1, 30)
+
+
+@given(first=st.tuples(SIZES, SIZES, SIZES), second=st.tuples(SIZES, SIZES, SIZES))
+@example(first=(5, 0, 10), second=(500, 0, 20))
+@example(first=(500, 0, 10), second=(20, 0, 100))
+def test_the_response_is_what_is_behind_the_shorter_prompt(first, second):
+    """Two segments: prompt, context behind it, and a turn."""
+    recorder = TrajectoryRecorder()
+    lengths = []
+    for prompt, context, turn in (first, second):
+        segment = recorder.begin_segment()
+        segment.append_context(list(range(prompt)))
+        extend(segment, True, np.arange(1, dtype=np.int32))
+        segment.append_context(list(range(context)))
+        extend(segment, True, np.arange(turn, dtype=np.int32))
+        lengths.append(1 + context + turn)
+    found = finish(recorder).num_response_tokens
+    repeated = max(0, second[0] - first[0])
+    assert found == max(lengths[0], lengths[1] + repeated)
+    assert found >= max(lengths)
+
+
+def test_without_a_turn_there_is_no_response():
+    assert finish(record([(False, 3, 0)])).num_response_tokens == 0
 
 
 plans = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(1, 4)), max_size=12)
