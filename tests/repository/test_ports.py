@@ -15,7 +15,6 @@ from torch.distributed import TCPStore
 
 from agentrl.ports import ReservedPort
 
-
 HOSTS = ["127.0.0.1", "::1"]
 
 
@@ -37,8 +36,8 @@ def other_socket(host):
 
 @pytest.mark.parametrize("other_host", [*HOSTS, "0.0.0.0", "::"])
 def test_nobody_else_is_given_it(other_host):
-    """All free ports of this machine but one, whoever asks, on whichever address: as a server does, as a client
-    does, and by this class.
+    """All free ports of this machine but one, whoever asks, on whichever address: as a server does, as a
+    client does, and by this class.
     """
     with ReservedPort() as reserved:
         for reuse in (0, 1):
@@ -57,7 +56,7 @@ def test_nobody_else_is_given_it(other_host):
 
 @pytest.mark.parametrize("other_host", HOSTS)
 def test_what_another_holds_on_one_address_is_not_reserved(other_host):
-    """A number of a thousand that others hold on one address only would make a server of all addresses fail."""
+    """A number that others hold on one address only would make a server of all addresses fail."""
     taken = []
     try:
         for _ in range(1000):
