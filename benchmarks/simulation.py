@@ -4,13 +4,15 @@
 
 Each set-up is a config in benchmarks/simulated/, whose first lines say what is published, fitted and assumed.
 It is simulated as it is, and synchronously on as many GPUs, which servers and learner share in turn. Large
-ones are simulated with fewer groups on fewer servers (agentrl/simulation/scaled.py).
+ones are simulated with fewer groups on fewer servers (agentrl/simulation/scaled.py), except the one of
+--in-flight: 64 rollout actors keep so many attempts in flight, each of which is simulated.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -210,6 +212,26 @@ def scale(name: str, steps: int, pictures: Path | None) -> dict[str, Any]:
     return {value: figures(configs[value], own) for value, own in found.items()}
 
 
+def full_size(in_flight: int) -> dict[str, Any]:
+    """Simulate 64 actors with so many attempts in flight in all, one of 6 batches each, in full size."""
+    actors, staleness = 64, 6
+    own = agents(
+        448,
+        64,
+        buffer={"groups_per_step": -(-in_flight // (8 * staleness)), "max_staleness": staleness},
+        simulation={**AGENTS["simulation"], "warmup": 1, "steps": 1},
+    )
+    seats = {"num_actors": actors, "max_concurrent_trajectories": -(-in_flight // actors)}
+    config = own.model_copy(update={"rollout": own.rollout.model_copy(update=seats)})
+    started = time.process_time()
+    simulated = simulate(config)
+    found = figures(config, (simulated, 1.0, time.process_time() - started))
+    found["most_in_flight"] = simulated.most_in_flight
+    found["peak_rss_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 2)
+    print(f"{found['most_in_flight']:,} attempts in flight: {found['cpu_s']:,.0f} CPU s", flush=True)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -217,6 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--setups", default=",".join(setup.name for setup in SETUPS), help="names, or none")
     parser.add_argument("--scale", default=",".join(SCALE), help="questions about scale, or none")
     parser.add_argument("--steps", type=int, default=6, help="measured steps of each simulation")
+    parser.add_argument("--in-flight", type=int, default=50_000, help="attempts of the full-size one, or 0")
     parser.add_argument("--pictures", type=Path, help="folder for pictures of the questions about scale")
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     args = parser.parse_args(arguments)
@@ -225,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     questions = {
         name: scale(name, args.steps, args.pictures) for name in SCALE if name in args.scale.split(",")
     }
-    write_result(args.out, {"setups": setups, "scale": questions})
+    full = full_size(args.in_flight) if args.in_flight else None
+    write_result(args.out, {"setups": setups, "scale": questions, "full_size": full})
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ class Simulated:
     phases: seconds of the learner's loop by phase; `take` is the wait for a batch.
     servers: shares of the time of all servers: sampling, prefill, paused, down, idle.
     running, waiting: requests on a server.
+    most_in_flight: largest number of attempts that were played at the same time, in the whole simulation.
     kv_share: largest part of a server's KV cache in use.
     leasing_share: share of the actors' time that they wait because the bound on staleness admits no group.
     lags: share of trained tokens by lag.
@@ -36,6 +37,7 @@ class Simulated:
     servers: Mapping[str, float]
     running: float
     waiting: float
+    most_in_flight: int
     kv_share: float
     leasing_share: float
     lags: Mapping[int, float]
@@ -118,7 +120,7 @@ class StepMeter:
         total["lease_wait_s"] = self.read_waits()
         return total
 
-    def result(self, *, dropped: Mapping[str, int], num_failures: int) -> Simulated:
+    def result(self, *, dropped: Mapping[str, int], num_failures: int, most_in_flight: int) -> Simulated:
         """Return what was measured."""
         assert self.fleet is not None, "it is set before the loop begins"
         begin, ends = self._warmup, self._ends
@@ -154,6 +156,7 @@ class StepMeter:
             servers=servers,
             running=spent["running_s"] / of_servers,
             waiting=spent["waiting_s"] / of_servers,
+            most_in_flight=most_in_flight,
             kv_share=max(engine.peak_kv_share for engine in self.fleet.engines.values()),
             leasing_share=spent["lease_wait_s"] / (wall_s * actors),
             lags={lag: count / lags.total() for lag, count in sorted(lags.items())},

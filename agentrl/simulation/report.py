@@ -28,7 +28,8 @@ def lines_of(config: Config, found: Simulated) -> list[str]:
         f"                {found.running:.1f} requests run and {found.waiting:.1f} wait on each; KV cache "
         + ("full at times" if is_full else f"{found.kv_share:.0%} at most"),
         f"learner         waits {found.learner_idle_share:.0%} of the time for a batch",
-        f"actors          wait {found.leasing_share:.0%} of the time for a lease",
+        f"actors          play {found.most_in_flight:,} attempts at a time at most, and wait "
+        f"{found.leasing_share:.0%} of the time for a lease",
         f"lag of tokens   {', '.join(f'{lag}: {share:.0%}' for lag, share in found.lags.items())}",
     ]
     if found.dropped:

@@ -108,7 +108,9 @@ class _Simulation:
             nursery.cancel_scope.cancel()
         counts = buffer.counts()
         assert counts.is_balanced, counts
-        return self._meter.result(dropped=counts.dropped, num_failures=self._num_failures)
+        return self._meter.result(
+            dropped=counts.dropped, num_failures=self._num_failures, most_in_flight=self._turns.most
+        )
 
     def _start_failures(self, nursery: trio.Nursery, fleet: VirtualFleet) -> None:
         own = self._config.simulation

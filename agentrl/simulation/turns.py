@@ -7,19 +7,22 @@ class Turns:
     """The turns that are being sampled, by the key of their attempt.
 
     limit: `max_new_tokens` of every turn. A continued turn asks for fewer, which tells how many it has.
+    most: largest number of attempts that were played at the same time.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.most = 0
         self._turns: dict[str, tuple[int, int]] = {}
 
     def begin(self, key: str, tokens: int, value: int) -> None:
         """Begin a turn of `tokens` tokens, each of which is `value`."""
         assert tokens <= self.limit, "a turn is within its limit"
         self._turns[key] = (tokens, value)
+        self.most = max(self.most, len(self._turns))
 
     def end(self, key: str) -> None:
-        """Forget the turn of an attempt that is over."""
+        """Forget an attempt that is over. Until then it is in flight, also between two turns."""
         self._turns.pop(key, None)
 
     def rest(self, key: str, max_new_tokens: int) -> tuple[int, int]:

@@ -73,7 +73,7 @@ SHORT: dict[str, str] = {
     + QUICK_RUN,
     "serving": "--ways float32 --requests 2 --prompt 8 --new 4 --groups 1 --repeats 1 --peers {none} "
     "--out {out}",
-    "simulation": "--setups sync_vs_async --scale none --steps 1 --out {out}",
+    "simulation": "--setups sync_vs_async --scale none --steps 1 --in-flight 512 --out {out}",
     "sizes": "--ranks 8 --models 7B --out {out}",
     "smollm_step": "--model {model} --steps 2 --peers {none} --out {out}",
     "soak": "--minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "

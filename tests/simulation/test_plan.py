@@ -209,6 +209,7 @@ def test_a_plan_that_waits_for_the_longest_attempt_does_not_advise_more_servers(
         servers={"sampling": 0.95, "prefill": 0.0, "paused": 0.0, "down": 0.0, "idle": 0.05},
         running=1.0,
         waiting=0.0,
+        most_in_flight=1,
         kv_share=0.1,
         leasing_share=0.0,
         lags={0: 1.0},

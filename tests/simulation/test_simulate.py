@@ -53,6 +53,16 @@ def test_a_synchronous_step_is_the_sum_of_its_parts() -> None:
     assert found.tokens_per_s == pytest.approx(800 / found.step_s)
 
 
+@pytest.mark.parametrize(("seats", "most"), [(2, 2), (100, 24)])
+def test_as_many_attempts_are_in_flight_as_actors_and_staleness_allow(seats: int, most: int) -> None:
+    """Also while their tools run. 8 attempts per step and a lag of at most 2: 24 at the beginning."""
+    own = config(staleness=2, turns={"mean": 2}, tool_s={"mean": 30.0}, tool_tokens={"mean": 1})
+    rollout = own.rollout.model_copy(update={"max_concurrent_trajectories": seats})
+    found = simulate(own.model_copy(update={"rollout": rollout}))
+    assert found.most_in_flight == most
+    assert any(f"play {most} attempts at a time at most" in line for line in lines_of(own, found))
+
+
 @pytest.mark.parametrize(("tokens_per_s", "slower_s"), [(100.0, 20.0), (20.0, 40.0)])
 def test_an_asynchronous_step_is_its_slower_part(tokens_per_s: float, slower_s: float) -> None:
     """Servers and learner work at the same time; a publish stops both."""
@@ -119,6 +129,7 @@ def test_a_run_that_waits_for_its_longest_attempt_is_not_advised_more_servers() 
         servers={"sampling": 0.95, "prefill": 0.0, "paused": 0.0, "down": 0.0, "idle": 0.05},
         running=1.0,
         waiting=0.0,
+        most_in_flight=1,
         kv_share=0.1,
         leasing_share=0.0,
         lags={0: 1.0},
