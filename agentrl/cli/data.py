@@ -6,7 +6,6 @@ Inspect and filter files of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,9 +31,11 @@ from agentrl.cli.data_options import (
     Tools,
     Unattempted,
     read_text,
+    say_written,
     selection_of,
 )
 from agentrl.cli.options import Debug
+from agentrl.config.storage_urls import shown_path
 from agentrl.data.instructions import PLACEHOLDER
 from agentrl.errors import UserError
 
@@ -53,7 +54,7 @@ KINDS: Mapping[Kind, str] = {
 
 
 def data_arithmetic(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    out: Out,
     train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
     val_rows: Annotated[int, typer.Option("--val", min=1, help="Number of validation rows.")] = 192,
     sft_rows: Annotated[
@@ -73,10 +74,12 @@ def data_arithmetic(
     second try.
     """
     from agentrl.data.arithmetic import ArithmeticMix, read_kinds, write_arithmetic
+    from agentrl.data.sent import mirrored_folder
 
     mix = ArithmeticMix(kinds=read_kinds(kinds), sft_tool_use=tool_use)
-    write_arithmetic(out, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows, mix=mix)
-    typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {out}")
+    with mirrored_folder(out) as folder:
+        write_arithmetic(folder, seed=seed, num_train=train_rows, num_val=val_rows, num_sft=sft_rows, mix=mix)
+    typer.echo(f"wrote train.parquet, val.parquet and sft.parquet to {shown_path(out)}")
 
 
 def writer(kind: Kind) -> Callable[..., None]:
@@ -106,6 +109,7 @@ def writer(kind: Kind) -> Callable[..., None]:
     ) -> None:
         from agentrl.data.convert import default_source, write_data_set
         from agentrl.data.originals import OriginalSource
+        from agentrl.data.sent import mirrored_folder
 
         selection = selection_of(
             deduplicate=deduplicate,
@@ -118,16 +122,18 @@ def writer(kind: Kind) -> Callable[..., None]:
         )
         styles = _styles(kind, agent, tools, interaction, plugin, system, template)
         place = OriginalSource(source or default_source(kind), subset, split, revision)
-        _say(
-            out, write_data_set(kind, out, place, styles=styles, selection=selection, data_source=data_source)
-        )
+        with mirrored_folder(out) as folder:
+            written = write_data_set(
+                kind, folder, place, styles=styles, selection=selection, data_source=data_source
+            )
+        _say(out, written)
 
     return write
 
 
 def data_hf(
     name: Annotated[
-        Path, typer.Argument(metavar="PATH|OWNER/NAME", help="Dataset of the hub, or local files.")
+        str, typer.Argument(metavar="PATH|URL|OWNER/NAME", help="Dataset of the hub, or files of your own.")
     ],
     out: Out,
     prompt_column: Annotated[str, typer.Option(help="Column of the question: text, or one user message.")],
@@ -166,6 +172,7 @@ def data_hf(
     from agentrl.data.convert import write_columns
     from agentrl.data.originals import OriginalSource
     from agentrl.data.problems import Columns
+    from agentrl.data.sent import mirrored_folder
 
     selection = selection_of(
         deduplicate=deduplicate,
@@ -179,20 +186,27 @@ def data_hf(
     columns = Columns(prompt_column, answer_column, difficulty_column, id_column)
     styles = _styles(None, agent, tools, interaction, plugin, system, template)
     source = OriginalSource(name, subset, split, revision)
-    _say(
-        out,
-        write_columns(
-            columns, out, source, styles=styles, selection=selection, data_source=data_source, ability=ability
-        ),
-    )
+    with mirrored_folder(out) as folder:
+        written = write_columns(
+            columns,
+            folder,
+            source,
+            styles=styles,
+            selection=selection,
+            data_source=data_source,
+            ability=ability,
+        )
+    _say(out, written)
 
 
 def data_preference(
     out: Out,
     source: Annotated[
-        Path,
+        str,
         typer.Option(
-            "--in", metavar="PATH|OWNER/NAME", help="Pairs: a file, a folder, or a dataset of the hub."
+            "--in",
+            metavar="PATH|URL|OWNER/NAME",
+            help="Pairs: a file, a folder, a URL, or a dataset of the hub.",
         ),
     ],
     subset: Subset = None,
@@ -215,25 +229,23 @@ def data_preference(
     from agentrl.data.originals import OriginalSource
     from agentrl.data.pairs import write_pairs
     from agentrl.data.selection import Selection
+    from agentrl.data.sent import mirrored_folder
 
     columns = {"prompt": prompt_column, "chosen": chosen_column, "rejected": rejected_column}
     selection = Selection(deduplicate, test_share, seed)
-    _say(
-        out,
-        write_pairs(
-            out,
-            OriginalSource(source, subset, split, revision),
-            selection,
-            data_source=data_source,
-            **columns,
-        ),
-    )
+    place = OriginalSource(source, subset, split, revision)
+    with mirrored_folder(out) as folder:
+        written = write_pairs(folder, place, selection, data_source=data_source, **columns)
+    _say(out, written)
 
 
 def data_filter(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file of rows.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="Parquet or JSON-lines file of rows, or a URL.")
+    ],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT.parquet", help="File to write; all columns are kept unchanged.")
+        str,
+        typer.Argument(metavar="OUT.parquet", help="File or URL to write; all columns are kept unchanged."),
     ],
     deduplicate: Deduplicate = False,
     difficulty_from: DifficultyFrom = None,
@@ -244,9 +256,11 @@ def data_filter(
 ) -> None:
     """Keep some rows of a file: without duplicates, or of a band of difficulty."""
     from agentrl.data.convert import filter_rows
+    from agentrl.data.fetched import fetched
+    from agentrl.data.sent import mirrored_file
 
-    if out.suffix != ".parquet":
-        raise UserError(f"{str(out)!r} must end in .parquet")
+    if not shown_path(out).endswith(".parquet"):
+        raise UserError(f"{shown_path(out)!r} must end in .parquet")
     selection = selection_of(
         deduplicate=deduplicate,
         test_share=0.0,
@@ -256,14 +270,17 @@ def data_filter(
         max_pass_rate=max_pass_rate,
         unattempted=unattempted,
     )
-    _say(out.parent, filter_rows(file, out, selection))
+    with mirrored_file(out) as target:
+        written = filter_rows(fetched(file), target, selection)
+    _say(shown_path(out).rpartition("/")[0] or ".", written)
 
 
 def data_show(
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="FILE", help="Parquet or JSON-lines file: rows, pairs, conversations or trajectories."
+            metavar="FILE",
+            help="Parquet or JSON-lines file, or a URL: rows, pairs, conversations or trajectories.",
         ),
     ],
     row: Annotated[int | None, typer.Option(min=0, help="Show this row, counted from 0.")] = None,
@@ -272,11 +289,14 @@ def data_show(
     debug: Debug = False,
 ) -> None:
     """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
+    from agentrl.data.fetched import fetched
     from agentrl.data.show import choose_rows, show_file
     from agentrl.tracking.terminal import VisibleConsole
 
     show_file(
-        file, lambda count: choose_rows(count, row=row, is_random=random_row, first=rows), VisibleConsole()
+        fetched(file),
+        lambda count: choose_rows(count, row=row, is_random=random_row, first=rows),
+        VisibleConsole(),
     )
 
 
@@ -303,8 +323,7 @@ def _styles(
     )
 
 
-def _say(folder: Path, written: Written) -> None:
+def _say(out: str, written: Written) -> None:
     for note in written.notes:
         typer.echo(note)
-    for stem, count in written.rows.items():
-        typer.echo(f"wrote {folder / stem}.parquet: {count:,} row{'' if count == 1 else 's'}")
+    say_written(out, written.rows)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from agentrl.config.storage_urls import shown_path
 from agentrl.errors import DataError, UserError
 
 if TYPE_CHECKING:
     from agentrl.data.selection import Selection
 
 
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write SPLIT.parquet into.")]
+Out = Annotated[str, typer.Argument(metavar="OUT", help="Folder or URL to write SPLIT.parquet into.")]
 In = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--in",
-        metavar="PATH|OWNER/NAME",
-        help="Original files: a file, a folder, or a dataset of the hub; default: the folder of this name in "
-        "$AGENTRL_DATA, else the hub.",
+        metavar="PATH|URL|OWNER/NAME",
+        help="Original files: a file, a folder, a URL, or a dataset of the hub; default: the folder of this "
+        "name in $AGENTRL_DATA, else the hub.",
     ),
 ]
 Subset = Annotated[
@@ -82,6 +84,13 @@ DifficultyFrom = Annotated[
 MinPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at least this often.")]
 MaxPassRate = Annotated[float, typer.Option(min=0, max=1, help="Keep rows solved at most this often.")]
 Unattempted = Annotated[Literal["keep", "drop"], typer.Option(help="What to do with rows without attempts.")]
+
+
+def say_written(out: str, rows: Mapping[str, int]) -> None:
+    """Say which files of the folder or URL `out` were written, by the number of their rows."""
+    place = shown_path(out).rstrip("/")
+    for stem, count in rows.items():
+        typer.echo(f"wrote {place}/{stem}.parquet: {count:,} row{'' if count == 1 else 's'}")
 
 
 def read_text(option: str, value: str) -> str:

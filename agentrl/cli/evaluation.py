@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.options import Debug
-from agentrl.config.storage_urls import is_url
+from agentrl.config.storage_urls import is_url, shown_path
 from agentrl.errors import InfrastructureError
 
 if TYPE_CHECKING:
@@ -183,7 +183,10 @@ def generate(
         str, typer.Option("--in", metavar="IN.parquet", help="Rows in verl's schema; its columns are kept.")
     ],
     out: Annotated[
-        Path, typer.Option(metavar="OUT.parquet", help="File to write: the rows with a column of responses.")
+        str,
+        typer.Option(
+            metavar="OUT.parquet", help="File or URL to write: the rows with a column of responses."
+        ),
     ],
     arguments: Arguments = None,
     model: Model = None,
@@ -205,7 +208,8 @@ def generate(
 ) -> None:
     """Generate n responses for each row, without scoring them: `agentrl score` reads what is written.
 
-    Attempts are kept in OUT.parquet.attempts as soon as they are finished: the same command resumes.
+    Attempts are kept in OUT.parquet.attempts as soon as they are finished: the same command resumes. If OUT
+    is a URL, they stay on this machine.
     """
     sampling = {
         "n": n,
@@ -217,14 +221,17 @@ def generate(
         "max_turn_tokens": max_turn_tokens,
     }
     config, _ = load_base(arguments or [], sampling, tools=tools, templates=template or [])
+    from agentrl.data.fetched import fetched
+    from agentrl.data.sent import mirrored_file
     from agentrl.evaluation.generate import generate as run
     from agentrl.evaluation.run import EvaluationRequest
 
     request = EvaluationRequest(
-        config, model, (source,), out.parent, agent=agent, served_model=served_model, max_rows=rows
+        config, model, (str(fetched(source)),), Path(), agent=agent, served_model=served_model, max_rows=rows
     )
-    num_failed = run(request, out, response_key=response_key, say=_say)
-    typer.echo(f"wrote {out}")
+    with mirrored_file(out) as file:
+        num_failed = run(request, file, response_key=response_key, say=_say)
+    typer.echo(f"wrote {shown_path(out)}")
     if num_failed:
         raise InfrastructureError(
             f"{num_failed} responses failed and are null; run the same command again to retry them"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from agentrl.cli.data_options import Agent, Plugin, System, Template, read_text
+from agentrl.cli.data_options import Agent, Out, Plugin, System, Template, read_text, say_written
 from agentrl.cli.options import Debug
 from agentrl.data.instructions import PLACEHOLDER
 
 
 def data_reasoning_gym(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    out: Out,
     generators: Annotated[
         str,
         typer.Option(metavar="NAME,NAME", help="Generators of reasoning-gym, which alternate."),
@@ -35,6 +34,7 @@ def data_reasoning_gym(
 ) -> None:
     """Write tasks of reasoning-gym's generators, scored by the generators themselves (docs/hubs.md)."""
     from agentrl.data.convert import choose_styles
+    from agentrl.data.sent import mirrored_folder
     from agentrl.hubs.reasoning_gym_rows import INSTRUCTION, read_mix, write_generated
     from agentrl.plugins import load_plugins
 
@@ -46,18 +46,16 @@ def data_reasoning_gym(
         plugins=load_plugins(plugin or ()),
     )
     mix = read_mix(generators, read_text("--config", config))
-    written = write_generated(out, mix, style, seed=seed, num_train=train_rows, num_val=val_rows)
-    for split, (count, asked) in {
-        "train": (written["train"], train_rows),
-        "val": (written["val"], val_rows),
-    }.items():
-        typer.echo(f"wrote {out / split}.parquet: {count:,} row{'' if count == 1 else 's'}")
-        if count < asked:
-            typer.echo(f"left out {asked - count:,} training rows whose question is one of val.parquet")
+    with mirrored_folder(out) as folder:
+        written = write_generated(folder, mix, style, seed=seed, num_train=train_rows, num_val=val_rows)
+    say_written(out, written)
+    if written["train"] < train_rows:
+        left_out = train_rows - written["train"]
+        typer.echo(f"left out {left_out:,} training rows whose question is one of val.parquet")
 
 
 def data_gymnasium(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write into.")],
+    out: Out,
     games: Annotated[
         str,
         typer.Option(metavar="ID,ID", help="Games of Gymnasium, which alternate."),
@@ -78,6 +76,7 @@ def data_gymnasium(
 ) -> None:
     """Write games of Gymnasium, played by a tool and scored by their own rewards (docs/hubs.md)."""
     from agentrl.data.convert import choose_styles
+    from agentrl.data.sent import mirrored_folder
     from agentrl.hubs.gymnasium_rows import INSTRUCTION, read_games, write_games
     from agentrl.plugins import load_plugins
 
@@ -89,6 +88,6 @@ def data_gymnasium(
         plugins=load_plugins(plugin or ()),
     )
     chosen = read_games(games, read_text("--options", options))
-    written = write_games(out, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
-    for split, count in written.items():
-        typer.echo(f"wrote {out / split}.parquet: {count:,} row{'' if count == 1 else 's'}")
+    with mirrored_folder(out) as folder:
+        written = write_games(folder, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
+    say_written(out, written)

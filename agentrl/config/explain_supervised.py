@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from agentrl.config.storage_urls import shown_path
 from agentrl.config.supervised import RMConfig, SFTConfig
 
 LABEL_WIDTH = 26
@@ -117,7 +118,7 @@ def _run_lines(config: SFTConfig | RMConfig) -> Lines:
         ("learning rate", f"{optimizer.lr:g}, {optimizer.schedule}{warmup}"),
         ("validation", when if config.data.val_files else "none: no data.val_files"),
         ("checkpoints", saved if trainer.save_freq > 0 else "never"),
-        ("model", f"{exported}, in {trainer.output}"),
+        ("model", f"{exported}, in {shown_path(trainer.output)}"),
     ]
 
 

@@ -33,6 +33,12 @@ def _local(path: str | None) -> str | None:
     return path
 
 
+def _beside_output(path: str | None) -> str | None:
+    if path is not None and is_url(path):
+        raise ValueError(f"{shown(path)!r} must be a local folder; only trainer.output may be a URL")
+    return path
+
+
 def _checked_all(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(_checked(path) for path in paths)
 
@@ -41,4 +47,6 @@ PathOrURL = Annotated[str, AfterValidator(_checked)]
 """A local path, or a URL that `problem_of` accepts."""
 PathsOrURLs = Annotated[tuple[str, ...], AfterValidator(_checked_all)]
 LocalFolder = Annotated[str | None, AfterValidator(_local)]
+FolderBesideOutput = Annotated[str | None, AfterValidator(_beside_output)]
+"""A local folder of a supervised training, whose model alone may go to a URL."""
 StorageURL = Annotated[str | None, AfterValidator(_checked_url)]

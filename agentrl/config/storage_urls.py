@@ -24,6 +24,11 @@ def shown(url: str) -> str:
     return _QUERY.sub("", without_credentials(url))
 
 
+def shown_path(path: str) -> str:
+    """Return a path as it is, a URL as `shown`."""
+    return shown(path) if is_url(path) else path
+
+
 def without_credentials(text: str) -> str:
     """Return a text in which user and password of each URL are `***`."""
     return _AUTHORITY.sub("***@", text)

@@ -16,7 +16,7 @@ from agentrl.config.placement import PlacementConfig
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.section import Section
 from agentrl.config.service_fields import ServiceURI
-from agentrl.config.storage_fields import PathsOrURLs
+from agentrl.config.storage_fields import FolderBesideOutput, PathOrURL, PathsOrURLs
 from agentrl.config.tracking import TrackerName
 from agentrl.config.trainer import Verify
 
@@ -101,18 +101,21 @@ class SFTTrainerConfig(Section):
         "parallel. sample: sizes of all files, and the bytes of all but large shards, of which 64 MiB each.",
     )
     keep_last: int = Field(3, ge=1, description="Checkpoints kept.")
-    output: str = Field("policy", description="Folder of the trained model, in Hugging Face format.")
+    output: PathOrURL = Field(
+        "policy",
+        description="Folder of the trained model, in Hugging Face format; a URL gets it at the end.",
+    )
     export: Literal["last", "best"] = Field(
         "last",
         description="What `output` gets: the last weights, or those with the lowest validation loss so far.",
     )
-    untrained_output: str | None = Field(
+    untrained_output: FolderBesideOutput = Field(
         None, description="Folder for the model before the first update, as a baseline; None: not saved."
     )
-    run_dir: str | None = Field(
+    run_dir: FolderBesideOutput = Field(
         None,
         description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with the suffix "
-        "_run.",
+        "_run, in the cache (docs/storage.md) if `output` is a URL.",
     )
     seed: int = Field(0, ge=0, description="Seed of the initialization and the data order.")
     logger: tuple[TrackerName, ...] = Field(
@@ -162,7 +165,10 @@ class RMTrainerConfig(SFTTrainerConfig):
     """How long, how often, where."""
 
     batch_size: int = Field(64, ge=1, description="Pairs per update.")
-    output: str = Field("reward_model", description="Folder of the trained model, in Hugging Face format.")
+    output: PathOrURL = Field(
+        "reward_model",
+        description="Folder of the trained model, in Hugging Face format; a URL gets it at the end.",
+    )
 
 
 class SupervisedConfig(Section):

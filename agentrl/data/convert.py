@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.benchmarks import FOLDER_VARIABLE
 from agentrl.data.code_problems import read_code
+from agentrl.data.fetched import fetched
 from agentrl.data.files import open_rows, write_rows
 from agentrl.data.instructions import (
     AIME_INSTRUCTION,
@@ -84,7 +85,7 @@ def default_source(kind: Kind) -> str | Path:
 
 def open_data_set(kind: Kind, source: OriginalSource) -> list[DataFile]:
     """Return the files of a data set; raises as `open_originals`."""
-    subset, path = DATA_SETS[kind].subset, Path(source.name)
+    subset, path = DATA_SETS[kind].subset, fetched(str(source.name))
     if source.subset is None and subset is not None and (not path.exists() or (path / subset).is_dir()):
         source = replace(source, subset=subset)
     files = open_originals(source)

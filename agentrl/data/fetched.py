@@ -88,6 +88,19 @@ def fetched_folder(url: str) -> Path:
     return target
 
 
+def fetched(path: str) -> Path:
+    """Return a local path itself, and of a URL the local copy of the file or folder there.
+
+    Raises:
+        ConfigError, StorageError: see `fetched_file`.
+    """
+    if not is_url(path):
+        return Path(path)
+    if (local := _local(path)) is not None:
+        return local
+    return fetched_folder(path) if StoragePath.of(path).is_folder() else fetched_file(path)
+
+
 def complete(index: FolderIndex, place: StoragePath) -> dict[str, tuple[int, str]]:
     """Return the files of a folder; raise StorageError if it was not sent completely."""
     if index.files is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 
+from agentrl.data.fetched import fetched
 from agentrl.data.files import RawRow, open_rows
 from agentrl.data.rows import RowPlace
 from agentrl.errors import DataError
@@ -23,7 +24,7 @@ _SHARD = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]{16})?$")
 
 @dataclass(frozen=True, slots=True)
 class OriginalSource:
-    """Location of original files: a file, a folder, or a name on the hub (owner/name).
+    """Location of original files: a file, a folder, a URL of either, or a name on the hub (owner/name).
 
     Attributes:
         subset: folder name of one part of the data set; None: all of it.
@@ -59,7 +60,7 @@ def open_originals(source: OriginalSource) -> list[DataFile]:
     Raises:
         DataError: there is no such file, folder, data set, subset or split, or it contains no data.
     """
-    name, path = str(source.name), Path(source.name)
+    name, path = str(source.name), fetched(str(source.name))
     root = path if path.exists() else _fetched(source)
     if source.subset is not None and not (root / source.subset).is_dir():
         raise DataError(f"{name!r} has no subset (folder) {source.subset!r}")

@@ -46,11 +46,13 @@ def new_folder(out: str) -> Iterator[Path]:
 
 
 @contextmanager
-def mirrored_folder(out: str | Path) -> Iterator[Path]:
+def mirrored_folder(out: str | Path, *, sends_after_error: bool = True) -> Iterator[Path]:
     """Yield the folder of results that grow: `out` itself, or a local copy of what is at the URL `out`.
 
-    What changed in the copy is sent at the end, also after an error. The copy stays: if the command is
-    killed, the same command on this machine continues with everything that was finished.
+    What changed in the copy is sent at the end. The copy stays: if the command is killed, the same command
+    on this machine continues with everything that was finished.
+
+    sends_after_error: also send what is there if the block raises.
 
     Raises:
         ConfigError: `out` cannot be written, or was changed from elsewhere since the copy was made.
@@ -60,7 +62,7 @@ def mirrored_folder(out: str | Path) -> Iterator[Path]:
         yield Path(out)
         return
     place = StoragePath.of(str(out))
-    mirror = cache_folder() / "mirrors" / hashlib.sha256(place.url.encode()).hexdigest()[:20]
+    mirror = _mirror(place)
     folder, known = mirror / (place.name or "out"), mirror / INDEX
     place.probe()
     index = read_index(place)
@@ -78,12 +80,40 @@ def mirrored_folder(out: str | Path) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
+        if not sends_after_error:
+            raise
         try:
             known.write_bytes(send_folder(folder, place).to_bytes())
         except StorageError as error:
             sys.stderr.write(f"{error}; the results are kept in {folder}\n")
         raise
     known.write_bytes(send_folder(folder, place).to_bytes())
+
+
+@contextmanager
+def mirrored_file(out: str) -> Iterator[Path]:
+    """Yield the file to write: `out` itself, or a local one that is sent to the URL `out` at the end.
+
+    What is written beside a local one stays on this machine, so that an interrupted command continues.
+
+    Raises:
+        ConfigError: `out` cannot be written.
+        StorageError: it could not be sent.
+    """
+    if not is_url(out):
+        yield Path(out)
+        return
+    place = StoragePath.of(out)
+    place.parent.probe()
+    file = _mirror(place) / place.name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    yield file
+    place.upload(file)
+
+
+def _mirror(place: StoragePath) -> Path:
+    """Return the local folder of what is written to `place`."""
+    return cache_folder() / "mirrors" / hashlib.sha256(place.url.encode()).hexdigest()[:20]
 
 
 def send_folder(folder: Path, place: StoragePath) -> FolderIndex:

@@ -108,6 +108,13 @@ class StoragePath:
     def name(self) -> str:
         return self._path.rpartition("/")[2]
 
+    @property
+    def parent(self) -> StoragePath:
+        """The folder that this file is in."""
+        before, mark, query = self.url.partition("?")
+        before = before.rstrip("/").rpartition("/")[0]
+        return StoragePath(f"{before}{mark}{query}", self._files, self._path.rpartition("/")[0])
+
     # --------------------------------------------------------------------------------------------------- read
 
     def read(self) -> bytes | None:

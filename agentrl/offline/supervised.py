@@ -13,6 +13,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
 from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.data.sent import mirrored_folder
 from agentrl.errors import ConfigError
 from agentrl.fleet.user_files import check_files
 from agentrl.learner.score_head import ScoreHead
@@ -23,7 +24,7 @@ _PADDING = ("pad_token", "unk_token", "bos_token", "eos_token")
 
 
 def supervise(config: SFTConfig) -> Path:
-    """Train on `data.train_files` and return the folder of the policy. Resumes a stopped run.
+    """Train on `data.train_files` and return the local folder of the policy. Resumes a stopped run.
 
     Raises:
         UserError: a wrong key or a malformed conversation.
@@ -32,7 +33,8 @@ def supervise(config: SFTConfig) -> Path:
 
 
 def train_reward_model(config: RMConfig) -> Path:
-    """Train on the pairs of `data.train_files` and return the folder of the model. Resumes a stopped run.
+    """Train on the pairs of `data.train_files` and return the local folder of the model. Resumes a stopped
+    run.
 
     Raises:
         UserError: a wrong key, a malformed pair, or no token that can serve as padding.
@@ -41,6 +43,12 @@ def train_reward_model(config: RMConfig) -> Path:
 
 
 def _train(name: str, noun: str, config: SFTConfig | RMConfig, read: Callable[..., Examples]) -> Path:
+    with mirrored_folder(config.trainer.output, sends_after_error=False) as output:
+        trainer = config.trainer.model_copy(update={"output": str(output)})
+        return _train_locally(name, noun, config.model_copy(update={"trainer": trainer}), read)
+
+
+def _train_locally(name: str, noun: str, config: SFTConfig | RMConfig, read: Callable[..., Examples]) -> Path:
     check_files({"model": config.model}, config.agent)
     plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)

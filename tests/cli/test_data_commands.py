@@ -13,12 +13,15 @@ from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.cli import data_app
+from agentrl.cli import app, data_app
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import REWARD_PRESETS
 from agentrl.config.supervised import RMDataConfig
 from agentrl.data.dataset import Dataset
+from agentrl.data.fetched import fetched_file, fetched_folder
 from agentrl.data.rows import AgentChoice
+from agentrl.data.sent import send_folder
+from agentrl.data.storage import StoragePath
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError, PluginError, UserError
 from agentrl.offline.supervised_data import read_pairs
@@ -368,3 +371,42 @@ def test_a_kind_without_files_says_how_to_name_them(tmp_path, monkeypatch):
     lines(tmp_path / "code" / "train.jsonl", {"prompt": "Q", "tests": ["assert 1"]})
     monkeypatch.setenv("AGENTRL_DATA", str(tmp_path))
     assert "train.parquet: 1 row" in data("code", tmp_path / "out")
+
+
+def test_rows_come_from_object_storage_and_go_there(s3, tmp_path):
+    send_folder(gsm8k(tmp_path / "in"), StoragePath.of(f"{s3.url}/in"))
+    said = data("gsm8k", f"{s3.url}/rows", "--in", f"{s3.url}/in")
+    data("gsm8k", tmp_path / "rows", "--in", tmp_path / "in")
+    rows = fetched_folder(f"{s3.url}/rows")
+    assert f"wrote {s3.url}/rows/train.parquet: 6 rows" in said
+    for name in ("train.parquet", "test.parquet"):
+        own, local = (pq.read_table(folder / name) for folder in (rows, tmp_path / "rows"))
+        assert own.num_rows == local.num_rows > 0
+    said = data("filter", f"{s3.url}/rows/train.parquet", f"{s3.url}/some/few.parquet", "--deduplicate")
+    assert f"wrote {s3.url}/some/few.parquet: 6 rows" in said
+    kept = pq.read_table(fetched_file(f"{s3.url}/some/few.parquet"))
+    assert kept.equals(pq.read_table(rows / "train.parquet"))
+    assert "agent_name: single_turn_agent" in data("show", f"{s3.url}/some/few.parquet")
+    said = data("arithmetic", f"{s3.url}/sums", "--train", "5", "--val", "4", "--sft", "3")
+    assert said == f"wrote train.parquet, val.parquet and sft.parquet to {s3.url}/sums\n"
+    assert pq.read_table(fetched_folder(f"{s3.url}/sums") / "sft.parquet").num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gsm8k", "ftp://x/y", "--in", "in"], "ftp://x/y' has the scheme ftp://"),
+        (["gsm8k", "out", "--in", "s3://"], "names no bucket"),
+        (["filter", "file:///nowhere/rows.parquet", "out.parquet"], "rows.parquet' does not exist"),
+        (["filter", "rows.parquet", "s3://bucket/few.jsonl"], "must end in .parquet"),
+        (["show", "s3://user:word@bucket/rows.parquet"], "contains credentials"),
+    ],
+)
+def test_a_url_that_names_no_place_is_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    gsm8k(tmp_path / "in")
+    result = CliRunner().invoke(app, ["data", *arguments])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    assert "word" not in str(result.exception)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from agentrl.chat.parsing import call_id
 from agentrl.cli import app
-from agentrl.data.fetched import fetched_folder
+from agentrl.data.fetched import fetched_file, fetched_folder
 from agentrl.data.sent import send_folder
 from agentrl.data.storage import StoragePath
 from agentrl.data.trajectories import decode, read_parquet
@@ -199,6 +199,17 @@ def test_a_reward_of_batches_sees_the_whole_evaluation(world, server, tmp_path) 
     attempts = decode(read_parquet(tmp_path / "out/attempts.parquet"))
     assert sorted(attempt.reward for attempt in attempts) == pytest.approx([rank / 18 for rank in range(18)])
     assert results_of(tmp_path / "out")["summary"]["overall"]["num_scored"] == 18
+
+
+def test_rows_in_object_storage_get_responses_there(world, server, s3) -> None:
+    source, url = world.folder / "data/val.parquet", f"{s3.url}/answered/responses.parquet"
+    StoragePath.of(f"{s3.url}/rows.parquet").upload(source)
+    options = ("generate", world.config, "--model", server, "--in", f"{s3.url}/rows.parquet", "--out", url)
+    assert f"wrote {url}" in run(*options)
+    written = pq.read_table(fetched_file(url))
+    assert written.drop_columns(["responses"]).equals(pq.read_table(source))
+    assert [len(row) for row in written["responses"].to_pylist()] == [1] * NUM_ROWS
+    assert StoragePath.of(s3.url).files().keys() == {"rows.parquet", "answered/responses.parquet"}
 
 
 def test_rows_and_their_responses(world, server, tmp_path) -> None:

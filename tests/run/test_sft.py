@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from agentrl.chat.chat import Chat
 from agentrl.config.compose import load_sft_config
+from agentrl.config.model import ModelConfig
+from agentrl.data.fetched import INDEX, fetched_folder
+from agentrl.data.model_source import resolve_model
+from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError
 from agentrl.offline.supervised import supervise
 
@@ -84,6 +89,20 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
         "checkpoints",
         "before_000",
     }
+
+
+def test_the_model_goes_to_object_storage_and_its_run_stays(world, s3):
+    url = f"{s3.url}/policy"
+    places = [f"trainer.output={url}", f"trainer.run_dir={world.folder}/sent_run"]
+    supervised(world, "sent", "trainer.steps=1", "trainer.save_freq=1", *places)
+    sent = fetched_folder(url)
+    assert not is_same(
+        load_file(sent / "model.safetensors"), load_file(world.folder / "sent_untrained/model.safetensors")
+    )
+    names = {INDEX, *(file.name for file in sent.iterdir())}
+    assert StoragePath.of(s3.url).files().keys() == {f"policy/{name}" for name in names}
+    assert Chat.of(resolve_model(ModelConfig(path=url))).eos_token_ids
+    assert (world.folder / "sent_run/checkpoints/step_000001").is_dir()
 
 
 @pytest.mark.slow
