@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -36,6 +37,8 @@ REQUEST_TIMEOUT_S = 60.0
 """Seconds without a byte after which a request counts as failed."""
 MAX_ATTEMPTS = 5
 """Attempts per request, with pauses that double: 503, timeouts and cut connections are retried."""
+RETRY_TIME = timedelta(seconds=60)
+"""Google's client retries a request for so long: it counts no attempts."""
 MAX_READS = 3
 """Attempts to read a file that is replaced meanwhile, or damaged."""
 PROBE = ".agentrl_probe"
@@ -259,6 +262,8 @@ class StoragePath:
 
     def delete_folder(self) -> None:
         """Remove a folder, if there is one."""
+        if not self.is_folder():  # Google's client knows no FileNotFoundError here
+            return
         with self._explained("removed"), suppress(FileNotFoundError):
             self._files.delete_dir(self._path)
 
@@ -306,7 +311,7 @@ def file_system(scheme: str, bucket: str, options: tuple[tuple[str, str], ...]) 
 
         return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
     try:
-        return _s3(bucket, dict(options)) if scheme == "s3" else fs.GcsFileSystem()
+        return _s3(bucket, dict(options)) if scheme == "s3" else _gcs()
     except ImportError as error:
         raise ConfigError(
             f"{scheme}://{bucket}: the installed pyarrow was built without this storage; install the one of "
@@ -339,4 +344,18 @@ def _s3(bucket: str, options: dict[str, str]) -> fs.FileSystem:
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
         allow_delayed_open=True,  # a small file is one request, and appears by it
         **given,
+    )
+
+
+def _gcs() -> fs.FileSystem:
+    """Return the client of Google Cloud Storage, or of an emulator that the environment names."""
+    address = os.environ.get("STORAGE_EMULATOR_HOST")
+    if address is None:
+        return fs.GcsFileSystem(retry_time_limit=RETRY_TIME)
+    scheme, _, host = address.rpartition("://")
+    return fs.GcsFileSystem(
+        anonymous=True,
+        scheme=scheme or "http",
+        endpoint_override=host.rstrip("/"),
+        retry_time_limit=RETRY_TIME,
     )

@@ -24,12 +24,15 @@ PARTS_OF_UPLOAD = 11 << 20
 """More than one part of an upload in parts."""
 
 
-@pytest.fixture(params=("file", "memory", "s3"))
-def place(request, s3, tmp_path):
+@pytest.fixture(params=("file", "memory", "s3", "gs"))
+def place(request, s3, gcs, tmp_path):
     return StoragePath.of(
-        {"file": f"file://{tmp_path}/storage", "memory": f"memory://tests/{tmp_path.name}", "s3": s3.url}[
-            request.param
-        ]
+        {
+            "file": f"file://{tmp_path}/storage",
+            "memory": f"memory://tests/{tmp_path.name}",
+            "s3": s3.url,
+            "gs": gcs,
+        }[request.param]
     )
 
 
