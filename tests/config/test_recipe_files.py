@@ -153,9 +153,9 @@ def test_the_commands_of_a_script_exist_and_compose(name, tmp_path):
     assert calls[1].values["overrides"] == ["trainer.steps=7", "trainer.logger=[console,wandb]"]
     for config in (training, evaluation):  # what follows the script's name reaches all
         assert (config.trainer.steps, config.trainer.logger) == (7, ("console", "wandb"))
-    written = calls[0].values["out"]
+    written = Path(calls[0].values["out"])
     assert all(Path(file).parent == written for file in training.data.val_files)
-    assert calls[0].values["source"] == Path("aime" if name.startswith("aime") else "gsm8k source")
+    assert calls[0].values["source"] == ("aime" if name.startswith("aime") else "gsm8k source")
     assert not training.trainer.val_only
     assert evaluation.trainer.val_only
     assert evaluation.trainer.run_dir != training.trainer.run_dir == "run"
