@@ -101,6 +101,7 @@ def test_a_reward_model_learns_and_scores_elsewhere_as_here(judge):
     assert np.mean(margins) == pytest.approx(best["val/margin"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_ppo_learns_from_it_beside_a_rule_and_its_critic_begins_as_it(world, judge):
     run_dir = world.folder / "with_reward_model"
     config = agentrl.load_config(

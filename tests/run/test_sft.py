@@ -59,6 +59,7 @@ def is_same(weights, others):
     return weights.keys() == others.keys() and all(weights[name].equal(others[name]) for name in weights)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(world):
     """The whole run and the two halves have the same seed: their first updates are those of the same run made
     twice.
