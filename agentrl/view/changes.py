@@ -1,4 +1,4 @@
-"""What of a source changed: sizes and times of its files, looked at once per POLL_S while a page is open."""
+"""What of a source changed: sizes and times of its files, looked at every POLL_S seconds while a page is open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.view.sources import METRICS, STORE, ViewSource
 
-POLL_S = 1.0
+POLL_S = 2.0
 _FILES = {
     "metrics": (METRICS, "validations.json", "result.json", "results.json"),
     "alarms": ("alarms.jsonl",),
