@@ -43,7 +43,7 @@ class GroupLife:
     players: dict[str, set[tuple[int, ...]]] = field(
         default_factory=dict
     )  # owner -> (member, *versions) of each
-    num_members: int = 0  # members delivered by the owner that delivered last
+    num_members: int = 0  # members delivered by `last_owner`
     versions: set[int] = field(default_factory=set)  # of those members' action tokens
     step: int = -1
     dropped_for: str = ""
@@ -318,11 +318,14 @@ def _import(found: Audit, event: Event) -> None:
     if num_lost := sum(num_members for _, _, num_members in state["open"]):
         found.discarded[OWNER_LOST] += num_lost
     found.groups = {group_id: GroupLife() for group_id, _, _ in state["open"]}
-    found.groups |= {
-        group["group_id"]: GroupLife(READY, versions=set(group["versions"])) for group in state["ready"]
-    }
+    found.groups |= {group["group_id"]: _imported(group) for group in state["ready"]}
     found.ended = Ended(num_before=found.ended.num_before + found.ended.num_groups)
     found.imported = Counter({CONSUMED: state["consumed"], DROPPED: sum(state["dropped"].values())})
+
+
+def _imported(group: Mapping[str, Any]) -> GroupLife:
+    versions, members = set(group["versions"]), len(group["members"])
+    return GroupLife(READY, num_members=members, versions=versions, last_owner=group["owner"])
 
 
 def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) -> None:
@@ -354,12 +357,10 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) ->
             life.players[event.owner] = set()
             life.num_leases += 1
         case EventKind.ADDED:
-            life.last_owner = event.owner
             life.players.setdefault(event.owner, set()).add((event.member, *event.versions))
-            life.num_members = len(life.players[event.owner])
-            life.versions = {v for member in life.players[event.owner] for v in member[1:]}
+            _delivered_last(life, event.owner)
         case EventKind.LEFT_OUT:
-            life.last_owner = event.owner
+            _delivered_last(life, event.owner)
             found.discarded[event.reason] += 1
         case EventKind.QUEUED:
             found.discarded[event.reason] += len(life.players.pop(event.owner, ()))
@@ -378,6 +379,14 @@ def _follow_group(found: Audit, seq: int, event: Event, max_staleness: float) ->
             found.discarded[event.reason] += life.num_members
             life.state, life.step, life.players = QUEUED, -1, {}
             life.came_back[event.reason] += 1
+
+
+def _delivered_last(life: GroupLife, owner: str) -> None:
+    """Take the group's content from the play of `owner`: whoever delivers or leaves out last completes it."""
+    members = life.players.get(owner, set())
+    life.last_owner = owner
+    life.num_members = len(members)
+    life.versions = {version for member in members for version in member[1:]}
 
 
 def _discard_copies(found: Audit, life: GroupLife) -> None:

@@ -1,4 +1,4 @@
-"""What of a source changed: sizes and times of its files, looked at every POLL_S seconds while a page is open."""
+"""What of a source changed: sizes and times of its files, looked at every POLL_S while a page is open."""
 
 from __future__ import annotations
 

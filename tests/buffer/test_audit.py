@@ -97,6 +97,23 @@ def test_a_group_of_which_a_copy_is_played_stays_leased():
     assert found.is_balanced
 
 
+def test_a_group_is_what_the_owner_that_completed_it_delivered():
+    """`a` delivered one member and left out the other; what `b` delivered meanwhile is an unfinished copy."""
+    found = audited(
+        FIRST,
+        leased(0),
+        leased(0, "b"),
+        added(0, 0, 0),
+        Event(EventKind.ADDED, 0, "b", 0, versions=(0,)),
+        Event(EventKind.ADDED, 0, "b", 1, versions=(0,)),
+        Event(EventKind.LEFT_OUT, 0, "a", 1, reason="timeout"),
+        consumed(0, 1),
+        Event(EventKind.ROLLED_BACK, step=0),
+        Event(EventKind.REQUEUED, 0, step=1, reason="rolled_back"),
+    )
+    assert found.discarded == {"timeout": 1, "outrun": 2, "rolled_back": 1}
+
+
 def test_a_group_leased_again_begins_again():
     found = audited(leased(0), added(0, 0, 0), leased(0), added(0, 1, 1))
     assert (found.groups[0].num_members, found.groups[0].versions) == (1, {1})
@@ -239,7 +256,7 @@ def test_a_checkpoint_of_another_folder():
         "step": 2,
         "discarded": {"late": 3},
         "open": [[5, 3, 1]],
-        "ready": [{"group_id": 6, "versions": [1, 2]}],
+        "ready": [{"group_id": 6, "versions": [1, 2], "members": [0, 2, 3], "owner": "a"}],
         "consumed": 4,
         "dropped": {"error": 1, "stale": 2},
     }
@@ -258,3 +275,9 @@ def test_a_checkpoint_of_another_folder():
     assert found.is_balanced, found.problems
     assert (found.max_lag, found.step) == (1, 3), "7 has the weights of 2"
     assert found.counts()["consumed"] == 5
+    undone = (
+        Event(EventKind.ROLLED_BACK, step=2),
+        Event(EventKind.REQUEUED, 6, step=3, reason="rolled_back"),
+    )
+    found = audited(imported, Event(EventKind.PUBLISHED, version=7, step=2), consumed(6, 3), *undone)
+    assert found.discarded["rolled_back"] == 3, "its members were delivered before the import"
