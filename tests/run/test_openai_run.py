@@ -99,6 +99,7 @@ def trajectories_of(world, name: str):
     return [trajectory for path in paths for trajectory in decode(read_parquet(path))]
 
 
+@pytest.mark.slow
 def test_a_program_with_the_openai_client_is_trained_for_five_steps(world, program, monkeypatch):
     keys = []
 
