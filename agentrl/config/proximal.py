@@ -20,7 +20,12 @@ def score_reasons(config: Config) -> list[str]:
         return []
     if mode == "bypass":
         return list(_stages(algorithm))
-    return [*_differences(config), *_stages(algorithm), *_statistics(algorithm)]
+    return [*_stored(config), *_differences(config), *_stages(algorithm), *_statistics(algorithm)]
+
+
+def _stored(config: Config) -> Iterator[str]:
+    if config.tracking.token_ratios:
+        yield "tracking.token_ratios stores the proximal log-probabilities"
 
 
 def _differences(config: Config) -> Iterator[str]:

@@ -389,6 +389,11 @@ class Config(Section):
                 f"algorithm.mode=on_policy needs buffer.max_staleness=0 (is {self.buffer.max_staleness}) and "
                 f"one update per step (is {updates}); use algorithm.mode=decoupled"
             )
+        if self.tracking.token_ratios and self.policy_mode != "decoupled":
+            raise ValueError(
+                f"tracking.token_ratios=true needs algorithm.mode=decoupled (is {self.policy_mode}): "
+                "otherwise the behavior policy is the proximal one, and each ratio is 1"
+            )
         if self.algorithm.advantage == "pass_at_k" and self.algorithm.passk_k > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.passk_k={self.algorithm.passk_k} exceeds "

@@ -117,5 +117,11 @@ class TrackingConfig(Section):
     baselines: dict[str, str] = Field(
         {}, description="Name -> model folder, validated before training and shown in the closing table."
     )
+    token_ratios: bool = Field(
+        False,
+        description="Store the proximal log-probability of each trained token, so that `agentrl view` shows "
+        "importance ratios: 4 bytes per token in proximal/ of the run directory. Each step then scores its "
+        "batch before the update. Needs algorithm.mode=decoupled.",
+    )
     alarms: AlarmsConfig = AlarmsConfig()
     spans: SpansConfig = SpansConfig()

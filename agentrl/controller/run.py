@@ -145,6 +145,11 @@ class Run:
         """The current roles; a recovery replaces them."""
         return self.ranks.roles
 
+    @property
+    def proximal_folder(self) -> str | None:
+        """Where the ranks store proximal log-probabilities; None without `tracking.token_ratios`."""
+        return str(self.dir.proximal.resolve()) if self.config.tracking.token_ratios else None
+
     @contextmanager
     def traced(self) -> Iterator[None]:
         """Trace the learner's part of the next step if it is one of `trainer.profile_steps`.

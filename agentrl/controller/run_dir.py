@@ -7,6 +7,7 @@ weights/           versions, while it runs        trajectories/   step_000001.pa
 validation/        step_000010.parquet ...        servers/        logs of the servers
 validations.json   of baselines, initial, final   alarms.jsonl    alarms raised and cleared
 alarms/            the groups they concern        failures.parquet   every failed attempt
+proximal/          step_000001_part0_rank0.parquet ...   with tracking.token_ratios
 attempts/          trajectories that wait for their batch, one file per delivery of a rollout actor
 result.json  summary.md  report.png
 ```
@@ -26,6 +27,7 @@ from typing import IO
 from agentrl.config.rollout import WeightsConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import write_atomically
+from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.errors import ConfigError
 from agentrl.tracking.unwritten import AppendedFile
 
@@ -74,6 +76,10 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def proximal(self) -> Path:
+        return self.root / PROXIMAL
 
     def weights(self, config: WeightsConfig) -> Path:
         """Return the folder of the disk transport."""

@@ -77,7 +77,15 @@ def train_step(run: Run, config: Config) -> None:
     # before `publish` replaces it: lags count from the weights that train on the batch
     learned_by = run.lineage
     with run.memory_for_learner(), run.traced():
-        updates = learn(run.roles, groups, config, step=run.step, lags=learned_by.lags, timer=run.timer)
+        updates = learn(
+            run.roles,
+            groups,
+            config,
+            step=run.step,
+            lags=learned_by.lags,
+            timer=run.timer,
+            proximal_folder=run.proximal_folder,
+        )
     run.step += 1
     with run.timer("publish"):
         run.publish()
@@ -92,6 +100,7 @@ def learn(
     step: int,
     lags: Lags,
     timer: Timer,
+    proximal_folder: str | None = None,
 ) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each.
 
@@ -101,6 +110,7 @@ def learn(
     Args:
         step: number of steps made before this one; it also seeds the split into minibatches.
         lags: returns the lag of each token, in versions behind the weights that are being trained.
+        proximal_folder: where the ranks store proximal log-probabilities; None: nowhere.
     """
     learner = roles.learner
     with timer("assess"):
@@ -127,6 +137,11 @@ def learn(
     with timer("score"):
         packed = [plan_for(learner, m, config.learner) for m in minibatches]
         scored = [learner.run(Learner.score, microbatches) for microbatches in packed]
+        if proximal_folder is not None:
+            beside += [
+                learner.run(Learner.store_proximal, *both, proximal_folder, step + 1, part)
+                for part, both in enumerate(zip(packed, scored, strict=True))
+            ]
     beside.append(
         budget_metrics(
             [m for own in packed for m in own],

@@ -209,6 +209,7 @@ class RunUpload:
         folders = {
             "trajectories": self._dir.rollout_data,
             "validation": self._dir.validation_data,
+            "proximal": self._dir.proximal,
             **{name: root / name for name in ("alarms", "watchdog", "policy")},
         }
         for name, folder in folders.items():

@@ -6,7 +6,7 @@ URL/
   checkpoints/step_000020_1a2b3c4d/    as in the run folder, manifest.json last; named by its hash
   journal/step_000020_5e6f7a8b.sqlite  the replay buffer's journal when that checkpoint was the newest
   attempts/               files of the attempts that this journal refers to
-  trajectories/ validation/ policy/ metrics.jsonl versions.jsonl ...
+  trajectories/ validation/ proximal/ policy/ metrics.jsonl versions.jsonl ...
 ```
 
 Checkpoints and journals never change under their names, and are compared with their hashes. The other files
@@ -43,7 +43,7 @@ from agentrl.errors import ConfigError, StorageError
 INDEX = "upload.json"
 """Name of the index in storage, and of its copy in the run folder that owns it."""
 CHECKPOINTS = "checkpoints"
-LEFT_THERE = ("trajectories/", "validation/", "policy/", "journal/")
+LEFT_THERE = ("trajectories/", "validation/", "proximal/", "policy/", "journal/")
 """What a resumed run does not need: it stays in storage."""
 VERSIONS_SKIPPED = 1000
 """More versions than a run publishes between two uploads: none of them is published a second time."""

@@ -5,6 +5,7 @@ All ranks call the same methods in the same order, each with its own microbatche
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.config.learner import LearnerConfig, SharedPrefix
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.trainer import Verify
 from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifest
+from agentrl.data.proximal_files import write_proximal
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
@@ -31,7 +33,7 @@ from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, can_share_prefixes, has_dropout
 from agentrl.learner.ranks import SAVING, Device, give_back_memory, join_ranks, leave_ranks
-from agentrl.learner.sample_refs import Packed, loaded
+from agentrl.learner.sample_refs import Packed, PlannedMicrobatch, loaded, runs_of
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
@@ -159,6 +161,31 @@ class Learner:
             ScoredMicrobatch(*columns)
             for columns in zip(microbatches, proximal, ref, corrections, strict=True)
         ]
+
+    @dispatch("dp", join="sum")
+    def store_proximal(
+        self,
+        planned: Sequence[PlannedMicrobatch],
+        scored: Sequence[ScoredMicrobatch],
+        folder: str,
+        step: int,
+        part: int,
+    ) -> dict[str, float]:
+        """Write the proximal log-probabilities of a minibatch into `folder`, for `agentrl view`.
+
+        part: number of the minibatch in the step. Returns `unwritten_files`: a full disk must not end a run.
+        """
+        if self.place.rank % self._spec.learner.num_replicas:
+            return {"unwritten_files": 0.0}  # another rank has the same
+        proximal = [one.proximal_logprobs for one in scored]
+        assert all(column is not None for column in proximal), "scored ahead in mode decoupled"
+        runs = runs_of(planned, [column for column in proximal if column is not None])
+        try:
+            write_proximal(Path(folder), runs, step=step, part=part, rank=self.place.rank)
+        except OSError as error:
+            logging.getLogger(__name__).warning("proximal log-probabilities were not stored: %s", error)
+            return {"unwritten_files": 1.0}
+        return {"unwritten_files": 0.0}
 
     @dispatch("dp", join="concat")
     def logprobs(self, planned: Sequence[Packed]) -> Sequence[tuple[Floats, Floats]]:

@@ -7,7 +7,7 @@ trajectories of its microbatches from their files (`agentrl.data.attempt_files`)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.proximal_files import ProximalRun
 from agentrl.learner.batch import Floats, Microbatch, Sample, SampleShape
 from agentrl.learner.packing import MicrobatchPlan
 from agentrl.types import Trajectory
@@ -158,6 +159,17 @@ def loaded(microbatches: Sequence[Packed]) -> list[Microbatch]:
                 samples[place] = ref.load()
         found.append(microbatch.plan.assemble(samples))
     return found
+
+
+def runs_of(planned: Sequence[PlannedMicrobatch], columns: Sequence[Floats]) -> Iterator[ProximalRun]:
+    """Yield whose action tokens the values of `columns` are, f[A] per microbatch."""
+    for microbatch, column in zip(planned, columns, strict=True):
+        start = 0
+        for piece in microbatch.plan.pieces:
+            attempt = microbatch.samples[piece.sample].attempt
+            own = np.asarray(column[start : start + piece.num_actions], np.float32)
+            yield ProximalRun(attempt.group_id, attempt.member, piece.first_place, own)
+            start += piece.num_actions
 
 
 def lay_by_sample(

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import AgentRLError, UserError
 from agentrl.loopback import is_local
-from agentrl.view.attempt import exact_prompt, show, show_tokens, whole_text
+from agentrl.view.attempt import exact_prompt, show, whole_text
 from agentrl.view.attempts import Filters
 from agentrl.view.changes import POLL_S, state_of
 from agentrl.view.columns import COLUMNS
@@ -145,12 +145,12 @@ class Pages:
     def _tokens(self, query: Mapping[str, str]) -> Any:
         shelf, key = self.shelf(query), query.get("key", "")
         stored = shelf.attempts.read(key)
-        own = _with_tokens(stored.trajectory, key)
+        _with_tokens(stored.trajectory, key)
         advantages = None
         if query.get("advantages"):
             advantages = self._of_file(shelf, stored.file.path)[int(key.rpartition(":")[2])]
         start, count = _number(query, "start", 0), _number(query, "count", 4000)
-        return show_tokens(own, shelf.texts(), start=start, count=count, advantages=advantages)
+        return shelf.tokens(stored, start=start, count=count, advantages=advantages)
 
     def _of_file(self, shelf: Shelf, file: Path) -> Sequence[Sequence[float]]:
         if self._advantages is None or shelf.source.kind != "run" or file.parent.name != "trajectories":

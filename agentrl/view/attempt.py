@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from agentrl.data.trajectories import decode
 from agentrl.errors import DataError
@@ -143,7 +145,8 @@ class ShownTokens:
     """Tokens `start` to `start + len(ids)` of an attempt of `total`; lists are aligned with `ids`.
 
     texts: None without a tokenizer. logprobs, versions: None of tokens that were not sampled.
-    advantages: None if they were not computed. special: places of tokens that no text is split into.
+    advantages: None if they were not computed. ratios: proximal / behavior; None if the run stored none.
+    special: places of tokens that no text is split into.
     """
 
     start: int
@@ -438,8 +441,9 @@ def show_tokens(
     start: int = 0,
     count: int = MAX_TOKENS,
     advantages: Sequence[float] | None = None,
+    proximal: NDArray[np.float32] | None = None,
 ) -> ShownTokens:
-    """Return tokens from `start` on, at most MAX_TOKENS."""
+    """Return tokens from `start` on, at most MAX_TOKENS. proximal: see `read_proximal`."""
     end = min(start + min(count, MAX_TOKENS), own.num_tokens)
     ids = own.token_ids[start:end].tolist()
     mask = own.action_mask[start:end].tolist()
@@ -456,7 +460,17 @@ def show_tokens(
         turns=own.turn_ids[start:end].tolist(),
         special=[] if texts is None else [i for i, one in enumerate(ids) if texts.is_special(one)],
         advantages=None if advantages is None else [float(f"{a:.5g}") for a in advantages[start:end]],
+        ratios=None if proximal is None else _ratios(own, proximal)[start:end],
     )
+
+
+def _ratios(own: Trajectory, proximal: NDArray[np.float32]) -> list[float | None]:
+    """Return proximal / behavior of each token; None where it is not known."""
+    ratios: list[float | None] = [None] * own.num_tokens
+    known = np.exp(np.clip(proximal - own.behavior_logprobs[own.action_mask], -700, 700, dtype=np.float64))
+    for place, ratio in zip(np.flatnonzero(own.action_mask).tolist(), known.tolist(), strict=True):
+        ratios[place] = float(f"{ratio:.5g}") if math.isfinite(ratio) else None
+    return ratios
 
 
 def whole_text(own: Trajectory, *, message: int, part: str, call: int, start: int) -> ShownText:

@@ -20,7 +20,7 @@ from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import DataError
 from agentrl.types import Trajectory
 from agentrl.view.app import Pages, asset, to_json
-from agentrl.view.attempt import exact_prompt, show, show_tokens
+from agentrl.view.attempt import ReadAttempt, exact_prompt, show
 from agentrl.view.attempts import Filters, Page
 from agentrl.view.shelf import Shelf
 
@@ -67,7 +67,7 @@ def export(pages: Pages, file: Path, *, filters: Filters, limit: int) -> tuple[i
     if not count and not any(shelf.source.kind == "run" for shelf in pages.shelves):
         raise DataError("no attempt passes the filters, so there is nothing to export")
     whole = [
-        _Whole(number, _plain(show(shelf.attempts, row.key)), shelf.attempts.read(row.key).trajectory)
+        _Whole(number, _plain(show(shelf.attempts, row.key)), shelf.attempts.read(row.key))
         for number, (shelf, page) in enumerate(zip(pages.shelves, chosen, strict=True))
         for row in page.rows
     ]
@@ -85,11 +85,15 @@ def export(pages: Pages, file: Path, *, filters: Filters, limit: int) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """An attempt before it is cut: the number of its source, the answer, and its tokens."""
+    """An attempt before it is cut: the number of its source, the answer, and what was read of it."""
 
     source: int
     shown: Mapping[str, Any]
-    own: Trajectory | None
+    stored: ReadAttempt
+
+    @property
+    def own(self) -> Trajectory | None:
+        return self.stored.trajectory
 
     def least_bytes(self, num_tokens: int, num_chars: int) -> int:
         """Return a number of bytes that the answers have at least."""
@@ -100,7 +104,7 @@ class _Whole:
         shelf, number, key = pages.shelves[self.source], self.source, self.shown["key"]
         yield question("attempt", source=number, key=key), _cut(self.shown, num_chars)
         if self.own is not None and num_tokens:
-            tokens = show_tokens(self.own, shelf.texts(), count=num_tokens)
+            tokens = shelf.tokens(self.stored, count=num_tokens)
             yield question("tokens", source=number, key=key, start=0, count=4000), tokens
             prompt = _cut(_plain(exact_prompt(self.own, shelf.texts())), num_chars)
             yield question("prompt", source=number, key=key), prompt

@@ -5,6 +5,8 @@ parts.
 import json
 from collections import Counter
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import agentrl
@@ -12,6 +14,8 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.figures.run_report import report_run
 from agentrl.offline.replay import load_replay_config, replay
 from agentrl.types import SCORED_OUTCOMES
+from agentrl.view.shelf import Shelf
+from agentrl.view.sources import open_sources
 from parts.collector import Collector
 from parts.span_trees import check_tree
 from parts.tracked import tensorboard_texts
@@ -136,6 +140,7 @@ def _stop_and_resume(world, collector):
     ]
     arguments.append("data.curriculum.by_pass_rate=true")  # what it draws is a part of the checkpoint
     arguments.append(f"tracking.spans.endpoint={collector.url}")
+    arguments.append("tracking.token_ratios=true")
     first = world.start("train", *arguments)
     first.wait_until(lambda: (run_dir / "checkpoints/step_000002/manifest.json").exists())
     first.interrupt()
@@ -160,6 +165,20 @@ def _stop_and_resume(world, collector):
     assert versions == sorted(set(versions)), "a version was used twice"
     result = json.loads((run_dir / "result.json").read_text())
     assert result["balanced"]
+
+    shelf = Shelf.of(open_sources([run_dir])[0], None)
+    for file in shelf.source.files():
+        for row in range(pq.read_metadata(file.path).num_rows if file.set == "training" else 0):
+            stored = shelf.attempts.read(f"{file.name}:{row}")
+            shown = shelf.tokens(stored)
+            assert shown.ratios is not None
+            assert [ratio is not None for ratio in shown.ratios] == [bool(sampled) for sampled in shown.mask]
+            fresh = [
+                ratio
+                for ratio, version in zip(shown.ratios, shown.versions, strict=True)
+                if version == stored.others["learned_by"]
+            ]
+            np.testing.assert_allclose(fresh, 1, atol=1e-3)
 
     # The learner is a function of what it was given: a replay of the stored trajectories ends at the same
     # weights, bit for bit.

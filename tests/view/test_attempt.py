@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl.data.proximal_files import ProximalRun, write_proximal
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
 from agentrl.testing import Call, Says, call, play, tiny_chat
@@ -15,6 +16,7 @@ from agentrl.testing.one_row.models import read_script
 from agentrl.types import SCORED_OUTCOMES, Message, RewardEvent
 from agentrl.view.attempt import MAX_TEXT, AttemptReader, exact_prompt, show, show_tokens, whole_text
 from agentrl.view.copying import as_script, as_test
+from agentrl.view.shelf import Shelf
 from agentrl.view.sources import open_sources
 from agentrl.view.token_texts import TokenTexts
 from parts.trajectories import make_trajectory
@@ -47,6 +49,25 @@ def test_every_attempt_is_read_back_token_for_token(tmp_path: Path) -> None:
             [p for p in known if p is not None], own.behavior_logprobs[own.action_mask], rtol=1e-4
         )
         assert {v for page in pages for v in page.versions} - {None} == set(shown.versions)
+
+
+def test_ratios_are_those_of_the_stored_log_probabilities(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    stored = [one for one in write_run(tmp_path) if one.set == "training" and one.trajectory is not None]
+    kept, bare = stored[:2]
+    own = kept.trajectory
+    proximal = rng.normal(-1, 1, own.num_action_tokens).astype(np.float32)
+    proximal[0] = np.float32(-2000.0)  # sampled, and then made impossible
+    run = ProximalRun(own.group_id, own.member, 0, proximal)
+    write_proximal(tmp_path / "proximal", [run], step=kept.step, part=0, rank=0)
+    shelf = Shelf.of(open_sources([tmp_path])[0], None)
+    shown = shelf.tokens(shelf.attempts.read(kept.key))
+    assert [ratio is None for ratio in shown.ratios] == [not sampled for sampled in shown.mask]
+    expected = np.exp(proximal.astype(np.float64) - own.behavior_logprobs[own.action_mask])
+    np.testing.assert_allclose([r for r in shown.ratios if r is not None], expected, rtol=1e-4, atol=1e-300)
+    part = shelf.tokens(shelf.attempts.read(kept.key), start=1, count=3)
+    assert part.ratios == shown.ratios[1:4]
+    assert shelf.tokens(shelf.attempts.read(bare.key)).ratios is None
 
 
 def test_siblings_are_the_group_with_what_differs_first(tmp_path: Path) -> None:

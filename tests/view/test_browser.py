@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.data.proximal_files import ProximalRun, write_proximal
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import Message, Outcome
@@ -140,6 +141,24 @@ def test_tokens_are_all_there_and_tell_their_numbers(tab, runs) -> None:
     seen.page.locator(".tokens").focus()
     seen.press("ArrowRight", "ArrowRight")
     assert seen.texts(".tip dd")[0] == "1"
+
+
+def test_tokens_are_coloured_by_their_importance_ratio(tab, tmp_path: Path, browser) -> None:
+    own = write_run(tmp_path, steps=4)[0].trajectory
+    logprobs = own.behavior_logprobs[own.action_mask].copy()
+    logprobs[0] += 1.0
+    run = ProximalRun(own.group_id, own.member, 0, logprobs)
+    write_proximal(tmp_path / "proximal", [run], step=4, part=0, rank=0)
+    with served([tmp_path]) as place:
+        seen = tab(place=place)
+        seen.open(f"#/attempt?source=0&key={NEWEST}&tab=tokens")
+        seen.page.locator("button", has_text="importance ratio").click()
+        assert seen.page.locator(".tokens .p3").count() == 1
+        assert seen.page.locator(".tokens .z").count() == own.num_action_tokens - 1
+        seen.page.locator(".tokens .p3").hover()
+        told = dict(zip(seen.texts(".tip dt"), seen.texts(".tip dd"), strict=True))
+        assert float(told["proximal / behavior"]) == pytest.approx(np.e, rel=1e-3)
+        seen.page.goto("about:blank")
 
 
 def test_two_runs_are_beside_each_other(tab) -> None:

@@ -285,7 +285,14 @@ def test_colours_follow_probability_and_lag(tmp_path: Path) -> None:
             same[coloring] = [[styles[a] == styles[b] for b in range(1, a)] for a in range(2, 4)]
             await pilot.press("c")
         first, second, third = [[True], [True, True]], [[False], [True, False]], [[True], [False, False]]
-        assert same == {"mask": first, "logprob": second, "lag": third, "version": third, "turn": third}
+        assert same == {
+            "mask": first,
+            "logprob": second,
+            "ratio": first,
+            "lag": third,
+            "version": third,
+            "turn": third,
+        }
 
     driven([tmp_path], story)
 

@@ -4,7 +4,7 @@ import { ask, exported, isKnown } from "./api.js";
 import { attemptLink } from "./attempts.js";
 
 const TABS = { conversation: "Conversation", tokens: "Tokens", group: "Group", facts: "Facts" };
-const COLORS = { mask: "sampled or context", logprob: "log-probability", lag: "lag", version: "version", turn: "turn", advantage: "advantage" };
+const COLORS = { mask: "sampled or context", logprob: "log-probability", ratio: "importance ratio", lag: "lag", version: "version", turn: "turn", advantage: "advantage" };
 const COUNT = 4000;
 
 function text(source, key, shown, where) {
@@ -69,27 +69,35 @@ function conversation(source, attempt) {
 // ---------------------------------------------------------------------------------------------------- tokens
 
 function shade(color, tokens, at, context) {
-  const value = { mask: tokens.mask[at], logprob: tokens.logprobs[at], version: tokens.versions[at], turn: tokens.turns[at], advantage: tokens.advantages?.[at] }[color];
+  const value = { mask: tokens.mask[at], logprob: tokens.logprobs[at], ratio: tokens.ratios?.[at], version: tokens.versions[at], turn: tokens.turns[at], advantage: tokens.advantages?.[at] }[color];
   if (!tokens.mask[at]) return "context";
   if (color === "mask") return "m1";
   if (color === "logprob") return `s${Math.min(5, Math.floor(Math.sqrt(-value) * 2.2))}`;
   if (color === "turn") return `v${value % 6}`;
   if (color === "version") return `v${(value - context.versions[0]) % 6}`;
   if (color === "lag") return context.learned_by === null ? "z" : `s${Math.min(5, context.learned_by - tokens.versions[at])}`;
+  if (color === "ratio") return ratioShade(value);
   if (value === undefined || value === 0) return "z";
   return `${value > 0 ? "p" : "n"}${Math.min(3, Math.max(1, Math.ceil(Math.abs(value) * 1.5)))}`;
 }
 
-function scale(color, context) {
+function ratioShade(ratio) {
+  const far = ratio === null || ratio === undefined ? 0 : Math.abs(Math.log(ratio));
+  const level = [0.05, 0.2, 0.69].filter((bound) => far > bound).length;
+  return level ? `${ratio > 1 ? "p" : "n"}${level}` : "z";
+}
+
+function scale(color, context, hasRatios) {
   const boxes = {
     mask: [["m1", "sampled by the policy"], ["context", "context: prompt, tools, partner"]],
     logprob: [["s0", "p > 0.8"], ["s1", "0.8–0.4"], ["s2", "–0.16"], ["s3", "–0.04"], ["s4", "–0.006"], ["s5", "less"]],
+    ratio: [["n3", "below 0.5"], ["n2", "–0.82"], ["n1", "–0.95"], ["z", "about 1, or not learned from"], ["p1", "1.05–1.22"], ["p2", "–2"], ["p3", "above 2"]],
     lag: context.learned_by === null ? [["z", "no step has trained on it"]] : [["s0", "0"], ["s1", "1"], ["s2", "2"], ["s3", "3"], ["s4", "4"], ["s5", "5 or more versions"]],
     version: context.versions.map((version) => [`v${(version - context.versions[0]) % 6}`, String(version)]),
     turn: [["v0", "1"], ["v1", "2"], ["v2", "3"], ["v3", "4"], ["v4", "5"], ["v5", "6"]],
     advantage: [["n3", "below −1.3"], ["n1", "below 0"], ["z", "0"], ["p1", "above 0"], ["p3", "above 1.3"]],
   }[color];
-  const note = color === "logprob" ? h("p", { class: "small quiet" }, "Of the server that sampled. The learner's own are not stored by a run, so there is no importance ratio.") : null;
+  const note = color === "logprob" ? h("p", { class: "small quiet" }, `Of the server that sampled.${hasRatios ? "" : " A run with tracking.token_ratios=true stores the learner's, too."}`) : null;
   return [h("div", { class: "scale" }, boxes.map(([kind, label]) => h("span", { class: kind }, label))), note];
 }
 
@@ -111,9 +119,9 @@ async function tokensTab(place, source, attempt, route, canCompute) {
   const draw = () => {
     tip.hidden = true;
     selected = null;
-    const names = Object.entries(COLORS).filter(([name]) => name !== "advantage" || (canCompute && !exported) || state.parts[0]?.advantages);
+    const names = Object.entries(COLORS).filter(([name]) => name === "ratio" ? state.parts[0]?.ratios : name !== "advantage" || (canCompute && !exported) || state.parts[0]?.advantages);
     show(bar, h("span", { class: "quiet small" }, "colour by"), names.map(([name, label]) => h("button", { type: "button", "aria-pressed": String(name === state.color), onclick: () => recolor(name) }, label)), h("button", { type: "button", onclick: prompt }, "the exact prompt"));
-    show(key, scale(state.color, attempt));
+    show(key, scale(state.color, attempt, Boolean(state.parts[0]?.ratios)));
     const spans = state.parts.flatMap((part) => part.ids.map((id, at) => {
       const position = part.start + at;
       const kind = [shade(state.color, part, at, attempt), part.special.includes(at) ? "special" : "", rewards.has(position) ? "rewarded" : "", starts.has(position) ? "forked" : ""].join(" ");

@@ -15,7 +15,7 @@ from textual.widgets import Footer, Static
 from textual.worker import get_current_worker
 
 from agentrl.errors import AgentRLError
-from agentrl.view.attempt import MAX_TOKENS, ShownAttempt, show, show_tokens
+from agentrl.view.attempt import MAX_TOKENS, ShownAttempt, show
 from agentrl.view.attempts import AttemptTable, Filters
 from agentrl.view.shelf import Shelf
 from agentrl.view.terminal.conversation import conversation, facts, headline
@@ -97,11 +97,10 @@ class AttemptScreen(Screen[LeftAttempt]):
         """Read an attempt with its tokens from `start` on, and show it."""
         try:
             attempt = show(self._shelf.attempts, key)
-            own = self._shelf.attempts.read(key).trajectory
+            stored = self._shelf.attempts.read(key)
             part = None
-            if own is not None:
-                tokens = show_tokens(own, self._shelf.texts(), start=start, count=MAX_TOKENS)
-                part = TokenPart(attempt, tokens)
+            if stored.trajectory is not None:
+                part = TokenPart(attempt, self._shelf.tokens(stored, start=start))
         except (AgentRLError, OSError) as error:
             self.app.call_from_thread(self._complain, str(error))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Literal, get_args
 from agentrl.view.attempt import ShownAttempt, ShownTokens
 from agentrl.view.terminal.lines import StyledText, harmless, one_line
 
-Coloring = Literal["mask", "logprob", "lag", "version", "turn"]
+Coloring = Literal["mask", "logprob", "ratio", "lag", "version", "turn"]
 COLORINGS: tuple[Coloring, ...] = get_args(Coloring)
 TITLES: Mapping[Coloring, str] = {
     "mask": "sampled or context",
     "logprob": "probability at sampling",
+    "ratio": "proximal / behavior",
     "lag": "lag",
     "version": "version",
     "turn": "turn",
@@ -43,6 +45,8 @@ APART = (
     "black on #c4e6e4",
 )
 """For numbers without an order; after six, they repeat."""
+RATIO_BOUNDS = (1.05, 1.2, 1.5, 2.0, 5.0)
+"""Up to which a ratio, or its inverse, has a colour."""
 PROBABILITIES = ("p > 0.8", "to 0.4", "to 0.16", "to 0.04", "to 0.006", "less")
 
 
@@ -77,6 +81,9 @@ class TokenPart:
                 return SAMPLED
             case "logprob":
                 return HEAT[min(5, int(math.sqrt(max(0.0, -logprob)) * 2.2))]
+            case "ratio":
+                ratio = None if self.tokens.ratios is None else self.tokens.ratios[at]
+                return UNKNOWN if ratio is None else HEAT[bisect.bisect(RATIO_BOUNDS, _factor(ratio))]
             case "lag":
                 learned = self.attempt.learned_by
                 return UNKNOWN if learned is None else HEAT[min(5, max(0, learned - version))]
@@ -101,6 +108,8 @@ class TokenPart:
                 f"log-probability {logprob:.5g} (p {math.exp(logprob):.3g})",
                 f"version {version}, {lag}",
             ]
+            if own.ratios is not None and (ratio := own.ratios[at]) is not None:
+                found.append(f"proximal / behavior {ratio:.4g}")
         found += [
             f"reward {one_line(reward.name)} {reward.value:.4g}"
             for reward in self.attempt.rewards
@@ -112,6 +121,11 @@ class TokenPart:
         if self.tokens.texts is None:
             return f"{self.tokens.ids[at]} "
         return harmless(self.tokens.texts[at].replace("\t", "⇥   ").replace("\n", "⏎\n"))
+
+
+def _factor(ratio: float) -> float:
+    """Return how far a ratio is from 1, in either direction, as a factor of at least 1."""
+    return math.inf if ratio == 0 else max(ratio, 1 / ratio)
 
 
 def legend(attempt: ShownAttempt, coloring: Coloring) -> Iterator[StyledText]:
@@ -129,6 +143,9 @@ def _boxes(attempt: ShownAttempt, coloring: Coloring) -> list[tuple[str, str]]:
             return [("sampled", SAMPLED)]
         case "logprob":
             return list(zip(PROBABILITIES, HEAT, strict=True))
+        case "ratio":
+            bounds = [f"up to {bound:g} or 1/{bound:g}" for bound in RATIO_BOUNDS]
+            return [*zip((*bounds, "further"), HEAT, strict=True), ("not stored", UNKNOWN)]
         case "lag" if attempt.learned_by is None:
             return [("no step has trained on it", UNKNOWN)]
         case "lag":
