@@ -186,6 +186,24 @@ class RewardEvent:
     position: int
 
 
+MAIN_CONVERSATION = "main"
+"""Name of the conversation that a session begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRecord:
+    """One conversation of an attempt that has several.
+
+    name: equal names are compared with each other (`algorithm.conversation_credit`).
+    messages: those whose turns were sampled; () if it never spoke.
+    opponent: the frozen model that spoke in it, whose tokens are not recorded; None: the policy.
+    """
+
+    name: str
+    messages: tuple[Message, ...]
+    opponent: str | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """The finished result of an attempt. All per-token arrays have length T and are aligned with `token_ids`.
@@ -205,6 +223,9 @@ class Trajectory:
         not recorded.
     experts: i16[T * W], which experts computed each token on the server: W numbers per token, those of its
         first layer, then those of the second, and so on; -1 where none is recorded. Empty if nothing is.
+    conversations: all conversations of the attempt, the session's own first; `messages` are those of the
+        first, or, if it never spoke, of the one that spoke last. Empty if there was only one.
+    segment_conversations: of each segment, the index of its conversation. Empty if there was only one.
     """
 
     group_id: int
@@ -227,6 +248,8 @@ class Trajectory:
     is_greedy: bool = False
     anchors: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     experts: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
+    conversations: tuple[ConversationRecord, ...] = ()
+    segment_conversations: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {

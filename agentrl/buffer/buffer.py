@@ -29,7 +29,7 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.buffer.rows import Rows
 from agentrl.buffer.samplers import ReadyGroup
 from agentrl.buffer.snapshots import take_snapshot
-from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_facts import AttemptFacts, ConversationCredit
 from agentrl.errors import CheckpointError
 from agentrl.types import BufferCounts, HeldLease, Lease, Task
 
@@ -60,6 +60,7 @@ class ReplayBuffer:
         *,
         has_greedy: bool = False,
         drop_constant_groups: bool = False,
+        conversation_credit: ConversationCredit = "attempt",
         lease_timeout_s: float = math.inf,
         duplicate_after_s: float = math.inf,
         curriculum: Curriculum | None = None,
@@ -74,6 +75,7 @@ class ReplayBuffer:
             has_greedy: each group has one more member, a greedy attempt. The staleness bound covers it too.
             drop_constant_groups: drop a complete group if all its rewards are equal, including the greedy
                 one; another group is leased instead.
+            conversation_credit: whether these are the rewards of attempts, or of their conversations.
             lease_timeout_s: a lease older than this expires, and its group is leased to another owner.
             duplicate_after_s: a group held longer than this is also leased to an owner that would otherwise
                 be idle; the first complete copy wins.
@@ -85,6 +87,7 @@ class ReplayBuffer:
         """
         self._tasks = tasks
         self._drop_constant_groups = drop_constant_groups
+        self._conversation_credit = conversation_credit
         self._group_size = rules.group_size
         self._has_greedy = has_greedy
         self._lease_timeout_s = lease_timeout_s
@@ -213,7 +216,7 @@ class ReplayBuffer:
             return
         group = self._groups.ready[group_id]
         self._rows.forget_others(group)
-        if self._drop_constant_groups and self._rows.is_constant(group):
+        if self._drop_constant_groups and self._rows.is_constant(group, self._conversation_credit):
             self._ledger.drop_ready(group_id, NO_VARIANCE)
         elif self._ledger.is_stale(group):
             self._ledger.drop_ready(group_id, STALE)

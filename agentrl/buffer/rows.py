@@ -19,7 +19,7 @@ from typing import Any
 
 from agentrl.buffer.journal import AttemptKey, Journal
 from agentrl.buffer.samplers import ReadyGroup
-from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_facts import AttemptFacts, ConversationCredit
 from agentrl.data.attempt_files import TrajectoryRef, remove_files, remove_others
 from agentrl.errors import CheckpointError
 from agentrl.types import SCORED_OUTCOMES
@@ -87,10 +87,16 @@ class Rows:
     def read(self, stored: Iterable[bytes]) -> list[AttemptFacts]:
         return [AttemptFacts.from_json(data, self._folder) for data in stored]
 
-    def is_constant(self, group: ReadyGroup) -> bool:
-        """Return whether all attempts of a ready group that did not fail have the same reward."""
-        rewards = [t.reward for t in self.read(self.of(group)) if t.outcome in SCORED_OUTCOMES]
-        return math.isclose(min(rewards), max(rewards), rel_tol=ROUNDING)
+    def is_constant(self, group: ReadyGroup, credit: ConversationCredit = "attempt") -> bool:
+        """Return whether everything that credit compares in a ready group has the same reward: the attempts
+        that did not fail, or their conversations of one name.
+        """
+        compared: dict[str, list[float]] = {}
+        for attempt in self.read(self.of(group)):
+            if attempt.outcome in SCORED_OUTCOMES:
+                for name, reward in attempt.compared_rewards(credit):
+                    compared.setdefault(name, []).append(reward)
+        return all(math.isclose(min(own), max(own), rel_tol=ROUNDING) for own in compared.values())
 
     def has(self, group: ReadyGroup) -> bool:
         """Return whether all attempts of the group are stored, with their files."""

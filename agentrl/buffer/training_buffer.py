@@ -24,6 +24,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
+from agentrl.data.attempt_facts import ConversationCredit
 from agentrl.data.attempt_files import FOLDER
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
@@ -100,6 +101,7 @@ class BufferSettings:
     """What the replay buffer needs of a run's config: its sections, and what follows from several of them.
 
     group_size: sampled attempts of a group; with `has_greedy` there is one more.
+    conversation_credit: `algorithm.conversation_credit`.
     """
 
     buffer: BufferConfig
@@ -110,11 +112,17 @@ class BufferSettings:
     trainer: TrainerConfig
     group_size: int
     has_greedy: bool
+    conversation_credit: ConversationCredit
 
     @classmethod
     def of(cls, config: Config) -> BufferSettings:
         sections = (config.buffer, config.data, config.model, config.agent, config.reward, config.trainer)
-        return cls(*sections, group_size=config.rollout.group_size, has_greedy=config.has_greedy)
+        return cls(
+            *sections,
+            group_size=config.rollout.group_size,
+            has_greedy=config.has_greedy,
+            conversation_credit=config.algorithm.conversation_credit,
+        )
 
 
 class TrainingBuffer(ReplayBuffer):
@@ -170,6 +178,7 @@ class TrainingBuffer(ReplayBuffer):
             Path(FOLDER) if folder is None else folder / FOLDER,
             has_greedy=settings.has_greedy,
             drop_constant_groups=settings.buffer.drop_constant_groups,
+            conversation_credit=settings.conversation_credit,
             lease_timeout_s=settings.buffer.lease_timeout_s,
             duplicate_after_s=settings.buffer.duplicate_after_s or math.inf,
             curriculum=_open_curriculum(settings.data, dataset, seed=settings.trainer.seed),

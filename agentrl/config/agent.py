@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from agentrl.config.opponents import OpponentConfig
 from agentrl.config.section import Section
 
 
@@ -158,6 +159,11 @@ class AgentConfig(Section):
         {}, description="Environment name -> its `config` dictionary."
     )
     agent_config: dict[str, dict[str, Any]] = Field({}, description="Agent name -> its `config` dictionary.")
+    opponents: dict[str, OpponentConfig] = Field(
+        {},
+        description="Name -> a frozen model that agent loops let speak in place of the policy "
+        "(docs/seats.md).",
+    )
     verl_tool_config: str | None = Field(
         None, description="A tools YAML of verl (`class_name`, `config`, `tool_schema`), unchanged."
     )

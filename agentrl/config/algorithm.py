@@ -133,6 +133,9 @@ GROUP_ADVANTAGES = (
 )
 """Estimators that compare the attempts of a group."""
 
+WHOLE_GROUP_ADVANTAGES = ("remax", "pass_at_k")
+"""Estimators that need a greedy attempt per group, or a certain number of attempts."""
+
 CRITIC_ADVANTAGES = ("gae", "gae_turn")
 """Estimators that need a critic."""
 
@@ -210,6 +213,13 @@ class AlgorithmConfig(Section):
         "restarts). all: those of every segment. last: those of the segment that began last; earlier ones "
         "get the advantage 0, and still count in means over tokens.",
     )
+    conversation_credit: Literal["attempt", "own"] = Field(
+        "attempt",
+        description="Advantages of an attempt with several conversations (docs/seats.md). attempt: all "
+        "tokens get those of the attempt, by the sum of all rewards. own: each conversation is credited "
+        "as an attempt of its own, by the rewards on its own turns, and compared with those of the same "
+        "name in the group.",
+    )
     whiten: bool = Field(
         False,
         description="Finally whiten advantages over all action tokens of the batch; groups with equal "
@@ -275,6 +285,23 @@ class AlgorithmConfig(Section):
         if self.loss_options and self.policy_loss in POLICY_LOSSES:
             raise ValueError(
                 f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_credit_conversations(self) -> AlgorithmConfig:
+        if self.conversation_credit == "attempt":
+            return self
+        if self.advantage in WHOLE_GROUP_ADVANTAGES:
+            raise ValueError(
+                f"conversation_credit=own, advantage={self.advantage}: it needs one value per attempt of a "
+                "whole group, and not every attempt has every conversation; use grpo, rloo or another, or "
+                "conversation_credit=attempt"
+            )
+        if self.bootstrap_truncated:
+            raise ValueError(
+                "conversation_credit=own, bootstrap_truncated=true: only one conversation of an attempt is "
+                "cut off; use bootstrap_truncated=false"
             )
         return self
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from agentrl.config.section import Section
-from agentrl.loopback import is_local
+from agentrl.config.server_urls import refuse_url
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
 OutcomePolicy = Literal["train", "mask", "retry", "replace", "drop", "shrink"]
@@ -383,16 +382,3 @@ class RolloutConfig(Section):
             why := refuse_url(self.front_url, has_key=self.api_key_env is not None)
         ):
             raise ValueError(f"front_url: {why}")
-
-
-def refuse_url(url: str, *, has_key: bool) -> str | None:
-    """Return in one line why a server at `url` must not be attached to; None if it may be."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return f"{url!r} is not the URL of a server; write http://HOST:PORT"
-    if has_key or is_local(parts.hostname):
-        return None
-    return (
-        f"{url} is on another machine, where anyone who can reach it could change the policy; set "
-        "rollout.api_key_env to the name of the variable with its key"
-    )

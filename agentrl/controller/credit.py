@@ -3,6 +3,9 @@
 It works on the facts of the attempts: how many tokens each turn has, and where its rewards lie. Only a critic
 and KL in the reward bring a number per token here.
 
+With `conversation_credit=own`, each conversation of an attempt is credited as an attempt of its own, and
+compared with those of the same name in the group; the results are laid back onto the attempts.
+
 Axes: A action tokens of the whole batch or of one trajectory, N trajectories of the batch, R runs of tokens
 with equal advantages.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,7 +35,7 @@ from agentrl.algorithms.distillation import teacher_advantages
 from agentrl.algorithms.reward_kl import penalize
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.distillation import DistillationConfig
-from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.attempt_facts import AttemptFacts, ConversationFacts
 from agentrl.errors import ConfigError
 from agentrl.learner.sample_refs import SampleRef
 from agentrl.types import SCORED_OUTCOMES, A, Group, Lags, Outcome, RewardEvent, member_tuple
@@ -75,12 +78,16 @@ def credit(
         PluginError: the estimator is a plugin that cannot be found.
         ConfigError: the estimator refuses the batch: an incomplete group, or rewards that it cannot handle.
     """
-    attempts = [attempt for group in groups for attempt in group.trajectories]
+    whole = [attempt for group in groups for attempt in group.trajectories]
     estimator = find_estimator(algorithm.advantage)
+    attempts, parts = whole, None
+    if algorithm.conversation_credit == "own" and any(t.conversation_names for t in whole):
+        parts = Parts.of(whole)
+        attempts, assessment, group_size = parts.attempts, parts.assessed(assessment), None
     try:
-        batch = replace(
-            action_batch(attempts, group_size=group_size), greedy_rewards_N=greedy_rewards(groups)
-        )
+        batch = action_batch(attempts, group_size=group_size)
+        if parts is None:
+            batch = replace(batch, greedy_rewards_N=greedy_rewards(groups))
         batch = assessed(batch, attempts, assessment)
         found = _without_rewards(batch)
         if not algorithm.distillation.replaces_rewards:
@@ -91,10 +98,12 @@ def credit(
         found = found.with_advantages(whiten(*found.runs))
     if assessment.teacher_kl is not None:
         found = _taught(found, batch, _compact(assessment.teacher_kl, attempts), algorithm.distillation)
-    credited = _samples(attempts, found)
+    credited = _with_returns(_samples(attempts, found), found, assessment, algorithm)
+    if parts is not None:
+        credited = parts.joined(credited)
     if algorithm.segment_credit == "last":
-        credited = [_of_last_segment(sample) for sample in credited]
-    samples = iter(_with_returns(credited, found, assessment, algorithm))
+        credited = [_of_last_segments(sample) for sample in credited]
+    samples = iter(credited)
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
@@ -184,17 +193,101 @@ def _samples(attempts: Sequence[AttemptFacts], found: Credit | RunCredit) -> lis
     return samples
 
 
-def _of_last_segment(sample: SampleRef) -> SampleRef:
-    """Return the sample with the advantage 0 on all tokens before its last segment."""
-    *earlier, _ = sample.attempt.segments
-    num_earlier = sum(num_actions for _, num_actions in earlier)
-    if not num_earlier:
-        return sample
-    later = np.repeat(sample.advantages, sample.run_lengths)[num_earlier:]
-    return sample.replace(
-        advantages=np.concatenate([np.zeros(1, np.float32), later]),
-        run_lengths=np.array([num_earlier, *[1] * len(later)], np.int64),
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """The conversations of a batch's attempts, each as an attempt of its own.
+
+    whole: the attempts. owners: of each conversation, the index of its attempt.
+    """
+
+    whole: Sequence[AttemptFacts]
+    conversations: Sequence[ConversationFacts]
+    owners: Sequence[int]
+
+    @classmethod
+    def of(cls, whole: Sequence[AttemptFacts]) -> Parts:
+        """Divide attempts. An attempt without an action token keeps one part, which has none."""
+        found = [
+            (index, part)
+            for index, attempt in enumerate(whole)
+            for part in attempt.parts() or [attempt.as_part()]
+        ]
+        return cls(whole, [part for _, part in found], [index for index, _ in found])
+
+    @property
+    def attempts(self) -> list[AttemptFacts]:
+        """The conversations; those of one group and one name have the same group id."""
+        labels: dict[tuple[int, str], int] = {}
+        return [
+            part.attempt.replace(group_id=labels.setdefault((part.attempt.group_id, part.name), len(labels)))
+            for part in self.conversations
+        ]
+
+    def assessed(self, assessment: Assessment) -> Assessment:
+        """Return the model outputs of each conversation."""
+        return replace(
+            assessment,
+            values=self._divided(assessment.values),
+            kl=self._divided(assessment.kl),
+            teacher_kl=self._divided(assessment.teacher_kl),
+        )
+
+    def _divided(self, columns: Sequence[NDArray[np.float32]] | None) -> list[NDArray[np.float32]] | None:
+        if columns is None:
+            return None
+        return [
+            columns[owner][part.is_own_A] for owner, part in zip(self.owners, self.conversations, strict=True)
+        ]
+
+    def joined(self, samples: Sequence[SampleRef]) -> list[SampleRef]:
+        """Return one sample for each attempt, with the columns of its conversations on their tokens."""
+        own: list[list[tuple[ConversationFacts, SampleRef]]] = [[] for _ in self.whole]
+        for owner, part, sample in zip(self.owners, self.conversations, samples, strict=True):
+            own[owner].append((part, sample))
+        return [_joined(index, self.whole[index], parts) for index, parts in enumerate(own)]
+
+
+def _joined(
+    index: int, attempt: AttemptFacts, parts: Sequence[tuple[ConversationFacts, SampleRef]]
+) -> SampleRef:
+    if not attempt.conversation_names:
+        ((_, sample),) = parts
+        return sample.replace(index=index, attempt=attempt)
+
+    def laid(column: Callable[[SampleRef], NDArray[np.float32]]) -> NDArray[np.float32]:
+        values = np.zeros(attempt.num_action_tokens, np.float32)
+        for part, sample in parts:
+            values[part.is_own_A] = column(sample)
+        return values
+
+    _, first = parts[0]
+    has_values, has_returns = first.values is not None, first.returns is not None
+    return SampleRef(
+        index,
+        attempt,
+        laid(lambda sample: np.repeat(sample.advantages, sample.run_lengths)),
+        np.ones(attempt.num_action_tokens, np.int64),
+        values=laid(lambda sample: needed_column(sample.values)) if has_values else None,
+        returns=laid(lambda sample: needed_column(sample.returns)) if has_returns else None,
     )
+
+
+def needed_column(column: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    assert column is not None, "all samples of a batch have the same columns"
+    return column
+
+
+def _of_last_segments(sample: SampleRef) -> SampleRef:
+    """Return the sample with the advantage 0 on all tokens before the last segment of their conversation."""
+    segments = sample.attempt.segments
+    owners = sample.attempt.segment_conversations or (0,) * len(segments)
+    lasts = {owner: place for place, owner in enumerate(owners)}
+    counts = [num_actions for _, num_actions in segments]
+    is_kept = np.repeat([place == lasts[owner] for place, owner in enumerate(owners)], counts)
+    if is_kept.all():
+        return sample
+    laid = np.where(is_kept, np.repeat(sample.advantages, sample.run_lengths), np.float32(0))
+    return sample.replace(advantages=laid, run_lengths=np.ones(len(laid), np.int64))
 
 
 def _with_returns(

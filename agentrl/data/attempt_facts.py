@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.data.prefix_marks import Mark, find_marks
 from agentrl.errors import CheckpointError
 from agentrl.types import (
+    MAIN_CONVERSATION,
     NO_VERSION,
     SCORED_OUTCOMES,
     Failure,
@@ -30,6 +31,8 @@ from agentrl.types import (
     Trajectory,
 )
 
+ConversationCredit = Literal["attempt", "own"]
+"""`algorithm.conversation_credit`."""
 Runs = tuple[tuple[int, int], ...]
 """Pairs (value, number of neighbors that have it)."""
 
@@ -46,6 +49,8 @@ class AttemptFacts:
         different ones.
     anchors: of each turn that has action tokens, in order; None if one of them has no anchor.
     needs_tool: `extra_info.needs_tool` of the task.
+    conversation_names: the names of the attempt's conversations; () if there was only one.
+    segment_conversations: of each segment, the index of its conversation; () if there was only one.
     added_info: what was added to `extra_info` since the trajectory was stored.
     source: where the trajectory is stored, or the trajectory itself.
     """
@@ -70,6 +75,8 @@ class AttemptFacts:
     marks: tuple[tuple[Mark, ...], ...]
     anchors: tuple[int, ...] | None
     source: TrajectoryRef | Trajectory
+    conversation_names: tuple[str, ...] = ()
+    segment_conversations: tuple[int, ...] = ()
     added_info: JsonObject = field(default_factory=dict)
 
     @classmethod
@@ -106,6 +113,8 @@ class AttemptFacts:
             marks=_marks(t),
             anchors=tuple(t.anchors[numbers].tolist()) if has_anchors else None,
             source=t if source is None else source,
+            conversation_names=tuple(one.name for one in t.conversations),
+            segment_conversations=t.segment_conversations,
         )
 
     @property
@@ -130,6 +139,62 @@ class AttemptFacts:
     def min_version(self) -> int:
         """Version of the oldest action token; NO_VERSION if there are none."""
         return self.versions[0][0] if self.versions else NO_VERSION
+
+    def compared_rewards(self, credit: ConversationCredit) -> list[tuple[str, float]]:
+        """Return what credit compares within a group: the attempt's reward, or that of each conversation,
+        with its name.
+        """
+        if credit == "attempt":
+            return [(MAIN_CONVERSATION, self.reward)]
+        return [(part.name, part.attempt.reward) for part in self.parts()]
+
+    def parts(self) -> list[ConversationFacts]:
+        """Return the facts of each conversation that has action tokens, as of an attempt of its own; of an
+        attempt with one conversation, its own facts.
+        """
+        if not self.conversation_names:
+            return [self.as_part()]
+        counts = np.array([num_actions for _, num_actions in self.segments], np.int64)
+        owners_A = np.repeat(np.array(self.segment_conversations, np.int64), counts)
+        return [
+            self._part(name, owners_A == index)
+            for index, name in enumerate(self.conversation_names)
+            if (owners_A == index).any()
+        ]
+
+    def as_part(self) -> ConversationFacts:
+        """Return the whole attempt as the session's own conversation."""
+        is_own_A = np.ones(self.num_action_tokens, np.bool_)
+        return ConversationFacts(MAIN_CONVERSATION, self, is_own_A)
+
+    def _part(self, name: str, is_own_A: NDArray[np.bool_]) -> ConversationFacts:
+        """Return the facts of the conversation with these action tokens, of which it has at least one.
+
+        Its `versions` and `marks` stay those of the attempt: credit reads neither.
+        """
+        ends = np.cumsum([length for _, length in self.turns])
+        turns = tuple(run for run, end in zip(self.turns, ends, strict=True) if is_own_A[end - 1])
+        places = np.cumsum(is_own_A) - 1
+        rewards = [
+            (event, int(places[place]))
+            for event, place in zip(self.rewards, self.reward_places, strict=True)
+            if is_own_A[place]
+        ]
+        numbers = {number for number, _ in turns}
+        anchors = self.anchors
+        if anchors is not None:
+            all_numbers = sorted({number for number, _ in self.turns})
+            anchors = tuple(a for n, a in zip(all_numbers, anchors, strict=True) if n in numbers)
+        attempt = self.replace(
+            turns=turns,
+            segments=((int(is_own_A.sum()), int(is_own_A.sum())),),
+            rewards=tuple(event for event, _ in rewards),
+            reward_places=tuple(place for _, place in rewards),
+            anchors=anchors,
+            conversation_names=(),
+            segment_conversations=(),
+        )
+        return ConversationFacts(name, attempt, is_own_A)
 
     @property
     def accuracy(self) -> float | None:
@@ -200,10 +265,28 @@ class AttemptFacts:
             values[pairs] = tuple(tuple(pair) for pair in values[pairs])
         if "prompts" in values:  # an earlier version marked only the first action token
             values["marks"] = [[] if prompt is None else [prompt] for prompt in values.pop("prompts")]
+        for names in (
+            "conversation_names",
+            "segment_conversations",
+        ):  # journals of earlier versions lack them
+            values[names] = tuple(values.get(names, ()))
         values["marks"] = tuple(tuple((length, key) for length, key in own) for own in values["marks"])
         values["reward_places"] = tuple(values["reward_places"])
         values["anchors"] = None if values["anchors"] is None else tuple(values["anchors"])
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConversationFacts:
+    """One conversation of an attempt, for credit.
+
+    attempt: the facts of its action tokens, as if they were an attempt of one segment.
+    is_own_A: bool[A], which action tokens of the attempt are its own, in the order of positions.
+    """
+
+    name: str
+    attempt: AttemptFacts
+    is_own_A: NDArray[np.bool_]
 
 
 def _runs(values: NDArray[Any]) -> Runs:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
+from agentrl.config.opponents import without_server
 from agentrl.data.dataset import Dataset, check_source_weights
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import AgentRLError, DataError, PluginError, concerning
@@ -110,13 +111,22 @@ class Playable:
         self._environments: dict[str, Environment] = {}
         self._accepted: set[tuple[str, ...]] = set()
 
+    def _check_opponents(self, task: Task) -> None:
+        agent, configured = self._create_agent(task), self._config.opponents
+        for name in agent.opponents(task):
+            if name not in configured:
+                raise DataError(f"{task.task_id}: agent {agent.name}: {without_server(name, configured)}")
+
+    def _create_agent(self, task: Task) -> AgentLoop:
+        return self._plugins.agents.create(task.agent_name, self._config.agent_config)
+
     def num_prompt_tokens(self, task: Task) -> int:
         """Return the length of the task's prompt with the tools it offers, in tokens.
 
         Raises:
             PluginError: the agent cannot build the prompt.
         """
-        agent = self._plugins.agents.create(task.agent_name, self._config.agent_config)
+        agent = self._create_agent(task)
         schemas = self._offered.schemas(task)
         shown = schemas if agent.template_shows_tools else []
         return self._chat_of(task).open(_prompt(agent, task, schemas), shown).num_pending_tokens()
@@ -142,6 +152,8 @@ class Playable:
             raise DataError(
                 f"{task.task_id}: agent {agent.name} needs extra_info.interaction_kwargs with a name"
             )
+        if agent.opponents is not AgentLoop.opponents:
+            self._check_opponents(task)
         if task.interaction_kwargs is not None:
             self._check_partner(task.interaction_kwargs)
         if task.environment_kwargs is not None:

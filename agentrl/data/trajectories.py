@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import DataError
 from agentrl.types import (
+    ConversationRecord,
     Failure,
     Message,
     Outcome,
@@ -30,15 +31,13 @@ from agentrl.types import (
     Trajectory,
 )
 
-FORMAT = b"4"
+FORMAT = b"5"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
-FORMER_FORMATS = frozenset({b"2", b"3"})
-"""Older versions that can still be decoded. In version 2, `failure` was only its text; before version 4 there
-were no `experts`.
-"""
+FORMER_FORMATS = frozenset({b"2", b"3", b"4"})
+"""Older versions that can still be decoded. In version 2, `failure` was only its text."""
 
-_NEWEST = "experts"
-"""Column that files of former formats do not have."""
+_SINCE = {"experts": 4, "conversations": 5, "segment_conversations": 5}
+"""Columns that files of former formats do not have, and the version that added them."""
 
 TOOL_CALL = pa.struct(
     [
@@ -56,6 +55,13 @@ MESSAGE = pa.struct(
         pa.field("tool_call_id", pa.large_string()),
         pa.field("name", pa.large_string()),
         pa.field("reasoning", pa.large_string(), nullable=False),
+    ]
+)
+CONVERSATION = pa.struct(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("messages", pa.large_list(MESSAGE), nullable=False),
+        pa.field("opponent", pa.string()),
     ]
 )
 REWARD = pa.struct(
@@ -97,7 +103,9 @@ SCHEMA = pa.schema(
         pa.field("extra_info", pa.large_string(), nullable=False),  # JSON text
         pa.field("is_greedy", pa.bool_(), nullable=False),
         pa.field("anchors", pa.large_list(pa.int64()), nullable=False),  # one per turn
-        pa.field(_NEWEST, pa.large_list(pa.int16()), nullable=False),
+        pa.field("experts", pa.large_list(pa.int16()), nullable=False),
+        pa.field("conversations", pa.list_(CONVERSATION), nullable=False),  # empty: only one
+        pa.field("segment_conversations", pa.list_(pa.int32()), nullable=False),
     ],
     metadata={b"agentrl.trajectories": FORMAT},
 )
@@ -112,8 +120,8 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
     "experts": np.int16,
 }
 """Array columns: values per token, or per turn."""
-_EMPTY: Mapping[str, Any] = {"messages": (), "extra_info": "{}"}
-_CONVERSATION = frozenset(_EMPTY)
+_EMPTY: Mapping[str, Any] = {"messages": (), "extra_info": "{}", "conversations": ()}
+_TEXTS = frozenset(_EMPTY)
 _REPETITIVE = [
     *("task_id", "data_source", "agent_name", "outcome"),
     *(f"{name}.list.element" for name in ("versions", "turn_ids")),
@@ -149,6 +157,8 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "metrics": lambda t: list(t.metrics.items()),
         "extra_info": lambda t: json.dumps(t.extra_info) if t.extra_info else "{}",
         "is_greedy": lambda t: t.is_greedy,
+        "conversations": lambda t: [_encode_conversation(one) for one in t.conversations],
+        "segment_conversations": lambda t: t.segment_conversations,
     }
     for name, value_of in values.items():
         columns[name] = pa.array([value_of(t) for t in trajectories], type=SCHEMA.field(name).type)
@@ -160,12 +170,13 @@ def decode(batch: pa.RecordBatch, *, has_messages: bool = True) -> list[Trajecto
 
     The arrays are read-only views of the batch's memory.
 
-    has_messages: False: leave `messages` and `extra_info` empty; to decode them takes longest.
+    has_messages: False: leave `messages`, `conversations` and `extra_info` empty; to decode them takes
+        longest.
     """
     columns = {name: _decode_arrays(batch, name) for name in _ARRAY_DTYPES}
-    left_out = frozenset() if has_messages else _CONVERSATION
+    left_out = frozenset() if has_messages else _TEXTS
     plain = {
-        name: [_EMPTY[name]] * batch.num_rows if name in left_out else batch.column(name).to_pylist()
+        name: [_EMPTY[name]] * batch.num_rows if name in left_out else _decode_plain(batch, name)
         for name in SCHEMA.names
         if name not in _ARRAY_DTYPES
     }
@@ -184,6 +195,8 @@ def decode(batch: pa.RecordBatch, *, has_messages: bool = True) -> list[Trajecto
             metrics=dict(plain["metrics"][row]),
             extra_info=json.loads(plain["extra_info"][row]),
             is_greedy=plain["is_greedy"][row],
+            conversations=tuple(_decode_conversation(one) for one in plain["conversations"][row]),
+            segment_conversations=tuple(plain["segment_conversations"][row]),
             **{name: arrays[row] for name, arrays in columns.items()},  # type: ignore[arg-type]  # the schema has checked their dtypes
         )
         for row in range(batch.num_rows)
@@ -202,7 +215,7 @@ def _encode_arrays(trajectories: Sequence[Trajectory], name: str) -> pa.LargeLis
 
 
 def _decode_arrays(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
-    if name == _NEWEST and name not in batch.schema.names:
+    if name in _SINCE and name not in batch.schema.names:
         return [np.empty(0, _ARRAY_DTYPES[name]) for _ in range(batch.num_rows)]
     column = batch.column(name)
     offsets = column.offsets.to_numpy()
@@ -212,6 +225,22 @@ def _decode_arrays(batch: pa.RecordBatch, name: str) -> list[NDArray[Any]]:
     flat = column.values.slice(first, last - first).to_numpy(zero_copy_only=False)
     flat.flags.writeable = False
     return [flat[start - first : end - first] for start, end in itertools.pairwise(offsets)]
+
+
+def _decode_plain(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if name in _SINCE and name not in batch.schema.names:
+        return [()] * batch.num_rows
+    return batch.column(name).to_pylist()  # type: ignore[no-any-return]
+
+
+def _encode_conversation(one: ConversationRecord) -> dict[str, Any]:
+    messages = [_encode_message(message) for message in one.messages]
+    return {"name": one.name, "messages": messages, "opponent": one.opponent}
+
+
+def _decode_conversation(fields: dict[str, Any]) -> ConversationRecord:
+    messages = tuple(_decode_message(message) for message in fields["messages"])
+    return ConversationRecord(fields["name"], messages, fields["opponent"])
 
 
 def _encode_message(message: Message) -> dict[str, Any]:
@@ -355,7 +384,7 @@ def check_schema(schema: pa.Schema, where: str) -> None:
             f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected "
             f"{FORMAT.decode()}"
         )
-    known = [name for name in SCHEMA.names if name != _NEWEST or found == FORMAT]
+    known = [name for name in SCHEMA.names if int(found) >= _SINCE.get(name, 0)]
     found_names = set(schema.names)
     missing = [name for name in known if name not in found_names]
     if missing:

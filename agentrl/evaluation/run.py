@@ -259,7 +259,7 @@ async def _play(
         finally:
             failures.write(is_last=True)
             with trio.CancelScope(shield=True):
-                await stack.scorer.aclose()
+                await stack.aclose()
                 await turns.aclose()
     return attempts.counts
 

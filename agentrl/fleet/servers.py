@@ -17,7 +17,8 @@ import ray
 from ray import ObjectRef
 
 from agentrl.config.model import ModelConfig
-from agentrl.config.rollout import RolloutConfig, refuse_url
+from agentrl.config.rollout import RolloutConfig
+from agentrl.config.server_urls import refuse_url
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.fleet.server_handle import SERVER, ServerHandle, StartedServer, SupervisorLost
 from agentrl.rollout.limits import key_of_started, num_ids_of, server_key

@@ -5,7 +5,15 @@ from agentrl.plugins import AgentLoop, Tool, ToolResult, tool, Interaction, Inte
 RewardResult
 """
 
-from agentrl.plugins.agents import AGENT_ALIASES, AgentLoop, OpenAIEndpoint, Session, TurnLimits, tools_for
+from agentrl.plugins.agents import (
+    AGENT_ALIASES,
+    AgentLoop,
+    Conversing,
+    OpenAIEndpoint,
+    Session,
+    TurnLimits,
+    tools_for,
+)
 from agentrl.plugins.environments import Environment, Unreachable, environment_tools
 from agentrl.plugins.functions import function_tool, tool, tool_of
 from agentrl.plugins.interactions import Interaction, InteractionReply
@@ -29,6 +37,7 @@ __all__ = [
     "AnyReward",
     "Attempted",
     "BatchReward",
+    "Conversing",
     "Environment",
     "GroupReward",
     "Interaction",

@@ -73,6 +73,50 @@ class OpenAIEndpoint:
         return found
 
 
+class Conversing(Protocol):
+    """A conversation that an agent loop opened beside the session's own (`Session.conversation`).
+
+    It has its own tokens; turns, deadline, tools and environment are those of the attempt.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation so far, including what it was opened with."""
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether a turn was sampled in it."""
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Length of the conversation in tokens, with the messages that the model sees at its next turn."""
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens that the budgets leave for the next turn; below 1, `generate` ends the trajectory."""
+
+    async def generate(self) -> Turn:
+        """Sample one assistant turn."""
+
+    async def call_tools(self, turn: Turn) -> Sequence[Message]:
+        """Run the turn's calls concurrently and append one tool message for each."""
+
+    async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        """Run calls under the same rules, and append nothing."""
+
+    def add_user_message(self, text: str) -> None:
+        """Append a user message that the model sees before its next turn."""
+
+    def restart(self, messages: Sequence[Message]) -> None:
+        """Go on from `messages` in place of the conversation so far."""
+
+    def add_reward(self, name: str, value: float) -> None:
+        """Give the last turn of this conversation a reward, reported as `agent/<name>`."""
+
+
 class Session(Protocol):
     """The session passed to an agent loop.
 
@@ -128,8 +172,25 @@ class Session(Protocol):
         without old tool output. What was sampled stays; the next turn begins a new segment.
         """
 
+    def conversation(
+        self,
+        name: str,
+        messages: Sequence[Message],
+        *,
+        opponent: str | None = None,
+        tools: Sequence[str] | None = None,
+    ) -> Conversing:
+        """Open another conversation of the attempt, which begins with `messages`.
+
+        Args:
+            name: equal names are compared with each other (`algorithm.conversation_credit=own`).
+            opponent: the model of `agent.opponents` that speaks in it; None: the policy. What an opponent
+                says is never trained on, and it calls no tools.
+            tools: names of the attempt's tools that it shows and may call; None: all.
+        """
+
     def add_reward(self, name: str, value: float) -> None:
-        """Give the last turn a reward from the agent loop, reported as `agent/<name>`."""
+        """Give the last turn of the session's own conversation a reward, reported as `agent/<name>`."""
 
     async def interact(self) -> InteractionReply:
         """Pass the conversation to the row's interaction partner and append its reply, unless the reply ends
@@ -167,6 +228,12 @@ class AgentLoop(ABC):
     def prompt(self, task: Task, tools: Sequence[JsonObject]) -> Sequence[Message]:
         """Return the messages of the first prompt. They may depend only on the arguments and `config`."""
         return task.messages
+
+    def opponents(self, task: Task) -> Sequence[str]:
+        """Return the names of the opponents that the attempt needs. A row whose opponents have no server in
+        `agent.opponents` is refused before the run starts.
+        """
+        return ()
 
     @abstractmethod
     async def run(self, task: Task, session: Session) -> None:

@@ -40,7 +40,11 @@ METHODS: Mapping[str, tuple[Method, ...]] = {
     ),
     "interaction": (Method("start"), Method("respond", ("messages",)), Method("score"), Method("finalize")),
     "environment": (Method("start"), Method("facts"), Method("close")),
-    "agent": (Method("prompt", ("task", "tools"), False), Method("run", ("task", "session"))),
+    "agent": (
+        Method("prompt", ("task", "tools"), False),
+        Method("opponents", ("task",), False),
+        Method("run", ("task", "session")),
+    ),
     "reward": (Method("check", ("task",), False), Method("score", ("attempt",), None)),
 }
 """The methods of each kind of plugin. The arguments of `start` depend on the row: see `check_start`."""

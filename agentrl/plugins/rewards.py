@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from agentrl.types import JsonObject, Message, Outcome, Task
+from agentrl.types import MAIN_CONVERSATION, ConversationRecord, JsonObject, Message, Outcome, Task
 
 FINISH = "finish"
 """Name of the tool whose argument `answer` is the final answer of the attempt."""
@@ -23,24 +23,30 @@ class RewardResult:
     value: the reward to train on.
     metrics: reported numbers (format, accuracy, ...).
     details: JSON values stored with the trajectory.
+    by_conversation: of an attempt with several conversations, the reward of each by name, such as
+        {"first": 1.0, "second": -1.0}. If given, these are trained on, and `value` is only reported. Each
+        lies on the last turn of its conversation, which must have spoken.
     """
 
     value: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     details: JsonObject = field(default_factory=dict)
+    by_conversation: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
     """The view of one finished attempt that a reward receives.
 
-    messages: the conversation, including the prompt.
+    messages: the conversation, including the prompt; of an attempt with several, the session's own, or the
+        one that spoke last if that never spoke.
     num_response_tokens: tokens after the prompt, including context.
     num_action_tokens: tokens that the policy sampled.
     max_response_tokens: limit on num_response_tokens.
     environment: the attempt's environment, still open; None if the row has none. Rewards in processes and
         rewards of groups and batches get `Unreachable` in its place, and read `facts`.
     facts: what the environment's `facts` returned at the end of the agent loop; stored with the trajectory.
+    conversations: all conversations of the attempt, the session's own first; () if there was only one.
     """
 
     task: Task
@@ -52,6 +58,15 @@ class Attempted:
     max_response_tokens: int
     environment: Any = None
     facts: JsonObject = field(default_factory=dict)
+    conversations: tuple[ConversationRecord, ...] = ()
+
+    @property
+    def spoke(self) -> tuple[str, ...]:
+        """The names of the conversations in which the policy spoke, each once."""
+        if not self.conversations:
+            return (MAIN_CONVERSATION,)
+        names = [one.name for one in self.conversations if one.messages and one.opponent is None]
+        return tuple(dict.fromkeys(names))
 
     @property
     def handed_in(self) -> str | None:

@@ -217,4 +217,5 @@ def _is_result(result: Any) -> bool:
         isinstance(result, RewardResult)
         and is_finite_number(result.value)
         and all(map(is_finite_number, result.metrics.values()))
+        and all(map(is_finite_number, result.by_conversation.values()))
     )

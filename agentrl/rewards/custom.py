@@ -14,6 +14,8 @@ from agentrl.plugins import Attempted, BatchReward, Reference, Reward, RewardRes
 from agentrl.plugins.checks import check_awaited, place
 from agentrl.plugins.rewards import RunsIn
 
+BY_CONVERSATION = "by_conversation"
+"""The key of a function's dict with the rewards of single conversations."""
 ENVIRONMENT = "environment"
 """The parameter for which a function gets the attempt's environment."""
 
@@ -22,10 +24,11 @@ class CustomFunction(Reward):
     """The user's `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, sync or
     async.
 
-    It returns a number, a dict with `score` (its other numbers become metrics, all else details), or None if
-    it does not apply. `solution_str` is the text of all messages after the prompt. `extra_info` is the
-    task's, with `num_turns` as verl counts it, and the environment's facts as `environment_facts`; it is
-    omitted if the function does not take it. A function with a parameter `environment` gets the attempt's.
+    It returns a number, a dict with `score` (its other numbers become metrics, `by_conversation` the rewards
+    of conversations, all else details), or None if it does not apply. `solution_str` is the text of all
+    messages after the prompt. `extra_info` is the task's, with `num_turns` as verl counts it, and the
+    environment's facts as `environment_facts`; it is omitted if the function does not take it. A function
+    with a parameter `environment` gets the attempt's.
     """
 
     name: ClassVar[str] = "custom"
@@ -155,16 +158,28 @@ def result_of(returned: Any) -> RewardResult | None:
             "with `score`, or None"
         )
     others = (
-        {str(key): other for key, other in returned.items() if key != "score"}
+        {str(key): other for key, other in returned.items() if key not in ("score", BY_CONVERSATION)}
         if isinstance(returned, Mapping)
         else {}
     )
     metrics = {key: float(other) for key, other in others.items() if is_finite_number(other)}
     if "acc" in metrics:  # verl's name for it
         metrics.setdefault("accuracy", metrics["acc"])
-    return RewardResult(
-        float(value), metrics, {key: other for key, other in others.items() if key not in metrics}
-    )
+    details = {key: other for key, other in others.items() if key not in metrics}
+    return RewardResult(float(value), metrics, details, _by_conversation(returned))
+
+
+def _by_conversation(returned: Any) -> dict[str, float]:
+    """Return the rewards by name of conversation, {} if the function returned none."""
+    given = returned.get(BY_CONVERSATION) if isinstance(returned, Mapping) else None
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(map(is_finite_number, given.values())):
+        raise RewardError(
+            f"the custom reward function returned {BY_CONVERSATION}={str(given)[:80]!r}; return a dict of "
+            "conversation name -> finite number"
+        )
+    return {str(name): float(value) for name, value in given.items()}
 
 
 def is_finite_number(value: Any) -> TypeGuard[float]:

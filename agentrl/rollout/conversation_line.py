@@ -47,13 +47,17 @@ class ConversationLine:
     template edits the history, the line continues in a new segment.
     """
 
-    def __init__(self, conversation: Conversation, recorder: TrajectoryRecorder, *, task_id: str) -> None:
+    def __init__(
+        self, conversation: Conversation, recorder: TrajectoryRecorder, *, task_id: str, owner: int = 0
+    ) -> None:
+        """owner: index of the attempt's conversation that the line belongs to."""
         self.conversation = conversation
         self.reported_states: list[str] = []  # environment states reported since the last turn
         self.max_tokens: int | None = None  # token budget of a segment; None until the first prompt is known
         self.is_sampling = False
         self.is_interrupted = False  # a turn began but was not recorded: only the same turn may follow
         self._task_id = task_id
+        self._owner = owner
         self._recorder = recorder
         self._segment: Segment | None = None
         self._context: list[int] = []  # shown to the model but not recorded yet
@@ -124,7 +128,7 @@ class ConversationLine:
         self.reported_states = []
         message = self.conversation.add_generation(generation.token_ids.tolist(), is_truncated=is_truncated)
         if self._segment is None:
-            self._segment = self._recorder.begin_segment()
+            self._segment = self._recorder.begin_segment(self._owner)
         if self._context:
             self._segment.append_context(self._context)
             self._context = []

@@ -40,8 +40,8 @@ def _text_model(model: ModelConfig) -> Mapping[str, Any]:
     return described.get("text_config") or described
 
 
-def server_key(variable: str | None) -> str | None:
-    """Return the API key of the inference servers; None if `rollout.api_key_env` names no variable.
+def server_key(variable: str | None, key: str = "rollout.api_key_env") -> str | None:
+    """Return the API key of inference servers; None if the config's `key` names no variable.
 
     Raises:
         ConfigError: the named variable is not set.
@@ -49,7 +49,7 @@ def server_key(variable: str | None) -> str | None:
     if variable is None:
         return None
     if not os.environ.get(variable):
-        raise ConfigError(f"rollout.api_key_env={variable!r}: this environment variable is not set")
+        raise ConfigError(f"{key}={variable!r}: this environment variable is not set")
     return os.environ[variable]
 
 

@@ -94,7 +94,7 @@ class AgentLoopManager:
         self._router = router
         stacks = parts.open_stacks(agent, reward, router, validation)
         training, validating, self._tools = stacks.training, stacks.validation, stacks.tools
-        self._scorers = {training.scorer, validating.scorer}
+        self._stacks = {training, validating}
         self._stats = RolloutStats()
         self.attempts = AttemptLog()  # training attempts only
         self.scopes = Scope()  # root of the tree of live scopes
@@ -251,9 +251,9 @@ class AgentLoopManager:
         return tuple(self._leased)
 
     async def aclose(self) -> None:
-        """Stop the processes in which rewards run."""
-        for scorer in self._scorers:
-            await scorer.aclose()
+        """Stop the processes in which rewards run, and close the connections to opponents."""
+        for stack in self._stacks:
+            await stack.aclose()
 
     def stats(self) -> dict[str, float]:
         """Return counters of everything played so far (see RolloutStats) and of the router. Cheap and

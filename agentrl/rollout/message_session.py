@@ -18,6 +18,7 @@ from agentrl.chat.template_arguments import json_copy
 from agentrl.errors import PluginError
 from agentrl.rollout.anchors import anchor
 from agentrl.rollout.conversation_line import ConversationLine
+from agentrl.rollout.conversations import SpokenConversation
 from agentrl.rollout.message_model import ContextExceeded, MessageModel, MessageReply
 from agentrl.rollout.recorder import TrajectoryRecorder
 from agentrl.rollout.scopes import GENERATE
@@ -73,11 +74,20 @@ class Messages:
 class MessageLine(ConversationLine):
     """A line of messages. Each turn is recorded as placeholder tokens, as many as the server counted."""
 
-    def __init__(self, messages: Sequence[Message], recorder: TrajectoryRecorder, *, task_id: str) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[JsonObject],
+        recorder: TrajectoryRecorder,
+        *,
+        task_id: str,
+        owner: int,
+    ) -> None:
         self._said = Messages(messages)
         # The cast is safe: only `ConversationLine.turn` needs tokens, and it is never called on this line.
-        super().__init__(cast(Conversation, self._said), recorder, task_id=task_id)
-        self._segment = recorder.begin_segment()
+        super().__init__(cast(Conversation, self._said), recorder, task_id=task_id, owner=owner)
+        self._segment = recorder.begin_segment(owner)
+        self.tools = tools  # that the server is told of
         self._num_counted = 0  # messages that the server has counted
         self.num_prompt_tokens = 0  # of the first prompt
 
@@ -117,31 +127,27 @@ class MessageLine(ConversationLine):
 class MessageSession(AttemptSession):
     """Implements `agentrl.plugins.Session` for a model that exchanges messages."""
 
-    _line: MessageLine
-
     def __init__(self, parts: SessionParts, *, model: MessageModel) -> None:
         super().__init__(parts)
         self._model = model
-        self._line = self._begin_anew(parts.prompt)
+        self._begin_own(parts.prompt)
 
     async def generate(self) -> Turn:
-        """Show the model everything since its last turn and sample the next turn.
+        return await self.next_turn(self._own)
 
-        Raises:
-            TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
-            ServerError: a server refused the request, or servers failed repeatedly.
-        """
+    async def next_turn(self, spoken: SpokenConversation) -> Turn:
         self._refuse_if_ended()
+        line = _of_messages(spoken.line)
         if self._recorder.num_turns >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT)
-        room = self._room()
+        room = self.tokens_left(spoken)
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 reply = await self._model.complete(
-                    self._line.messages,
-                    self._shown_tools,
+                    line.messages,
+                    line.tools,
                     self._sampling,
                     max_tokens=room,
                     turn=self._recorder.num_turns,
@@ -150,22 +156,34 @@ class MessageSession(AttemptSession):
                 )
         except ContextExceeded:
             raise self._end(Outcome.TRUNCATED) from None
-        turn = self._line.record(reply)
-        self._sampled_line = self._line
+        turn = line.record(reply)
+        self._last_spoken = spoken
+        spoken.said(line, turn)
         self._is_cut = turn.is_truncated
         return turn
 
-    @property
-    def num_context_tokens(self) -> int:
+    def context_tokens(self, spoken: SpokenConversation) -> int:
         """As the server counted, plus an estimate for messages that it has not counted."""
-        return self._line.num_tokens
+        return _of_messages(spoken.line).num_tokens
 
-    @property
-    def num_tokens_left(self) -> int:
-        return self._room()
+    def tokens_left(self, spoken: SpokenConversation) -> int:
+        """From the server's counts and an estimate for messages not yet sent."""
+        line, recorded = _of_messages(spoken.line), self._recorder.num_action_tokens
+        spent = line.num_tokens - line.num_prompt_tokens if line.num_prompt_tokens else 0
+        room = self._max_response_tokens - max(spent, recorded)
+        return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
 
-    def _begin_anew(self, messages: Sequence[Message]) -> MessageLine:
-        return MessageLine(messages, self._recorder, task_id=self._attempt.task.task_id)
+    def _begin(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject], spoken: SpokenConversation
+    ) -> MessageLine:
+        task_id = self._attempt.task.task_id
+        return MessageLine(messages, tools, self._recorder, task_id=task_id, owner=spoken.index)
+
+    def _find_opponent(self, name: str) -> NoReturn:
+        raise PluginError(
+            f"the agent plays against opponent {name!r}, which needs token ids: use servers with SGLang's "
+            "protocol"
+        )
 
     def serve_openai(self) -> NoReturn:
         raise PluginError(
@@ -173,14 +191,10 @@ class MessageSession(AttemptSession):
             "protocol"
         )
 
-    def _room(self) -> int:
-        """Return the token budget of the next turn, from the server's counts and an estimate for messages not
-        yet sent.
-        """
-        recorded = self._recorder.num_action_tokens
-        spent = self._line.num_tokens - self._line.num_prompt_tokens if recorded else 0
-        room = self._max_response_tokens - max(spent, recorded)
-        return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
+
+def _of_messages(line: ConversationLine) -> MessageLine:
+    assert isinstance(line, MessageLine), "a session of messages has no other lines"
+    return line
 
 
 def uncounted_chat() -> Chat:

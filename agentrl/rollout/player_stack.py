@@ -4,9 +4,9 @@ tests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
@@ -19,6 +19,7 @@ from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession
+from agentrl.rollout.opponents import Opponents
 from agentrl.rollout.player import OpenSession, Player
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
@@ -51,12 +52,16 @@ class PlayerParts:
         self, agent: AgentConfig, reward: RewardConfig, turns: Router, validation: Validating | None
     ) -> PlayerStacks:
         """Return what plays training and validation. `validation` None: the same plays both."""
-        tools, gateway = self.open_tools(agent), Gateway(agent.gateway)
-        training = validating = open_stack(agent, reward, turns, self, tools=tools, gateway=gateway)
+        shared: dict[str, Any] = {
+            "tools": self.open_tools(agent),
+            "gateway": Gateway(agent.gateway),
+            "opponents": Opponents(agent.opponents),
+        }
+        training = validating = open_stack(agent, reward, turns, self, **shared)
         if validation is not None:
             own = agent.model_copy(update={"tools": validation.tools})
-            validating = open_stack(own, validation.reward, turns, self, tools=tools, gateway=gateway)
-        return PlayerStacks(training, validating, tools)
+            validating = open_stack(own, validation.reward, turns, self, **shared)
+        return PlayerStacks(training, validating, shared["tools"])
 
 
 class StackScorer(GroupScorer, Protocol):
@@ -75,10 +80,16 @@ class BreakerCount(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerStack:
-    """A player and its scorer."""
+    """A player, its scorer, and the opponents that it plays against."""
 
     player: AttemptPlayer
     scorer: StackScorer
+    opponents: Opponents = field(default_factory=lambda: Opponents({}))
+
+    async def aclose(self) -> None:
+        """Stop the processes in which rewards run, and close the connections to opponents."""
+        await self.scorer.aclose()
+        await self.opponents.aclose()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,14 +117,16 @@ def open_stack(
     *,
     tools: SharedTools | None = None,
     gateway: Gateway | None = None,
+    opponents: Opponents | None = None,
 ) -> PlayerStack:
     """Return a player whose turns come from `turns`, and its scorer.
 
-    `tools`, `gateway`: shared with other stacks; None: its own.
+    `tools`, `gateway`, `opponents`: shared with other stacks; None: its own.
 
     Raises:
         UserError: a reward is unknown or refuses its config, or the gateway cannot listen as configured.
     """
+    opponents = Opponents(agent.opponents) if opponents is None else opponents
     open_session: OpenSession
     if isinstance(turns, MessageModel):
         open_session = partial(MessageSession, model=turns)
@@ -124,6 +137,7 @@ def open_stack(
             generator=turns,
             prompt=parts.prompt,
             gateway=Gateway(agent.gateway) if gateway is None else gateway,
+            opponents=opponents,
         )
     scorer = Scorer(
         reward,
@@ -141,4 +155,4 @@ def open_stack(
         open_session=open_session,
         forget=turns.forget,
     )
-    return PlayerStack(player, scorer)
+    return PlayerStack(player, scorer, opponents)

@@ -14,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.rollout.scopes import Scope
-from agentrl.types import NO_VERSION, Failure, Generation, Message, Outcome, RewardEvent, Task, Trajectory
+from agentrl.types import (
+    NO_VERSION,
+    ConversationRecord,
+    Failure,
+    Generation,
+    Message,
+    Outcome,
+    RewardEvent,
+    Task,
+    Trajectory,
+)
 
 CONTEXT_TURN = -1
 CALLS_OF = "num_calls/"
@@ -54,9 +64,11 @@ class Segment:
     """One segment of an attempt. It is append-only; `TrajectoryRecorder.begin_segment` creates it.
 
     pieces: its tokens in order: the turn's index and generation; for context, CONTEXT_TURN and ids.
+    conversation: index of the conversation that it belongs to.
     """
 
-    def __init__(self, turns: AttemptTurns) -> None:
+    def __init__(self, turns: AttemptTurns, conversation: int = 0) -> None:
+        self.conversation = conversation
         self.pieces: list[tuple[int, Generation | Sequence[int]]] = []
         self.num_tokens = 0
         self.experts: list[NDArray[np.int16]] = []  # i16[., W], of its first `num_known_experts` tokens
@@ -103,9 +115,9 @@ class TrajectoryRecorder:
         self._segments: list[Segment] = []
         self._turns = AttemptTurns()
 
-    def begin_segment(self) -> Segment:
-        """Begin a segment. It is part of the trajectory as soon as it has a token."""
-        self._segments.append(Segment(self._turns))
+    def begin_segment(self, conversation: int = 0) -> Segment:
+        """Begin a segment of a conversation. It is part of the trajectory as soon as it has a token."""
+        self._segments.append(Segment(self._turns, conversation))
         return self._segments[-1]
 
     @property
@@ -132,8 +144,12 @@ class TrajectoryRecorder:
         outcome: Outcome,
         failure: Failure | None,
         metrics: Mapping[str, float],
+        conversations: tuple[ConversationRecord, ...] = (),
     ) -> Trajectory:
-        """Return everything recorded so far as a trajectory without rewards."""
+        """Return everything recorded so far as a trajectory without rewards.
+
+        conversations: in the order of their indices; () if there is only one.
+        """
         segments = self._begun()
         tokens = _Tokens(sum(segment.num_tokens for segment in segments))
         for segment in segments:
@@ -162,18 +178,43 @@ class TrajectoryRecorder:
             is_greedy=attempt.is_greedy,
             anchors=np.array(self._turns.anchors, np.int64),
             experts=_joined_experts(segments),
+            conversations=conversations,
+            segment_conversations=tuple(s.conversation for s in segments) if conversations else (),
         )
 
     def _begun(self) -> list[Segment]:
         return [segment for segment in self._segments if segment.num_tokens]
 
 
-def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int | None = None) -> RewardEvent:
-    """Return a reward on the last action token of assistant turn `turn` (None: the turn sampled last).
+def last_turn_of(trajectory: Trajectory, conversation: int) -> int | None:
+    """Return the turn that the policy sampled last in a conversation; None if there is none."""
+    ends = (*trajectory.segment_starts[1:], trajectory.num_tokens)
+    own = [
+        int(trajectory.turn_ids[start:end].max(initial=CONTEXT_TURN))
+        for start, end, owner in zip(
+            trajectory.segment_starts, ends, trajectory.segment_conversations, strict=True
+        )
+        if owner == conversation
+    ]
+    return max(own, default=None)
 
-    This is not always the last action token in the arrays: with several segments, the segment that began last
-    may not be the one sampled last.
+
+def conversation_of_turn(trajectory: Trajectory, turn: int) -> int:
+    """Return the index of the conversation in which a turn was sampled."""
+    position = int((trajectory.turn_ids == turn).argmax())
+    segment = int(np.searchsorted(trajectory.segment_starts, position, side="right")) - 1
+    return trajectory.segment_conversations[segment]
+
+
+def reward_event(trajectory: Trajectory, name: str, value: float, *, turn: int | None = None) -> RewardEvent:
+    """Return a reward on the last action token of assistant turn `turn`.
+
+    None: of the turn sampled last; with several conversations, in the session's own if it spoke. This is not
+    always the last action token in the arrays: with several segments, the segment that began last may not be
+    the one sampled last.
     """
+    if turn is None and trajectory.conversations:
+        turn = last_turn_of(trajectory, 0)
     turns = trajectory.turn_ids[::-1]  # from the end: the position found first is the turn's last
     wanted = turns.max(initial=CONTEXT_TURN) if turn is None else turn
     where = (turns == wanted) & trajectory.action_mask[::-1]

@@ -9,6 +9,8 @@ Metrics that scoring adds to a trajectory, for a reward or term `x`:
     accuracy             the accuracy reported by the row's own reward; without one, 1 if the own value is
                          positive, else 0, regardless of other terms
     reward_s             seconds spent on scoring
+and of an attempt with several conversations, for each name `c` in which the policy spoke:
+    conversation/c/reward, conversation/c/num_turns, conversation/c/num_action_tokens
 Details (values of a reward that are not numbers) are stored in `extra_info["reward_details"][x]`.
 """
 
@@ -22,15 +24,16 @@ from typing import Any
 import trio
 
 from agentrl.config.reward import RewardConfig
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import RewardError
 from agentrl.plugins import Attempted, Environment, RewardResult, Unreachable
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.calls import AsyncHost, Result, RewardCalls, Term
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.environment import ENVIRONMENT_FACTS
-from agentrl.rollout.recorder import reward_event
+from agentrl.rollout.recorder import conversation_of_turn, last_turn_of, reward_event
 from agentrl.rollout.tally import GivenReward
-from agentrl.types import RewardEvent, Task, Trajectory
+from agentrl.types import MAIN_CONVERSATION, ConversationRecord, RewardEvent, Task, Trajectory
 
 DETAILS = "reward_details"
 
@@ -182,7 +185,10 @@ class _Note:
     def add(self, term: Term, result: Result, *, is_own: bool) -> None:
         """Add the result of a term. None adds no event."""
         if isinstance(result, RewardResult):
-            self._place(term.name, term.weight, result.value)
+            if result.by_conversation:
+                self._place_in_conversations(term, result.by_conversation)
+            else:
+                self._place(term.name, term.weight, result.value)
             self._report(term, float(result.value), result.metrics, is_own=is_own)
             if result.details:  # serialize here, so that a failure counts as the reward's error
                 self._details[term.name] = json.loads(
@@ -203,23 +209,77 @@ class _Note:
         extra_info = self._trajectory.extra_info
         if self._details:
             extra_info = {**extra_info, DETAILS: {**extra_info.get(DETAILS, {}), **self._details}}
-        return self._trajectory.replace(
+        scored = self._trajectory.replace(
             rewards=tuple(self._events), metrics=self._metrics, extra_info=extra_info
         )
+        return scored.replace(metrics={**scored.metrics, **conversation_metrics(scored)})
+
+    def _place_in_conversations(self, term: Term, values: Mapping[str, float]) -> None:
+        """Place each value on the last turn of every conversation of its name.
+
+        Raises:
+            RewardError: a conversation does not exist, did not speak, or an opponent speaks in it.
+        """
+        conversations = self._trajectory.conversations or (ConversationRecord(MAIN_CONVERSATION, ()),)
+        for name, value in values.items():
+            known = [index for index, one in enumerate(conversations) if one.name == name]
+            ends = [self._last_turn(index) for index in known]
+            spoken = [turn for turn in ends if turn is not None]
+            if not spoken:
+                names = ", ".join(dict.fromkeys(one.name for one in conversations))
+                opponent = next((conversations[index].opponent for index in known), None)
+                raise RewardError(
+                    f"reward {term.name!r} is given to conversation {name!r}, "
+                    + (
+                        f"which does not exist; conversations: {names}"
+                        if not known
+                        else f"in which opponent {opponent!r} speaks; only the policy's earn rewards"
+                        if opponent is not None
+                        else "which did not speak, so there is no token to reward; see `Attempted.spoke`"
+                    )
+                )
+            for turn in spoken:
+                self._place(term.name, term.weight, value, turn=turn)
+
+    def _last_turn(self, conversation: int) -> int | None:
+        if self._trajectory.conversations:
+            return last_turn_of(self._trajectory, conversation)
+        return int(self._trajectory.turn_ids.max())
 
     def _place(self, name: str, weight: float, value: float, *, turn: int | None = None) -> None:
         if weight != 0.0:
             self._events.append(
-                reward_event(
-                    self._trajectory, name, weight * float(value), turn=None if self._at_end else turn
-                )
+                reward_event(self._trajectory, name, weight * float(value), turn=self._turn_for(turn))
             )
+
+    def _turn_for(self, turn: int | None) -> int | None:
+        """Return the turn on which a reward of `turn` lies: with `at_end`, the last of its conversation."""
+        if turn is None or not self._at_end:
+            return turn
+        if not self._trajectory.conversations:
+            return None
+        return last_turn_of(self._trajectory, conversation_of_turn(self._trajectory, turn))
 
     def _report(self, term: Term, value: float, metrics: Mapping[str, float], *, is_own: bool) -> None:
         self._metrics[f"reward/{term.name}"] = value
         self._metrics |= {f"reward/{term.name}/{name}": float(number) for name, number in metrics.items()}
         if is_own:
             self._metrics["accuracy"] = float(metrics.get("accuracy", value > 0))
+
+
+def conversation_metrics(trajectory: Trajectory) -> dict[str, float]:
+    """Return what each conversation earned and said, by name; {} of an attempt with one conversation."""
+    found: dict[str, float] = {}
+    for part in AttemptFacts.of(trajectory).parts() if trajectory.conversations else ():
+        own = {
+            "reward": part.attempt.reward,
+            "num_turns": float(len(part.attempt.turns)),
+            "num_action_tokens": float(part.attempt.num_action_tokens),
+        }
+        for name, value in own.items():
+            key = f"conversation/{part.name}/{name}"
+            found[key] = found.get(key, 0.0) + value
+    return found
 
 
 def _closed(task: Task) -> Unreachable | None:
@@ -246,4 +306,5 @@ def attempted(
         max_response_tokens=max_response_tokens,
         environment=environment,
         facts=trajectory.extra_info.get(ENVIRONMENT_FACTS, {}),
+        conversations=trajectory.conversations,
     )

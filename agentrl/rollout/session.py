@@ -17,12 +17,15 @@ from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError
 from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
+from agentrl.plugins.functions import NAME
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLimits, Sampled
+from agentrl.rollout.conversations import NamedConversation, SpokenConversation
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.environment import ENVIRONMENT_FACTS, AttemptEnvironment
 from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.gateway_session import GatewaySession
+from agentrl.rollout.opponents import Opponent, Opponents
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
@@ -32,6 +35,7 @@ from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.sglang.streamed import Hear
 from agentrl.types import (
+    MAIN_CONVERSATION,
     Failure,
     Generation,
     JsonObject,
@@ -74,8 +78,6 @@ class AttemptSession(ABC):
     """
 
     limits: TurnLimits
-    _line: ConversationLine
-    """The line that goes on: the one sampled last, or one that begins anew (`restart`)."""
 
     def __init__(self, parts: SessionParts) -> None:
         agent, sampling = parts.agent, parts.sampling
@@ -89,8 +91,9 @@ class AttemptSession(ABC):
         self._facts: JsonObject = {}
         self._host = parts.host
         self._recorder = TrajectoryRecorder()
-        self._shown_tools = parts.shown_tools
-        self._sampled_line: ConversationLine | None = None  # the line sampled last
+        self._own = SpokenConversation(0, MAIN_CONVERSATION, self._recorder, parts.shown_tools)
+        self._others: list[SpokenConversation] = []
+        self._last_spoken = self._own  # in which the policy spoke last
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
         self._is_finished = False  # a tool ended the trajectory
@@ -110,23 +113,41 @@ class AttemptSession(ABC):
     def serve_openai(self) -> AbstractAsyncContextManager[OpenAIEndpoint]:
         """Serve an OpenAI endpoint while the context is open."""
 
-    @property
     @abstractmethod
+    async def next_turn(self, spoken: SpokenConversation) -> Turn:
+        """Do what `generate` does, in any conversation."""
+
+    @abstractmethod
+    def context_tokens(self, spoken: SpokenConversation) -> int:
+        """Return the length of a conversation in tokens, with the messages that the model sees at its next
+        turn.
+        """
+
+    @abstractmethod
+    def tokens_left(self, spoken: SpokenConversation) -> int:
+        """Return the tokens that the budgets leave for the next turn of a conversation."""
+
+    @abstractmethod
+    def _begin(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject], spoken: SpokenConversation
+    ) -> ConversationLine:
+        """Return a line of a conversation, without tokens, which begins with `messages`."""
+
+    @abstractmethod
+    def _find_opponent(self, name: str) -> Opponent:
+        """Return the opponent `name`; raise PluginError if there is none."""
+
+    @property
     def num_context_tokens(self) -> int:
-        """Length of the conversation in tokens, with the messages that the model sees at its next turn."""
+        return self.context_tokens(self._own)
 
     @property
-    @abstractmethod
     def num_tokens_left(self) -> int:
-        """Tokens that the budgets leave for the next turn; below 1, `generate` ends the trajectory."""
-
-    @abstractmethod
-    def _begin_anew(self, messages: Sequence[Message]) -> ConversationLine:
-        """Return a line without tokens, which begins with `messages`."""
+        return self.tokens_left(self._own)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return self._line.messages
+        return self._own.line.messages
 
     @property
     def tools(self) -> Sequence[JsonObject]:
@@ -150,13 +171,7 @@ class AttemptSession(ABC):
         Raises:
             ToolError: a tool broke.
         """
-        results = await self.run_tools(turn.tool_calls)
-        messages = [
-            Message("tool", result.text, tool_call_id=call.id, name=call.name or None)
-            for call, result in zip(turn.tool_calls, results, strict=True)
-        ]
-        self._line.conversation.add_messages(messages)
-        return messages
+        return await self.show_answers(self._own, turn)
 
     async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         """Run calls concurrently and append nothing. Results are cut to their output budgets.
@@ -164,26 +179,11 @@ class AttemptSession(ABC):
         Raises:
             ToolError: a tool broke.
         """
-        self._refuse_if_ended()
-        with self._tally.timed("tool_s"):
-            results = await self._toolbox.answer(calls)
-        for call, result in zip(calls, results, strict=True):
-            self._tally.count("num_tool_calls")
-            self._tally.count("num_tool_errors", result.is_error)
-            self._tally.add(call.name, result.metrics)
-            if result.reward is not None:
-                self._tally.rewards.append(
-                    GivenReward("tool", call.name, result.reward, self._recorder.num_turns - 1)
-                )
-            if result.state is not None:
-                self._line.reported_states.append(result.state)
-            self._is_finished = self._is_finished or result.is_final
-        return results
+        return await self.answers(self._own, calls)
 
     def add_user_message(self, text: str) -> None:
         """Append a user message. The model sees it at the next `generate`."""
-        self._refuse_if_ended()
-        self._line.conversation.add_messages([Message("user", text)])
+        self.tell(self._own, text)
 
     def restart(self, messages: Sequence[Message]) -> None:
         """Go on from `messages`. They are context, assistant messages included, and begin a new segment.
@@ -192,21 +192,113 @@ class AttemptSession(ABC):
             TrajectoryEnd: the trajectory has ended.
             PluginError: `messages` is no list of messages, or empty.
         """
+        self.begin_anew(self._own, messages)
+
+    def conversation(
+        self,
+        name: str,
+        messages: Sequence[Message],
+        *,
+        opponent: str | None = None,
+        tools: Sequence[str] | None = None,
+    ) -> NamedConversation:
+        """Open another conversation, which begins with `messages`.
+
+        Raises:
+            TrajectoryEnd: the trajectory has ended.
+            PluginError: the name, the messages or a tool is wrong, or the opponent has no server.
+        """
         self._refuse_if_ended()
-        given = list(messages)
-        if not given or not all(isinstance(message, Message) for message in given):
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name == MAIN_CONVERSATION:
             raise PluginError(
-                f"the agent restarts from {str(given)[:80]}; pass a list of agentrl.types.Message, at least "
-                "one"
+                f"the agent opens a conversation {name!r}; a name has 1 to 64 letters, digits, _ . or -, and "
+                f"{MAIN_CONVERSATION!r} is the session's own"
             )
-        line = self._begin_anew(given)
-        line.reported_states = self._line.reported_states  # the environment did not restart
-        self._line = line
-        self._tally.count("num_restarts")
+        given = _messages_of(messages, f"opens conversation {name!r} with")
+        found = None if opponent is None else self._find_opponent(opponent)
+        recorder = self._recorder if found is None else TrajectoryRecorder()
+        offered = [] if found is not None else self._own.shown_tools
+        allowed: frozenset[str] | None = frozenset() if found is not None else None
+        if tools is not None and found is None:
+            allowed = self._toolbox.check_names(tools)
+            offered = [schema for schema in offered if schema["function"]["name"] in allowed]
+        spoken = SpokenConversation(len(self._others) + 1, name, recorder, offered, allowed, found)
+        spoken.line = self._begin(given, offered, spoken)
+        self._others.append(spoken)
+        return NamedConversation(self, spoken)
 
     def add_reward(self, name: str, value: float) -> None:
         """Give the last turn a reward, reported as `agent/<name>`."""
-        self._tally.rewards.append(GivenReward("agent", name, value, self._recorder.num_turns - 1))
+        self._tally.rewards.append(GivenReward("agent", name, value, self._own.last_turn))
+
+    # --------------------------------------------------------------------------------------- any conversation
+
+    async def show_answers(self, spoken: SpokenConversation, turn: Turn) -> Sequence[Message]:
+        """Run the turn's calls. The model sees the answers at its next turn of the conversation.
+
+        Raises:
+            ToolError: a tool broke.
+        """
+        results = await self.answers(spoken, turn.tool_calls)
+        messages = [
+            Message("tool", result.text, tool_call_id=call.id, name=call.name or None)
+            for call, result in zip(turn.tool_calls, results, strict=True)
+        ]
+        spoken.line.conversation.add_messages(messages)
+        return messages
+
+    async def answers(self, spoken: SpokenConversation, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        """Run calls concurrently and append nothing.
+
+        Raises:
+            ToolError: a tool broke.
+        """
+        self._refuse_if_ended()
+        with self._tally.timed("tool_s"):
+            results = await self._toolbox.answer(calls, only=spoken.tools)
+        for call, result in zip(calls, results, strict=True):
+            self._tally.count("num_tool_calls")
+            self._tally.count("num_tool_errors", result.is_error)
+            self._tally.add(call.name, result.metrics)
+            if result.reward is not None:
+                self._tally.rewards.append(GivenReward("tool", call.name, result.reward, spoken.last_turn))
+            if result.state is not None:
+                spoken.line.reported_states.append(result.state)
+            self._is_finished = self._is_finished or result.is_final
+        return results
+
+    def tell(self, spoken: SpokenConversation, text: str) -> None:
+        """Append a user message to a conversation."""
+        self._refuse_if_ended()
+        spoken.line.conversation.add_messages([Message("user", text)])
+
+    def begin_anew(self, spoken: SpokenConversation, messages: Sequence[Message]) -> None:
+        """Let a conversation go on from `messages`; see `restart`."""
+        self._refuse_if_ended()
+        line = self._begin(_messages_of(messages, "restarts from"), spoken.shown_tools, spoken)
+        line.reported_states = spoken.line.reported_states  # the environment did not restart
+        spoken.line = line
+        self._tally.count("num_restarts")
+
+    def give_reward(self, spoken: SpokenConversation, name: str, value: float) -> None:
+        """Give the last turn of a conversation a reward, reported as `agent/<name>`.
+
+        Raises:
+            PluginError: the policy sampled nothing in it.
+        """
+        if spoken.opponent is not None:
+            raise PluginError(
+                f"reward {name!r} for conversation {spoken.name!r}, in which opponent "
+                f"{spoken.opponent.name!r} speaks; only the policy's earn rewards"
+            )
+        if not spoken.has_spoken:
+            raise PluginError(
+                f"reward {name!r} for conversation {spoken.name!r}, which did not speak: there is no token "
+                "to reward; give it after the conversation's first `generate`"
+            )
+        self._tally.rewards.append(GivenReward("agent", name, value, spoken.last_turn))
+
+    # ---------------------------------------------------------------------------------------------- the world
 
     async def interact(self) -> InteractionReply:
         """Ask the row's interaction partner for a reply. Unless it is done, the model sees the reply at the
@@ -222,7 +314,7 @@ class AttemptSession(ABC):
                 f"task {self._attempt.task.task_id}: the agent interacts, but the row has no "
                 "interaction_kwargs"
             )
-        if not self._recorder.num_turns:
+        if not self._own.has_spoken:
             raise PluginError(
                 "the agent interacts before its first `generate`, so there is nothing to answer"
             )
@@ -233,13 +325,13 @@ class AttemptSession(ABC):
             reply = await self._partner.respond(self.messages)
         if reply.reward is not None:
             self._tally.rewards.append(
-                GivenReward("interaction", self._partner.name, reply.reward, self._recorder.num_turns - 1)
+                GivenReward("interaction", self._partner.name, reply.reward, self._own.last_turn)
             )
         self._tally.add(self._partner.name, reply.metrics)
         if reply.state is not None:
-            self._line.reported_states.append(reply.state)
+            self._own.line.reported_states.append(reply.state)
         if not reply.is_done:
-            self._line.conversation.add_messages([Message("user", reply.text)])
+            self._own.line.conversation.add_messages([Message("user", reply.text)])
         return reply
 
     async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -288,7 +380,7 @@ class AttemptSession(ABC):
         Raises:
             ToolError, EnvironmentFailed: one of them broke.
         """
-        last = self._recorder.num_turns - 1
+        last = self._own.last_turn if self._own.has_spoken else self._recorder.num_turns - 1
         for name, score in (await self._toolbox.score()).items():
             self._tally.rewards.append(GivenReward("tool", name, score, last))
         if self._partner is not None and (final := await self._partner.score()) is not None:
@@ -299,9 +391,11 @@ class AttemptSession(ABC):
     def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
         """Return everything recorded so far as a trajectory without rewards."""
         num_forks = max(self._recorder.num_segments - 1, 0)
+        shown = self._own if self._own.has_spoken else self._last_spoken
+        opened = [self._own, *self._others] if self._others else []
         trajectory = self._recorder.trajectory(
             self._attempt,
-            messages=(self._sampled_line or self._line).recorded_messages,
+            messages=(shown.sampled_line or shown.line).recorded_messages,
             outcome=outcome,
             failure=failure,
             metrics={
@@ -311,6 +405,7 @@ class AttemptSession(ABC):
                 **self._toolbox.metrics,
                 **{f"{CALLS_OF}{name}": float(count) for name, count in self._toolbox.num_calls.items()},
             },
+            conversations=tuple(one.record() for one in opened),
         )
         if not self._facts:
             return trajectory
@@ -329,6 +424,10 @@ class AttemptSession(ABC):
 
     # ------------------------------------------------------------------------------------------- for sessions
 
+    def _begin_own(self, messages: Sequence[Message]) -> None:
+        """Begin the session's own conversation with the attempt's first prompt."""
+        self._own.line = self._begin(messages, self._own.shown_tools, self._own)
+
     def _end(self, outcome: Outcome) -> TrajectoryEnd:
         self._ended = outcome
         return TrajectoryEnd(outcome)
@@ -336,6 +435,16 @@ class AttemptSession(ABC):
     def _refuse_if_ended(self) -> None:
         if self._ended is not None:
             raise TrajectoryEnd(self._ended)
+
+
+def _messages_of(messages: Sequence[Message], what: str) -> list[Message]:
+    """Return the messages as a list; raise PluginError if they are no messages, or none."""
+    given = list(messages)
+    if not given or not all(isinstance(message, Message) for message in given):
+        raise PluginError(
+            f"the agent {what} {str(given)[:80]}; pass a list of agentrl.types.Message, at least one"
+        )
+    return given
 
 
 class TrajectorySession(AttemptSession):
@@ -346,15 +455,23 @@ class TrajectorySession(AttemptSession):
     """
 
     def __init__(
-        self, parts: SessionParts, *, chat: Chat, generator: Generator, prompt: PromptLimits, gateway: Gateway
+        self,
+        parts: SessionParts,
+        *,
+        chat: Chat,
+        generator: Generator,
+        prompt: PromptLimits,
+        gateway: Gateway,
+        opponents: Opponents,
     ) -> None:
         super().__init__(parts)
+        self._opponents = opponents
         self._chat = chat.with_template_kwargs(parts.attempt.task.chat_template_kwargs)
         self._generator = generator
         self._prompt = prompt
         self._gateway = gateway
         self._num_sampling = 0
-        self._line = self._new_line(parts.prompt, parts.shown_tools)
+        self._own.line = self._new_line(parts.prompt, parts.shown_tools, self._own)
 
     async def generate(self) -> Turn:
         """Show the model everything since its last turn and sample the next turn.
@@ -363,18 +480,26 @@ class TrajectorySession(AttemptSession):
             TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
             ServerError: a server refused the request, or servers failed repeatedly.
         """
-        return (await self.sample(self._line, adjust=self._stopped)).turn
+        return (await self.sample(self._own.line, adjust=self._stopped)).turn
 
-    @property
-    def num_context_tokens(self) -> int:
-        return self._line.conversation.num_next_tokens()
+    async def next_turn(self, spoken: SpokenConversation) -> Turn:
+        if spoken.opponent is not None:
+            return await self._opponents_turn(spoken, spoken.opponent)
+        return (await self.sample(spoken.line, spoken, adjust=self._stopped)).turn
 
-    @property
-    def num_tokens_left(self) -> int:
-        return self._room_for_turn(self._with_budget(self._line))
+    def context_tokens(self, spoken: SpokenConversation) -> int:
+        return spoken.line.conversation.num_next_tokens()
 
-    def _begin_anew(self, messages: Sequence[Message]) -> ConversationLine:
-        return self.open_line(messages, self._shown_tools)
+    def tokens_left(self, spoken: SpokenConversation) -> int:
+        return self._room_for_turn(self._with_budget(spoken.line), spoken.recorder)
+
+    def _begin(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject], spoken: SpokenConversation
+    ) -> ConversationLine:
+        return self._with_own_budget(self._new_line(messages, tools, spoken))
+
+    def _find_opponent(self, name: str) -> Opponent:
+        return self._opponents.find(name)
 
     @asynccontextmanager
     async def serve_openai(self) -> AsyncIterator[OpenAIEndpoint]:
@@ -406,20 +531,20 @@ class TrajectorySession(AttemptSession):
         """Open another line of conversation with its own token budget: its prompt may repeat everything said
         so far.
         """
-        line = self._new_line(messages, tools)
-        line.max_tokens = self._prompt.max_tokens + self._max_response_tokens
-        return line
+        return self._with_own_budget(self._new_line(messages, tools, self._own))
 
     async def sample(
         self,
         line: ConversationLine,
+        spoken: SpokenConversation | None = None,
         *,
         max_tokens: int | None = None,
         adjust: Adjust = lambda generation: generation,
         hear: Hear | None = None,
     ) -> Sampled:
-        """Sample the next turn of `line`, at most `max_tokens` tokens. `adjust` may shorten the generation
-        before recording. `hear` is told the tokens as they are sampled, if the servers stream.
+        """Sample the next turn of `line`, which belongs to the conversation `spoken` (None: the session's
+        own), at most `max_tokens` tokens. `adjust` may shorten the generation before recording. `hear` is
+        told the tokens as they are sampled, if the servers stream.
 
         Raises:
             TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
@@ -428,7 +553,7 @@ class TrajectorySession(AttemptSession):
         self._refuse_if_ended()
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT)
-        room = self._room_for_turn(self._with_budget(line))
+        room = self._room_for_turn(self._with_budget(line), self._recorder)
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
         params = self._params(room if max_tokens is None else min(room, max_tokens))
@@ -447,7 +572,8 @@ class TrajectorySession(AttemptSession):
                 turn = line.record_turn(generation)
         finally:
             self._num_sampling -= 1
-        self._line = self._sampled_line = line
+        self._last_spoken = self._own if spoken is None else spoken
+        self._last_spoken.said(line, turn)
         self._is_cut = turn.is_truncated
         return Sampled(turn, generation, num_prompt_tokens)
 
@@ -466,10 +592,44 @@ class TrajectorySession(AttemptSession):
 
     # ------------------------------------------------------------------------------------------------- inside
 
-    def _new_line(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> ConversationLine:
-        return ConversationLine(
-            self._chat.open(messages, tools), self._recorder, task_id=self._attempt.task.task_id
-        )
+    async def _opponents_turn(self, spoken: SpokenConversation, opponent: Opponent) -> Turn:
+        """Let a frozen model say the next turn of a conversation. Its budgets are those of the policy, apart
+        from the policy's.
+
+        Raises:
+            TrajectoryEnd: its budget is exhausted.
+            ServerError: a server refused the request, or servers failed repeatedly.
+        """
+        self._refuse_if_ended()
+        if spoken.recorder.num_turns >= self.limits.turns:
+            raise self._end(Outcome.TURN_LIMIT)
+        line = spoken.line
+        room = self._room_for_turn(line, spoken.recorder)
+        if room < 1:
+            raise self._end(Outcome.TRUNCATED)
+        params = replace(self._params(room), temperature=opponent.temperature)
+        where = self._attempt.scope.open(f"opponent {opponent.name}")
+        with self._tally.timed("opponent_s"), where:
+            with line.turn() as token_ids:
+                generation = self._stopped(
+                    await opponent.servers.generate(token_ids, params, trajectory_key=self._attempt.key)
+                )
+            turn = line.record_turn(generation)
+        spoken.said(line, turn)
+        self._tally.count("num_opponent_turns")
+        self._tally.count("num_opponent_tokens", len(generation.token_ids))
+        return turn
+
+    def _new_line(
+        self, messages: Sequence[Message], tools: Sequence[JsonObject], spoken: SpokenConversation
+    ) -> ConversationLine:
+        task_id = self._attempt.task.task_id
+        opened = self._chat.open(messages, tools)
+        return ConversationLine(opened, spoken.recorder, task_id=task_id, owner=spoken.index)
+
+    def _with_own_budget(self, line: ConversationLine) -> ConversationLine:
+        line.max_tokens = self._prompt.max_tokens + self._max_response_tokens
+        return line
 
     def _with_budget(self, line: ConversationLine) -> ConversationLine:
         """Return the line, whose first prompt is then fixed.
@@ -481,15 +641,15 @@ class TrajectorySession(AttemptSession):
             line.fix_prompt(self._prompt, self._max_response_tokens)
         return line
 
-    def _room_for_turn(self, line: ConversationLine) -> int:
+    def _room_for_turn(self, line: ConversationLine, recorder: TrajectoryRecorder) -> int:
         """Return the token budget of the line's next turn, after the context that precedes it.
 
         Two budgets apply. Each segment has a budget of its own, because a fork repeats its context. The
-        action tokens of all segments together must also stay within `max_response_tokens`.
+        action tokens of all segments that `recorder` has must also stay within `max_response_tokens`.
         """
         assert line.max_tokens is not None, "the prompt is not fixed"
         total = line.conversation.num_next_tokens()
-        room = min(line.max_tokens - total, self._max_response_tokens - self._recorder.num_action_tokens)
+        room = min(line.max_tokens - total, self._max_response_tokens - recorder.num_action_tokens)
         if self._generator.context_tokens is not None:
             room = min(room, self._generator.context_tokens - total)
         return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)

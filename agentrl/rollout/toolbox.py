@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from agentrl.errors import ToolError
+from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Environment, Tool, ToolResult, WrongCall, not_run
 from agentrl.plugins.blame import blaming, failure_of
 from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
@@ -62,8 +62,26 @@ class Toolbox:
         self._survived = survived if survived is not None else []
         self._environment = environment
 
-    async def answer(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    def check_names(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the names, by which the model knows tools, as a set.
+
+        Raises:
+            PluginError: one of them is not offered.
+        """
+        unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in self._names]
+        if unknown or isinstance(names, str):
+            raise PluginError(
+                f"the agent opens a conversation with tools={names!r}; pass a list of names, of: "
+                f"{', '.join(self._names) or 'none, for the attempt offers no tool'}"
+            )
+        return frozenset(names)
+
+    async def answer(
+        self, calls: Sequence[ToolCall], *, only: frozenset[str] | None = None
+    ) -> list[ToolResult]:
         """Run the calls concurrently and return one result for each, in order, cut to its output budget.
+
+        `only`: names of the tools that may be called; None: all.
 
         A mistake of the model (unknown tool, wrong arguments, too many or too long calls) gives a result with
         `is_error`.
@@ -75,8 +93,8 @@ class Toolbox:
         limit = self._shared.max_calls_per_turn
         too_many = [not_run(f"at most {limit} tool calls per turn")] * (len(calls) - limit)
         if len(calls) <= 1 or limit == 1:  # most turns call one tool: avoid a nursery
-            return [await self._answer(call) for call in calls[:limit]] + too_many
-        return await self._answer_side_by_side(calls[:limit]) + too_many
+            return [await self._answer(call, only) for call in calls[:limit]] + too_many
+        return await self._answer_side_by_side(calls[:limit], only) + too_many
 
     async def score(self) -> dict[str, float]:
         """Return the final scores of the started tools that give one: name -> score.
@@ -110,13 +128,15 @@ class Toolbox:
             for _, guest in self._opened.values():
                 nursery.start_soon(guest.close)
 
-    async def _answer_side_by_side(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    async def _answer_side_by_side(
+        self, calls: Sequence[ToolCall], only: frozenset[str] | None
+    ) -> list[ToolResult]:
         results: dict[int, ToolResult] = {}
         broken: list[ToolError] = []
 
         async def run(index: int, call: ToolCall) -> None:
             try:
-                results[index] = await self._answer(call)
+                results[index] = await self._answer(call, only)
             except ToolError as error:
                 broken.append(error)
                 nursery.cancel_scope.cancel()
@@ -137,12 +157,13 @@ class Toolbox:
     def _is_method(self, call: ToolCall) -> bool:
         return call.name in self._names and self._shared.get(self._names[call.name]).is_method
 
-    async def _answer(self, call: ToolCall) -> ToolResult:
-        if call.name not in self._names:
+    async def _answer(self, call: ToolCall, only: frozenset[str] | None) -> ToolResult:
+        if call.name not in self._names or (only is not None and call.name not in only):
+            known = [name for name in self._names if only is None or name in only]
             problem = (
                 call.error
                 if call.arguments is None
-                else f"unknown tool {call.name!r}; tools: {', '.join(self._names) or 'none'}"
+                else f"unknown tool {call.name!r}; tools: {', '.join(known) or 'none'}"
             )
             result = not_run(str(problem))
             return dataclasses.replace(result, text=self._shared.fit(result.text))

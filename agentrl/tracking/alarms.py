@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from agentrl.tracking.metrics import StepRecord
 from agentrl.tracking.unwritten import AppendedFile
@@ -230,8 +230,17 @@ def constant_group_share(groups: Sequence[Group]) -> float:
 
 
 def is_constant(group: Group) -> float:
-    """Return 1.0 if all scored attempts have the same reward, else 0.0."""
-    return float(len({t.reward for t in group.attempts if t.outcome in SCORED_OUTCOMES}) <= 1)
+    """Return 1.0 if all scored attempts have the same reward, and their conversations too, else 0.0."""
+    return float(len({_earned(t) for t in group.attempts if t.outcome in SCORED_OUTCOMES}) <= 1)
+
+
+def _earned(attempt: Any) -> tuple[Any, ...]:
+    by_conversation = (
+        (name, value)
+        for name, value in attempt.metrics.items()
+        if name.startswith("conversation/") and name.endswith("/reward")
+    )
+    return (attempt.reward, *sorted(by_conversation))
 
 
 def staleness(group: Group) -> float:

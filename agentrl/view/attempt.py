@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from agentrl.data.trajectories import decode
 from agentrl.errors import DataError
-from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
+from agentrl.types import SCORED_OUTCOMES, ConversationRecord, Message, Trajectory
 from agentrl.view.columns import OpenFile
 from agentrl.view.sources import AttemptFile, Signature, ViewSource, signature_of
 from agentrl.view.token_texts import TokenTexts
@@ -53,7 +53,9 @@ class ShownCall:
 
 @dataclass(frozen=True, slots=True)
 class ShownMessage:
-    """A message. turn: of an assistant's message that was sampled, counted from 0; None: of the prompt."""
+    """A message. turn: of an assistant's message that was sampled, counted from 0; None: of the prompt, or
+    said by an opponent. conversation: the name of the one that it belongs to; None: there is only one.
+    """
 
     index: int
     role: str
@@ -63,6 +65,7 @@ class ShownMessage:
     calls: tuple[ShownCall, ...]
     call_id: str | None
     turn: int | None
+    conversation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +80,14 @@ class ShownReward:
 
 @dataclass(frozen=True, slots=True)
 class ShownSegment:
-    """A row of tokens that only grew, end excluded, and the turns sampled in it."""
+    """A row of tokens that only grew, end excluded, and the turns sampled in it. conversation: its name;
+    None: there is only one.
+    """
 
     start: int
     end: int
     turns: tuple[int, ...]
+    conversation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,15 +328,40 @@ def show(reader: AttemptReader, key: str) -> ShownAttempt:
     )
 
 
+def all_messages(own: Trajectory) -> tuple[Message, ...]:
+    """Return the messages of the attempt; of several conversations, one after the other."""
+    if not own.conversations:
+        return own.messages
+    return tuple(message for one in own.conversations for message in one.messages)
+
+
 def shown_messages(own: Trajectory) -> tuple[ShownMessage, ...]:
-    """Return the messages; the last ones of the assistant are the sampled turns."""
+    """Return `all_messages`; the last ones of the assistant in each conversation are the sampled turns."""
+    if own.conversations:
+        return tuple(_of_conversations(own))
     num_turns = int(own.turn_ids.max(initial=-1)) + 1
     said = [index for index, message in enumerate(own.messages) if message.role == "assistant"]
     turns = {index: turn for turn, index in enumerate(said[max(0, len(said) - num_turns) :])}
     return tuple(_message(i, message, turns.get(i)) for i, message in enumerate(own.messages))
 
 
-def _message(index: int, message: Message, turn: int | None) -> ShownMessage:
+def _of_conversations(own: Trajectory) -> Iterator[ShownMessage]:
+    segments, start = _segments(own), 0
+    for number, one in enumerate(own.conversations):
+        owned = zip(segments, own.segment_conversations, strict=True)
+        sampled = sorted({turn for segment, owner in owned if owner == number for turn in segment.turns})
+        said = [index for index, message in enumerate(one.messages) if message.role == "assistant"]
+        turns = dict(zip(reversed(said), reversed(sampled), strict=False))
+        for index, message in enumerate(one.messages):
+            yield _message(start + index, message, turns.get(index), _title(one))
+        start += len(one.messages)
+
+
+def _title(one: ConversationRecord) -> str:
+    return one.name if one.opponent is None else f"{one.name} (opponent {one.opponent})"
+
+
+def _message(index: int, message: Message, turn: int | None, conversation: str | None = None) -> ShownMessage:
     calls = tuple(
         ShownCall(
             call.id,
@@ -344,17 +375,18 @@ def _message(index: int, message: Message, turn: int | None) -> ShownMessage:
     )
     content, reasoning = ShownText.of(message.content), ShownText.of(message.reasoning)
     return ShownMessage(
-        index, message.role, message.name, content, reasoning, calls, message.tool_call_id, turn
+        index, message.role, message.name, content, reasoning, calls, message.tool_call_id, turn, conversation
     )
 
 
 def _segments(own: Trajectory) -> tuple[ShownSegment, ...]:
     ends = (*own.segment_starts[1:], own.num_tokens)
+    owners: list[str | None] = [own.conversations[i].name for i in own.segment_conversations]
     return tuple(
         ShownSegment(
-            start, end, tuple(np.unique(own.turn_ids[start:end][own.action_mask[start:end]]).tolist())
+            start, end, tuple(np.unique(own.turn_ids[start:end][own.action_mask[start:end]]).tolist()), owner
         )
-        for start, end in zip(own.segment_starts, ends, strict=True)
+        for start, end, owner in zip(own.segment_starts, ends, owners or [None] * len(ends), strict=True)
     )
 
 
@@ -366,10 +398,11 @@ def _siblings(group: Sequence[tuple[str, Trajectory]], own: Trajectory) -> tuple
 
 def _sibling(key: str, one: Trajectory, own: Trajectory, mean: float | None) -> Sibling:
     reward = one.reward if one.outcome in SCORED_OUTCOMES else None
-    pairs = enumerate(zip(one.messages, own.messages, strict=False))
+    said, own_said = all_messages(one), all_messages(own)
+    pairs = enumerate(zip(said, own_said, strict=False))
     differs = next((index for index, (a, b) in pairs if a != b), None)
-    if differs is None and len(one.messages) != len(own.messages):
-        differs = min(len(one.messages), len(own.messages))
+    if differs is None and len(said) != len(own_said):
+        differs = min(len(said), len(own_said))
     last = next((message.content for message in reversed(one.messages) if message.role == "assistant"), "")
     return Sibling(
         key,
@@ -479,9 +512,10 @@ def whole_text(own: Trajectory, *, message: int, part: str, call: int, start: in
     Raises:
         DataError: there is no such text.
     """
-    if not 0 <= message < len(own.messages):
-        raise DataError(f"message {message}: the attempt has {len(own.messages)}")
-    found = own.messages[message]
+    messages = all_messages(own)
+    if not 0 <= message < len(messages):
+        raise DataError(f"message {message}: the attempt has {len(messages)}")
+    found = messages[message]
     if part == "arguments" and 0 <= call < len(found.tool_calls):
         text = json.dumps(found.tool_calls[call].arguments, indent=1, ensure_ascii=False)
     elif part in ("content", "reasoning"):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from agentrl.types import Message, Outcome, Trajectory
-from agentrl.view.attempt import shown_messages
+from agentrl.view.attempt import all_messages, shown_messages
 
 
 def as_script(own: Trajectory) -> str:
@@ -26,8 +26,9 @@ def as_script(own: Trajectory) -> str:
 def as_test(own: Trajectory) -> str:
     """Return a test in which the model says the same turns, and the tools must answer the same."""
     said = _said(own)
-    first = next((shown.index for shown in shown_messages(own) if shown.turn is not None), len(own.messages))
-    prompt, rest = own.messages[:first], own.messages[first:]
+    messages = all_messages(own)
+    first = next((shown.index for shown in shown_messages(own) if shown.turn is not None), len(messages))
+    prompt, rest = messages[:first], messages[first:]
     names = {"Message"} if len(prompt) != 1 or prompt[0].role != "user" else set()
     tools = sorted({call.name for message in said for call in message.tool_calls if call.error is None})
     answers = [message.content for message in rest if message.role == "tool"]
@@ -62,7 +63,9 @@ def as_test(own: Trajectory) -> str:
 
 
 def _said(own: Trajectory) -> list[Message]:
-    return [own.messages[shown.index] for shown in shown_messages(own) if shown.turn is not None]
+    messages = all_messages(own)
+    sampled = [(shown.turn, shown.index) for shown in shown_messages(own) if shown.turn is not None]
+    return [messages[index] for _, index in sorted(sampled)]
 
 
 def _turn(message: Message) -> str | dict[str, Any]:

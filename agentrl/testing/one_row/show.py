@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl.rollout.environment import ENVIRONMENT_FACTS
 from agentrl.testing.one_row.play import PlayedRow
-from agentrl.types import SCORED_OUTCOMES, Message, Trajectory
+from agentrl.types import SCORED_OUTCOMES, ConversationRecord, Message, Trajectory
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 ACTION_STYLE, CONTEXT_STYLE, REWARD_STYLE, FORK_STYLE = (
@@ -33,8 +33,12 @@ def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) 
         f"task {escape(task.task_id)}: agent {escape(task.agent_name)}, data source "
         f"{escape(task.data_source)}"
     )
-    for message in trajectory.messages:
-        console.print(transcript_line(message))
+    for one in trajectory.conversations or (ConversationRecord("", trajectory.messages),):
+        if one.name:
+            who = "" if one.opponent is None else f", opponent {escape(one.opponent)}"
+            console.rule(f"conversation {escape(one.name)}{who}")
+        for message in one.messages:
+            console.print(transcript_line(message))
     console.rule(
         f"{trajectory.num_tokens} tokens: [{ACTION_STYLE}]{trajectory.num_action_tokens} sampled (trained "
         f"on)[/], [{CONTEXT_STYLE}]the rest context[/]"

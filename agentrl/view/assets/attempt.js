@@ -62,8 +62,10 @@ function figures(attempt) {
 }
 
 function conversation(source, attempt) {
-  const forks = attempt.segments.length > 1 ? h("p", { class: "note gap" }, `The history was edited: ${attempt.segments.length} segments, with turns ${attempt.segments.map((segment) => segment.turns.map((turn) => turn + 1).join(", ") || "–").join(" | ")}. Each was trained on as its own row.`) : null;
-  return [times(attempt), forks, h("div", { class: "turns" }, attempt.messages.map((message) => turnElement(source, attempt, message))), attempt.messages.length ? null : h("p", { class: "quiet pad" }, "Only the report of this failure was kept; it was " + plain(attempt.became ?? "").replace("_", " ") + ".")];
+  const names = [...new Set(attempt.messages.map((message) => message.conversation))];
+  const heading = (message, at) => message.conversation !== null && message.conversation !== attempt.messages[at - 1]?.conversation ? h("h2", null, `Conversation ${plain(message.conversation)}`) : null;
+  const forks = names.length > 1 ? h("p", { class: "note gap" }, `${names.length} conversations: ${names.map(plain).join(", ")}. Segments with turns ${attempt.segments.map((segment) => `${plain(segment.conversation)} ${segment.turns.map((turn) => turn + 1).join(", ")}`).join(" | ")}.`) : attempt.segments.length > 1 ? h("p", { class: "note gap" }, `The history was edited: ${attempt.segments.length} segments, with turns ${attempt.segments.map((segment) => segment.turns.map((turn) => turn + 1).join(", ") || "–").join(" | ")}. Each was trained on as its own row.`) : null;
+  return [times(attempt), forks, h("div", { class: "turns" }, attempt.messages.map((message, at) => [heading(message, at), turnElement(source, attempt, message)])), attempt.messages.length ? null : h("p", { class: "quiet pad" }, "Only the report of this failure was kept; it was " + plain(attempt.became ?? "").replace("_", " ") + ".")];
 }
 
 // ---------------------------------------------------------------------------------------------------- tokens

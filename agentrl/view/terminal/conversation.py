@@ -44,7 +44,11 @@ def _color(attempt: ShownAttempt) -> str:
 def conversation(attempt: ShownAttempt) -> Iterator[StyledText]:
     """Yield the messages with thinking, calls and rewards; first why it failed, if it did."""
     yield from _why(attempt)
+    last = None
     for message in attempt.messages:
+        if message.conversation is not None and message.conversation != last:
+            yield StyledText(f"conversation {one_line(message.conversation)}\n\n", HEAD)
+        last = message.conversation
         yield from _message(attempt, message)
     if not attempt.messages:
         yield StyledText("Its conversation was not kept, only the report of its failure.", QUIET)
