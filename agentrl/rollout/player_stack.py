@@ -19,7 +19,7 @@ from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession
-from agentrl.rollout.opponents import Opponents
+from agentrl.rollout.opponents import Connect, Opponents, connect_frozen
 from agentrl.rollout.player import OpenSession, Player
 from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
@@ -37,12 +37,15 @@ class Validating:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerParts:
-    """What all players of a process share. prompt: limits of the first prompt."""
+    """What all players of a process share. prompt: limits of the first prompt. connect: makes the clients of
+    opponents' servers.
+    """
 
     plugins: Plugins
     chat: Chat
     host: AsyncioHost
     prompt: PromptLimits
+    connect: Connect = connect_frozen
 
     def open_tools(self, agent: AgentConfig) -> SharedTools:
         """Return the state of the tools that all players of the process share."""
@@ -55,7 +58,7 @@ class PlayerParts:
         shared: dict[str, Any] = {
             "tools": self.open_tools(agent),
             "gateway": Gateway(agent.gateway),
-            "opponents": Opponents(agent.opponents),
+            "opponents": Opponents(agent.opponents, self.connect),
         }
         training = validating = open_stack(agent, reward, turns, self, **shared)
         if validation is not None:
@@ -126,7 +129,7 @@ def open_stack(
     Raises:
         UserError: a reward is unknown or refuses its config, or the gateway cannot listen as configured.
     """
-    opponents = Opponents(agent.opponents) if opponents is None else opponents
+    opponents = Opponents(agent.opponents, parts.connect) if opponents is None else opponents
     open_session: OpenSession
     if isinstance(turns, MessageModel):
         open_session = partial(MessageSession, model=turns)

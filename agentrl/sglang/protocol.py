@@ -31,10 +31,13 @@ POLICY_ADAPTER = "policy"
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model that a server serves. `version` is None until weights are published to it."""
+    """The model that a server serves. `version` is None until weights are published to it. `tokenizer_path`
+    is None if the server does not name one: it is then in the model's folder.
+    """
 
     model_path: str
     version: int | None
+    tokenizer_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +251,12 @@ def parse_versions(
 def parse_model_info(reply: Any, *, server: str) -> ModelInfo:
     try:
         version = str(reply["weight_version"])
-        return ModelInfo(str(reply["model_path"]), int(version) if version.isdecimal() else None)
+        tokenizer = reply.get("tokenizer_path")
+        return ModelInfo(
+            str(reply["model_path"]),
+            int(version) if version.isdecimal() else None,
+            str(tokenizer) if tokenizer else None,
+        )
     except _UNREADABLE as error:
         raise ServerError(
             f"{server} sent a model info that cannot be read: {type(error).__name__}: {error}"

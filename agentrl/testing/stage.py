@@ -28,9 +28,11 @@ from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
+from agentrl.rollout.opponents import connect_frozen
 from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
+from agentrl.rollout.server import Client
 from agentrl.rollout.traces import AttemptTracer
 from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
@@ -67,8 +69,11 @@ class Stage:
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
         tracer: AttemptTracer | None = None,
+        opponents: Mapping[str, ScriptedModel] | None = None,
     ) -> None:
+        """opponents: the models behind the URLs of `agent.opponents`; None: its URLs are servers."""
         self._tracer = tracer
+        self._opponents = opponents
         self._attempts_per_group = attempts_per_group
         self._validation = validation
         self.model, self.chat, self.plugins = model, model.chat, plugins
@@ -92,7 +97,7 @@ class Stage:
                     self.rollout,
                     self.reward,
                     self.router,
-                    PlayerParts(self.plugins, self.chat, host, self.prompt),
+                    PlayerParts(self.plugins, self.chat, host, self.prompt, self._connect),
                     attempts_per_group=self._attempts_per_group,
                     validation=self._validation,
                     tracer=self._tracer,
@@ -101,6 +106,9 @@ class Stage:
                     return await main(manager)
 
         return trio.run(wrapped, clock=clock)
+
+    def _connect(self, url: str, key: str | None) -> Client:
+        return connect_frozen(url, key) if self._opponents is None else self._opponents[url]
 
     def play(
         self, *tasks: Task, n: int = 1, sampling: Sampling | None = None, clock: Clock | None = None
@@ -133,6 +141,7 @@ def play(
     chat: Chat | None = None,
     latency_s: float = 0.0,
     reward_config: Mapping[str, Any] | None = None,
+    opponents: Mapping[str, Script] | None = None,
     **settings: Any,
 ) -> Trajectory:
     """Play one attempt in which the model says `turns` and return its trajectory.
@@ -145,6 +154,7 @@ def play(
         chat: tokenizer and template; None: the byte-level ones of the quickstart.
         latency_s: seconds that the model takes for each turn.
         reward_config: further keys of the config section `reward`.
+        opponents: name -> what that frozen model says, as `turns`.
         settings: keys of the config section `agent`: max_turns=3, tool_config={...}, ...
     """
     plugins = open_plugins(AgentConfig(**settings))
@@ -170,15 +180,25 @@ def play(
         interaction_kwargs=partner,
         environment_kwargs=world,
     )
+    chat = chat or tiny_chat()
+    urls = {name: f"http://127.0.0.1/{name}" for name in opponents or {}}
     stage = Stage(
-        ScriptedModel(chat or tiny_chat(), turns, latency_s=latency_s),
+        ScriptedModel(chat, turns, latency_s=latency_s),
         plugins=plugins,
-        agent=AgentConfig(**{"tools": tool_names, **AGENT_DEFAULTS, **settings}),
+        agent=AgentConfig(
+            **{
+                "tools": tool_names,
+                "opponents": {name: {"urls": [url]} for name, url in urls.items()},
+                **AGENT_DEFAULTS,
+                **settings,
+            }
+        ),
         rollout=RolloutConfig(group_size=1),
         reward=RewardConfig(
             sources={DATA_SOURCE: registered(plugins.rewards, reward)}, **(reward_config or {})
         ),
         prompt=PromptLimits(MAX_PROMPT_TOKENS, "error"),
+        opponents={urls[name]: ScriptedModel(chat, said) for name, said in (opponents or {}).items()},
     )
     (trajectory,) = stage.play(task)
     return trajectory
