@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
 from agentrl.errors import CheckpointError
-from agentrl.types import HeldLease, Lease
+from agentrl.types import ConversationRecord, HeldLease, Lease, RewardEvent
 from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 SOON_S = 20.0  # a test that waits so long has failed
@@ -332,6 +333,33 @@ def test_rewards_are_equal_up_to_the_rounding_of_sums(rewards, is_constant):
     [lease] = target.lease("a", 1, 0.0)
     for member, reward in enumerate(rewards):
         add(target, lease, members=[member], reward=reward)
+    assert target.counts().dropped == ({"no_variance": 1} if is_constant else {})
+
+
+@pytest.mark.parametrize(
+    ("credit", "games", "is_constant"),
+    [
+        ("attempt", [(1.0, -1.0), (-1.0, 1.0)], True),  # zero-sum: the sums are equal
+        ("own", [(1.0, -1.0), (-1.0, 1.0)], False),
+        ("own", [(1.0, -1.0), (1.0, -1.0)], True),
+        ("own", [(1.0, -1.0), (1.0, 1.0)], False),
+        ("attempt", [(1.0, -1.0), (1.0, 1.0)], False),
+    ],
+)
+def test_rewards_that_are_compared_are_those_that_credit_compares(credit, games, is_constant):
+    target = begun(drop_constant_groups=True, conversation_credit=credit)
+    [lease] = target.lease("a", 1, 0.0)
+    for member, (first, second) in enumerate(games):
+        turns = np.array([-1, 0, -1, 1], np.int16)
+        played = play(lease, member).replace(
+            turn_ids=turns,
+            action_mask=turns >= 0,
+            segment_starts=(0, 2),
+            conversations=tuple(ConversationRecord(name, ()) for name in ("main", "first", "second")),
+            segment_conversations=(1, 2),
+            rewards=(RewardEvent("r", first, 1), RewardEvent("r", second, 3)),
+        )
+        target.add("a", stored(played))
     assert target.counts().dropped == ({"no_variance": 1} if is_constant else {})
 
 

@@ -160,7 +160,36 @@ def test_foreign_bytes_and_files_are_named(tmp_path: Path):
         from_ipc(b"nothing of the kind")
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"x": [1]}), other)
-    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 4"):
+    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 5"):
         read_parquet(other)
     with pytest.raises(DataError, match="does not exist"):
         read_parquet(tmp_path / "none.parquet")
+
+
+@pytest.mark.parametrize(
+    ("former", "lacks"),
+    [
+        ("4", ("conversations", "segment_conversations")),
+        ("3", ("experts", "conversations", "segment_conversations")),
+    ],
+)
+def test_files_of_former_formats_are_read_and_lack_what_came_later(tmp_path: Path, former, lacks):
+    batch = encode([simple()])
+    names = [name for name in batch.schema.names if name not in lacks]
+    table = pa.Table.from_batches([batch.select(names)])
+    table = table.replace_schema_metadata({b"agentrl.trajectories": former.encode()})
+    pq.write_table(table, tmp_path / "old.parquet")
+    assert_same(decode(read_parquet(tmp_path / "old.parquet")), [simple()])
+    pq.write_table(
+        table.drop_columns(["turn_ids"]).replace_schema_metadata(table.schema.metadata),
+        tmp_path / "bad.parquet",
+    )
+    with pytest.raises(DataError, match="without the columns turn_ids"):
+        read_parquet(tmp_path / "bad.parquet")
+
+
+def test_a_new_file_without_its_columns_is_refused(tmp_path: Path):
+    table = pa.Table.from_batches([encode([simple()])]).drop_columns(["conversations"])
+    pq.write_table(table, tmp_path / "new.parquet")
+    with pytest.raises(DataError, match="without the columns conversations"):
+        read_parquet(tmp_path / "new.parquet")

@@ -183,3 +183,7 @@ def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
     schema, answer = capsys.readouterr().out.splitlines()
     assert "Count the letters of a word." in schema
     assert answer == "10"
+
+
+def test_nim_is_shown_as_it_is():
+    assert (ROOT / "examples" / "nim.py").read_text() in code_blocks("docs/seats.md")

@@ -208,3 +208,32 @@ def test_random_attempts_give_scripts_that_can_be_read(tmp_path: Path) -> None:
         compile(as_test(own), "copied.py", "exec")
         said = read_script(str(tmp_path / "turns.yaml"))
         assert len(said) == own.turn_ids.max() + 1
+
+
+def test_conversations_are_shown_one_after_the_other_and_their_script_plays_again(tmp_path: Path) -> None:
+    nim = Path(__file__).parents[2] / "examples" / "nim.py"
+
+    def game(turns, **extra):
+        own = {"agent": "nim", "environment": "pile", "reward": "won", "plugins": [str(nim)]}
+        return play(turns, prompt="7", environment_kwargs={"stones": 7}, extra_info=extra, **own)
+
+    trajectory = game(["3", "1", "3"])
+    write_parquet(tmp_path / "own.parquet", encode([trajectory]))
+    reader = AttemptReader(open_sources([tmp_path / "own.parquet"])[0])
+    (file,) = reader._source.files()
+    shown = show(reader, f"{file.name}:0")
+    assert [(m.conversation, m.content.text, m.turn) for m in shown.messages] == [
+        ("first", "7", None),
+        ("first", "3", 0),
+        ("first", "3", None),
+        ("first", "3", 2),
+        ("second", "4", None),
+        ("second", "1", 1),
+    ]
+    assert [m.index for m in shown.messages] == list(range(6))
+    assert [(s.conversation, s.turns) for s in shown.segments] == [("first", (0, 2)), ("second", (1,))]
+    read = reader.read(f"{file.name}:0").trajectory
+    assert whole_text(read, message=5, part="content", call=0, start=0).text == "1"
+    (tmp_path / "turns.yaml").write_text(as_script(trajectory))
+    again = game(read_script(str(tmp_path / "turns.yaml")))
+    np.testing.assert_array_equal(again.token_ids, trajectory.token_ids)
