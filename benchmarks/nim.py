@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -33,21 +34,21 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--port", type=int, default=30100)
+    parser.add_argument("--port", type=int, default=0, help="of the opponent's server; 0: a free one")
     parser.add_argument("--against", action="store_true", help="train in games with the frozen opponent")
     parser.add_argument("--rise", type=float, default=0.15, help="by which the win rate has to rise")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "nim")
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
+    port = args.port or free_port()
     name = "against_frozen" if args.against else "self_play"
-    figures = measure(
-        args.runs.resolve(), name=name, steps=args.steps, port=args.port, overrides=args.overrides
-    )
+    figures = measure(args.runs.resolve(), name=name, steps=args.steps, port=port, overrides=args.overrides)
     print(json.dumps(figures["win_rate"]))
     if args.out is not None:
-        stored = json.loads(args.out.read_text()) if args.out.exists() else {}
-        write_whole(args.out, {**stored, name: {**facts(), **figures}})
+        stored = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
+        others = [run for run in stored if run["name"] != name]
+        write_whole(args.out, {"runs": [*others, {"name": name, **facts(), **figures}]})
     rates = list(figures["win_rate"].values())
     return int(rates[-1] - rates[0] < args.rise)
 
@@ -101,6 +102,11 @@ def served(model: Path, port: int) -> Iterator[None]:
     finally:
         server.terminate()
         server.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def is_ready(port: int) -> bool:
