@@ -14,8 +14,9 @@ class OpponentConfig(Section):
     """A frozen model on servers of its own, which nobody publishes to: an older version, a reference."""
 
     urls: tuple[str, ...] = Field(
+        (),
         description="URLs of running servers that speak SGLang's protocol, such as those of `agentrl serve`; "
-        "all have the same weights, and the policy's tokenizer."
+        "all have the same weights, and the policy's tokenizer.",
     )
     api_key_env: str | None = Field(
         None,
