@@ -226,6 +226,8 @@ class Trajectory:
     conversations: all conversations of the attempt, the session's own first; `messages` are those of the
         first, or, if it never spoke, of the one that spoke last. Empty if there was only one.
     segment_conversations: of each segment, the index of its conversation. Empty if there was only one.
+    teacher_logprobs: f32[A], log-probabilities of the action tokens by a teacher on servers. Empty if none
+        was asked.
     """
 
     group_id: int
@@ -250,6 +252,7 @@ class Trajectory:
     experts: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
     conversations: tuple[ConversationRecord, ...] = ()
     segment_conversations: tuple[int, ...] = ()
+    teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
         lengths = {

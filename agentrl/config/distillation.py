@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
+from agentrl.config.frozen_servers import FrozenServersConfig
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import PathOrURL
 
@@ -14,7 +15,8 @@ class DistillationConfig(Section):
     teacher: PathOrURL = Field(
         "",
         description="Local folder, hub id or URL (docs/storage.md) of a causal model with the policy's "
-        "tokenizer, which the learner's ranks load beside the policy; empty: no teacher.",
+        "tokenizer, which the learner's ranks load beside the policy; empty: no teacher, or that of "
+        "`servers`.",
     )
     revision: str | None = Field(
         None, description="Branch, tag or commit of a hub id; None: its main branch."
@@ -37,9 +39,19 @@ class DistillationConfig(Section):
         "only reported.",
     )
 
+    servers: FrozenServersConfig = FrozenServersConfig()
+    timeout_s: float = Field(
+        60.0, gt=0, description="Deadline in which the teacher's servers score one attempt, retries included."
+    )
+
     @property
     def is_used(self) -> bool:
-        return bool(self.teacher)
+        return bool(self.teacher) or self.asks_servers
+
+    @property
+    def asks_servers(self) -> bool:
+        """Whether the teacher is on servers of its own, in place of the learner's ranks."""
+        return bool(self.servers.urls)
 
     @property
     def replaces_rewards(self) -> bool:
@@ -48,6 +60,8 @@ class DistillationConfig(Section):
 
     @model_validator(mode="after")
     def _has_a_teacher(self) -> DistillationConfig:
-        if not self.teacher and not self.with_rewards:
+        if not self.is_used and not self.with_rewards:
             raise ValueError("with_rewards=false leaves nothing to learn from without a teacher; set teacher")
+        if self.teacher and self.asks_servers:
+            raise ValueError(f"teacher={self.teacher!r} and servers.urls name two teachers; set one of them")
         return self

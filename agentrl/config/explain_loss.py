@@ -139,7 +139,7 @@ def loss_warnings(config: Config) -> Iterator[str]:
             "algorithm.distillation.with_rewards=false learns nothing from"
         )
     if not algorithm.distillation.is_used and algorithm.distillation != DEFAULTS.distillation:
-        yield "the keys of algorithm.distillation have no effect without algorithm.distillation.teacher"
+        yield "the keys of algorithm.distillation have no effect without a teacher"
     if algorithm.kl.off_policy_ratio and algorithm.kl.place == "reward":
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.place=reward"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:

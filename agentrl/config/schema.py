@@ -139,12 +139,12 @@ class Config(Section):
 
     @property
     def teacher_model(self) -> ModelConfig | None:
-        """The teacher of `algorithm.distillation`: `model` with other weights and no adapter; or None.
+        """The teacher that ranks load: `model` with other weights and no adapter; or None.
 
         None also if the run only validates: nothing is learned from it.
         """
         own = self.algorithm.distillation
-        if not own.is_used or self.trainer.val_only:
+        if not own.teacher or self.trainer.val_only:
             return None
         changes = {"path": own.teacher, "revision": own.revision, "tokenizer_path": None}
         return self.model.model_copy(update={**changes, "lora": LoRAConfig()})
@@ -246,6 +246,11 @@ class Config(Section):
             raise ValueError(
                 "algorithm.distillation.with_rewards=false leaves the critic nothing to predict; use an "
                 "algorithm.advantage without a critic, such as grpo"
+            )
+        if self.algorithm.distillation.asks_servers and self.rollout.temperature != 1:
+            raise ValueError(
+                f"algorithm.distillation.servers, rollout.temperature={self.rollout.temperature:g}: servers "
+                "score prompts at temperature 1; use temperature=1, or a teacher that the ranks load"
             )
         kl = self.algorithm.kl
         if kl.coefficient and kl.place == "reward" and self.algorithm.distillation.replaces_rewards:

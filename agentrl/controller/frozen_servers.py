@@ -9,6 +9,8 @@ import trio
 from agentrl.chat.codec import load_tokenizer
 from agentrl.chat.vocabulary import vocabulary_difference
 from agentrl.config.agent import AgentConfig
+from agentrl.config.distillation import DistillationConfig
+from agentrl.config.frozen_servers import FrozenServersConfig
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError, ServerError
 from agentrl.rollout.limits import server_key
@@ -24,24 +26,27 @@ def check_opponents(agent: AgentConfig, policy: ModelConfig) -> None:
         ConfigError: one does not, or the variable with its key is not set.
     """
     for name, opponent in agent.opponents.items():
-        key = f"agent.opponents.{name}"
-        api_key = server_key(opponent.api_key_env, f"{key}.api_key_env")
-        for url in opponent.urls:
-            check_frozen_server(url, policy, key=key, api_key=api_key, tokenizer=opponent.tokenizer)
+        _check(opponent, policy, key=f"agent.opponents.{name}")
 
 
-def check_frozen_server(
-    url: str, policy: ModelConfig, *, key: str, api_key: str | None, tokenizer: str | None
-) -> None:
-    """Check that a server answers, and has the policy's tokenizer.
-
-    Args:
-        key: section of the config with its URL, for messages.
-        tokenizer: folder of its tokenizer; None: the one that the server names.
+def check_teacher_servers(distillation: DistillationConfig, policy: ModelConfig) -> None:
+    """Check the same of the teacher's servers, if there are any.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: one does not, or the variable with their key is not set.
     """
+    _check(distillation.servers, policy, key="algorithm.distillation.servers")
+
+
+def _check(servers: FrozenServersConfig, policy: ModelConfig, *, key: str) -> None:
+    api_key = server_key(servers.api_key_env, f"{key}.api_key_env")
+    for url in servers.urls:
+        _check_server(url, policy, key=key, api_key=api_key, tokenizer=servers.tokenizer)
+
+
+def _check_server(
+    url: str, policy: ModelConfig, *, key: str, api_key: str | None, tokenizer: str | None
+) -> None:
     folder = Path(tokenizer if tokenizer is not None else trio.run(_named_folder, url, api_key, key))
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(

@@ -44,7 +44,7 @@ from agentrl.controller.baselines import check_baselines
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
 from agentrl.controller.conversations import Conversations
-from agentrl.controller.frozen_servers import check_opponents
+from agentrl.controller.frozen_servers import check_opponents, check_teacher_servers
 from agentrl.controller.observe import Observer
 from agentrl.controller.recording import RemoteRecording
 from agentrl.controller.recover import Ranks
@@ -283,6 +283,7 @@ def _resolved(config: Config) -> Config:
     if config.teacher_model is not None:
         check_teacher(config.teacher_model, config.model, config.learner)
     check_opponents(config.agent, config.model)
+    check_teacher_servers(config.algorithm.distillation, config.model)
     return config
 
 

@@ -36,7 +36,7 @@ FORMAT = b"5"
 FORMER_FORMATS = frozenset({b"2", b"3", b"4"})
 """Older versions that can still be decoded. In version 2, `failure` was only its text."""
 
-_SINCE = {"experts": 4, "conversations": 5, "segment_conversations": 5}
+_SINCE = {"experts": 4, "conversations": 5, "segment_conversations": 5, "teacher_logprobs": 5}
 """Columns that files of former formats do not have, and the version that added them."""
 
 TOOL_CALL = pa.struct(
@@ -106,6 +106,7 @@ SCHEMA = pa.schema(
         pa.field("experts", pa.large_list(pa.int16()), nullable=False),
         pa.field("conversations", pa.list_(CONVERSATION), nullable=False),  # empty: only one
         pa.field("segment_conversations", pa.list_(pa.int32()), nullable=False),
+        pa.field("teacher_logprobs", pa.large_list(pa.float32()), nullable=False),
     ],
     metadata={b"agentrl.trajectories": FORMAT},
 )
@@ -118,6 +119,7 @@ _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
     "turn_ids": np.int16,
     "anchors": np.int64,
     "experts": np.int16,
+    "teacher_logprobs": np.float32,
 }
 """Array columns: values per token, or per turn."""
 _EMPTY: Mapping[str, Any] = {"messages": (), "extra_info": "{}", "conversations": ()}

@@ -33,7 +33,13 @@ from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, can_share_prefixes, has_dropout
 from agentrl.learner.ranks import SAVING, Device, give_back_memory, join_ranks, leave_ranks
-from agentrl.learner.sample_refs import Packed, PlannedMicrobatch, loaded, runs_of
+from agentrl.learner.sample_refs import (
+    Packed,
+    PlannedMicrobatch,
+    loaded,
+    runs_of,
+    stored_teacher_logprobs,
+)
 from agentrl.learner.score_head import ScoreHead
 from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
@@ -202,21 +208,26 @@ class Learner:
     def teacher_logprobs(self, planned: Sequence[Packed]) -> Sequence[tuple[Floats, Floats]]:
         """Return per microbatch the log-probabilities of action tokens by policy and teacher, each f[A].
 
-        Those of the policy are the proximal ones: in mode bypass the server's, which need no forward.
+        Those of the policy are the proximal ones: in mode bypass the server's, which need no forward. Those
+        of a teacher on servers are stored with the trajectories.
+
+        Raises:
+            LearnerError: they are not stored: an attempt was played without a teacher.
         """
         microbatches, teacher = loaded(planned), self._teacher
-        assert teacher is not None, "there is no teacher without algorithm.distillation.teacher"
-        assert self._teacher_work is not None, "counted for every teacher"
-        is_scored = self._spec.mode != "bypass"
-        num_flops = self._teacher_work.forward(microbatches) + is_scored * self._work.forward(microbatches)
-        num_tokens = (1 + is_scored) * count_tokens(microbatches)
+        is_scored, has_forward = self._spec.mode != "bypass", teacher is not None
+        num_flops = is_scored * self._work.forward(microbatches)
+        if self._teacher_work is not None:
+            num_flops += self._teacher_work.forward(microbatches)
+        num_tokens = (has_forward + is_scored) * count_tokens(microbatches)
+        stored = [] if has_forward else stored_teacher_logprobs(planned)
         with self._meter.phase("assess", num_tokens=num_tokens, num_flops=num_flops):
             return [
                 (
                     self._logprobs(self._policy, m) if is_scored else m.behavior_logprobs,
-                    self._logprobs(teacher, m),
+                    self._logprobs(teacher, m) if teacher is not None else stored[place],
                 )
-                for m in microbatches
+                for place, m in enumerate(microbatches)
             ]
 
     @dispatch("dp", join="concat")

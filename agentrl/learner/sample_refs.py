@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.proximal_files import ProximalRun
+from agentrl.errors import LearnerError
 from agentrl.learner.batch import Floats, Microbatch, Sample, SampleShape
 from agentrl.learner.packing import MicrobatchPlan
 from agentrl.types import Trajectory
@@ -85,6 +86,22 @@ class SampleRef:
             experts=stored.experts_of_tokens,
         )
         return self._with_end(sample) if self.has_end else sample
+
+    def teacher_logprobs(self) -> NDArray[np.float32]:
+        """Read the teacher's log-probabilities of the action tokens, f32[A], in the order of positions.
+
+        Raises:
+            DiskError: the trajectory is missing or damaged.
+            LearnerError: no teacher was asked about the attempt.
+        """
+        source = self.attempt.source
+        stored = source if isinstance(source, Trajectory) else source.load(has_messages=False)
+        if len(stored.teacher_logprobs) != self.attempt.num_action_tokens:
+            raise LearnerError(
+                f"member {self.attempt.member} of group {self.attempt.group_id} was played without "
+                "algorithm.distillation.servers, so no teacher scored it; start a new run"
+            )
+        return stored.teacher_logprobs
 
     def _with_end(self, sample: Sample) -> Sample:
         segment, _ = end_place(self.attempt)
@@ -184,3 +201,25 @@ def lay_by_sample(
             laid[piece.sample][piece.first_place : piece.first_place + piece.num_actions] = own
             start += piece.num_actions
     return laid
+
+
+def stored_teacher_logprobs(microbatches: Sequence[Packed]) -> list[Floats]:
+    """Return per planned microbatch the stored log-probabilities of its action tokens by a teacher, f32[A].
+
+    Raises:
+        DiskError: a trajectory is missing or damaged.
+        LearnerError: no teacher was asked about an attempt.
+    """
+    columns: dict[int, NDArray[np.float32]] = {}
+    found: list[Floats] = []
+    for microbatch in microbatches:
+        assert isinstance(microbatch, PlannedMicrobatch), "what a teacher scored is stored with trajectories"
+        for place, ref in microbatch.samples.items():
+            if place not in columns:
+                columns[place] = ref.teacher_logprobs()
+        pieces = [
+            columns[piece.sample][piece.first_place : piece.first_place + piece.num_actions]
+            for piece in microbatch.plan.pieces
+        ]
+        found.append(np.concatenate([np.empty(0, np.float32), *pieces]))
+    return found

@@ -5,23 +5,17 @@ What they say is context for the policy. Their tokens are not recorded and never
 
 from __future__ import annotations
 
-import itertools
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import trio
-
 from agentrl.config.opponents import OpponentConfig, without_server
-from agentrl.errors import PluginError, RequestRefused, ServerError
+from agentrl.errors import PluginError, ServerError
+from agentrl.rollout.frozen_servers import FrozenServers
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.server import Client
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import Generation, SamplingParams
-
-MAX_FAILURES = 3
-"""Failures of servers during one turn before the attempt fails (outcome model_error)."""
-FAILURE_PAUSE_S = 0.2
-"""Pause before a retry, multiplied by the failures so far."""
 
 Connect = Callable[[str, str | None], Client]
 """(URL, API key) -> client of a frozen server."""
@@ -38,16 +32,7 @@ class Opponent:
 
     name: str
     temperature: float
-    servers: FrozenServers
-
-
-class FrozenServers:
-    """The servers of one frozen model. A turn whose server fails is sampled again by the next one."""
-
-    def __init__(self, clients: Sequence[Client]) -> None:
-        self._clients = clients
-        self._first = itertools.count()
-        self._request_numbers = itertools.count()
+    servers: FrozenServers[Client]
 
     async def generate(
         self, input_ids: Sequence[int], params: SamplingParams, *, trajectory_key: str
@@ -56,37 +41,17 @@ class FrozenServers:
 
         Raises:
             RequestRefused: a server calls the request invalid.
-            ServerError: MAX_FAILURES servers in a row failed or interrupted the turn.
+            ServerError: servers failed or interrupted the turn repeatedly.
         """
-        first = next(self._first)
-        for failures in range(1, MAX_FAILURES + 1):
-            client = self._clients[(first + failures) % len(self._clients)]
-            try:
-                return await _whole_turn(
-                    client, input_ids, params, rid=f"{trajectory_key}-o{next(self._request_numbers)}"
-                )
-            except RequestRefused:
-                raise
-            except ServerError as error:
-                if failures == MAX_FAILURES:
-                    raise ServerError(f"{failures} failures in a row, the last: {error}") from error
-            await trio.sleep(failures * FAILURE_PAUSE_S)
-        raise AssertionError("the last failure is raised")
 
-    async def aclose(self) -> None:
-        for client in self._clients:
-            await client.aclose()
+        async def whole_turn(client: Client) -> Generation:
+            rid = f"{trajectory_key}-o{secrets.token_hex(4)}"
+            generation = await client.generate(input_ids, params, rid=rid)
+            if generation.finish_reason == "abort":
+                raise ServerError("a server of a frozen model interrupted a turn; nobody may pause it")
+            return generation
 
-
-async def _whole_turn(
-    client: Client, input_ids: Sequence[int], params: SamplingParams, *, rid: str
-) -> Generation:
-    generation = await client.generate(input_ids, params, rid=rid)
-    if generation.finish_reason == "abort":
-        raise ServerError(
-            "a server of a frozen model interrupted a turn; nobody may publish to it or pause it"
-        )
-    return generation
+        return await self.servers.ask(whole_turn)
 
 
 class Opponents:

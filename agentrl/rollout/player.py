@@ -25,6 +25,7 @@ from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import AttemptSession, SessionParts
 from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.teacher import Teacher
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajectory
 
@@ -51,8 +52,12 @@ class Player:
         host: AsyncioHost,
         open_session: OpenSession,
         forget: Callable[[str], None],
+        teacher: Teacher | None = None,
     ) -> None:
-        """`forget`: called with the key of each attempt that is over."""
+        """`forget`: called with the key of each attempt that is over. `teacher`: scores what can be trained
+        on.
+        """
+        self._teacher = teacher
         self._agent = agent
         self._plugins = plugins
         self._scorer = scorer
@@ -90,11 +95,18 @@ class Player:
             return trajectory
         try:
             with attempt.scope.open("reward"):
-                return await self._scorer.score(
+                scored = await self._scorer.score(
                     attempt.task, trajectory, session.turn_rewards, environment=session.environment
                 )
         except Exception as error:  # noqa: BLE001 - boundary of one trajectory
             return trajectory.replace(outcome=Outcome.REWARD_ERROR, failure=failure_of(error))
+        if self._teacher is None or attempt.is_greedy:
+            return scored
+        try:
+            with attempt.scope.open("teacher"):
+                return await self._teacher.taught(scored, key=attempt.key)
+        except ServerError as error:
+            return trajectory.replace(outcome=Outcome.MODEL_ERROR, failure=failure_of(error))
 
     def _open(self, attempt: Attempt, agent: AgentLoop, sampling: Sampling) -> AttemptSession:
         task = attempt.task

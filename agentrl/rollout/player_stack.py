@@ -25,6 +25,7 @@ from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.teacher import Teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Validating:
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerParts:
     """What all players of a process share. prompt: limits of the first prompt. connect: makes the clients of
-    opponents' servers.
+    opponents' servers. teacher: scores the attempts of training; None: there is none on servers.
     """
 
     plugins: Plugins
@@ -46,6 +47,7 @@ class PlayerParts:
     host: AsyncioHost
     prompt: PromptLimits
     connect: Connect = connect_frozen
+    teacher: Teacher | None = None
 
     def open_tools(self, agent: AgentConfig) -> SharedTools:
         """Return the state of the tools that all players of the process share."""
@@ -60,7 +62,9 @@ class PlayerParts:
             "gateway": Gateway(agent.gateway),
             "opponents": Opponents(agent.opponents, self.connect),
         }
-        training = validating = open_stack(agent, reward, turns, self, **shared)
+        training = validating = open_stack(agent, reward, turns, self, **shared, teacher=self.teacher)
+        if validation is None and self.teacher is not None:
+            validating = open_stack(agent, reward, turns, self, **shared)
         if validation is not None:
             own = agent.model_copy(update={"tools": validation.tools})
             validating = open_stack(own, validation.reward, turns, self, **shared)
@@ -88,11 +92,14 @@ class PlayerStack:
     player: AttemptPlayer
     scorer: StackScorer
     opponents: Opponents = field(default_factory=lambda: Opponents({}))
+    teacher: Teacher | None = None
 
     async def aclose(self) -> None:
-        """Stop the processes in which rewards run, and close the connections to opponents."""
+        """Stop the processes in which rewards run, and close the connections to opponents and teacher."""
         await self.scorer.aclose()
         await self.opponents.aclose()
+        if self.teacher is not None:
+            await self.teacher.aclose()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,10 +128,11 @@ def open_stack(
     tools: SharedTools | None = None,
     gateway: Gateway | None = None,
     opponents: Opponents | None = None,
+    teacher: Teacher | None = None,
 ) -> PlayerStack:
     """Return a player whose turns come from `turns`, and its scorer.
 
-    `tools`, `gateway`, `opponents`: shared with other stacks; None: its own.
+    `tools`, `gateway`, `opponents`: shared with other stacks; None: its own. `teacher`: see PlayerParts.
 
     Raises:
         UserError: a reward is unknown or refuses its config, or the gateway cannot listen as configured.
@@ -157,5 +165,6 @@ def open_stack(
         host=parts.host,
         open_session=open_session,
         forget=turns.forget,
+        teacher=teacher,
     )
-    return PlayerStack(player, scorer, opponents)
+    return PlayerStack(player, scorer, opponents, teacher)

@@ -612,7 +612,7 @@ class TrajectorySession(AttemptSession):
         with self._tally.timed("opponent_s"), where:
             with line.turn() as token_ids:
                 generation = self._stopped(
-                    await opponent.servers.generate(token_ids, params, trajectory_key=self._attempt.key)
+                    await opponent.generate(token_ids, params, trajectory_key=self._attempt.key)
                 )
             turn = line.record_turn(generation)
         spoken.said(line, turn)

@@ -17,6 +17,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
+from agentrl.config.distillation import DistillationConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
@@ -38,6 +39,7 @@ from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import LiveScopes, PlayLoop
 from agentrl.rollout.server import Client
 from agentrl.rollout.shipment import TrajectorySink
+from agentrl.rollout.teacher import Teacher
 from agentrl.rollout.tracing import WorkerTracing
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
@@ -70,6 +72,7 @@ class RolloutSettings:
     data: DataConfig
     eval: EvalConfig
     spans: SpansConfig
+    distillation: DistillationConfig
     attempts_per_group: int
     run: str
     validation: Validating | None
@@ -86,6 +89,7 @@ class RolloutSettings:
             config.data,
             config.eval,
             config.tracking.spans,
+            config.algorithm.distillation,
             attempts_per_group=config.attempts_per_group,
             run=f"{config.trainer.project_name}/{config.trainer.experiment_name}",
             validation=validation,
@@ -146,7 +150,13 @@ class RolloutWorker:
             rollout,
             settings.reward,
             self._router,
-            PlayerParts(open_plugins(settings.agent), chat, self._host, PromptLimits.of(settings.data)),
+            PlayerParts(
+                open_plugins(settings.agent),
+                chat,
+                self._host,
+                PromptLimits.of(settings.data),
+                teacher=Teacher.of(settings.distillation),
+            ),
             attempts_per_group=settings.attempts_per_group,
             validation=settings.validation,
             tracer=None if self._tracing is None else self._tracing.attempts,

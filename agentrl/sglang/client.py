@@ -11,7 +11,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply, OnData
@@ -28,8 +30,10 @@ from agentrl.sglang.protocol import (
     parse_load,
     parse_max_adapter_rank,
     parse_model_info,
+    parse_prompt_logprobs,
     parse_records_experts,
     parse_server_info,
+    prompt_body,
 )
 from agentrl.sglang.streamed import (
     STREAM_INTERVAL_TOKENS,
@@ -151,6 +155,14 @@ class SGLangClient:
             unpublished=self._unpublished,
             num_context=None if params.experts_from is None else num_prompt - params.experts_from,
         )
+
+    async def prompt_logprobs(self, input_ids: Sequence[int], *, first: int, rid: str) -> NDArray[np.float32]:
+        """Return the log-probabilities of the tokens from `first` (at least 1) on, f32[N - first], each given
+        those before it, at temperature 1. Nothing is sampled.
+        """
+        body = prompt_body(input_ids, first=first, rid=rid)
+        reply = await self._sampled(body, rid)
+        return parse_prompt_logprobs(reply.json(), list(input_ids[first:]), server=self.url)
 
     async def abort(self, rid: str | None) -> None:
         """End the request `rid`, or all requests if it is None. They return the tokens sampled so far."""

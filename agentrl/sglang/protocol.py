@@ -102,6 +102,47 @@ def generate_body(
     return body
 
 
+def prompt_body(input_ids: Sequence[int], *, first: int, rid: str) -> dict[str, Any]:
+    """Return the body of POST /generate that scores the tokens of a prompt from `first` (at least 1) on."""
+    assert first >= 1, "nothing predicts the first token"
+    return {
+        "rid": rid,
+        "input_ids": _without_copy(input_ids),
+        "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        "return_logprob": True,
+        # The first token that is returned has no log-probability.
+        "logprob_start_len": first - 1,
+        "stream": False,
+    }
+
+
+def parse_prompt_logprobs(reply: Any, ids: Sequence[int], *, server: str) -> NDArray[np.float32]:
+    """Parse the log-probabilities of the last len(ids) tokens of a prompt, f32[len(ids)].
+
+    Raises:
+        ServerError: they are missing, of other tokens, or not finite.
+    """
+    try:
+        meta = reply["meta_info"]
+        reason = meta["finish_reason"]["type"]
+        triples = (meta.get("input_token_logprobs") or [])[-len(ids) :]
+        found_ids = [int(triple[1]) for triple in triples]
+        values = [math.nan if triple[0] is None else float(triple[0]) for triple in triples]
+    except _UNREADABLE as error:
+        raise ServerError(
+            f"{server} sent a scored prompt that cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    if reason == "abort":
+        raise ServerError(f"{server} interrupted the scoring of a prompt; nobody may pause it")
+    if found_ids != [int(token) for token in ids]:
+        raise ServerError(f"{server} sent log-probabilities of other tokens than those of the prompt")
+    if not all(math.isfinite(value) and value <= 1e-3 for value in values):
+        raise ServerError(
+            f"{server} sent a log-probability of a prompt that is not a finite number below zero"
+        )
+    return np.array(values, np.float32)
+
+
 def _without_copy(input_ids: Sequence[int]) -> Any:
     """Return the ids as the HTTP client can write them: a turn of a long session repeats up to 128k."""
     if isinstance(input_ids, np.ndarray):

@@ -35,7 +35,22 @@ EMBEDDED = {
     "text prompt": {"text": "hello", "sampling_params": {}},
     "a stream of a batch": {"input_ids": [[3], [4]], "stream": True},
     "a stream without tokens between events": {**sampling(stream_interval=0), "stream": True},
-    "prompt log-probabilities": {**GOOD, "logprob_start_len": 0},
+    "log-probabilities of a prompt that is sampled from": {
+        **GOOD,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    },
+    "log-probabilities beyond the prompt": {
+        **sampling(max_new_tokens=0),
+        "return_logprob": True,
+        "logprob_start_len": 9,
+    },
+    "log-probabilities of a prompt as a stream": {
+        **sampling(max_new_tokens=0),
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "stream": True,
+    },
     "experts of a dense model": {**GOOD, "return_routed_experts": True},
     "stop strings": sampling(stop=["x"]),
     "several samples": sampling(n=2),

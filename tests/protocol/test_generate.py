@@ -226,3 +226,31 @@ def test_a_stream_that_is_cancelled_or_refused_ends(server, talk):
             await client.stream(PROMPT, SamplingParams(10_000), rid="r", into=StreamedTokens(print))
 
     talk(script)
+
+
+@pytest.mark.parametrize("first", [1, 5, 24])
+def test_a_prompt_is_scored_without_sampling_and_sampling_goes_on_as_before(server, talk, logprobs_of, first):
+    ids = [*PROMPT, *range(20, 40)]
+
+    async def script(client):
+        params = SamplingParams(max_new_tokens=12, temperature=0.0)
+        before = await client.generate(PROMPT, params, rid="before")
+        found = {}
+
+        async def score(number):
+            found[number] = await client.prompt_logprobs(ids, first=first, rid=f"s{number}")
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(score, number)
+            during = await client.generate(PROMPT, params, rid="during")
+        return before, during, await client.generate(PROMPT, params, rid="after"), found
+
+    before, during, after, found = talk(script)
+    expected = logprobs_of(server.model, ids[:first], ids[first:])
+    for scores in found.values():
+        assert scores.dtype == np.float32
+        np.testing.assert_allclose(scores, expected, atol=1e-5)
+    for other in (during, after):
+        assert other.token_ids.tolist() == before.token_ids.tolist()
+        np.testing.assert_allclose(other.logprobs, before.logprobs, atol=1e-5)

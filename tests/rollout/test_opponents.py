@@ -111,7 +111,7 @@ def ask(clock, *servers):
 
     async def main():
         found = opponents.find("old")
-        result = await found.servers.generate([1], SamplingParams(4), trajectory_key="a")
+        result = await found.generate([1], SamplingParams(4), trajectory_key="a")
         await opponents.aclose()
         return result
 

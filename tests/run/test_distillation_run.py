@@ -6,8 +6,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import agentrl
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ConfigError
 from agentrl.offline.replay import load_replay_config, replay
+from agentrl.serving.launch import EmbeddedServer
+from agentrl.serving.supervisor import Supervisor
 
 pytestmark = pytest.mark.usefixtures("one_ray")
 
@@ -58,3 +61,38 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(worl
     with pytest.raises(ConfigError, match=r"'<\|end\|>' instead of '<\|im_end\|>'"):
         agentrl.train(config)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_teacher_on_a_server_says_what_the_role_says_and_a_replay_needs_no_server(world, tmp_path):
+    teacher = write_teacher(world, tmp_path / "teacher")
+    server = Supervisor(
+        EmbeddedServer(EmbeddedServerConfig(), "float32"),
+        log_file=tmp_path / "teacher.log",
+        start_timeout_s=240,
+        max_restarts=0,
+    )
+    run_dir = tmp_path / "distilled"
+    overrides = [
+        f"trainer.run_dir={run_dir}",
+        "trainer.steps=2",
+        "trainer.save_freq=-1",
+        "rollout.group_size=1",
+        "algorithm.distillation.with_rewards=false",
+    ]
+    try:
+        url = server.start(str(teacher), "frozen")
+        on_server = f"algorithm.distillation.servers.urls=[{url}]"
+        result = agentrl.train(agentrl.load_config(str(world.config), [*overrides, on_server]))
+    finally:
+        server.stop()
+    assert result.counts.is_balanced
+    kl = [record["learner/teacher_kl"] for record in world.records(run_dir).train]
+    assert all(value > 0 for value in kl)
+
+    again = replay(run_dir, load_replay_config(run_dir))
+    overrides = ["algorithm.distillation.servers.urls=[]", f"algorithm.distillation.teacher={teacher}"]
+    by_role = replay(run_dir, load_replay_config(run_dir, overrides, out=tmp_path / "by_role"))
+    for other in (again, by_role):
+        repeated = [record["learner/teacher_kl"] for record in world.records(other.run_dir).train]
+        assert repeated == pytest.approx(kl, rel=1e-4)

@@ -100,7 +100,7 @@ class App:
             "e2e_latency": result.seconds,
         }
         if request.return_logprob:
-            meta["input_token_logprobs"] = []
+            meta["input_token_logprobs"] = _of_prompt(result)
             meta["output_token_logprobs"] = [(logprob, token, None) for token, logprob in result.samples]
             meta["output_token_logprobs_length"] = len(ids)
         if result.experts is not None:
@@ -378,6 +378,16 @@ async def _unless_disconnected(
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         continue
+
+
+def _of_prompt(result: Result) -> list[tuple[float | None, int, None]]:
+    """Return SGLang's triples of the prompt's tokens; the first has no log-probability."""
+    if result.prompt_logprobs is None:
+        return []
+    ids = result.request.input_ids[result.request.prompt_logprobs_from :]
+    return [
+        (logprob, token, None) for logprob, token in zip([None, *result.prompt_logprobs], ids, strict=True)
+    ]
 
 
 def _finish_reason(result: Result) -> dict[str, Any]:

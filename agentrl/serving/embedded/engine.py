@@ -91,6 +91,7 @@ class Engine:
         self._jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._num_flushes = 0
+        self._scoring = asyncio.Lock()
         # Greedy over scores that `_Sampling` made one-hot: see the top of this file.
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         self._manager = self.model.init_continuous_batching(
@@ -214,6 +215,41 @@ class Engine:
                         torch.cuda.synchronize(self.model.device)
 
         return await in_thread(parked)
+
+    async def prompt_logprobs(self, input_ids: list[int], *, first: int) -> list[float]:
+        """Return the log-probabilities of the tokens after `first`, at temperature 1, by one plain forward.
+
+        The generation loop waits meanwhile, and so do other calls.
+
+        Raises:
+            NotFinite: the weights compute NaN or infinities for these tokens.
+        """
+
+        def parked() -> list[float]:
+            with self._manager.pause():
+                return self._score(input_ids, first)
+
+        async with self._scoring:
+            found = await in_thread(parked)
+        if not all(map(math.isfinite, found)):
+            raise NotFinite("the weights compute values that are not finite for this prompt")
+        return found
+
+    @torch.inference_mode()
+    def _score(self, input_ids: list[int], first: int) -> list[float]:
+        paged = self.model.config._attn_implementation
+        ids_T = torch.tensor(input_ids, device=self.model.device)
+        self.adapter_slot.expect([(len(input_ids), False)])
+        self.model.set_attn_implementation("sdpa")  # the paged attention knows only the manager's requests
+        try:
+            num_kept = len(input_ids) - first
+            logits_TV = self.model(
+                input_ids=ids_T.unsqueeze(0), use_cache=False, logits_to_keep=num_kept
+            ).logits[0, -num_kept:-1]
+            scores_T = logits_TV.float().log_softmax(-1).gather(1, ids_T[first + 1 :, None])
+            return scores_T.flatten().tolist()
+        finally:
+            self.model.set_attn_implementation(paged)
 
     async def lend_memory(self) -> LentMemory | None:
         """Free the memory of weights and cache; None on a CPU, where nothing would be gained.

@@ -98,6 +98,7 @@ class GenerateRequest:
     skip_special_tokens: bool
     adapter: str | None = None
     experts_from: int | None = None
+    prompt_logprobs_from: int | None = None
 
 
 def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateRequest], bool]:
@@ -113,11 +114,6 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
             raise BadRequest(
                 f"`{name}` is not supported by the embedded server; send input_ids and leave it out"
             )
-    if body.get("logprob_start_len") not in (None, -1):
-        raise BadRequest(
-            "`logprob_start_len` is not supported by the embedded server: it has no log-probabilities of the "
-            "prompt"
-        )
     prompts = body.get("input_ids")
     if not isinstance(prompts, list) or not prompts:
         raise BadRequest("`input_ids` must be a list of token ids, or a list of such lists, and not empty")
@@ -133,8 +129,9 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
     )
     adapters = _per_prompt(body.get("lora_path"), len(prompts), name="lora_path", is_batch=is_batch)
     experts_from = _parse_experts(body, limits)
+    logprobs_from = _parse_prompt_logprobs(body, limits)
     requests = [
-        _parse_one(*each, experts_from, limits)
+        _parse_one(*each, experts_from, logprobs_from, limits)
         for each in zip(prompts, rids, params, return_logprob, adapters, strict=True)
     ]
     if len({request.rid for request in requests}) < len(requests):
@@ -176,6 +173,20 @@ def _parse_experts(body: Mapping[str, Any], limits: RequestLimits) -> int | None
     return integer_of(body, "routed_experts_start_len", 0)
 
 
+def _parse_prompt_logprobs(body: Mapping[str, Any], limits: RequestLimits) -> int | None:
+    """Return the token of the prompt from which on its log-probabilities are wanted; None: they are not."""
+    if body.get("logprob_start_len") in (None, -1):
+        return None
+    first = integer_of(body, "logprob_start_len", 0)
+    if limits.has_experts:
+        raise BadRequest(
+            "`logprob_start_len` is not supported by the embedded server for mixtures of experts"
+        )
+    if flag_of(body, "stream", False) or body.get("lora_path") is not None:
+        raise BadRequest("`logprob_start_len` takes neither `stream` nor `lora_path` on the embedded server")
+    return first
+
+
 def _parse_one(
     prompt: Any,
     rid: Any,
@@ -183,6 +194,7 @@ def _parse_one(
     return_logprob: Any,
     adapter: Any,
     experts_from: int | None,
+    logprobs_from: int | None,
     limits: RequestLimits,
 ) -> GenerateRequest:
     if adapter is not None and not (isinstance(adapter, str) and len(adapter) <= MAX_TEXT):
@@ -198,6 +210,15 @@ def _parse_one(
     _check_names(params)
     max_new_tokens = integer_of(params, "max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     _check_size(len(prompt), max_new_tokens, limits)
+    if logprobs_from is not None and not (return_logprob and max_new_tokens == 0):
+        raise BadRequest(
+            "`logprob_start_len` needs `return_logprob` and `max_new_tokens` of 0 on the embedded server: it "
+            "scores a prompt, or samples"
+        )
+    if logprobs_from is not None and logprobs_from >= len(prompt):
+        raise BadRequest(
+            f"`logprob_start_len` is {logprobs_from}, beyond the {len(prompt)} tokens of the prompt"
+        )
     stop_ids = params.get("stop_token_ids") or []
     if not isinstance(stop_ids, list) or not all(type(token) is int for token in stop_ids):
         raise BadRequest(f"`stop_token_ids` must be a list of token ids, not {shown(stop_ids)}")
@@ -213,6 +234,7 @@ def _parse_one(
         skip_special_tokens=flag_of(params, "skip_special_tokens", True),
         adapter=adapter or None,
         experts_from=experts_from,
+        prompt_logprobs_from=logprobs_from,
     )
 
 

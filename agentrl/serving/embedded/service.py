@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -58,6 +58,7 @@ class Result:
     matched: int | None = None
     message: str | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: Sequence[float] | None = None  # of the tokens after `request.prompt_logprobs_from`
     experts: NDArray[np.int16] | None = None  # of the tokens from `request.experts_from` to the last but one
 
 
@@ -82,6 +83,7 @@ class _Entry:
     admitted: asyncio.Future[bool] | None = None
     job: Job | None = None
     starts: list[tuple[str, int]] = field(default_factory=list)
+    prompt_logprobs: list[float] | None = None
 
 
 @dataclass(eq=False)
@@ -149,7 +151,9 @@ class Service:
         self._entries[request.rid] = entry
         try:
             was_admitted = await self._admit(entry)
-            if was_admitted and request.max_new_tokens > 0:
+            if was_admitted and request.prompt_logprobs_from is not None:
+                await self._score(entry, request.prompt_logprobs_from)
+            elif was_admitted and request.max_new_tokens > 0:
                 await self._run(entry)
             return self._result(entry, was_admitted=was_admitted)
         finally:
@@ -189,12 +193,24 @@ class Service:
         )
         entry.job = job
         entry.starts = [(self.version, 0)]
+        with self._running():
+            try:
+                await job.finished
+            finally:
+                self.engine.cancel(job)
+
+    async def _score(self, entry: _Entry, first: int) -> None:
+        with self._running():
+            entry.prompt_logprobs = await self.engine.prompt_logprobs(entry.request.input_ids, first=first)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Count a request that runs: weights change only while none does."""
         self._num_running += 1
         self._idle.clear()
         try:
-            await job.finished
+            yield
         finally:
-            self.engine.cancel(job)
             self._num_running -= 1
             if self._num_running == 0:
                 self._idle.set()
@@ -215,6 +231,7 @@ class Service:
             seconds=time.monotonic() - entry.arrived,
             num_cached_tokens=(entry.job and entry.job.num_cached_tokens) or 0,
             experts=_experts(entry, len(samples)),
+            prompt_logprobs=entry.prompt_logprobs,
         )
         if not was_admitted:
             return result(finish="abort", message="Abort in waiting queue")
