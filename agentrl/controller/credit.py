@@ -82,7 +82,7 @@ def credit(
     estimator = find_estimator(algorithm.advantage)
     attempts, parts = whole, None
     if algorithm.conversation_credit == "own" and any(t.conversation_names for t in whole):
-        parts = Parts.of(whole)
+        parts = ConversationParts.of(whole)
         attempts, assessment, group_size = parts.attempts, parts.assessed(assessment), None
     try:
         batch = action_batch(attempts, group_size=group_size)
@@ -194,7 +194,7 @@ def _samples(attempts: Sequence[AttemptFacts], found: Credit | RunCredit) -> lis
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class ConversationParts:
     """The conversations of a batch's attempts, each as an attempt of its own.
 
     whole: the attempts. owners: of each conversation, the index of its attempt.
@@ -205,7 +205,7 @@ class Parts:
     owners: Sequence[int]
 
     @classmethod
-    def of(cls, whole: Sequence[AttemptFacts]) -> Parts:
+    def of(cls, whole: Sequence[AttemptFacts]) -> ConversationParts:
         """Divide attempts. An attempt without an action token keeps one part, which has none."""
         found = [
             (index, part)
