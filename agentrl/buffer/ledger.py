@@ -299,7 +299,9 @@ class Ledger:
         Each expiry doubles the time of the group's next leases. Otherwise groups that take longer, on servers
         that are slower than the config expects, would be begun again for ever.
         """
-        oldest_first = itertools.takewhile(lambda lease: now - lease[2].since > timeout_s, self.groups.plays())
+        oldest_first = itertools.takewhile(
+            lambda lease: now - lease[2].since > timeout_s, self.groups.plays()
+        )
         late = [
             (owner, group_id)
             for group_id, owner, play in oldest_first

@@ -236,9 +236,7 @@ def test_the_next_expiry_is_when_the_first_lease_expires(leases, later_s):
         now += pause_s
         group_id = it.ledger.lease("a", now)
         it.ledger.groups.leased[group_id].num_expired = num_expired
-    ends = [
-        play.since + 10.0 * 2 ** leases[group_id][1] for group_id, _, play in it.ledger.groups.plays()
-    ]
+    ends = [play.since + 10.0 * 2 ** leases[group_id][1] for group_id, _, play in it.ledger.groups.plays()]
     assert it.ledger.next_expiry(10.0) == min(ends)
     late = [group_id for group_id, end in enumerate(ends) if now + later_s > end]
     assert [group_id for _, group_id in it.ledger.expire(now=now + later_s, timeout_s=10.0)] == late
