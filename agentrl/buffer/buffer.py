@@ -76,7 +76,8 @@ class ReplayBuffer:
             drop_constant_groups: drop a complete group if all its rewards are equal, including the greedy
                 one; another group is leased instead.
             conversation_credit: whether these are the rewards of attempts, or of their conversations.
-            lease_timeout_s: a lease older than this expires, and its group is leased to another owner.
+            lease_timeout_s: a lease older than this expires, and its group is leased to another owner, for
+                twice as long.
             duplicate_after_s: a group held longer than this is also leased to an owner that would otherwise
                 be idle; the first complete copy wins.
             journal: None keeps the journal in memory, for the life of the process.
@@ -147,7 +148,7 @@ class ReplayBuffer:
         group_ids: list[int] = []
         while not (self._is_closed or owner in self._groups.released):
             now = self._clock()
-            self._rows.forget_plays(self._ledger.expire(older_than=now - self._lease_timeout_s))
+            self._rows.forget_plays(self._ledger.expire(now=now, timeout_s=self._lease_timeout_s))
             while len(group_ids) < limit and self._ledger.can_lease():
                 group_ids.append(self._ledger.lease(owner, now))
             if not group_ids:
@@ -163,7 +164,7 @@ class ReplayBuffer:
         A group that is leased while it waits is due no sooner than one that is leased `now`.
         """
         ledger = self._ledger
-        due = min(ledger.next_expiry(), now) + self._lease_timeout_s
+        due = min(ledger.next_expiry(self._lease_timeout_s), now + self._lease_timeout_s)
         if not math.isinf(self._duplicate_after_s):
             due = min(due, min(ledger.next_copy(owner), now) + self._duplicate_after_s)
         return max(MIN_WAIT_S, due - now)

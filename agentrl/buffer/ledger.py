@@ -33,7 +33,7 @@ from typing import Any, Literal
 from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.samplers import SAMPLERS, ReadyGroup
-from agentrl.buffer.states import OWNER_LOST, GroupStates, Play, check_format
+from agentrl.buffer.states import EXPIRED, OWNER_LOST, GroupStates, Play, check_format
 from agentrl.config.buffer import BufferConfig
 from agentrl.errors import CheckpointError
 from agentrl.types import NO_VERSION
@@ -41,7 +41,6 @@ from agentrl.types import NO_VERSION
 STALE = "stale"
 LATE = "late"
 DUPLICATE = "duplicate"
-EXPIRED = "expired"
 ROLLED_BACK = "rolled_back"
 NO_VARIANCE = "no_variance"
 FILES_LOST = "files_lost"
@@ -144,7 +143,7 @@ class Ledger:
         """Lease one group to `owner`: the queued group that was drawn first, or a newly drawn group if none
         is queued.
 
-        `now` must not be smaller than at any lease before: leases end in the order in which they began.
+        `now` must not be smaller than at any lease before.
 
         Raises:
             ValueError: `can_lease` is False.
@@ -175,9 +174,18 @@ class Ledger:
                 return group_id, play
         return None
 
-    def next_expiry(self) -> float:
-        """Return when the oldest lease began; infinity without leases."""
-        return next((play.since for _, _, play in self.groups.plays()), math.inf)
+    def next_expiry(self, timeout_s: float) -> float:
+        """Return when the next lease expires (see `expire`); infinity without leases."""
+        earliest = math.inf
+        for group_id, _, play in self.groups.plays():
+            if play.since + timeout_s >= earliest:  # later leases expire even later
+                break
+            earliest = min(earliest, play.since + self._time_s(group_id, timeout_s))
+        return earliest
+
+    def _time_s(self, group_id: int, timeout_s: float) -> float:
+        """Return for how long a leased group may be played."""
+        return math.ldexp(timeout_s, self.groups.leased[group_id].num_expired)
 
     def next_copy(self, owner: str) -> float:
         """Return when the lease began that `lease_copy` would copy first; infinity if there is none."""
@@ -285,10 +293,20 @@ class Ledger:
         )
         return held
 
-    def expire(self, *, older_than: float) -> list[tuple[str, int]]:
-        """End all leases that started before `older_than`. Returns their (owner, group id) pairs."""
-        oldest_first = itertools.takewhile(lambda lease: lease[2].since < older_than, self.groups.plays())
-        late = [(owner, group_id) for group_id, owner, _ in oldest_first]
+    def expire(self, *, now: float, timeout_s: float) -> list[tuple[str, int]]:
+        """End all leases that are older than `timeout_s`. Returns their (owner, group id) pairs.
+
+        Each expiry doubles the time of the group's next leases. Otherwise groups that take longer, on servers
+        that are slower than the config expects, would be begun again for ever.
+        """
+        oldest_first = itertools.takewhile(
+            lambda lease: now - lease[2].since > timeout_s, self.groups.plays()
+        )
+        late = [
+            (owner, group_id)
+            for group_id, owner, play in oldest_first
+            if now - play.since > self._time_s(group_id, timeout_s)
+        ]
         self._commit(*(Event(EventKind.QUEUED, group_id, owner, reason=EXPIRED) for owner, group_id in late))
         return late
 

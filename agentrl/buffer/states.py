@@ -18,6 +18,7 @@ from agentrl.types import BufferCounts, HeldLease
 FORMAT = 2
 """Format number of `GroupStates.state`."""
 
+EXPIRED = "expired"
 OUTRUN = "outrun"
 OWNER_LOST = "owner_lost"
 
@@ -42,6 +43,7 @@ class OpenGroup:
 
     number: int
     num_leases: int = 0
+    num_expired: int = 0  # leases
     plays: dict[str, Play] = field(default_factory=dict)  # by owner
 
 
@@ -253,6 +255,7 @@ class GroupStates:
     def _queue(self, event: Event) -> None:
         group = self.leased[event.group_id]
         self.discarded[event.reason] += len(group.plays.pop(event.owner).members)
+        group.num_expired += event.reason == EXPIRED
         self._end_play(event.group_id, event.owner)
         if not group.plays:
             self.queued[event.group_id] = self.leased.pop(event.group_id)
@@ -365,8 +368,8 @@ class GroupStates:
             "dropped": dict(self.dropped),
             "discarded": dict(self.discarded),
             "released": sorted(self.released),
-            "queued": [[group_id, g.number, g.num_leases] for group_id, g in self.queued.items()],
-            "leased": [[group_id, g.number, g.num_leases] for group_id, g in self.leased.items()],
+            "queued": _open_groups(self.queued),
+            "leased": _open_groups(self.leased),
             "plays": [
                 [*key, p.order, p.version, list(p.members.items()), sorted(p.left_out), p.accuracies]
                 for key, p in self._plays.items()
@@ -398,6 +401,11 @@ class GroupStates:
         self.batches = {
             step: {group.group_id: group for group in map(_ready, batch)} for step, batch in state["batches"]
         }
+
+
+def _open_groups(groups: Mapping[int, OpenGroup]) -> list[list[int]]:
+    """Return the numbers of open groups as JSON values."""
+    return [[id, group.number, group.num_leases, group.num_expired] for id, group in groups.items()]
 
 
 def _ready(values: Sequence[Any]) -> ReadyGroup:

@@ -41,7 +41,7 @@ class BufferConfig(Section):
         7200.0,
         gt=0,
         description="Seconds after which a group's lease expires: its attempts are ended and another rollout "
-        "actor plays it. Choose more than any group may take.",
+        "actor plays it, for up to twice as long. Choose more than any group may take.",
     )
     duplicate_after_s: float | None = Field(
         None,

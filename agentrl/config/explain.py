@@ -335,6 +335,13 @@ def _rollout_warnings(config: Config) -> Iterator[str]:
                 f"the embedded server's cache of {room:,} tokens is smaller than the longest trajectory of "
                 f"{numbers.longest_tokens:,}"
             )
+    waves = _ceil(config.attempts_per_group, rollout.max_concurrent_trajectories)
+    if config.buffer.lease_timeout_s < waves * agent.trajectory_timeout_s:
+        yield (
+            f"buffer.lease_timeout_s={config.buffer.lease_timeout_s:g} is less than a group may take "
+            f"({waves} x agent.trajectory_timeout_s={agent.trajectory_timeout_s:g}): attempts that are slow "
+            "but not stuck are ended and played again; raise it, with room for retries"
+        )
     if agent.max_turn_tokens is not None and agent.max_turn_tokens > agent.max_response_tokens:
         yield (
             f"agent.max_turn_tokens={agent.max_turn_tokens} has no effect above "

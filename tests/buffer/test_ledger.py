@@ -269,8 +269,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def leases_expire(self) -> None:
-        assert self.ledger.expire(older_than=-1.0) == []
-        late = self.ledger.expire(older_than=1.0)
+        assert self.ledger.expire(now=0.0, timeout_s=1.0) == []
+        late = self.ledger.expire(now=1.0, timeout_s=0.0)
         assert sorted(late) == sorted(
             (owner, group_id) for group_id, owners in self.held.items() for owner in owners
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.ledger import MAX_LEASES_IN_ORDER, Ledger, LedgerRules
@@ -186,15 +189,57 @@ def test_the_queue_comes_first_in_the_order_of_draws():
     assert [it.ledger.lease("c"), it.ledger.lease("c")] == [second, 2]
 
 
-def test_leases_that_began_before_a_moment_expire():
+def test_leases_that_are_too_old_expire():
     it = Recorded()
     for moment in (1.0, 2.0, 3.0):
         it.ledger.lease("a", moment)
     it.new()
-    assert it.ledger.expire(older_than=1.0) == it.new() == []
-    assert it.ledger.expire(older_than=3.0) == [("a", 0), ("a", 1)]
+    assert it.ledger.expire(now=11.0, timeout_s=10.0) == it.new() == []
+    assert it.ledger.expire(now=13.0, timeout_s=10.0) == [("a", 0), ("a", 1)]
     assert it.new() == [Event(EventKind.QUEUED, group_id, "a", reason="expired") for group_id in (0, 1)]
     assert it.ledger.groups.counts() == counts(drawn=3, queued=2, leased=1)
+
+
+def restarted(it: Recorded, *, now: float) -> Ledger:
+    """Return a ledger that begins with a snapshot of another."""
+    after = Ledger(it.ledger.rules, record=it.record)
+    state = json.dumps({"ledger": it.ledger.groups.snapshot()})
+    after.replay([Event(EventKind.SNAPSHOT, reason=state)], now=now)
+    return after
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_each_expiry_doubles_the_time_of_the_next_lease(restarts):
+    """Also after a restart. Groups that take longer than a lease would never be complete otherwise."""
+    it, now = Recorded(), 0.0
+    for time_s in (10.0, 20.0, 40.0, 80.0):
+        assert it.ledger.lease("a", now) == 0
+        assert it.ledger.next_expiry(10.0) == now + time_s
+        assert it.ledger.expire(now=now + time_s, timeout_s=10.0) == []
+        now += time_s + 1.0
+        assert it.ledger.expire(now=now, timeout_s=10.0) == [("a", 0)]
+        if restarts:
+            it.ledger = restarted(it, now=now)
+    assert it.ledger.lease("a", now) == 0
+    assert it.ledger.next_expiry(10.0) == now + 160.0
+    assert it.ledger.lease("a", now + 1.0) == 1
+    assert it.ledger.next_expiry(10.0) == now + 11.0, "the other group has its own time"
+    assert it.ledger.release("a") == [0, 1]
+    assert it.ledger.next_expiry(10.0) == math.inf
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=8), st.integers(0, 99))
+def test_the_next_expiry_is_when_the_first_lease_expires(leases, later_s):
+    """However often groups expired before: `expire` and `next_expiry` against all leases one by one."""
+    it, now = Recorded(len(leases)), 0
+    for pause_s, num_expired in leases:
+        now += pause_s
+        group_id = it.ledger.lease("a", now)
+        it.ledger.groups.leased[group_id].num_expired = num_expired
+    ends = [play.since + 10.0 * 2 ** leases[group_id][1] for group_id, _, play in it.ledger.groups.plays()]
+    assert it.ledger.next_expiry(10.0) == min(ends)
+    late = [group_id for group_id, end in enumerate(ends) if now + later_s > end]
+    assert [group_id for _, group_id in it.ledger.expire(now=now + later_s, timeout_s=10.0)] == late
 
 
 def test_a_copy_is_of_the_oldest_group_that_one_other_owner_plays():

@@ -157,6 +157,8 @@ def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> 
         ({"rollout": {"embedded": {"num_blocks": 8}}}, "cache of 256 tokens"),
         ({"agent": {"max_turn_tokens": 2000}}, "agent.max_turn_tokens=2000"),
         ({"agent": {"trajectory_timeout_s": 20}}, "agent.tool_timeout_s=30"),
+        ({"buffer": {"lease_timeout_s": 100}}, "(1 x agent.trajectory_timeout_s=600)"),
+        ({"rollout": {"group_size": 1000, "max_concurrent_trajectories": 64}}, "(16 x agent.trajectory"),
         ({"learner": {"microbatch_tokens": 1000}}, "learner.microbatch_tokens=1000"),
         ({"learner": {"minibatches_per_step": 3}}, "unequal batches"),
         ({"learner": {"world_size": 200}}, "nothing to learn from"),

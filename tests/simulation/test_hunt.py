@@ -79,6 +79,7 @@ FOUND = {
     101: "events of a checkpoint of another folder lacked the members of groups in play (audit)",
     29: "events lacked the members of copies that another owner overtook (audit)",
     1488: "old groups were overtaken by younger ones, and became too stale together (waste)",
+    107276: "groups that take longer than a lease were begun again for ever (stall)",
 }
 """Seeds of bugs that the hunt found."""
 
