@@ -1,13 +1,6 @@
-"""Boxes of processes: what a killed run leaves; outputs that are cut, and edits."""
+"""Outputs of commands that are cut, and edits."""
 
 from __future__ import annotations
-
-import secrets
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,48 +9,6 @@ from hypothesis import strategies as st
 from agentrl.boxes.edits import replaced
 from agentrl.boxes.inside.servant import Kept
 from agentrl.plugins import WrongCall
-
-KILLED = """
-import sys, trio
-from agentrl.boxes.workspace import Workspace
-
-async def main():
-    workspace = Workspace({})
-    await workspace.start()
-    sleep = f"exec -a {sys.argv[1]} sleep 9999"
-    await workspace.bash(f"({sleep}) & setsid -f bash -c '{sleep}'")
-    print("ready", flush=True)
-    await workspace.bash(sleep)
-
-trio.run(main)
-"""
-
-
-def named(name: str) -> list[str]:
-    """Return the processes with this name as their first argument."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(name.encode()):
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
-
-
-def test_a_killed_run_leaves_nothing_running() -> None:
-    name = f"box-{secrets.token_hex(8)}"
-    with subprocess.Popen([sys.executable, "-c", KILLED, name], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            assert len(named(name)) >= 2
-        finally:
-            process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while named(name) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert named(name) == []
 
 
 @given(st.lists(st.binary(max_size=50)), st.integers(2, 40))
