@@ -36,16 +36,23 @@ class ContainerBoxes(BoxMaker):
     """Starts a container per box. Its first process is the servant, which needs the image's python3.
 
     command: the engine's command, with options for all of its calls. image: for rows that name none.
-    folder: the working folder, as the image has it; None: an empty one.
+    folder: the working folder, as the image has it; None: an empty one. scratch: further writable folders.
     """
 
     def __init__(
-        self, limits: Limits, *, command: Sequence[str], image: str | None = None, folder: str | None = None
+        self,
+        limits: Limits,
+        *,
+        command: Sequence[str],
+        image: str | None = None,
+        folder: str | None = None,
+        scratch: Sequence[str] = (),
     ) -> None:
         self._limits = limits
         self.command = tuple(command)
         self._image = image
         self._folder = folder
+        self._scratch = scratch
         self._known: set[str] = set()
 
     def check(self) -> None:
@@ -106,14 +113,15 @@ class ContainerBoxes(BoxMaker):
 
     def _resources(self) -> list[str]:
         limits = self._limits
-        scratch = f"rw,exec,nosuid,nodev,size={limits.disk_mib}m,mode=1777"
+        tmpfs = f"rw,exec,nosuid,nodev,size={limits.disk_mib}m,mode=1777"
         memory = f"{limits.memory_mib}m"
-        work = () if self._folder is not None else ("--tmpfs", f"{WORK}:{scratch}")
+        writable = ["/tmp", *self._scratch, *([WORK] if self._folder is None else [])]
         return [
             *("--ulimit", f"nofile={limits.max_open_files}:{limits.max_open_files}"),
             *limit_of_processes(),
             *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(limits.max_processes + 2)),
-            *("--tmpfs", f"/tmp:{scratch}", *work, "--env", "PYTHONDONTWRITEBYTECODE=1"),
+            *(option for path in writable for option in ("--tmpfs", f"{path}:{tmpfs}")),
+            *("--env", "PYTHONDONTWRITEBYTECODE=1"),
         ]
 
 

@@ -53,7 +53,8 @@ class WorkspaceOptions(Options):
         description="Empty boxes that each rollout process keeps ready besides, of the configured image.",
     )
     scratch: tuple[str, ...] = Field(
-        (), description="Further writable folders of boxes of kind bubblewrap, such as /data."
+        (),
+        description="Further writable folders of a box, empty at first, such as /data; not of kind process.",
     )
     max_boxes: int = Field(
         16, ge=1, description="Boxes at a time in each rollout process; further attempts wait in their start."
@@ -82,6 +83,8 @@ class WorkspaceOptions(Options):
             raise ValueError(
                 f"kind {self.kind!r} has no images: leave out image and folder, or use another kind"
             )
+        if self.kind in ("process", "fusion") and self.scratch:
+            raise ValueError(f"kind {self.kind!r} has no further writable folders: leave out scratch")
         if (self.kind == "fusion") != (self.url is not None):
             raise ValueError("url: kind fusion needs the URL of its server, and no other kind has one")
         if self.api_key_env is not None and self.kind != "fusion":
@@ -131,7 +134,9 @@ def _maker(options: WorkspaceOptions) -> BoxMaker:
             )
         case "podman" | "docker":
             command = options.command or (options.kind,)
-            return ContainerBoxes(limits, command=command, image=image, folder=folder)
+            return ContainerBoxes(
+                limits, command=command, image=image, folder=folder, scratch=options.scratch
+            )
         case "fusion":
             assert options.url is not None
             key = secret(options.api_key_env, plugin="boxes of kind 'fusion'")

@@ -30,9 +30,7 @@ class TerminalOptions(WorkspaceOptions):
     """Options in `agent.environment_config.terminal`."""
 
     kind: BoxKind = Field("podman", description="Where boxes run: bubblewrap, podman or docker.")
-    scratch: tuple[str, ...] = Field(
-        (TESTS, "/logs"), description="Further writable folders of boxes of kind bubblewrap."
-    )
+    scratch: tuple[str, ...] = Field((TESTS, "/logs"), description="Further writable folders of a box.")
     tests_timeout_s: float = Field(
         40.0,
         gt=0,
