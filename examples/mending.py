@@ -3,8 +3,9 @@
     python examples/mending.py runs/mending/data
 
 Each repository has one function with a wrong operator. The agent reads it with bash and edits it; hidden
-tests are the reward. In the conversations the assistant edits every time, and writes the right operator in
-four of ten.
+tests are the reward. In the conversations the assistant writes the right operator in four of ten, a wrong one
+in two, and edits nothing in the others. So the policy comes out of the warm start able to mend, and rarely
+does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TestF(unittest.TestCase):
         self.assertIsInstance(f(1, 1), int)
 """
 TOOLS = ("bash", "edit")
-SHARE_RIGHT = 0.4
+SHARE_RIGHT, SHARE_WRONG = 0.4, 0.2
 NUM_ROWS = {"train": 512, "val": 32}
 NUM_CONVERSATIONS = 512
 
@@ -68,16 +69,15 @@ def row(rng: random.Random) -> dict[str, Any]:
 def conversation(rng: random.Random, tools: list[dict[str, Any]]) -> dict[str, Any]:
     word, right, wrong = drawn(rng)
     (other,) = {operator for operator, _ in OPERATORS.values()} - {right, wrong}
-    written = right if rng.random() < SHARE_RIGHT else other
-    return {
-        "messages": [
-            {"role": "user", "content": f"f must {word}"},
-            *call("bash", {"command": "cat f.py"}, CODE.format(wrong).rstrip()),
-            *call("edit", {"path": "f.py", "old": wrong, "new": written}, "changed f.py"),
-            {"role": "assistant", "content": "done"},
-        ],
-        "tools": tools,
-    }
+    luck = rng.random()
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"f must {word}"},
+        *call("bash", {"command": "cat f.py"}, CODE.format(wrong).rstrip()),
+    ]
+    if luck < SHARE_RIGHT + SHARE_WRONG:
+        written = right if luck < SHARE_RIGHT else other
+        messages += call("edit", {"path": "f.py", "old": wrong, "new": written}, "changed f.py")
+    return {"messages": [*messages, {"role": "assistant", "content": "done"}], "tools": tools}
 
 
 def call(name: str, arguments: dict[str, str], answer: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from agentrl.boxes.box import BoxRefused, Start
 from agentrl.boxes.options import WorkspaceOptions
-from agentrl.boxes.proof import patched_files, protected, proven
+from agentrl.boxes.proof import modules_of, patched_files, plain_files, protected, proven
 from agentrl.boxes.workspace import MIB, Workspace, written
 from agentrl.errors import DataError
 from agentrl.types import JsonObject
@@ -30,6 +30,10 @@ class RepositoryOptions(WorkspaceOptions):
 
     tests_timeout_s: float = Field(
         40.0, gt=0, description="Deadline of all tests; keep it below agent.environment_timeout_s."
+    )
+    apart: bool = Field(
+        False,
+        description="Run no tests here: the reward tests_apart runs them, in a process without the code.",
     )
 
 
@@ -77,9 +81,17 @@ class Repository(Workspace):
         original = await self._box().snapshot(max_bytes=self._max_bytes)
         proof = original if not test_patch else await self._patched(test_patch, original)
         self._proof = await trio.to_thread.run_sync(protected, proof, self._proofs)
+        self.modules = modules_of(original)
+        self.left_files: Mapping[str, bytes] | None = None
 
     async def facts(self) -> JsonObject:
-        """Return `resolved`, and how many tests of both kinds pass. The model's box is over then."""
+        """Return `resolved`, and how many tests of both kinds pass. The model's box is over then.
+
+        With `apart`, keep the files for the reward instead: `left_files`, None if the box is over.
+        """
+        if self.options.apart:
+            self.left_files = await self._left()
+            return {"num_commands": self.num_commands}
         passed = await self._judge()
         fixed = sum(passed.get(name, False) for name in self._fixed)
         kept = sum(passed.get(name, False) for name in self._kept)
@@ -89,6 +101,14 @@ class Repository(Workspace):
             "pass_to_pass": [kept, len(self._kept)],
             "num_commands": self.num_commands,
         }
+
+    async def _left(self) -> Mapping[str, bytes] | None:
+        try:
+            changed = await self._box().snapshot(max_bytes=self._max_bytes)
+            state = await trio.to_thread.run_sync(proven, changed, self._proof, self._proofs)
+            return await trio.to_thread.run_sync(plain_files, state)
+        except (BoxRefused, tarfile.TarError):  # the model ended its box, or filled it
+            return None
 
     async def _judge(self) -> dict[str, bool]:
         """Run the tests; return which passed. None do if the model's box is over or its tests end early."""
