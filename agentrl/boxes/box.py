@@ -103,6 +103,25 @@ class OpenBox(ABC):
         """
 
     @abstractmethod
+    async def restore(self, snapshot: bytes) -> None:
+        """Make the working folder what it was in a snapshot: other files in it are removed. Processes go on.
+
+        Raises:
+            BoxRefused: the box does not take it: it is no tar archive, or too large. BoxEnded.
+        """
+
+    async def fill(self, start: Start) -> None:
+        """Write what a box starts from.
+
+        Raises:
+            BoxRefused: the box does not take it. BoxEnded.
+        """
+        if start.snapshot is not None:
+            await self.restore(start.snapshot)
+        for path, content in start.files.items():
+            await self.write(path, content)
+
+    @abstractmethod
     async def stop(self) -> None:
         """End everything in the box and remove its files. Safe to call again."""
 

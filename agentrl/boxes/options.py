@@ -3,22 +3,59 @@
 from __future__ import annotations
 
 import functools
+import logging
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from agentrl.boxes.audit import sweep
+from agentrl.boxes.box import BoxMaker
+from agentrl.boxes.bubblewrap import BubblewrapBoxes
+from agentrl.boxes.container import ContainerBoxes
+from agentrl.boxes.fusion import FusionBoxes
 from agentrl.boxes.pool import BoxPool
 from agentrl.boxes.process_box import ProcessBoxes
-from agentrl.plugins.options import Options
+from agentrl.plugins.options import Options, secret
 from agentrl.sandbox import Limits, Sandbox, SandboxOptions, Wall
 
-BoxKind = Literal["process"]
+log = logging.getLogger(__name__)
+
+FOLDER = re.compile(r"(/(?!\.\.?(/|$))[^/]+)+")
+BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion"]
 
 
 class WorkspaceOptions(Options):
     """Options in `agent.environment_config.workspace` and `agent.environment_config.repository`."""
 
     kind: BoxKind = Field("process", description="Where boxes run.")
+    image: str | None = Field(
+        None,
+        description="Image of rows that name none: a name that the engine knows, or for bubblewrap a folder "
+        "with an unpacked root file system.",
+    )
+    folder: str | None = Field(
+        None,
+        description="Working folder as the image has it, such as /testbed; None: an empty one.",
+    )
+    command: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Command of podman or docker, with options for all its calls; None: the kind's name.",
+    )
+    url: str | None = Field(None, description="Server of kind fusion, such as http://127.0.0.1:8080.")
+    api_key_env: str | None = Field(
+        None, description="Environment variable with the server's bearer token; None: it needs none."
+    )
+    warm: int = Field(
+        0,
+        ge=0,
+        description="Empty boxes that each rollout process keeps ready besides, of the configured image.",
+    )
+    scratch: tuple[str, ...] = Field(
+        (),
+        description="Further writable folders of a box, empty at first, such as /data; not of kind process.",
+    )
     max_boxes: int = Field(
         16, ge=1, description="Boxes at a time in each rollout process; further attempts wait in their start."
     )
@@ -27,14 +64,36 @@ class WorkspaceOptions(Options):
     )
     output_kib: int = Field(32, ge=1, description="Output of a command that is kept; the middle is left out.")
     lifetime_s: float = Field(3600.0, gt=0, description="A box that is older is ended.")
-    cpu_s: float = Field(600.0, gt=0, description="CPU seconds of a box, over all of its processes.")
+    cpu_s: float = Field(
+        600.0,
+        gt=0,
+        description="CPU seconds of a box, over all of its processes; of each, if not of kind process.",
+    )
     memory_mib: int = Field(2048, ge=256, description="Memory of a box, its files included.")
     max_processes: int = Field(64, ge=4, description="Processes and threads of a box.")
     disk_mib: int = Field(256, ge=1, description="Files of a box.")
-    max_files: int = Field(20_000, ge=16, description="Files and folders of a box.")
+    max_files: int = Field(20_000, ge=16, description="Files and folders of a box; of kind process.")
     allow_unprotected: tuple[Wall, ...] = Field(
         (), description="Walls of the sandbox that may be missing on this machine (docs/sandbox.md)."
     )
+
+    @model_validator(mode="after")
+    def _has_what_its_kind_knows(self) -> WorkspaceOptions:
+        if self.kind in ("process", "fusion") and (self.image is not None or self.folder is not None):
+            raise ValueError(
+                f"kind {self.kind!r} has no images: leave out image and folder, or use another kind"
+            )
+        if self.kind in ("process", "fusion") and self.scratch:
+            raise ValueError(f"kind {self.kind!r} has no further writable folders: leave out scratch")
+        if (self.kind == "fusion") != (self.url is not None):
+            raise ValueError("url: kind fusion needs the URL of its server, and no other kind has one")
+        if self.api_key_env is not None and self.kind != "fusion":
+            raise ValueError(f"kind {self.kind!r} has no api_key_env; it is for fusion")
+        if self.command is not None and self.kind not in ("podman", "docker"):
+            raise ValueError(f"kind {self.kind!r} has no command; it is for podman and docker")
+        if self.folder is not None and not FOLDER.fullmatch(self.folder):
+            raise ValueError(f"folder={self.folder!r}: give an absolute path below /")
+        return self
 
 
 @functools.lru_cache(maxsize=64)
@@ -44,6 +103,17 @@ def open_pool(options: WorkspaceOptions) -> BoxPool:
     Raises:
         ConfigError: the back end is not installed, or does not isolate.
     """
+    maker = _maker(options)
+    maker.check()
+    if isinstance(maker, ContainerBoxes):
+        for box in sweep(maker.command):
+            log.warning("removed box %s: its owner %s has ended", box.name, box.lease)
+    return BoxPool(
+        maker, max_boxes=options.max_boxes, num_warm=options.warm, max_warm_s=options.lifetime_s / 4
+    )
+
+
+def _maker(options: WorkspaceOptions) -> BoxMaker:
     limits = Limits(
         cpu_s=options.cpu_s,
         wall_s=options.lifetime_s,
@@ -54,6 +124,20 @@ def open_pool(options: WorkspaceOptions) -> BoxPool:
         max_files=options.max_files,
         max_open_files=1024,
     )
-    maker = ProcessBoxes(Sandbox(SandboxOptions(limits, allow_unprotected=options.allow_unprotected)))
-    maker.check()
-    return BoxPool(maker, max_boxes=options.max_boxes)
+    image, folder, allowed = options.image, options.folder, options.allow_unprotected
+    match options.kind:
+        case "process":
+            return ProcessBoxes(Sandbox(SandboxOptions(limits, allow_unprotected=allowed)))
+        case "bubblewrap":
+            return BubblewrapBoxes(
+                limits, image=image, folder=folder, scratch=options.scratch, allow_unprotected=allowed
+            )
+        case "podman" | "docker":
+            command = options.command or (options.kind,)
+            return ContainerBoxes(
+                limits, command=command, image=image, folder=folder, scratch=options.scratch
+            )
+        case "fusion":
+            assert options.url is not None
+            key = secret(options.api_key_env, plugin="boxes of kind 'fusion'")
+            return FusionBoxes(options.url, disk_mib=options.disk_mib, api_key=key)

@@ -54,6 +54,20 @@ def proven(changed: bytes, original: bytes, proofs: Collection[str]) -> bytes:
     return archive.getvalue()
 
 
+def plain_files(folder: bytes) -> dict[str, bytes]:
+    """Return the files of a tar archive, path -> content, without links."""
+    return {
+        member.name: content.read()
+        for member, content in _members(folder)
+        if content is not None and not member.name.startswith("/") and ".." not in member.name.split("/")
+    }
+
+
+def modules_of(folder: bytes) -> frozenset[str]:
+    """Return the names of modules and packages at the top of a folder, given as a tar archive."""
+    return frozenset(member.name.partition("/")[0].removesuffix(".py") for member, _ in _members(folder))
+
+
 def _is_protected(member: tarfile.TarInfo, proofs: Collection[str]) -> bool:
     path = PurePosixPath(member.name)
     is_proof = any(str(above) in proofs for above in (path, *path.parents))  # a folder in place of a file

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from agentrl.boxes.box import BoxRefused, Start
 from agentrl.boxes.options import WorkspaceOptions
-from agentrl.boxes.proof import patched_files, protected, proven
-from agentrl.boxes.workspace import Workspace, written
+from agentrl.boxes.proof import modules_of, patched_files, plain_files, protected, proven
+from agentrl.boxes.workspace import MIB, Workspace, written
 from agentrl.errors import DataError
 from agentrl.types import JsonObject
 
@@ -23,7 +23,6 @@ Runner = Literal["unittest", "pytest"]
 RUN_TESTS = (Path(__file__).parent / "inside" / "run_tests.py").read_text(encoding="utf-8")
 FROM_ELSEWHERE = "import sys; sys.path.remove(''); exec(sys.argv.pop(1))"
 """A module of the repository that is named like one of the runner's must not take its place."""
-MIB = 2**20
 
 
 class RepositoryOptions(WorkspaceOptions):
@@ -31,6 +30,10 @@ class RepositoryOptions(WorkspaceOptions):
 
     tests_timeout_s: float = Field(
         40.0, gt=0, description="Deadline of all tests; keep it below agent.environment_timeout_s."
+    )
+    apart: bool = Field(
+        False,
+        description="Run no tests here: the reward tests_apart runs them, in a process without the code.",
     )
 
 
@@ -66,7 +69,7 @@ class Repository(Workspace):
             test_patch: the same as a unified diff (SWE-bench).
             runner: what knows the tests' names.
         """
-        self._image, self._runner = image, runner
+        self._runner = runner
         self._fixed, self._kept = _names(fail_to_pass, "fail_to_pass"), _names(pass_to_pass, "pass_to_pass")
         if not self._fixed:
             raise DataError(f"environment {self.name!r}: fail_to_pass is empty: nothing tells a right change")
@@ -78,9 +81,17 @@ class Repository(Workspace):
         original = await self._box().snapshot(max_bytes=self._max_bytes)
         proof = original if not test_patch else await self._patched(test_patch, original)
         self._proof = await trio.to_thread.run_sync(protected, proof, self._proofs)
+        self.modules = modules_of(original)
+        self.left_files: Mapping[str, bytes] | None = None
 
     async def facts(self) -> JsonObject:
-        """Return `resolved`, and how many tests of both kinds pass. The model's box is over then."""
+        """Return `resolved`, and how many tests of both kinds pass. The model's box is over then.
+
+        With `apart`, keep the files for the reward instead: `left_files`, None if the box is over.
+        """
+        if self.options.apart:
+            self.left_files = await self._left()
+            return {"num_commands": self.num_commands}
         passed = await self._judge()
         fixed = sum(passed.get(name, False) for name in self._fixed)
         kept = sum(passed.get(name, False) for name in self._kept)
@@ -91,16 +102,20 @@ class Repository(Workspace):
             "num_commands": self.num_commands,
         }
 
-    @property
-    def _max_bytes(self) -> int:
-        return 2 * self.options.disk_mib * MIB  # tar pads each file
+    async def _left(self) -> Mapping[str, bytes] | None:
+        try:
+            changed = await self._box().snapshot(max_bytes=self._max_bytes)
+            state = await trio.to_thread.run_sync(proven, changed, self._proof, self._proofs)
+            return await trio.to_thread.run_sync(plain_files, state)
+        except (BoxRefused, tarfile.TarError):  # the model ended its box, or filled it
+            return None
 
     async def _judge(self) -> dict[str, bool]:
         """Run the tests; return which passed. None do if the model's box is over or its tests end early."""
         try:
             changed = await self._box().snapshot(max_bytes=self._max_bytes)
             state = await trio.to_thread.run_sync(proven, changed, self._proof, self._proofs)
-            await self._open(Start(self._image, state, self._tests))
+            await self._open(Start(self.image, state, self._tests))
         except (BoxRefused, tarfile.TarError):  # the model ended its box, or filled it
             return {}
         token = secrets.token_hex(16)
@@ -130,7 +145,7 @@ class Repository(Workspace):
                 f"environment {self.name!r}: test_patch does not apply: {done.stderr.strip()[:300]}"
             )
         patched = await self._box().snapshot(max_bytes=self._max_bytes)
-        await self.open(Start(self._image, original))
+        await self.open(Start(self.image, original))
         return patched
 
 

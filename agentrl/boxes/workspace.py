@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import trio
 
@@ -22,6 +23,7 @@ INTERPRETER = (Path(__file__).parent / "inside" / "interpreter.py").read_text(en
 INTERPRETER_ROOM_S = 15.0
 """Seconds that the interpreter may take beyond its code's time: to start, and to be interrupted."""
 MAX_EDITED_BYTES = 2**20
+MIB = 2**20
 
 
 class Workspace(Environment):
@@ -36,6 +38,7 @@ class Workspace(Environment):
         self.options = read_options(self.options_class, self.config, plugin=f"environment {self.name!r}")
         self.pool = open_pool(self.options)
         self.box: OpenBox | None = None
+        self.image: str | None = None
         self.num_commands = 0
 
     async def start(
@@ -62,6 +65,7 @@ class Workspace(Environment):
                 "see docs/boxes.md for its keys"
             )
         content = None if archive is None else await trio.to_thread.run_sync(self._archive, archive)
+        self.image = image
         await self.open(Start(image, content, written(files or {}, "files")))
 
     async def open(self, start: Start) -> None:
@@ -129,6 +133,34 @@ class Workspace(Environment):
         except UnicodeEncodeError as error:
             raise WrongCall(f"{path}: the text has a character that UTF-8 cannot write") from error
 
+    async def snapshot(self) -> bytes:
+        """Return the working folder as a tar archive.
+
+        Raises:
+            BoxRefused: the box is over, or its files take more than twice `disk_mib` as an archive.
+        """
+        return await self._box().snapshot(max_bytes=self._max_bytes)
+
+    async def restore(self, snapshot: bytes) -> None:
+        """Open a fresh box with the working folder of a snapshot, in place of the box before.
+
+        Its processes and the variables of `python` are gone.
+        """
+        await self.open(Start(self.image, snapshot))
+
+    async def fork(self) -> Self:
+        """Return another workspace with a copy of the working folder. Whoever calls this closes it.
+
+        It takes a box of its own, and waits while all `max_boxes` are open.
+
+        Raises:
+            BoxRefused: as `snapshot`.
+        """
+        other = copy.copy(self)
+        other.box = None
+        await other.open(Start(self.image, await self.snapshot()))
+        return other
+
     async def facts(self) -> JsonObject:
         return {"num_commands": self.num_commands}
 
@@ -172,6 +204,10 @@ class Workspace(Environment):
             return content.decode()
         except UnicodeDecodeError as error:
             raise WrongCall(f"{path} is not a text in UTF-8; use bash") from error
+
+    @property
+    def _max_bytes(self) -> int:
+        return 2 * self.options.disk_mib * MIB  # tar pads each file
 
     def _box(self) -> OpenBox:
         assert self.box is not None, "tools are called between `start` and `close`"

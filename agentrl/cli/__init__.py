@@ -16,6 +16,7 @@ import typer
 
 import agentrl
 from agentrl.cli import configs, data, evaluation, hubs, models, pages, plugins, runs, training
+from agentrl.cli.boxes import boxes
 from agentrl.cli.compare import compare
 from agentrl.cli.disk import full_disk
 from agentrl.cli.doctor import doctor
@@ -121,6 +122,7 @@ _add(
 )
 _add(app, "fetch", runs.fetch, "agentrl fetch s3://bucket/runs/first runs/first", panel=LOOK)
 _add(app, "disk", runs.disk, "agentrl disk runs/quickstart/run", panel=LOOK)
+_add(app, "boxes", boxes, "agentrl boxes --remove", panel=LOOK)
 app.add_typer(servers_app, name="servers", rich_help_panel=LOOK)
 _add(servers_app, "list", runs.servers_list, "agentrl servers list runs/quickstart/run")
 _add(servers_app, "add", runs.servers_add, "agentrl servers add runs/quickstart/run http://127.0.0.1:30000")
@@ -156,6 +158,7 @@ _add(
     hubs.data_gymnasium,
     "agentrl data gymnasium data/lake --games FrozenLake-v1",
 )
+_add(data_app, "harbor", hubs.data_harbor, "agentrl data harbor tasks data/tasks.jsonl")
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

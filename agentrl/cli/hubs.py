@@ -1,7 +1,9 @@
-"""`agentrl data reasoning_gym` and `agentrl data gymnasium`: rows of worlds that others built."""
+"""`agentrl data reasoning_gym`, `gymnasium` and `harbor`: rows of worlds that others built."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -91,3 +93,29 @@ def data_gymnasium(
     with mirrored_folder(out) as folder:
         written = write_games(folder, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
     say_written(out, written)
+
+
+def data_harbor(
+    tasks: Annotated[
+        Path, typer.Argument(metavar="TASKS", help="A task in Harbor's layout, or a folder of tasks.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File of rows to write: data/tasks.jsonl.")],
+    images: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="Image of each task, {task} being the name of its folder; default: what task.toml names.",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write terminal tasks as rows for the environment `terminal` (docs/boxes.md). Images are not built."""
+    from agentrl.boxes.terminal import TerminalTask, task_folders
+
+    found = [TerminalTask.read(folder) for folder in task_folders(tasks)]
+    rows = [
+        task.row(image=None if images is None else images.format(task=task.folder.name)) for task in found
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    typer.echo(f"wrote {len(rows):,} rows to {out}")

@@ -32,6 +32,7 @@ _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
 _NOTHING_PLAYED: Mapping[str, float] = {}
 _BECAME = ("retried", "replaced", "masked", "left_out", "dropped_groups", "withdrawn_groups")
 MIN_LAG_OF_MOVEMENT = 0.5
+BOXES_OPEN = "boxes_open"
 _NO_CURRICULUM: Mapping[str, float] = {}
 
 
@@ -171,6 +172,7 @@ class Observer:
             / max(growth.get("prefilled_tokens", 0.0), 1.0),
             **{f"rollout/{name}": growth.get(name, 0.0) for name in _BECAME},
             **{f"spans/{name[6:]}": value for name, value in growth.items() if name.startswith("spans_")},
+            **_box_metrics(growth, rollout_stats),
             **ended.metrics(),
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
@@ -270,6 +272,17 @@ class Observer:
 def _greedy(groups: Sequence[Group[AttemptFacts]]) -> dict[str, float]:
     rewards = [group.greedy.reward for group in groups if group.greedy is not None]
     return {"rollout/greedy_reward_mean": sum(rewards) / len(rewards)} if rewards else {}
+
+
+def _box_metrics(growth: Mapping[str, float], rollout_stats: Mapping[str, float]) -> dict[str, float]:
+    """Return what boxes did during the step, and how many are open; {} for a run without boxes."""
+    if BOXES_OPEN not in rollout_stats:
+        return {}
+    counted = {
+        name: value for name, value in growth.items() if name.startswith("boxes_") and name != BOXES_OPEN
+    }
+    named = {f"boxes/{name.removeprefix('boxes_')}": value for name, value in counted.items()}
+    return {**named, "boxes/open": rollout_stats[BOXES_OPEN]}
 
 
 def _movement(values: Mapping[str, float]) -> dict[str, float]:

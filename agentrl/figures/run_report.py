@@ -66,8 +66,24 @@ def closing_of(
     notes += (
         [f"updates, medians over steps: {computed}"] if (computed := typical_compute_text(records)) else []
     )
+    notes += [boxes] if (boxes := boxes_text(records)) else []
     notes += ["failures, validation included:", *(f"  {line}" for line in failures)] if failures else []
     return ClosingTable(closing_rows(results, step=step), notes)
+
+
+def boxes_text(records: Sequence[StepRecord]) -> str:
+    """Return what boxes did in all steps, "" if there were none."""
+    totals = {
+        name: sum(record.values.get(f"boxes/{name}", 0.0) for record in records)
+        for name in ("started", "warm", "failed", "unhealthy", "box_s")
+    }
+    if not totals["started"] and not totals["failed"]:
+        return ""
+    return (
+        f"boxes: {totals['started']:.0f} started, {totals['warm']:.0f} of them warm; "
+        f"{totals['failed']:.0f} starts failed, {totals['unhealthy']:.0f} warm ones did not answer; "
+        f"{totals['box_s']:,.0f} s in use"
+    )
 
 
 class ReportRefresher:

@@ -40,7 +40,7 @@ ROLLOUT = ActorKind("RolloutActor", "a rollout actor", CALL_TIMEOUT_S, num_threa
 START_TIMEOUT_S = 600.0
 """Loading tokenizer and plugins takes seconds, or longer on a small machine where all parts start at once."""
 GAUGES = frozenset(
-    {"in_flight", "generations_in_flight", "servers_up", "outstanding_tokens", "stuck_threads"}
+    {"in_flight", "generations_in_flight", "servers_up", "outstanding_tokens", "stuck_threads", "boxes_open"}
 )
 """Names in `RolloutWorker.stats` that are about the present moment. All others only grow."""
 

@@ -37,6 +37,22 @@ class Environment:
         """
         return {}
 
+    async def snapshot(self) -> Any:
+        """Return the state, for `restore` in the same attempt. Optional.
+
+        Raises:
+            PluginError: this environment has no snapshots.
+        """
+        raise PluginError(f"environment {self.name!r} has no snapshots: it does not override `snapshot`")
+
+    async def restore(self, snapshot: Any) -> None:
+        """Return to the state of a snapshot. Optional; tools and partner keep what they remember.
+
+        Raises:
+            PluginError: this environment has no snapshots.
+        """
+        raise PluginError(f"environment {self.name!r} has no snapshots: it does not override `restore`")
+
     async def close(self) -> None:
         """Release the resources of `start`. Runs once for each `start`, even if `start` failed."""
 

@@ -15,7 +15,7 @@ import importlib.util
 import json
 import marshal
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,12 @@ class Verdicts:
 class Judge:
     """Runs one program against cases. Cases that are not reached within `total_s` fail."""
 
-    def __init__(self, sandbox: Sandbox, source: str, *, total_s: float) -> None:
+    def __init__(
+        self, sandbox: Sandbox, source: str, *, total_s: float, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """files: path -> content, beside the program."""
         self._sandbox = sandbox
+        self._beside = dict(files or {})
         self._source = source
         self._file = source.encode("utf-8", "replace")
         self._total_s = total_s
@@ -98,13 +102,17 @@ class Judge:
         elif cases.asserts:
             tests = read_tests(cases.asserts)
             if isinstance(tests, Suite):
-                await self._serve(len(tests.cases), functools.partial(self._check, tests, tally), tally)
+                await self.run_suite(tests, tally)
             else:
                 await self._serve(
                     len(tests), functools.partial(self._make_calls, list(tests), _is_equal, tally), tally
                 )
         else:
             await self._pipe(cases, tally)
+
+    async def run_suite(self, suite: Suite, tally: CaseTally) -> None:
+        """Run the cases of a suite and add their results to `tally`, in order. Raises as `run`."""
+        await self._serve(len(suite.cases), functools.partial(self._check, suite, tally), tally)
 
     def _is_over(self, tally: CaseTally) -> bool:
         return tally.is_settled or tally.used_s >= self._total_s
@@ -176,7 +184,11 @@ class Judge:
         return Program(
             start,
             stdin=stdin,
-            files={**_inside("plain_data", "contest_imports", "program"), "program.py": self._file},
+            files={
+                **self._beside,
+                **_inside("plain_data", "contest_imports", "program"),
+                "program.py": self._file,
+            },
             limits=limits,
         )
 

@@ -42,11 +42,14 @@ class TestsPass(Reward):
         if "fail_to_pass" not in facts or "pass_to_pass" not in facts:
             return None
         fixed, kept = _share(*facts["fail_to_pass"]), _share(*facts["pass_to_pass"])
-        is_resolved = fixed == kept == 1.0
-        value = 1.0 if is_resolved else self._options.partial * fixed * (kept == 1.0)
-        return RewardResult(
-            value, {"resolved": float(is_resolved), "fail_to_pass": fixed, "pass_to_pass": kept}
-        )
+        return repository_result(fixed, kept, partial=self._options.partial)
+
+
+def repository_result(fixed: float, kept: float, *, partial: float) -> RewardResult:
+    """Return the reward of a change by the shares of its tests that pass, both in [0, 1]."""
+    is_resolved = fixed == kept == 1.0
+    value = 1.0 if is_resolved else partial * fixed * (kept == 1.0)
+    return RewardResult(value, {"resolved": float(is_resolved), "fail_to_pass": fixed, "pass_to_pass": kept})
 
 
 def _share(num_passed: int, number: int) -> float:

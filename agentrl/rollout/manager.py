@@ -12,6 +12,7 @@ from typing import Protocol
 
 import trio
 
+from agentrl.boxes.pool import box_counters
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
@@ -260,6 +261,7 @@ class AgentLoopManager:
         thread-safe.
 
         `idle_s`: seconds without a running generation, since the first generation started.
+        `boxes_...`: see BoxCounts.
         """
         router = self._router
         return self._stats.snapshot() | {
@@ -274,6 +276,7 @@ class AgentLoopManager:
             "tool_breaker_openings": float(self._tools.num_breaker_openings),
             "stuck_threads": float(CallThreads.num_stuck_here()),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
+            **box_counters(),
         }
 
 

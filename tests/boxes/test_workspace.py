@@ -108,6 +108,15 @@ def test_a_box_that_takes_too_much_memory_is_told_as_such() -> None:
         ({"kind": "cloud"}, "environment 'workspace': kind: "),
         ({"boxes": 1}, "environment 'workspace': boxes: "),
         ({"max_boxes": 0}, "environment 'workspace': max_boxes: "),
+        ({"image": "python:3.12"}, "kind 'process' has no images"),
+        ({"scratch": ["/data"]}, "kind 'process' has no further writable folders"),
+        ({"kind": "fusion"}, "kind fusion needs the URL of its server"),
+        ({"url": "http://127.0.0.1:8080"}, "and no other kind has one"),
+        ({"api_key_env": "KEY"}, "kind 'process' has no api_key_env"),
+        ({"command": ["podman"]}, "kind 'process' has no command"),
+        ({"kind": "bubblewrap", "folder": "/a/../b"}, "give an absolute path below /"),
+        ({"kind": "bubblewrap", "folder": "/"}, "give an absolute path below /"),
+        ({"kind": "docker", "command": ["no-such-engine"]}, "the command no-such-engine is not installed"),
     ],
 )
 def test_options_are_checked(config: dict, text: str) -> None:

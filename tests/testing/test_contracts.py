@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,6 +119,30 @@ class TestRepository(EnvironmentContract):
         ("bash", {"command": "cat a.py"}),
         ("python", {"code": "1 + 1"}),
         ("edit", {"path": "a.py", "old": "1", "new": "2"}),
+    )
+
+
+def terminal_task() -> str:
+    """Return the folder of a task in Harbor's layout."""
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-task-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "tests").mkdir()
+    (folder / "task.toml").write_text('version = "1.0"\n')
+    (folder / "instruction.md").write_text("Do something.\n")
+    (folder / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    return str(folder)
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+class TestTerminal(EnvironmentContract):
+    environment = "terminal"
+    config = {"kind": "bubblewrap"}
+    environment_kwargs = {"task": terminal_task()}
+    bad_kwargs = ({}, {"task": "/nowhere"}, {**environment_kwargs, "image": "/nowhere"})
+    calls = (
+        ("bash", {"command": "ls"}),
+        ("python", {"code": "1 + 1"}),
+        ("edit", {"path": "a.txt", "old": "", "new": "text"}),
     )
 
 
@@ -415,6 +442,16 @@ class TestRewardModel(RewardContract):
 class TestTestsPass(RewardContract):
     reward = "tests_pass"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
+
+
+class TestTestsApart(RewardContract):
+    reward = "tests_apart"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
+
+
+class TestVerifier(RewardContract):
+    reward = "verifier"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without a verifier
 
 
 class TestGameReward(RewardContract):

@@ -1,20 +1,34 @@
-"""Answers the host's requests inside of a box of processes: run, read, write, pack, unpack.
+"""Answers the host's requests inside of a box: greet, run, read, write, pack, unpack.
 
-Descriptor 3 brings requests, 4 takes answers. Both are frames: two lengths of 4 bytes, a JSON object, a body.
+Requests and answers are frames: two lengths of 4 bytes, a JSON object, a body. Without arguments, descriptor
+3 brings requests, and 4 takes answers; the working folder and the limits are there. With `once`, one request
+is answered, in files. With `pipes SETTINGS`, standard input and output are used, and the box is prepared as
+SETTINGS say, a JSON object:
+
+    folder          working folder; it is made
+    origin          folder whose files are copied into it; null: none
+    user            number of the user and group to become; null: none
+    lifetime_s      seconds after which the servant ends
+    limits          name of a limit of `resource` -> value
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import io
 import json
 import os
+import resource
 import select
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from typing import Any, BinaryIO
 
@@ -22,6 +36,12 @@ POLL_S = 0.02
 """Seconds between looks at a command that has closed its output and still runs, or the other way round."""
 ROOM_S = 5.0
 """Seconds that a killed command has to end."""
+TOO_OLD = 62
+"""Exit code of a servant whose lifetime has passed, as in command_place.py."""
+PR_SET_DUMPABLE = 4
+
+host = select.poll()
+"""Polled for the end of the requests, while a command runs: nobody waits for its result then."""
 
 
 class Kept:
@@ -83,6 +103,8 @@ def collect(process: subprocess.Popen[bytes], kept: dict[int, Kept], deadline: f
     """
     waiting = set(kept)
     while process.poll() is None:
+        if host.poll(0):
+            os._exit(0)
         left = deadline - time.monotonic()
         if left <= 0:
             return False
@@ -166,14 +188,29 @@ def pack(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
 def unpack(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         with tarfile.open(fileobj=io.BytesIO(body), mode="r:*") as tar:
+            clear(".")
             # The walls of the box decide what may be written. Filters would refuse links that a model made.
-            tar.extractall(".", filter="fully_trusted")
+            trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+            tar.extractall(".", **trusted)  # type: ignore[arg-type]
     except (tarfile.TarError, EOFError) as error:
         raise OSError(22, f"the archive cannot be unpacked: {error}") from error
     return {}, b""
 
 
-VERBS = {"run": run, "read": read, "write": write, "pack": pack, "unpack": unpack}
+def clear(folder: str) -> None:
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+def greet(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    return {}, b""
+
+
+VERBS = {"greet": greet, "run": run, "read": read, "write": write, "pack": pack, "unpack": unpack}
 
 
 def answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
@@ -188,7 +225,10 @@ def answer(request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
+    host.register(requests, 0)  # its hang-up is always reported
     while len(lengths := requests.read(8)) == 8:
+        if os.getpid() == 1:
+            reap()
         request = json.loads(requests.read(int.from_bytes(lengths[:4], "big")))
         head, content = answer(request, requests.read(int.from_bytes(lengths[4:], "big")))
         text = json.dumps({"id": request["id"], **head}).encode()
@@ -196,9 +236,89 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
+def reap() -> None:
+    """Collect processes whose parents have ended: the first process of a box gets them as children."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+def pipes() -> tuple[int, int]:
+    """Return standard input and output under other numbers, which commands do not inherit."""
+    requests, answers = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
+    return requests, answers
+
+
+def prepare(settings: dict[str, Any]) -> None:
+    """Make the working folder, become the user of the box, and set the limits, for good."""
+    os.makedirs(settings["folder"], exist_ok=True)
+    if (user := settings["user"]) is not None:
+        os.chown(settings["folder"], user, user)
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    os.chdir(settings["folder"])
+    if settings["origin"] is not None:
+        shutil.copytree(settings["origin"], ".", symlinks=True, dirs_exist_ok=True)
+    for name, value in settings["limits"].items():
+        kind = getattr(resource, name)
+        most = resource.getrlimit(kind)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (value, value))
+    timer = threading.Timer(settings["lifetime_s"], os._exit, (TOO_OLD,))
+    timer.daemon = True
+    timer.start()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # commands must not trace this process
+
+
+def once() -> None:
+    """Answer the request in the file `request` by a file `answer`. The working folder comes from and goes to
+    `folder.tar`.
+    """
+    place = os.getcwd()
+    with open("request", "rb") as file:
+        lengths = file.read(8)
+        request = json.loads(file.read(int.from_bytes(lengths[:4], "big")))
+        body = file.read()
+    os.mkdir("work")
+    os.chdir("work")
+    if os.path.exists(f"{place}/folder.tar"):
+        with open(f"{place}/folder.tar", "rb") as file:
+            unpack({}, file.read())
+    head, content = answer(request, body)
+    try:
+        folder = pack({"max_bytes": request["max_folder_bytes"]}, b"")[1]
+    except OSError as error:
+        head, content = {"refused": error.strerror}, b""
+    else:
+        with open(f"{place}/folder.tar", "wb") as file:
+            file.write(folder)
+    text = json.dumps({"id": request["id"], **head}).encode()
+    with open(f"{place}/answer", "wb") as file:
+        file.write(len(text).to_bytes(4, "big") + len(content).to_bytes(4, "big") + text + content)
+
+
+def begin(arguments: list[str]) -> tuple[int, int]:
+    """Return the descriptors of requests and answers, in a box that is ready."""
+    if not arguments:
+        os.set_inheritable(3, False)
+        os.set_inheritable(4, False)
+        return 3, 4
+    descriptors = pipes()
+    prepare(json.loads(arguments[1]))
+    os.dup2(0, 2)  # what went wrong before this was for the host
+    return descriptors
+
+
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
-    os.set_inheritable(3, False)
-    os.set_inheritable(4, False)
     os.umask(0o022)
-    main(os.fdopen(3, "rb"), os.fdopen(4, "wb"))
+    if sys.argv[1:] == ["once"]:
+        once()
+    else:
+        incoming, outgoing = begin(sys.argv[1:])
+        main(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"))

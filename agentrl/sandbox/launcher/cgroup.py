@@ -22,12 +22,15 @@ class ControlGroup:
         self._folders = folders
 
     @classmethod
-    def make(cls, *, memory_bytes: int, max_processes: int) -> ControlGroup:
-        """Create groups for the controllers that this process may delegate; possibly none."""
+    def make(cls, *, memory_bytes: int, max_processes: int, number: int = 0) -> ControlGroup:
+        """Create groups for the controllers that this process may delegate; possibly none.
+
+        number: tells the groups of one process apart.
+        """
         limits = {"memory": memory_bytes, "pids": max_processes}
         folders: dict[str, str] = {}
         for controller, (parent, version) in _parents().items():
-            folder = f"{parent}/{PREFIX}{os.getpid()}"
+            folder = f"{parent}/{PREFIX}{os.getpid()}-{number}"
             _sweep(parent)
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -83,7 +86,8 @@ def _parents() -> dict[str, tuple[str, int]]:
 def _sweep(parent: str) -> None:
     """Remove groups that killed launchers left behind."""
     for name in os.listdir(parent):
-        if name.startswith(PREFIX) and not os.path.exists(f"/proc/{name.removeprefix(PREFIX)}"):
+        pid = name.removeprefix(PREFIX).partition("-")[0]
+        if name.startswith(PREFIX) and not os.path.exists(f"/proc/{pid}"):
             _remove(f"{parent}/{name}")
 
 

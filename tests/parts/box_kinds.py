@@ -1,0 +1,115 @@
+"""Each back end of boxes that works on this machine, for tests that hold for all of them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.boxes import BoxMaker
+from agentrl.boxes.bubblewrap import BubblewrapBoxes
+from agentrl.boxes.container import ContainerBoxes, limit_of_processes
+from agentrl.boxes.fusion import FusionBoxes
+from agentrl.boxes.process_box import ProcessBoxes
+from agentrl.sandbox import Limits, Sandbox, SandboxOptions
+from parts.fusion_server import KEY, fusion_server
+from parts.root_file_system import can_be_made, make_root
+
+LIMITS = Limits(
+    wall_s=300.0, cpu_s=60.0, memory_mib=1024, max_processes=64, file_mib=64, disk_mib=64, max_open_files=512
+)
+IMAGE = "agentrl-test:latest"
+BUBBLEWRAP_IS_HERE = shutil.which("bwrap") is not None
+
+
+@functools.cache
+def scratch() -> Path:
+    """Return a folder of this test process, removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="agentrl-boxes-"))
+    folder.chmod(0o755)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def root() -> Path:
+    """Return the folder of an image with /testbed."""
+    return make_root(scratch() / "image", {"testbed/a.txt": "of the image\n"})
+
+
+@functools.cache
+def podman_command() -> tuple[str, ...]:
+    """Return podman with a store of its own."""
+    store = scratch() / "podman"
+    return (
+        *("podman", "--root", f"{store}/root", "--runroot", f"{store}/run"),
+        *("--cgroup-manager", "cgroupfs", "--runtime", "runc"),
+    )
+
+
+@functools.cache
+def why_no_podman() -> str:
+    """Return why podman cannot run a container of the test's image here, "" if it can."""
+    if shutil.which("podman") is None or shutil.which("runc") is None:
+        return "podman and runc are not installed"
+    if not can_be_made():
+        return "this machine has no /usr/bin/python3 to make an image of"
+    with subprocess.Popen(["tar", "-C", str(root()), "-cf", "-", "."], stdout=subprocess.PIPE) as packed:
+        done = subprocess.run(
+            [*podman_command(), "import", "-", IMAGE],
+            stdin=packed.stdout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode == 0:
+        limits = ("--ulimit", "nofile=512:512", *limit_of_processes())
+        tried = [*podman_command(), "run", "--rm", "--network", "none", *limits, IMAGE, "/usr/bin/true"]
+        done = subprocess.run(tried, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"podman does not work here: {done.stderr.strip()[-200:]}"
+
+
+def process() -> BoxMaker:
+    return ProcessBoxes(Sandbox(SandboxOptions(LIMITS)))
+
+
+def bubblewrap() -> BoxMaker:
+    if not BUBBLEWRAP_IS_HERE:
+        pytest.skip("bubblewrap is not installed")
+    return BubblewrapBoxes(LIMITS)
+
+
+def bubblewrap_image() -> BoxMaker:
+    if not BUBBLEWRAP_IS_HERE or not can_be_made():
+        pytest.skip("bubblewrap is not installed, or there is no /usr/bin/python3 to make an image of")
+    return BubblewrapBoxes(LIMITS, image=str(root()))
+
+
+def podman() -> BoxMaker:
+    if why := why_no_podman():
+        pytest.skip(why)
+    return ContainerBoxes(LIMITS, command=podman_command(), image=IMAGE)
+
+
+def fusion() -> BoxMaker:
+    server = contextlib.ExitStack()
+    url = server.enter_context(fusion_server())
+    atexit.register(server.close)
+    return FusionBoxes(url, disk_mib=LIMITS.disk_mib, api_key=KEY)
+
+
+LIVING: dict[str, Callable[[], BoxMaker]] = {
+    "process": process,
+    "bubblewrap": bubblewrap,
+    "bubblewrap_image": bubblewrap_image,
+    "podman": podman,
+}
+"""Those in which processes outlive their command."""
+MAKERS = {**LIVING, "fusion": fusion}
