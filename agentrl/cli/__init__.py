@@ -159,6 +159,18 @@ _add(
     "agentrl data gymnasium data/lake --games FrozenLake-v1",
 )
 _add(data_app, "harbor", hubs.data_harbor, "agentrl data harbor tasks data/tasks.jsonl")
+_add(
+    data_app,
+    "openenv",
+    hubs.data_openenv,
+    "agentrl data openenv data/ladder --server ladder=http://127.0.0.1:8000",
+)
+_add(
+    data_app,
+    "verifiers",
+    hubs.data_verifiers,
+    "agentrl data verifiers data/echo --environment echo_v1 --python verifiers/bin/python",
+)
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

@@ -31,6 +31,8 @@ REWARD_PRESETS: dict[str, str] = {
     "searchR1_*": "exact_match",
     "reasoning_gym/*": "reasoning_gym",
     "gymnasium/*": "gymnasium",
+    "openenv/*": "openenv",
+    "verifiers/*": "verifiers",
 }
 
 

@@ -28,6 +28,8 @@ from agentrl.testing.contracts import (
     ToolContract,
 )
 from parts.generators import origin, small_generators
+from parts.openenv_server import counting, openenv_server
+from parts.verifiers_world import CONFIG, TASK
 
 # ------------------------------------------------------------------------------------------------------ tools
 
@@ -161,7 +163,41 @@ class TestGymnasium(EnvironmentContract):
     calls = (("act", {"action": "down"}),)
 
 
+class TestOpenEnv(EnvironmentContract):
+    environment = "openenv"
+    environment_kwargs = {"server": "s", "reset": '{"seed": 3}', "shown": "text", "field": "say"}
+    bad_kwargs = ({}, {"server": "t"}, {"server": "s", "reset": "[]"}, {"server": "s", "speed": 1})
+    calls = (("act", {"action": {"say": "3"}}), ("call", {"tool": "t", "arguments": {}}))
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with openenv_server(counting) as url:
+            self.config = {"servers": {"s": {"url": url}}}
+            yield
+
+
+class TestVerifiersEnvironment(EnvironmentContract):
+    environment = "verifiers"
+    config = CONFIG
+    environment_kwargs = {"environment": "sums", "task": json.dumps(TASK)}
+    bad_kwargs = ({}, {"environment": "sums"}, {**environment_kwargs, "speed": 1})
+
+
 # ----------------------------------------------------------------------------------------------- interactions
+
+
+class TestOpenEnvPartner(InteractionContract):
+    interaction = "openenv"
+    says = ("3", "4")
+    bad_kwargs = ({"speed": 1},)
+    environment = "openenv"
+    environment_kwargs = TestOpenEnv.environment_kwargs
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with openenv_server(counting) as url:
+            self.environment_config = {"servers": {"s": {"url": url}}}
+            yield
 
 
 class TestGsm8kInteraction(InteractionContract):
@@ -301,6 +337,16 @@ class TestOpenAIAgent(AgentContract):
     def program(self, tmp_path: Path) -> None:
         (tmp_path / "program.py").write_text(ASK_UNTIL_DONE)
         self.config = {"target": f"{tmp_path}/program.py:ask"}
+
+
+class TestVerifiersAgent(AgentContract):
+    agent = "verifiers"
+    turns = ("hm", "4")
+    settings = {
+        "environment": "verifiers",
+        "environment_kwargs": TestVerifiersEnvironment.environment_kwargs,
+        "environment_config": {"verifiers": CONFIG},
+    }
 
 
 # ---------------------------------------------------------------------------------------------------- rewards
@@ -452,6 +498,16 @@ class TestTestsApart(RewardContract):
 class TestVerifier(RewardContract):
     reward = "verifier"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a verifier
+
+
+class TestOpenEnvReward(RewardContract):
+    reward = "openenv"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without an episode
+
+
+class TestVerifiersReward(RewardContract):
+    reward = "verifiers"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without its environment
 
 
 class TestGameReward(RewardContract):
