@@ -35,6 +35,8 @@ ORIGIN = "/.origin"
 OWN_MOUNTS = frozenset({"dev", "proc", "sys", "tmp", "run"})
 NODE_FOLDERS = (*SYSTEM_LIBRARIES, *COMMAND_DATA, "/packages/0")
 PROBE_S = 60.0
+_numbers = itertools.count()
+"""Of the boxes of this process, whatever their options."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -59,7 +61,6 @@ class BubblewrapBoxes(BoxMaker):
         self._folder = folder or WORK
         self._scratch = scratch
         self._allowed = allow_unprotected
-        self._numbers = itertools.count(1)
 
     def check(self) -> None:
         if shutil.which("bwrap") is None:
@@ -111,7 +112,7 @@ class BubblewrapBoxes(BoxMaker):
         groups = ControlGroup.make(
             memory_bytes=limits.memory_mib * MIB,
             max_processes=limits.max_processes + 4,  # bwrap and the servant
-            number=next(self._numbers),
+            box=next(_numbers),
         )
         filtered = system_call_filter()
         try:

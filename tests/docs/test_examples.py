@@ -114,6 +114,31 @@ def test_the_shop_believes_the_database_alone(tmp_path):
     }
 
 
+def test_a_tiny_repository_is_mended_by_the_right_operator_alone(tmp_path):
+    """Row 0 of its data, played three times, with the calls of the warm start."""
+    subprocess.run([sys.executable, "examples/mending.py", str(tmp_path)], cwd=ROOT, check=True, timeout=60)
+    write_tiny_tokenizer(tmp_path / "model")
+    given = [f"data.train_files=[{tmp_path}/train.jsonl]", f"model.path={tmp_path}/model"]
+    config = load_config(str(ROOT / "examples" / "mending.yaml"), given)
+    row = json.loads((tmp_path / "train.jsonl").read_text().splitlines()[0])
+    code = row["extra_info"]["environment_kwargs"]["files"]["f.py"]
+    right = {"add": "+", "subtract": "-", "multiply": "*"}[row["prompt"][0]["content"].split()[-1]]
+    (old,) = set("+-*") & set(code)
+    (other,) = set("+-*") - {old, right}
+    rewards = []
+    for new in (right, other):
+        edit = {"name": "edit", "arguments": {"path": "f.py", "old": old, "new": new}}
+        turns = [
+            {"calls": [{"name": "bash", "arguments": {"command": "cat f.py"}}]},
+            {"calls": [edit]},
+            "done",
+        ]
+        (tmp_path / "turns.yaml").write_text(json.dumps(turns))
+        played = play_row(config, row=0, model=str(tmp_path / "turns.yaml"), read=lambda: None, say=print)
+        rewards.append(played.trajectory.reward)
+    assert rewards == [1.0, 0.0]
+
+
 def test_the_documented_function(documented):
     forecast = documented.tools.get("city_weather")()
     assert forecast.parameters["properties"]["days"]["description"] == "How many days ahead."

@@ -54,9 +54,15 @@ OTHERS = {
         "OTEL_EXPORTER_OTLP_TIMEOUT",
     },
     "a paper's": {"epsilon_high"},
-    "pytest's, Docker's": {
+    "Harbor's and terminal-bench's": {
+        "environment.docker_image",
+        "verifier.timeout_sec",
+        "tests/test.sh",
+        "task.yaml",
+        "run-tests.sh",
+    },
+    "pytest's": {
         "tmp_path",
-        "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined",
     },
     "the reader's": {"compute_score(data_source, solution_str, ground_truth, extra_info)"},
     "what a log line shows": {"LocalWorker(judge)"},

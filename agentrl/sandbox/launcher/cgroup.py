@@ -9,6 +9,9 @@ import os
 from .processes import read
 
 PREFIX = "agentrl-sandbox-"
+"""Of groups of launchers: their process id follows."""
+BOX_PREFIX = "agentrl-box-"
+"""Of groups of boxes: their owner's process id and a number follow."""
 FILES = {  # controller: (its limit's file in version 2, in version 1)
     "memory": ("memory.max", "memory.limit_in_bytes"),
     "pids": ("pids.max", "pids.max"),
@@ -22,15 +25,16 @@ class ControlGroup:
         self._folders = folders
 
     @classmethod
-    def make(cls, *, memory_bytes: int, max_processes: int, number: int = 0) -> ControlGroup:
+    def make(cls, *, memory_bytes: int, max_processes: int, box: int | None = None) -> ControlGroup:
         """Create groups for the controllers that this process may delegate; possibly none.
 
-        number: tells the groups of one process apart.
+        box: tells the boxes of this process apart; None: it is a launcher, with one group of its own.
         """
+        name = f"{PREFIX}{os.getpid()}" if box is None else f"{BOX_PREFIX}{os.getpid()}-{box}"
         limits = {"memory": memory_bytes, "pids": max_processes}
         folders: dict[str, str] = {}
         for controller, (parent, version) in _parents().items():
-            folder = f"{parent}/{PREFIX}{os.getpid()}-{number}"
+            folder = f"{parent}/{name}"
             _sweep(parent)
             try:
                 os.makedirs(folder, exist_ok=True)
@@ -84,11 +88,12 @@ def _parents() -> dict[str, tuple[str, int]]:
 
 
 def _sweep(parent: str) -> None:
-    """Remove groups that killed launchers left behind."""
+    """Remove groups that killed launchers and owners of boxes left behind."""
     for name in os.listdir(parent):
-        pid = name.removeprefix(PREFIX).partition("-")[0]
-        if name.startswith(PREFIX) and not os.path.exists(f"/proc/{pid}"):
-            _remove(f"{parent}/{name}")
+        for prefix in (PREFIX, BOX_PREFIX):
+            pid = name.removeprefix(prefix).partition("-")[0]
+            if name.startswith(prefix) and not os.path.exists(f"/proc/{pid}"):
+                _remove(f"{parent}/{name}")
 
 
 def _remove(folder: str) -> None:

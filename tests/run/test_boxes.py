@@ -1,0 +1,47 @@
+"""kill -9 of a rollout actor whose attempts have containers: the run goes on, and no container is left."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentrl.boxes.audit import found_boxes
+from agentrl.boxes.leases import BoxLease
+from parts.box_kinds import IMAGE, podman_command, why_no_podman
+
+OPTIONS = {"kind": "podman", "image": IMAGE, "max_boxes": 4, "warm": 1, "memory_mib": 256}
+
+
+@pytest.mark.slow
+def test_a_killed_rollout_actor_leaves_no_container(world) -> None:
+    if why := why_no_podman():
+        pytest.skip(why)
+    run_dir, engine = world.folder / "boxes", podman_command()
+    options = json.dumps({**OPTIONS, "command": engine})
+    run = world.start(
+        "train",
+        str(world.config),
+        f"trainer.run_dir={run_dir}",
+        "trainer.steps=100000",
+        "agent.environment=workspace",
+        f"agent.environment_config={{workspace: {options}}}",
+        "agent.environment_timeout_s=120",
+        "rollout.max_concurrent_trajectories=4",
+        "buffer.stall_timeout_s=300",
+    )
+    run.wait_until(lambda: world.num_steps(run_dir) >= 1, timeout_s=300)
+    killed = run.kill_one("ray::RolloutActor")
+    run.wait_until(lambda: "takes over" in run.output(), timeout_s=300)
+    owners = lambda: {BoxLease.parse(box.lease).pid for box in found_boxes(engine)}  # noqa: E731
+    run.wait_until(lambda: killed not in owners())
+    steps = world.num_steps(run_dir)
+    run.wait_until(lambda: world.num_steps(run_dir) > steps, timeout_s=300)
+    run.interrupt()
+    assert run.wait() == 130, run.output()
+    assert run.left_behind() == []
+    assert found_boxes(engine) == []
+    records = world.records(run_dir).train
+    assert records[0]["boxes/started"] > 0
+    assert all(record["boxes/open"] <= OPTIONS["max_boxes"] for record in records)
+    assert "boxes: " in (run_dir / "summary.md").read_text()
