@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ import trio
 from agentrl.boxes.box import BoxFileMissing, BoxRefused, Executed, OpenBox, Start
 from agentrl.boxes.edits import replaced
 from agentrl.boxes.options import WorkspaceOptions, open_pool
-from agentrl.errors import DataError
+from agentrl.boxes.pool import BoxPool
+from agentrl.errors import DataError, SandboxError
 from agentrl.plugins import Environment, ToolResult, WrongCall, tool
 from agentrl.plugins.options import read_options
 from agentrl.plugins.tools import Runtime
@@ -36,7 +38,9 @@ class Workspace(Environment):
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
         self.options = read_options(self.options_class, self.config, plugin=f"environment {self.name!r}")
-        self.pool = open_pool(self.options)
+        self.pool: BoxPool | None = None
+        with contextlib.suppress(SandboxError):  # no fault of the config: `open` tries again
+            self.pool = open_pool(self.options)
         self.box: OpenBox | None = None
         self.image: str | None = None
         self.num_commands = 0
@@ -83,6 +87,8 @@ class Workspace(Environment):
 
     async def _open(self, start: Start) -> None:
         before, self.box = self.box, None
+        if self.pool is None:
+            self.pool = open_pool(self.options)
         self.box = await (self.pool.open(start) if before is None else self.pool.replace(before, start))
 
     @tool
@@ -166,7 +172,7 @@ class Workspace(Environment):
 
     async def close(self) -> None:
         box, self.box = self.box, None
-        if box is not None:
+        if box is not None and self.pool is not None:
             await self.pool.close(box)
 
     async def _run(self, command: list[str], *, timeout_s: float, stdin: bytes = b"") -> Executed:

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from agentrl.boxes.workspace import Workspace
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, PluginError
+from agentrl.plugins import Environment
 from agentrl.testing import Call, play
 from agentrl.types import Outcome
 
@@ -122,6 +123,48 @@ def test_a_box_that_takes_too_much_memory_is_told_as_such() -> None:
 def test_options_are_checked(config: dict, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Workspace(config)
+
+
+def test_a_back_end_that_breaks_is_no_fault_of_config_or_row(tmp_path) -> None:
+    engine = tmp_path / "engine"
+    engine.write_text("#!/nowhere/at/all\n")
+    engine.chmod(0o755)
+    config = {"kind": "podman", "command": [str(engine)], "image": "any"}
+    trajectory = play(["done"], environment="workspace", environment_config={"workspace": config})
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.failure is not None
+    assert "SandboxError: `" in trajectory.failure.text
+
+
+def test_a_workspace_returns_to_a_snapshot_and_forks() -> None:
+    async def main() -> None:
+        workspace = Workspace({**CONFIG, "max_boxes": 2})
+        try:
+            await workspace.start(files={"a.txt": "one\n"})
+            snapshot = await workspace.snapshot()
+            await workspace.bash("echo two > a.txt; echo > b.txt")
+            other = await workspace.fork()
+            try:
+                await workspace.restore(snapshot)
+                assert (await workspace.bash("ls; cat a.txt")).text == "a.txt\none"
+                assert (await other.bash("ls; cat a.txt")).text == "a.txt\nb.txt\ntwo"
+            finally:
+                await other.close()
+            assert workspace.pool is not None
+            assert workspace.pool.counts.num_open == 1
+        finally:
+            await workspace.close()
+
+    trio.run(main)
+
+
+def test_an_environment_without_snapshots_says_so() -> None:
+    class Plain(Environment):
+        name = "plain"
+
+    for method in (Plain().snapshot, lambda: Plain().restore(b"")):
+        with pytest.raises(PluginError, match="environment 'plain' has no snapshots"):
+            trio.run(method)
 
 
 def test_what_a_row_has_is_checked(tmp_path) -> None:
