@@ -34,7 +34,7 @@ ORIGIN = "/.origin"
 """Where the image's own working folder lies, for the servant to copy."""
 OWN_MOUNTS = frozenset({"dev", "proc", "sys", "tmp", "run"})
 NODE_FOLDERS = (*SYSTEM_LIBRARIES, *COMMAND_DATA, "/packages/0")
-PROBE_S = 60.0
+PROBE_S, CHECK_S = 60.0, 150.0
 _numbers = itertools.count()
 """Of the boxes of this process, whatever their options."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -66,7 +66,8 @@ class BubblewrapBoxes(BoxMaker):
         if shutil.which("bwrap") is None:
             raise ConfigError("kind: bubblewrap: the command bwrap is not installed (apt install bubblewrap)")
         with bait(self._limits) as baited, ThreadPoolExecutor(1) as thread:  # trio may run in this thread
-            done, layers = thread.submit(trio.run, self._probe, json.dumps(baited).encode()).result()
+            probed = thread.submit(trio.run, self._probe, json.dumps(baited).encode())
+            done, layers = probed.result(CHECK_S)
             result = SandboxResult(
                 done.stdout, done.stderr, done.exit_code, None, "exited", False, done.wall_s, 0.0
             )
