@@ -278,18 +278,20 @@ class Trajectory:
     def num_response_tokens(self) -> int:
         """Tokens after the prompt in the segment that has most of them, including context.
 
-        The prompt is the first segment's, or the own one of a segment that begins with a shorter one. So what
-        a fork or `Session.restart` repeats of the history counts. Without a restart,
+        The prompt is that of the conversation's first segment, or the own one of a segment that begins with a
+        shorter one. So what a fork or `Session.restart` repeats of the history counts. Without a restart,
         `agent.max_response_tokens` bounds it.
         """
         if not self.action_mask.any():
             return 0
-        first_prompt = int(self.action_mask.argmax())
         segments = itertools.pairwise((*self.segment_starts, self.num_tokens))
-        return max(
-            end - start - min(first_prompt, int(self.action_mask[start:end].argmax()))
-            for start, end in segments
-        )
+        owners = self.segment_conversations or itertools.repeat(0)
+        prompts = {} if self.segment_conversations else {0: int(self.action_mask.argmax())}
+        longest = 0
+        for (start, end), owner in zip(segments, owners, strict=False):
+            own = int(self.action_mask[start:end].argmax())
+            longest = max(longest, end - start - min(prompts.setdefault(owner, own), own))
+        return longest
 
     @property
     def reward(self) -> float:

@@ -86,7 +86,7 @@ def credit(
         attempts, assessment, group_size = parts.attempts, parts.assessed(assessment), None
     try:
         batch = action_batch(attempts, group_size=group_size)
-        if parts is None:
+        if parts is None:  # a greedy reward is of a whole attempt
             batch = replace(batch, greedy_rewards_N=greedy_rewards(groups))
         batch = assessed(batch, attempts, assessment)
         found = _without_rewards(batch)
@@ -267,12 +267,12 @@ def _joined(
         attempt,
         laid(lambda sample: np.repeat(sample.advantages, sample.run_lengths)),
         np.ones(attempt.num_action_tokens, np.int64),
-        values=laid(lambda sample: needed_column(sample.values)) if has_values else None,
-        returns=laid(lambda sample: needed_column(sample.returns)) if has_returns else None,
+        values=laid(lambda sample: _needed(sample.values)) if has_values else None,
+        returns=laid(lambda sample: _needed(sample.returns)) if has_returns else None,
     )
 
 
-def needed_column(column: NDArray[np.float32] | None) -> NDArray[np.float32]:
+def _needed(column: NDArray[np.float32] | None) -> NDArray[np.float32]:
     assert column is not None, "all samples of a batch have the same columns"
     return column
 

@@ -133,6 +133,11 @@ class TrajectoryRecorder:
         return len(self._begun())
 
     @property
+    def num_conversations(self) -> int:
+        """Number of conversations that have a segment."""
+        return len({segment.conversation for segment in self._begun()})
+
+    @property
     def num_tokens(self) -> int:
         return sum(segment.num_tokens for segment in self._segments)
 

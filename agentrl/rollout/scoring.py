@@ -212,6 +212,8 @@ class _Note:
         scored = self._trajectory.replace(
             rewards=tuple(self._events), metrics=self._metrics, extra_info=extra_info
         )
+        if not scored.conversations:
+            return scored
         return scored.replace(metrics={**scored.metrics, **conversation_metrics(scored)})
 
     def _place_in_conversations(self, term: Term, values: Mapping[str, float]) -> None:
@@ -268,9 +270,9 @@ class _Note:
 
 
 def conversation_metrics(trajectory: Trajectory) -> dict[str, float]:
-    """Return what each conversation earned and said, by name; {} of an attempt with one conversation."""
+    """Return what each conversation earned and said, by name."""
     found: dict[str, float] = {}
-    for part in AttemptFacts.of(trajectory).parts() if trajectory.conversations else ():
+    for part in AttemptFacts.of(trajectory).parts():
         own = {
             "reward": part.attempt.reward,
             "num_turns": float(len(part.attempt.turns)),

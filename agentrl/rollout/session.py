@@ -390,7 +390,7 @@ class AttemptSession(ABC):
 
     def trajectory(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
         """Return everything recorded so far as a trajectory without rewards."""
-        num_forks = max(self._recorder.num_segments - 1, 0)
+        num_forks = self._recorder.num_segments - self._recorder.num_conversations
         shown = self._own if self._own.has_spoken else self._last_spoken
         opened = [self._own, *self._others] if self._others else []
         trajectory = self._recorder.trajectory(

@@ -4,8 +4,9 @@
     num_turns, num_tool_calls, num_tool_errors (calls answered with an error),
     num_interruptions (how often a generation was interrupted and continued),
     num_tool_retries, num_tool_timeouts, num_tool_failures, num_cut_outputs (see Toolbox; absent when 0),
-    num_forks (segments after the first, because the context was edited),
+    num_forks (segments of a conversation after its first, because the context was edited),
     num_restarts (how often the agent restarted from other messages; absent when 0),
+    num_opponent_turns, num_opponent_tokens, opponent_s (what opponents said; absent without one),
     generate_s, tool_s, interaction_s (waiting for servers, tools, the partner), reward_s (scoring),
     environment_s (starting the environment; absent without one),
     <tool>/<metric> of tools (sums), and the metrics that scoring adds (see scoring.py).

@@ -21,6 +21,7 @@ from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
+from agentrl.testing import Call, call, play
 from agentrl.testing.one_row.play import play_row
 from agentrl.types import Message, Outcome, Task, ToolCall
 
@@ -212,3 +213,28 @@ def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
 
 def test_nim_is_shown_as_it_is():
     assert (ROOT / "examples" / "nim.py").read_text() in code_blocks("docs/seats.md")
+
+
+def test_the_documented_planner_lets_workers_speak(tmp_path):
+    (method,) = [block for block in code_blocks("docs/seats.md") if block.startswith("async def run")]
+    lines = [
+        "from typing import ClassVar",
+        "from agentrl.plugins import AgentLoop, Session",
+        "from agentrl.types import Message, Task",
+        "class Planner(AgentLoop):",
+        "    name: ClassVar[str] = 'planner'",
+        *(f"    {line}" for line in method.splitlines()),
+    ]
+    (tmp_path / "planner.py").write_text("\n".join(lines))
+    turns = ["6*7\n1+1", calculator("6*7"), "42", calculator("1+1"), "2", "42 and 2"]
+    trajectory = play(
+        turns, agent="planner", plugins=[str(tmp_path / "planner.py")], tools=["calculator"], max_turns=9
+    )
+    assert trajectory.failure is None
+    assert [one.name for one in trajectory.conversations] == ["main", "worker", "worker"]
+    assert trajectory.segment_conversations == (0, 1, 2)
+    assert [m.content for m in trajectory.messages if m.role == "user"][1:] == ["6*7: 42", "1+1: 2"]
+
+
+def calculator(expression: str) -> Call:
+    return call("calculator", expression=expression)

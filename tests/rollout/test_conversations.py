@@ -81,6 +81,7 @@ def test_each_conversation_is_what_the_model_saw_and_every_token_is_counted_once
     recorded = zip(trajectory.turn_ids[mask].tolist(), trajectory.token_ids[mask].tolist(), strict=True)
     assert sorted(recorded, key=lambda pair: pair[0]) == sampled
     assert trajectory.num_action_tokens == len(sampled) <= max_response
+    assert trajectory.metrics["num_forks"] == len(rows) - len({which for which, _ in rows})
     for (context, left), (prompt, generation) in zip(Several.seen, requests, strict=False):
         assert context == len(prompt)
         assert len(generation.token_ids) <= left
