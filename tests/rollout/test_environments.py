@@ -508,14 +508,18 @@ def test_a_wrong_call_by_the_partner_is_not_the_models():
 
 
 def test_a_row_selects_methods_of_its_environment_by_name(stage):
-    """A selection names everything that the row offers: a method that it leaves out is not offered."""
+    """A selection names everything that the row offers: a method that it leaves out is not offered. A row
+    without one offers all; an empty one offers nothing.
+    """
     plugins = playable()._plugins
 
     def offered(*names: str) -> tuple[str, ...]:
         row = stage.task(environment_kwargs={"name": "counter"}, extra_info={"tool_selection": [*names]})
         return plugins.offered_tools(row, ("calculator",))
 
-    assert offered() == ("calculator", "counter.add")
+    whole = stage.task(environment_kwargs={"name": "counter"})
+    assert plugins.offered_tools(whole, ("calculator",)) == ("calculator", "counter.add")
+    assert offered() == ()
     assert offered("calculator") == ("calculator",)
     assert offered("add", "calculator") == ("counter.add", "calculator")
     with pytest.raises(DataError, match=r"'counter.add' is not offered; offered: calculator, add$"):

@@ -21,6 +21,7 @@ class Recorded:
         self.step = 0
         self.lineage = SimpleNamespace(lags=None)
         self.roles = None
+        self.proximal_folder = None
 
     def take(self) -> list[object]:
         self.calls.append("take")

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -163,7 +163,7 @@ async def _opened(environment: str, arguments: dict[str, Any], seat: dict[str, A
 
 
 async def _open(environment: str, arguments: dict[str, Any], seat: dict[str, Any]) -> Opened:
-    made = Environments if load_v1 is None else Tasksets
+    made: Callable[..., Opened] = Environments if load_v1 is None else Tasksets
     try:
         opened = await asyncio.to_thread(made, environment, arguments, seat)
     except ModuleNotFoundError as error:
