@@ -1,16 +1,21 @@
 """Runs a command, and kills its whole process group when the parent process dies.
 
-`python -m agentrl.guard --parent-pid PID [--api-key-stdin] -- COMMAND ...`
+`python -m agentrl.guard --parent-pid PID [--api-key-stdin] [--whole-tree] -- COMMAND ...`
 
 With --api-key-stdin, the first line of standard input is an API key. The command gets it as `api-key` in
 `--config FILE`, which only its owner can read. So the key is in no command line, which all users of a machine
 can see, and in no environment, which children inherit. SGLang logs all its arguments, so the key is masked in
 its output.
+
+With --whole-tree, nothing that the command started outlives it, not even what has left its process group.
+When the parent dies, the command first gets a moment: the end of its input tells it. SIGTERM to the guard
+alone kills all of it at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -18,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,6 +31,9 @@ from types import FrameType
 
 _WATCH_INTERVAL_S = 0.5
 _LAST_WORDS_S = 1.0
+_CLEAN_UP_S = 5.0
+_MAX_SWEEPS = 50
+_PR_SET_CHILD_SUBREAPER = 36
 _MISUSE_STATUS = 2
 _HIDDEN = b"(the API key)"
 
@@ -35,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--api-key-stdin", action="store_true")
+    parser.add_argument("--whole-tree", action="store_true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)
     command = list(options.command)
@@ -47,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     # The signal reaches the whole group; the guard only waits until the command has handled it.
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, _ignore)
+    if options.whole_tree:
+        return _run_tree(command, options.parent_pid)
     with ExitStack() as stack:
         if options.api_key_stdin:
             key = sys.stdin.readline().rstrip("\n")
@@ -64,6 +76,77 @@ def main(arguments: list[str] | None = None) -> int:
                 if os.getppid() != options.parent_pid:
                     stack.close()
                     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _run_tree(command: list[str], parent_pid: int) -> int:
+    """Run a command, and kill all that it started when it has ended, when the parent has died, or on
+    SIGTERM.
+    """
+    # What loses its parent becomes a child of the guard, whatever group or session it is in.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    is_told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_told.set())
+    process = subprocess.Popen(command)
+    deadline = float("inf")
+    while not is_told.is_set() and time.monotonic() < deadline:
+        try:
+            process.wait(timeout=_WATCH_INTERVAL_S)
+            break
+        except subprocess.TimeoutExpired:
+            _reap_others(process.pid)
+            if os.getppid() != parent_pid:
+                deadline = min(deadline, time.monotonic() + _CLEAN_UP_S)
+    process.kill()
+    status = _status(process.wait())
+    _kill_descendants()
+    return status
+
+
+def _reap_others(pid: int) -> None:
+    """Wait for children that have ended, except `pid`."""
+    while (found := _ended_child()) not in (None, pid):
+        os.waitpid(found, 0)
+
+
+def _ended_child() -> int | None:
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
+
+
+def _kill_descendants() -> None:
+    """Kill until nothing is left: a killed process makes its children ours."""
+    for _ in range(_MAX_SWEEPS):
+        found = _descendants(os.getpid())
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if not found:
+            return
+        time.sleep(0.01)
+        _reap_others(0)
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            if fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(entry))
+    found, ahead = [], [root]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found
 
 
 @contextmanager

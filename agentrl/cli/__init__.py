@@ -156,6 +156,12 @@ _add(
     hubs.data_gymnasium,
     "agentrl data gymnasium data/lake --games FrozenLake-v1",
 )
+_add(
+    data_app,
+    "openenv",
+    hubs.data_openenv,
+    "agentrl data openenv data/ladder --server ladder=http://127.0.0.1:8000",
+)
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

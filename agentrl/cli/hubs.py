@@ -1,4 +1,4 @@
-"""`agentrl data reasoning_gym` and `agentrl data gymnasium`: rows of worlds that others built."""
+"""`agentrl data reasoning_gym`, `gymnasium` and `openenv`: rows of worlds that others built."""
 
 from __future__ import annotations
 
@@ -90,4 +90,59 @@ def data_gymnasium(
     chosen = read_games(games, read_text("--options", options))
     with mirrored_folder(out) as folder:
         written = write_games(folder, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
+    say_written(out, written)
+
+
+def data_openenv(
+    out: Out,
+    server: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=URL|JSON",
+            help="A server by the name that the config gives it: its URL, or its options there, such as "
+            'ladder={"command": ["python", "ladder_server.py", "--port", "{port}"]}.',
+        ),
+    ],
+    reset: Annotated[
+        str,
+        typer.Option(metavar="JSON|@FILE", help="Arguments of reset; each row adds its seed."),
+    ] = "{}",
+    shown: Annotated[
+        str, typer.Option(help="Field of the observation that the policy reads; default: all, as JSON.")
+    ] = "",
+    field: Annotated[
+        str,
+        typer.Option(
+            help="Field of the action that a turn's text becomes; default: the policy acts by tools."
+        ),
+    ] = "",
+    about: Annotated[
+        bool, typer.Option(help="Describe the environment, and its actions or tools, in the prompt.")
+    ] = True,
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    system: System = None,
+    template: Template = PLACEHOLDER,
+    debug: Debug = False,
+) -> None:
+    """Write episodes of an OpenEnv server, scored by its own rewards (docs/hubs.md)."""
+    from agentrl.data.sent import mirrored_folder
+    from agentrl.data.task_rows import RowStyle
+    from agentrl.hubs.openenv_rows import INSTRUCTION, EpisodeRows, read_episode, read_server, write_episodes
+
+    name, found = read_server(server)
+    rows = EpisodeRows(
+        read_episode(name, read_text("--reset", reset), shown=shown, field=field),
+        RowStyle(
+            system=INSTRUCTION if system is None else read_text("--system", system),
+            template=read_text("--template", template),
+        ),
+        describes=about,
+        seed=seed,
+        num_train=train_rows,
+        num_val=val_rows,
+    )
+    with mirrored_folder(out) as folder:
+        written = write_episodes(folder, found, rows)
     say_written(out, written)

@@ -31,6 +31,7 @@ REWARD_PRESETS: dict[str, str] = {
     "searchR1_*": "exact_match",
     "reasoning_gym/*": "reasoning_gym",
     "gymnasium/*": "gymnasium",
+    "openenv/*": "openenv",
 }
 
 

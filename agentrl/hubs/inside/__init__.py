@@ -1,0 +1,1 @@
+"""Programs of hub processes. They run in the interpreter of another environment, without agentrl."""
