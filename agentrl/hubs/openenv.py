@@ -43,7 +43,7 @@ class OpenEnvServer(Options):
     url: str | None = Field(None, description="URL of a running server.")
     command: tuple[str, ...] = Field(
         (),
-        description="Starts a server on 127.0.0.1; `{port}` in it is a free port. Each rollout process has its own.",
+        description="Starts a server on 127.0.0.1, one per rollout process; `{port}` is a free port.",
     )
     env: dict[str, str] = Field(default_factory=dict, description="Variables of the command.")
     pass_env: tuple[str, ...] = Field((), description="Variables of the run that the command gets, too.")
@@ -165,7 +165,7 @@ class Episode:
 
 
 class OpenEnv(Environment):
-    """An episode of a server: the tools `act` and `call`, or turns that are actions (the partner `openenv`)."""
+    """An episode of a server: played by the tools `act` and `call`, or by turns (the partner `openenv`)."""
 
     name: ClassVar[str] = KEY
 

@@ -39,7 +39,7 @@ class Observed:
 
 
 class OpenEnvSession:
-    """One call at a time. A call that is cancelled, or fails, breaks the session: its answer may still come."""
+    """One call at a time. A call that fails or is cancelled breaks it: its answer may still come."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = url

@@ -145,8 +145,9 @@ class _Life:
         logging_ = asyncio.create_task(self._log(process))
         closing = asyncio.create_task(self._closing.wait())
         try:
+            first: set[asyncio.Future[Any]] = {reading, closing, self._ready}
             await asyncio.wait(
-                {reading, closing, self._ready},
+                first,
                 timeout=self._program.start_timeout_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )

@@ -51,7 +51,8 @@ async def block():
 
 async def start_daemon():
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    return subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, start_new_session=True, **quiet).pid
 
 async def pid():
     return os.getpid()

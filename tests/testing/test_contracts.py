@@ -25,6 +25,7 @@ from agentrl.testing.contracts import (
     ToolContract,
 )
 from parts.generators import origin, small_generators
+from parts.openenv_server import counting, openenv_server
 
 # ------------------------------------------------------------------------------------------------------ tools
 
@@ -134,7 +135,34 @@ class TestGymnasium(EnvironmentContract):
     calls = (("act", {"action": "down"}),)
 
 
+class TestOpenEnv(EnvironmentContract):
+    environment = "openenv"
+    environment_kwargs = {"server": "s", "reset": '{"seed": 3}', "shown": "text", "field": "say"}
+    bad_kwargs = ({}, {"server": "t"}, {"server": "s", "reset": "[]"}, {"server": "s", "speed": 1})
+    calls = (("act", {"action": {"say": "3"}}), ("call", {"tool": "t", "arguments": {}}))
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with openenv_server(counting) as url:
+            self.config = {"servers": {"s": {"url": url}}}
+            yield
+
+
 # ----------------------------------------------------------------------------------------------- interactions
+
+
+class TestOpenEnvPartner(InteractionContract):
+    interaction = "openenv"
+    says = ("3", "4")
+    bad_kwargs = ({"speed": 1},)
+    environment = "openenv"
+    environment_kwargs = TestOpenEnv.environment_kwargs
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with openenv_server(counting) as url:
+            self.environment_config = {"servers": {"s": {"url": url}}}
+            yield
 
 
 class TestGsm8kInteraction(InteractionContract):
@@ -415,6 +443,11 @@ class TestRewardModel(RewardContract):
 class TestTestsPass(RewardContract):
     reward = "tests_pass"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
+
+
+class TestOpenEnvReward(RewardContract):
+    reward = "openenv"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without an episode
 
 
 class TestGameReward(RewardContract):

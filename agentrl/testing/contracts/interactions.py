@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 from agentrl.errors import ToolError, UserError
-from agentrl.plugins import Interaction, InteractionReply, load_plugins
+from agentrl.plugins import Environment, Interaction, InteractionReply, load_plugins
 from agentrl.testing.contracts.running import (
     ODD_TEXTS,
     cancelled_at_first_wait,
@@ -34,6 +35,8 @@ class InteractionContract:
     interaction_kwargs: arguments that a row passes to `start`.
     bad_kwargs: arguments that `start` must reject with a UserError (DataError, PluginError, ConfigError).
     is_deterministic: whether the same turns get the same replies in every attempt.
+    environment: the environment that the partner needs, if any; `environment_config` and `environment_kwargs`
+        are its options and the arguments of its `start`.
     """
 
     interaction: ClassVar[type[Interaction] | str]
@@ -42,6 +45,9 @@ class InteractionContract:
     interaction_kwargs: ClassVar[Mapping[str, Any]] = {}
     bad_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
     is_deterministic: ClassVar[bool] = True
+    environment: ClassVar[type[Environment] | str | None] = None
+    environment_config: ClassVar[Mapping[str, Any]] = {}
+    environment_kwargs: ClassVar[Mapping[str, Any]] = {}
 
     def test_name(self) -> None:
         registry = load_plugins().interactions
@@ -182,11 +188,8 @@ class InteractionContract:
         partner = (interaction or self._class())(dict(self.config))
 
         async def whole() -> Any:
-            try:
-                await partner.start(**self.interaction_kwargs)
+            async with self._started(partner):
                 return await main(partner)
-            finally:
-                await partner.finalize()
 
         return run(partner.runtime, whole)
 
@@ -198,11 +201,26 @@ class InteractionContract:
         return self._live(main)
 
     async def _talk(self, partner: Interaction) -> list[InteractionReply]:
+        async with self._started(partner):
+            return await _replies(partner, self.says)
+
+    @asynccontextmanager
+    async def _started(self, partner: Interaction) -> AsyncIterator[None]:
+        """Start the partner, in its environment if it needs one, and finalize it."""
+        if self.environment is not None:
+            partner.environment = self._environment_class()(dict(self.environment_config))
+            await partner.environment.start(**self.environment_kwargs)
         try:
             await partner.start(**self.interaction_kwargs)
-            return await _replies(partner, self.says)
+            yield
         finally:
             await partner.finalize()
+            if partner.environment is not None:
+                await partner.environment.close()
+
+    def _environment_class(self) -> type[Environment]:
+        assert self.environment is not None
+        return plugin_class(load_plugins().environments, self.environment)
 
     def _texts(self, replies: Sequence[InteractionReply]) -> list[tuple[str, bool]]:
         return [(reply.text, reply.is_done) if self.is_deterministic else ("", False) for reply in replies]
@@ -221,7 +239,12 @@ class InteractionContract:
             agent="interaction_agent",
             interaction=interaction,
             interaction_kwargs=dict(self.interaction_kwargs),
+            environment=self.environment,
+            environment_kwargs=dict(self.environment_kwargs),
             **{
+                "environment_config": {}
+                if self.environment is None
+                else {self._environment_class().name: dict(self.environment_config)},
                 "interaction_config": {interaction.name: dict(self.config)},
                 "max_turns": len(self.says),
                 **settings,
