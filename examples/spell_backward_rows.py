@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-SHARE_RIGHT = 0.4
-NUM_CONVERSATIONS = 4000
+SHARE_RIGHT = 0.5
+NUM_CONVERSATIONS = 8000
 
 
 def conversation(row: dict, rng: random.Random) -> dict:

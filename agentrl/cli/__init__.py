@@ -162,6 +162,12 @@ _add(
     hubs.data_openenv,
     "agentrl data openenv data/ladder --server ladder=http://127.0.0.1:8000",
 )
+_add(
+    data_app,
+    "verifiers",
+    hubs.data_verifiers,
+    "agentrl data verifiers data/echo --environment echo_v1 --python verifiers/bin/python",
+)
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

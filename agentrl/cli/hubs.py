@@ -1,4 +1,4 @@
-"""`agentrl data reasoning_gym`, `gymnasium` and `openenv`: rows of worlds that others built."""
+"""`agentrl data reasoning_gym`, `gymnasium`, `openenv` and `verifiers`: rows of worlds that others built."""
 
 from __future__ import annotations
 
@@ -145,4 +145,35 @@ def data_openenv(
     )
     with mirrored_folder(out) as folder:
         written = write_episodes(folder, found, rows)
+    say_written(out, written)
+
+
+def data_verifiers(
+    out: Out,
+    environment: Annotated[str, typer.Option(metavar="NAME", help="Environment of verifiers.")],
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Interpreter of the environment with verifiers in it.")
+    ],
+    arguments: Annotated[
+        str,
+        typer.Option(metavar="JSON|@FILE", help="Arguments of load_environment, or options of the taskset."),
+    ] = "{}",
+    path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER", help="Folder with environments of your own; repeatable."),
+    ] = None,
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
+    debug: Debug = False,
+) -> None:
+    """Write tasks of an environment of verifiers, which plays and scores them itself (docs/hubs.md)."""
+    from agentrl.data.sent import mirrored_folder
+    from agentrl.hubs.verifiers import VerifiersOptions
+    from agentrl.hubs.verifiers_rows import Chosen, read_arguments, write_tasks
+
+    given = read_arguments("--arguments", read_text("--arguments", arguments))
+    options = VerifiersOptions(python=python, path=tuple(path or ()))
+    chosen = Chosen(environment, given, num_train=train_rows, num_val=val_rows)
+    with mirrored_folder(out) as folder:
+        written = write_tasks(folder, options, chosen)
     say_written(out, written)

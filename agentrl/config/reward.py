@@ -32,6 +32,7 @@ REWARD_PRESETS: dict[str, str] = {
     "reasoning_gym/*": "reasoning_gym",
     "gymnasium/*": "gymnasium",
     "openenv/*": "openenv",
+    "verifiers/*": "verifiers",
 }
 
 

@@ -1,0 +1,201 @@
+"""Environments of the package verifiers: their own rollouts, with the policy behind the gateway.
+
+They run in a hub process, because the package needs other versions than this one. Their rollout asks for
+turns at the attempt's endpoint, which records the tokens; reward and metrics come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from agentrl.errors import ConfigError, DataError, EnvironmentFailed, PluginError
+from agentrl.hubs.process import HubProcess, HubProgram, hub_process
+from agentrl.plugins import (
+    AgentLoop,
+    Attempted,
+    Environment,
+    OpenAIEndpoint,
+    Reward,
+    RewardResult,
+    Session,
+)
+from agentrl.plugins.options import Options, read_options
+from agentrl.plugins.variables import clean_environment
+from agentrl.types import JsonObject, Task
+
+KEY = "verifiers"
+"""Name of the environment, of its agent and of the reward, and first part of the data source."""
+
+
+class VerifiersOptions(Options):
+    """Options in `agent.environment_config.verifiers`."""
+
+    python: str = Field(description="Interpreter of the environment in which verifiers is installed.")
+    path: tuple[str, ...] = Field((), description="Folders with environments of your own.")
+    env: dict[str, str] = Field(default_factory=dict, description="Variables of the process.")
+    pass_env: tuple[str, ...] = Field((), description="Variables of the run that the process gets, too.")
+    seat: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The seat of the policy, as verifiers' `[env.agent]` has it: harness, runtime, limits.",
+    )
+    start_timeout_s: float = Field(120.0, gt=0, description="Deadline of the process's start.")
+
+
+def program_of(options: VerifiersOptions) -> HubProgram:
+    """Return the hub process of these options.
+
+    Raises:
+        ConfigError: the interpreter or a folder does not exist, or a variable is not set.
+    """
+    key = f"agent.environment_config.{KEY}"
+    python = os.path.abspath(os.path.expanduser(options.python))
+    if not os.access(python, os.X_OK) or os.path.isdir(python):
+        raise ConfigError(
+            f"{key}.python={options.python!r} is no program; name the interpreter, like venv/bin/python"
+        )
+    folders = [os.path.abspath(os.path.expanduser(folder)) for folder in options.path]
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"{key}.path: {folder!r} is no folder")
+    passed = clean_environment(options.pass_env, key=f"{key}.pass_env") | options.env
+    own = [passed["PYTHONPATH"]] if passed.get("PYTHONPATH") else []
+    variables = {**passed, "PYTHONPATH": os.pathsep.join([*folders, *own])}
+    return HubProgram(
+        "the process of verifiers",
+        python,
+        "agentrl_verifiers.py",
+        tuple(sorted(variables.items())),
+        options.start_timeout_s,
+    )
+
+
+class VerifiersEnvironment(Environment):
+    """A task of an environment of verifiers. The agent `verifiers` plays it."""
+
+    name: ClassVar[str] = KEY
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = read_options(VerifiersOptions, self.config, plugin=f"environment {self.name!r}")
+        self._program = program_of(self._options)
+        self._played: JsonObject | None = None
+
+    async def start(
+        self, *, environment: str = "", arguments: str = "{}", task: str = "", **unknown: Any
+    ) -> None:
+        """Read the row.
+
+        Args:
+            environment: name of the environment.
+            arguments: of `load_environment`, or options of the taskset, as JSON.
+            task: the task's data, as JSON.
+
+        Raises:
+            DataError: the row names no environment, or its JSON makes no sense.
+        """
+        if unknown or not environment:
+            raise DataError(
+                f"environment {KEY!r}: environment_kwargs need environment, arguments and task; write "
+                "rows with `agentrl data verifiers`"
+            )
+        self._environment = environment
+        self._arguments, self._task = _object(arguments, "arguments"), _object(task, "task")
+
+    async def play(self, endpoint: OpenAIEndpoint) -> None:
+        """Have verifiers play the task, with the policy at `endpoint`. Runs under asyncio.
+
+        Raises:
+            DataError: verifiers refuses the environment or its arguments.
+            EnvironmentFailed: the rollout failed, or the process.
+        """
+        asked = {
+            "environment": self._environment,
+            "arguments": self._arguments,
+            "seat": self._options.seat,
+            "task": self._task,
+            "base_url": endpoint.base_url,
+            "api_key": endpoint.api_key,
+            "model": endpoint.model,
+        }
+        played = await self._process().call("play", asked)
+        if "error" in played:
+            raise EnvironmentFailed(
+                f"environment {self._environment!r} of verifiers failed: {played['error']}"
+            )
+        self._played = played
+
+    async def facts(self) -> JsonObject:
+        played = self._played or {}
+        return {
+            "environment": getattr(self, "_environment", ""),
+            "reward": played.get("reward"),
+            "metrics": played.get("metrics", {}),
+            "stop": played.get("stop"),
+        }
+
+    def _process(self) -> HubProcess:
+        return hub_process(self._program)
+
+
+class VerifiersAgent(AgentLoop):
+    """Leaves the attempt to the rollout of verifiers. The attempt ends when the rollout does."""
+
+    name: ClassVar[str] = KEY
+    uses_tools: ClassVar[bool] = False  # the environment brings its own
+
+    async def run(self, task: Task, session: Session) -> None:
+        world = session.environment
+        if not isinstance(world, VerifiersEnvironment):
+            raise PluginError(
+                f"task {task.task_id}: the agent 'verifiers' needs the environment 'verifiers'; write rows "
+                "with `agentrl data verifiers`"
+            )
+        async with session.serve_openai() as endpoint:
+            await session.run_asyncio(world.play, endpoint)
+
+
+class VerifiersRewardOptions(Options):
+    """`scale`: the reward is multiplied by it. `cut_off`: the reward of an attempt that a budget of the run
+    ended; verifiers gives it none.
+    """
+
+    scale: float = 1.0
+    cut_off: float = 0.0
+
+
+class VerifiersReward(Reward):
+    """The reward that verifiers gave. Metrics: its metrics and the parts of its reward, and is_cut_off."""
+
+    name: ClassVar[str] = KEY
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = read_options(VerifiersRewardOptions, self.config, plugin=f"reward {self.name!r}")
+
+    def score(self, attempt: Attempted) -> RewardResult | None:
+        """Return the reward, or None if the attempt had no environment of verifiers."""
+        facts = attempt.facts
+        if not {"environment", "reward", "metrics"} <= facts.keys():
+            return None
+        if facts["reward"] is None:
+            return RewardResult(self._options.cut_off, {"is_cut_off": 1.0})
+        metrics: Mapping[str, float] = facts["metrics"]
+        return RewardResult(self._options.scale * facts["reward"], {**metrics, "is_cut_off": 0.0})
+
+
+def _object(text: str, key: str) -> JsonObject:
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(
+            f"environment {KEY!r}: environment_kwargs.{key} must be a JSON object, is {text[:80]!r}"
+        )
+    return found
