@@ -26,6 +26,7 @@ from agentrl.testing.contracts import (
 )
 from parts.generators import origin, small_generators
 from parts.openenv_server import counting, openenv_server
+from parts.verifiers_world import CONFIG, TASK
 
 # ------------------------------------------------------------------------------------------------------ tools
 
@@ -146,6 +147,13 @@ class TestOpenEnv(EnvironmentContract):
         with openenv_server(counting) as url:
             self.config = {"servers": {"s": {"url": url}}}
             yield
+
+
+class TestVerifiersEnvironment(EnvironmentContract):
+    environment = "verifiers"
+    config = CONFIG
+    environment_kwargs = {"environment": "sums", "task": json.dumps(TASK)}
+    bad_kwargs = ({}, {"environment": "sums"}, {**environment_kwargs, "speed": 1})
 
 
 # ----------------------------------------------------------------------------------------------- interactions
@@ -304,6 +312,16 @@ class TestOpenAIAgent(AgentContract):
         self.config = {"target": f"{tmp_path}/program.py:ask"}
 
 
+class TestVerifiersAgent(AgentContract):
+    agent = "verifiers"
+    turns = ("hm", "4")
+    settings = {
+        "environment": "verifiers",
+        "environment_kwargs": TestVerifiersEnvironment.environment_kwargs,
+        "environment_config": {"verifiers": CONFIG},
+    }
+
+
 # ---------------------------------------------------------------------------------------------------- rewards
 
 
@@ -448,6 +466,11 @@ class TestTestsPass(RewardContract):
 class TestOpenEnvReward(RewardContract):
     reward = "openenv"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without an episode
+
+
+class TestVerifiersReward(RewardContract):
+    reward = "verifiers"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without its environment
 
 
 class TestGameReward(RewardContract):
