@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 SHARE_RIGHT = 0.6
-NUM_CONVERSATIONS = 4000
+NUM_CONVERSATIONS = 8000
 
 
 def conversation(rng: random.Random) -> dict:

@@ -232,7 +232,7 @@ def _row(
             "split": split,
             "environment_kwargs": world,
             "interaction_kwargs": {"name": KEY} if is_by_turns else None,
-            "tool_selection": None if is_by_turns else ["call" if has_tools else "act"],
+            "tool_selection": [] if is_by_turns else ["call" if has_tools else "act"],
         },
         "agent_name": "interaction_agent" if is_by_turns else "tool_agent",
     }

@@ -177,8 +177,8 @@ def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> 
     """Return the names of the tools offered in `task`: the configured ones (methods of its environment
     included), then the row's own, without duplicates.
 
-    A row can select a subset with a list of names in `extra_info.tool_selection`. An agent with `uses_tools =
-    False` is offered none.
+    A row can select a subset with a list of names in `extra_info.tool_selection`; an empty list offers none.
+    An agent with `uses_tools = False` is offered none.
 
     Raises:
         DataError: the row selects a tool that is not offered.
@@ -187,7 +187,7 @@ def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> 
         return ()
     offered = tuple(dict.fromkeys((*configured, *task.tools_kwargs)))
     chosen = task.extra_info.get("tool_selection")
-    if not chosen:
+    if chosen is None:
         return offered
     for name in chosen:
         if name not in offered:

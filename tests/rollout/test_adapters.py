@@ -130,6 +130,8 @@ def test_a_row_chooses_among_the_tools(stage, tmp_path):
     assert offered(stage.task(extra_info={"tool_selection": ["calc_gsm8k_reward"]}), ("calculator",)) == (
         "calc_gsm8k_reward",
     )
+    assert offered(stage.task(extra_info={"tool_selection": []}), ("calculator",)) == ()
+    assert len(offered(stage.task(extra_info={"tool_selection": None}), ("calculator",))) == 2
     with pytest.raises(
         DataError, match="tool_selection: 'python' is not offered; offered: calculator, calc_gsm8k_reward"
     ):

@@ -48,9 +48,9 @@ class AgentrlChat(Harness[AgentrlChatConfig]):
             messages += [message_to_wire(message) for message in prompt]
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
-            # A request that is sent again would be another turn.
+            # A request that is sent again would be another turn; the attempt has a deadline of its own.
             client = await stack.enter_async_context(
-                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0)
+                AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
             )
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             await _talk(client, ctx.model, trace, messages, tools, dispatch, connections)
