@@ -2,7 +2,7 @@
 
     python examples/ladder_rows.py runs/ladder/data
 
-Three of five moves go the right way. The policy comes out of the warm start able to play, and not well.
+Seven of ten moves go the right way. The policy comes out of the warm start able to play, and not well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import random
 import sys
 from pathlib import Path
 
-SHARE_RIGHT = 0.6
+SHARE_RIGHT = 0.7
 MAX_STEPS = 4
-NUM_CONVERSATIONS = 1500
+NUM_CONVERSATIONS = 4000
 
 
 def conversation(rng: random.Random) -> dict:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from parts.installed import reasoning_gym_folder
+
 HERE = Path(__file__).parent
-PINS = HERE / "reasoning_gym.txt"
 GENERATORS = (
     *(
         "binary_matrix",
@@ -36,15 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def real() -> dict[str, str]:
     """Return the variables of a process that finds the real package."""
-    recipe = hashlib.sha256(PINS.read_bytes() + sys.version.encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "agentrl" / "reasoning-gym" / recipe
-    if not (folder / ".done").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
-        subprocess.run([*install, "--target", str(folder), "-r", str(PINS)], check=True, timeout=900)
-        (folder / ".done").touch()
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    return {**os.environ, "PYTHONPATH": reasoning_gym_folder()}
 
 
 def run(code: str, env: dict[str, str], *arguments: str) -> str:

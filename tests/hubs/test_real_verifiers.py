@@ -51,6 +51,10 @@ class Sums(vf.Taskset[SumsTask, SumsConfig]):
     @classmethod
     def toolsets(cls, config):
         return [Adding(config.tools)]
+
+
+if __name__ == "__main__":
+    Adding.run()
 '''
 
 OF_V0 = """
