@@ -35,6 +35,7 @@ _CLEAN_UP_S = 5.0
 _MAX_SWEEPS = 50
 _PR_SET_CHILD_SUBREAPER = 36
 _MISUSE_STATUS = 2
+_STUCK_STATUS = 1
 _HIDDEN = b"(the API key)"
 
 
@@ -97,7 +98,10 @@ def _run_tree(command: list[str], parent_pid: int) -> int:
             if os.getppid() != parent_pid:
                 deadline = min(deadline, time.monotonic() + _CLEAN_UP_S)
     process.kill()
-    status = _status(process.wait())
+    try:
+        status = _status(process.wait(timeout=_CLEAN_UP_S))
+    except subprocess.TimeoutExpired:  # stuck in the kernel
+        status = _STUCK_STATUS
     _kill_descendants()
     return status
 

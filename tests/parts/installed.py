@@ -1,4 +1,4 @@
-"""Packages of worlds, installed once in the cache folder: into environments or folders of their own."""
+"""Packages of worlds, installed once in the user's cache folder, each apart from our own environment."""
 
 from __future__ import annotations
 

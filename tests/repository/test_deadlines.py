@@ -27,7 +27,6 @@ COROUTINE_TAKERS = {"asyncio.wait_for", "asyncio.create_task"}
 NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 
 ALLOWED = {
-    "agentrl/guard.py:_run_tree": "the process that it waits for was killed in the line before",
     "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by "
     "start_timeout_s",
     "agentrl/controller/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",

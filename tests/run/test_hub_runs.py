@@ -66,7 +66,7 @@ def test_the_ladder_of_openenv(world, tmp_path) -> None:
         tmp_path,
         "ladder",
         ["openenv", f"--server=ladder={json.dumps(server)}", *options],
-        f"agent.environment_config.openenv.servers.ladder={json.dumps(server)}",
+        f"agent.environment_config.openenv.servers.ladder.command={json.dumps(server['command'])}",
     )
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
@@ -163,9 +163,13 @@ async def _opened(environment: str, arguments: dict[str, Any], seat: dict[str, A
 
 
 async def _open(environment: str, arguments: dict[str, Any], seat: dict[str, Any]) -> Opened:
-    made: Callable[..., Opened] = Environments if load_v1 is None else Tasksets
+    opened: Opened
     try:
-        opened = await asyncio.to_thread(made, environment, arguments, seat)
+        # In the main thread: `load_environment` sets signal handlers.
+        if load_v1 is None:
+            opened = Environments(environment, arguments, seat)
+        else:
+            opened = Tasksets(environment, arguments, seat)
     except ModuleNotFoundError as error:
         raise Refused(f"environment {environment!r} cannot be imported: {error}") from error
     except (TypeError, ValueError) as error:
