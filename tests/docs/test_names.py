@@ -54,7 +54,6 @@ OTHERS = {
         "OTEL_EXPORTER_OTLP_TIMEOUT",
     },
     "a paper's": {"epsilon_high"},
-    "verifiers'": {"textarena"},
     "Harbor's and terminal-bench's": {
         "environment.docker_image",
         "verifier.timeout_sec",
