@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUICKSTART := runs/quickstart
 SMOLLM := runs/smollm
+SMOLLM_START = $(SMOLLM)/warm_start$(if $(filter smollm_hard,$(CONFIG)),_hard)
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 CONFIG ?= smollm
@@ -53,7 +54,7 @@ $(QUICKSTART)/data/.done: | setup
 	@$(BIN)/agentrl data arithmetic $(@D)
 	@touch $@
 
-smollm: $(SMOLLM)/warm_start/.done $(SMOLLM)/all_kinds/.done ## teach a real pretrained model the same (CONFIG=smollm_lora: an adapter; smollm_hard: slower, all kinds)
+smollm: $(SMOLLM_START)/.done ## teach a real pretrained model the same (CONFIG=smollm_lora: an adapter; smollm_hard: slower, all kinds)
 	@echo "smollm: training asynchronously (agentrl train configs/$(CONFIG).yaml $(ARGS))"
 	@$(BIN)/agentrl train configs/$(CONFIG).yaml $(ARGS)
 
@@ -62,12 +63,17 @@ $(SMOLLM)/warm_start/.done: configs/smollm_sft.yaml $(SMOLLM)/data/.done $(SMOLL
 	@$(BIN)/agentrl sft configs/smollm_sft.yaml
 	@touch $@
 
+$(SMOLLM)/warm_start_hard/.done: configs/smollm_hard_sft.yaml $(SMOLLM)/all_kinds/.done $(SMOLLM)/model/config.json | setup
+	@echo "smollm: no policy yet; making one by imitation, some minutes (agentrl sft configs/smollm_hard_sft.yaml)"
+	@$(BIN)/agentrl sft configs/smollm_hard_sft.yaml
+	@touch $@
+
 $(SMOLLM)/data/.done: | setup
 	@$(BIN)/agentrl data arithmetic $(@D) --kinds tool,interaction --tool-use 0.35
 	@touch $@
 
 $(SMOLLM)/all_kinds/.done: | setup
-	@$(BIN)/agentrl data arithmetic $(@D)
+	@$(BIN)/agentrl data arithmetic $(@D) --tool-use 0.35
 	@touch $@
 
 $(SMOLLM)/model/config.json: | setup

@@ -2,7 +2,7 @@
 
     python benchmarks/smollm.py --configs smollm,smollm_lora --seeds 0,1,2
 
-Each seed has its own warm start, which its configs share. Runs are made one after the other, each as by hand,
+Each seed has its own warm start, which its configs share; smollm_hard has another. Runs are made one after the other, each as by hand,
 with the folders in `--runs`. A run whose figures are in the file, for the same config, seed, overrides and
 commit, is not repeated. The exit status is 1 if a run failed or ended below `--at-least` on products.
 """
@@ -51,7 +51,7 @@ def main() -> int:
             plan = {"config": config, "seed": seed, "overrides": args.overrides, "commit": commit}
             figures = next((run for run in stored if plan.items() <= run.items()), None)
             if figures is None:
-                cost = warm_start(seed, runs, num_steps=args.warm_start_steps)
+                cost = warm_start(config, seed, runs, num_steps=args.warm_start_steps)
                 figures = plan | {"cpu": cpu_name()} | cost | measure(config, seed, runs, args.overrides)
                 stored.append(figures)
                 write_whole(args.out, {"what": "make smollm CONFIG=..., seed by seed", "runs": stored})
@@ -67,19 +67,28 @@ def prepare(runs: Path) -> None:
     if not (runs / "model" / "config.json").exists():
         run("models", "fetch", "smollm2", str(runs / "model"))
     run("data", "arithmetic", str(runs / "data"), "--kinds", "tool,interaction", "--tool-use", "0.35")
-    run("data", "arithmetic", str(runs / "all_kinds"))
+    run("data", "arithmetic", str(runs / "all_kinds"), "--tool-use", "0.35")
 
 
-def warm_start(seed: int, runs: Path, *, num_steps: int) -> dict[str, Any]:
+def start_of(config: str) -> str:
+    """Return the name of the folder of a config's warm start."""
+    return "warm_start_hard" if config == "smollm_hard" else "warm_start"
+
+
+def data_of(config: str, runs: Path) -> Path:
+    return runs / ("all_kinds" if config == "smollm_hard" else "data")
+
+
+def warm_start(config: str, seed: int, runs: Path, *, num_steps: int) -> dict[str, Any]:
     """Make the seed's warm start; return its cost, or nothing if it was there."""
-    folder = runs / f"seed{seed}" / "warm_start"
+    folder = runs / f"seed{seed}" / start_of(config)
     if (folder / "config.json").exists():
         return {}
     with watched() as cost:
         run(
             "sft",
             "configs/smollm_sft.yaml",
-            f"data.train_files=[{runs}/data/sft.parquet]",
+            f"data.train_files=[{data_of(config, runs)}/sft.parquet]",
             f"model.path={runs}/model",
             f"trainer.output={folder}",
             f"trainer.steps={num_steps}",
@@ -91,7 +100,7 @@ def warm_start(seed: int, runs: Path, *, num_steps: int) -> dict[str, Any]:
 def measure(config: str, seed: int, runs: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Make one training; return its figures."""
     folder = runs / f"seed{seed}"
-    run_dir, data = folder / config, runs / ("all_kinds" if config == "smollm_hard" else "data")
+    run_dir, data = folder / config, data_of(config, runs)
     shutil.rmtree(run_dir, ignore_errors=True)  # resuming an interrupted run would hide a part of its time
     baseline = [] if config == "smollm_lora" else [f"tracking.baselines={{pretrained: {runs}/model}}"]
     with watched() as cost:
@@ -100,7 +109,7 @@ def measure(config: str, seed: int, runs: Path, overrides: Sequence[str]) -> dic
             f"configs/{config}.yaml",
             f"data.train_files=[{data}/train.parquet]",
             f"data.val_files=[{data}/val.parquet]",
-            f"model.path={folder}/warm_start",
+            f"model.path={folder / start_of(config)}",
             f"trainer.seed={seed}",
             f"trainer.run_dir={run_dir}",
             *baseline,
