@@ -52,7 +52,7 @@ def attempt(folder: Path, config: dict[str, object], *calls: Call) -> Trajectory
         environment="terminal",
         environment_kwargs=kwargs,
         environment_config={"terminal": config},
-        reward="verifier",
+        reward="terminal",
         max_turns=len(calls) + 1,
     )
 

@@ -495,9 +495,9 @@ class TestTestsApart(RewardContract):
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
 
 
-class TestVerifier(RewardContract):
-    reward = "verifier"
-    examples = (RewardExample(("look", "done"), None),)  # an attempt without a verifier
+class TestTerminalReward(RewardContract):
+    reward = "terminal"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without a terminal
 
 
 class TestOpenEnvReward(RewardContract):

@@ -1,4 +1,4 @@
-"""The reward that an environment's own verifier gave."""
+"""The reward that the tests of a terminal task gave."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.rewards import RunsIn
 
 
-class Verifier(Reward):
+class TerminalReward(Reward):
     """`reward` among the environment's facts, such as those of `terminal`. None if there is none."""
 
-    name: ClassVar[str] = "verifier"
+    name: ClassVar[str] = "terminal"
     runs_in: RunsIn = "inline"
 
     def score(self, attempt: Attempted) -> RewardResult | None:
