@@ -2,10 +2,10 @@
 
     python benchmarks/smollm.py --configs smollm,smollm_lora --seeds 0,1,2
 
-Each seed has its own warm start, which its configs share; smollm_hard has another. Runs are made one after the
-other, each as by hand, with the folders in `--runs`. A run whose figures are in the file, for the same config,
-seed, overrides and commit, is not repeated. The exit status is 1 if a run failed or ended below `--at-least` on
-products.
+Each seed has its own warm start, which its configs share; smollm_hard has another. Runs are made one after
+the other, each as by hand, with the folders in `--runs`. A run whose figures are in the file, for the same
+config, seed, overrides and commit, is not repeated. The exit status is 1 if a run failed or ended below
+`--at-least` on products.
 """
 
 from __future__ import annotations
