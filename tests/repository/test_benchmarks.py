@@ -68,6 +68,8 @@ SHORT: dict[str, str] = {
     "recipes": f"--recipes grpo --seeds 0 --steps 2 --at-least 0 --out {{out}} --runs {{runs}} {QUICK_RUN}",
     "resumed": f"--ways sigterm --seeds 0,1 --steps 6 --window 1 --out {{out}} --runs {{runs}} {QUICK_RUN} "
     "trainer.steps=6",
+    "rollout_processes": "--processes 3 --groups 6 --group-size 2 --servers 1 --seconds-per-token 0.01 "
+    "--mean-tokens 20 --out {out}",
     "rollout_overhead": "--n 64 --repeats 1 --peers {none} --template {template} --out {out}",
     "save": "--hidden 64 --repeats 1 --out {out}",
     "smollm": "--configs smollm_lora --seeds 0 --at-least 0 --warm-start-steps 1 --out {out} --runs {runs} "
