@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import trio
 
-from agentrl.boxes.box import BoxEnded, BoxFileMissing, BoxMaker, BoxRefused, Executed, OpenBox, Start
-from agentrl.boxes.served_box import SERVANT, executed, filled, framed, read_frame
+from agentrl.boxes.box import BoxEnded, BoxFileMissing, BoxMaker, BoxRefused, OpenBox, Start
+from agentrl.boxes.served_box import SERVANT, AskedBox, filled, framed, read_frame
 from agentrl.errors import ConfigError, DataError, SandboxError, ServerError
 from agentrl.http.client import HttpClient
 
@@ -49,7 +49,7 @@ class FusionBoxes(BoxMaker):
         return await filled(FusionBox(self._http, max_bytes=self._max_bytes), start)
 
 
-class FusionBox(OpenBox):
+class FusionBox(AskedBox):
     """The files of a working folder, in this process; a command runs on the server. No process outlives its
     command.
     """
@@ -60,38 +60,6 @@ class FusionBox(OpenBox):
         self._folder: bytes | None = None  # None: empty
         self._turn = trio.Lock()
         self._is_over = False
-
-    async def run(
-        self,
-        command: Sequence[str],
-        *,
-        timeout_s: float,
-        max_output_bytes: int,
-        stdin: bytes = b"",
-        is_merged: bool = False,
-    ) -> Executed:
-        head, body = await self._ask(
-            "run",
-            stdin,
-            within_s=timeout_s,
-            command=list(command),
-            timeout_s=timeout_s,
-            max_output_bytes=max_output_bytes,
-            is_merged=is_merged,
-        )
-        return executed(head, body)
-
-    async def read(self, path: str, *, max_bytes: int) -> bytes:
-        return (await self._ask("read", path=path, max_bytes=max_bytes))[1]
-
-    async def write(self, path: str, content: bytes) -> None:
-        await self._ask("write", content, path=path)
-
-    async def snapshot(self, *, max_bytes: int) -> bytes:
-        return (await self._ask("pack", max_bytes=max_bytes))[1]
-
-    async def restore(self, snapshot: bytes) -> None:
-        await self._ask("unpack", snapshot)
 
     async def stop(self) -> None:
         self._is_over, self._folder = True, None

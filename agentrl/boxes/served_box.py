@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,17 +40,8 @@ class Place(Protocol):
         """
 
 
-class ServedBox(OpenBox):
-    """A box whose servant reads requests from one pipe and writes answers to another. `stop` closes both."""
-
-    def __init__(self, place: Place, *, requests: int, answers: int) -> None:
-        self._place = place
-        self._requests = trio.lowlevel.FdStream(requests)
-        self._answers = trio.lowlevel.FdStream(answers)
-        self._received = bytearray()
-        self._ids = itertools.count()
-        self._turn = trio.Lock()
-        self._over: str | None = None
+class AskedBox(OpenBox):
+    """A box that is asked in the verbs of the servant, however a request reaches it."""
 
     async def run(
         self,
@@ -82,6 +74,29 @@ class ServedBox(OpenBox):
 
     async def restore(self, snapshot: bytes) -> None:
         await self._ask("unpack", snapshot)
+
+    @abstractmethod
+    async def _ask(
+        self, verb: str, body: bytes = b"", *, within_s: float = 0.0, **fields: Any
+    ) -> tuple[Mapping[str, Any], bytes]:
+        """Send a request and return its answer, which may take `within_s` and some time more.
+
+        Raises:
+            BoxRefused: what was asked cannot be done. BoxEnded: the box is over. SandboxError: it broke.
+        """
+
+
+class ServedBox(AskedBox):
+    """A box whose servant reads requests from one pipe and writes answers to another. `stop` closes both."""
+
+    def __init__(self, place: Place, *, requests: int, answers: int) -> None:
+        self._place = place
+        self._requests = trio.lowlevel.FdStream(requests)
+        self._answers = trio.lowlevel.FdStream(answers)
+        self._received = bytearray()
+        self._ids = itertools.count()
+        self._turn = trio.Lock()
+        self._over: str | None = None
 
     async def fill(self, start: Start) -> None:
         await self._ask("greet")  # a servant that cannot work tells so now, not at the model's first command

@@ -6,13 +6,12 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 import trio
 
 from agentrl.boxes import BoxEnded, BoxFileMissing, BoxMaker, BoxRefused, OpenBox, Start
-from parts.box_kinds import LIVING, MAKERS
+from parts.box_kinds import LIVING, MAKERS, named
 
 OUTPUT = {"timeout_s": 60.0, "max_output_bytes": 10_000}
 
@@ -49,18 +48,6 @@ def in_box(maker: BoxMaker, main: Callable[[OpenBox], Awaitable[object]], start:
             await box.stop()
 
     trio.run(whole)
-
-
-def named(name: str) -> list[str]:
-    """Return the processes with this name as their first argument."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(name.encode()):
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
 
 
 def test_a_snapshot_is_the_folder_and_a_box_that_starts_from_it_has_the_same(maker: BoxMaker) -> None:

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.boxes.audit import found_boxes
-from parts.box_kinds import IMAGE, podman_command, why_no_podman
+from parts.box_kinds import IMAGE, named, podman_command, why_no_podman
 
 KILLED = """
 import json, sys, trio
@@ -49,18 +48,6 @@ def podman() -> Mapping[str, Any]:
     if why := why_no_podman():
         pytest.skip(why)
     return {"kind": "podman", "command": podman_command(), "image": IMAGE, "warm": 1}
-
-
-def named(name: str) -> list[str]:
-    """Return the processes with this name as their first argument."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if path.read_bytes().startswith(name.encode()):
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
 
 
 def becomes_true(condition: Callable[[], bool]) -> bool:

@@ -113,3 +113,15 @@ LIVING: dict[str, Callable[[], BoxMaker]] = {
 }
 """Those in which processes outlive their command."""
 MAKERS = {**LIVING, "fusion": fusion}
+
+
+def named(name: str) -> list[str]:
+    """Return the processes with this name as their first argument."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(name.encode()):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found

@@ -61,19 +61,20 @@ def test_the_ladder_of_openenv(world, tmp_path) -> None:
     python = interpreter_with("openenv==0.10.0")
     server = {"command": [python, str(EXAMPLES / "ladder_server.py"), "--port", "{port}"]}
     options = ["--shown=text", "--field=move", "--no-about", "--system=", "--train=32", "--val=4"]
-    learned(
+    records = learned(
         world,
         tmp_path,
         "ladder",
         ["openenv", f"--server=ladder={json.dumps(server)}", *options],
         f"agent.environment_config.openenv.servers.ladder.command={json.dumps(server['command'])}",
     )
+    assert all(0 <= record["rollout/reward_mean"] <= 1 for record in records)
 
 
 def test_numbers_of_verifiers(world, tmp_path) -> None:
     python, folder = interpreter_with("verifiers==0.4.0"), EXAMPLES / "verifiers_environments"
     options = [f"--python={python}", f"--path={folder}", "--train=32", "--val=4"]
-    learned(
+    records = learned(
         world,
         tmp_path,
         "larger_number",
@@ -81,3 +82,4 @@ def test_numbers_of_verifiers(world, tmp_path) -> None:
         f"agent.environment_config.verifiers.python={python}",
         f"agent.environment_config.verifiers.path=[{folder}]",
     )
+    assert all(0 <= record["rollout/reward_mean"] <= 1 for record in records)
