@@ -6,7 +6,7 @@ A number that is not known of an attempt (the reward of one that failed) is NaN,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -323,22 +323,17 @@ class OpenFile:
             return pc.struct_field(column, "text")
         return column.cast(pa.large_string())  # format 2: only the text
 
-    def _said(self) -> list[tuple[NDArray[np.int64], pa.Array]]:
-        """Return texts, with the row of each."""
-        leaves = ("content", "reasoning", "tool_calls.list.element.arguments", "tool_calls.list.element.name")
-        column = self._read(*(f"messages.list.element.{leaf}" for leaf in leaves))["messages"]
-        messages = column.combine_chunks()
-        rows = _rows_of(messages)
-        flat = messages.flatten()
-        calls = flat.field("tool_calls")
-        of_calls = rows[_rows_of(calls)]
-        flat_calls = calls.flatten()
-        return [
-            (rows, flat.field("content")),
-            (rows, flat.field("reasoning")),
-            (of_calls, flat_calls.field("arguments")),
-            (of_calls, flat_calls.field("name")),
-        ]
+    def _said(self) -> Iterator[tuple[NDArray[np.int64], pa.Array]]:
+        """Yield texts, with the row of each: those of the messages, then those of further conversations."""
+        messages = self._read(*_texts_of("messages"))["messages"].combine_chunks()
+        yield from _said_in(messages.flatten(), _rows_of(messages))
+        if "conversations" not in self._names:  # before format 5
+            return
+        conversations = self._read(*_texts_of("conversations.list.element.messages"))[
+            "conversations"
+        ].combine_chunks()
+        messages = conversations.flatten().field("messages")
+        yield from _said_in(messages.flatten(), _rows_of(conversations)[_rows_of(messages)])
 
     # --------------------------------------------------------------------------------------------------- rows
 
@@ -436,6 +431,22 @@ def _plain_numbers(values: NDArray[Any]) -> list[float | int | None]:
 def _rows_of(lists: pa.Array) -> NDArray[np.int64]:
     lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), np.asarray(lengths, np.int64))
+
+
+def _texts_of(messages: str) -> list[str]:
+    """Return the columns of what is said in the messages of a column."""
+    leaves = ("content", "reasoning", "tool_calls.list.element.arguments", "tool_calls.list.element.name")
+    return [f"{messages}.list.element.{leaf}" for leaf in leaves]
+
+
+def _said_in(messages: pa.Array, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], pa.Array]]:
+    """Yield what the messages say, with the row of each text. rows: i64[messages]."""
+    yield rows, messages.field("content")
+    yield rows, messages.field("reasoning")
+    calls = messages.field("tool_calls")
+    of_calls = rows[_rows_of(calls)]
+    yield of_calls, calls.flatten().field("arguments")
+    yield of_calls, calls.flatten().field("name")
 
 
 def _sums(values: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.store import AttemptStore
+from agentrl.testing import play
 from agentrl.types import SCORED_OUTCOMES
 from agentrl.view.attempts import AttemptTable, Filters, Page
 from agentrl.view.columns import NUMBERS
@@ -282,3 +283,17 @@ def test_an_evaluation_that_goes_on_is_read_from_its_store(tmp_path: Path) -> No
     assert not source.is_live
     write_parquet(tmp_path / "attempts.parquet", encode(made))
     assert [row.key for row in all_rows(table, Filters())] == [f"attempts.parquet:{i}" for i in range(7)]
+
+
+def test_words_are_found_in_each_conversation_of_an_attempt(tmp_path: Path) -> None:
+    nim = Path(__file__).parents[2] / "examples" / "nim.py"
+    game = {"agent": "nim", "environment": "pile", "reward": "won", "plugins": [str(nim)]}
+    own = [
+        play([first, second], prompt="7", environment_kwargs={"stones": 7}, **game)
+        for first, second in (("3", "is 2 right?"), ("no idea", "2"))
+    ]
+    write_parquet(tmp_path / "own.parquet", encode(own))
+    table = AttemptTable(open_sources([tmp_path / "own.parquet"])[0])
+    for words, expected in (("is 2 right?", [0]), ("no idea", [1]), ("7", [0, 1]), ("nobody said this", [])):
+        rows = all_rows(table, Filters.parse({"text": words}))
+        assert sorted(int(row.key.rpartition(":")[2]) for row in rows) == expected
