@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import logging
 import os
 import signal
 from functools import partial
@@ -33,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _log_level():
+    """A command that is called in this process may silence warnings (`agentrl simulate`): for itself only."""
+    logger = logging.getLogger("agentrl")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

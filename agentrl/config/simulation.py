@@ -62,9 +62,22 @@ class SimulatedServerConfig(Section):
     seconds_per_token: float | None = Field(
         None,
         gt=0,
-        description="Seconds of a token of each request, whatever the batch; prefill is free then. None: "
-        "computed from the model and the GPU.",
+        description="Seconds of a token of each request; prefill is free then. None: computed from the model "
+        "and the GPU.",
     )
+    seconds_per_running: float = Field(
+        0.0,
+        ge=0,
+        description="With seconds_per_token: seconds that each running request adds to it.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> SimulatedServerConfig:
+        if self.seconds_per_running and self.seconds_per_token is None:
+            raise ValueError(
+                f"seconds_per_running={self.seconds_per_running:g} adds to seconds_per_token: set that too"
+            )
+        return self
 
 
 class SimulatedLearnerConfig(Section):

@@ -172,6 +172,7 @@ class Observer:
             / max(growth.get("prefilled_tokens", 0.0), 1.0),
             **{f"rollout/{name}": growth.get(name, 0.0) for name in _BECAME},
             **{f"spans/{name[6:]}": value for name, value in growth.items() if name.startswith("spans_")},
+            **{f"pace/{name[5:]}": value for name, value in growth.items() if name.startswith("pace_")},
             **_box_metrics(growth, rollout_stats),
             **ended.metrics(),
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},

@@ -261,7 +261,7 @@ class AgentLoopManager:
         thread-safe.
 
         `idle_s`: seconds without a running generation, since the first generation started.
-        `boxes_...`: see BoxCounts.
+        `boxes_...`: see BoxCounts. `pace_...`: see TokenPace.
         """
         router = self._router
         return self._stats.snapshot() | {
@@ -276,6 +276,7 @@ class AgentLoopManager:
             "tool_breaker_openings": float(self._tools.num_breaker_openings),
             "stuck_threads": float(CallThreads.num_stuck_here()),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
+            **{f"pace_{name}": value for name, value in router.pace.sums().items()},
             **box_counters(),
         }
 

@@ -18,6 +18,7 @@ import trio
 
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.affinity import Affinity, TurnLengths, Work, uncached
+from agentrl.rollout.pace import TokenPace
 from agentrl.rollout.pool import TEND_INTERVAL_S, ServerPool
 from agentrl.rollout.server import Client
 from agentrl.rollout.stats import IdleTime
@@ -75,6 +76,7 @@ class Router:
         self._request_numbers = itertools.count()
         self.idle = IdleTime()  # time without a running request
         self.work = Work()
+        self.pace = TokenPace()
         self.num_interruptions = 0
         self.num_server_failures = 0
 
@@ -198,11 +200,13 @@ class Router:
         prefix = self._affinity.place(key, prompt, up)
         tokens = uncached(prefix, len(prompt), version=self._pool.version)
         tokens += self._lengths.expected_rest(num_sampled, limit=params.max_new_tokens)
+        rid = f"{key}-{next(self._request_numbers)}"
         self.idle.begin()
         try:
-            piece = await prefix.server.ask(
-                prompt, params, rid=f"{key}-{next(self._request_numbers)}", tokens=tokens, into=into
-            )
+            with self.pace.request(prefix.server.url) as answers:
+                piece = await prefix.server.ask(prompt, params, rid=rid, tokens=tokens, into=into)
+                if piece is not None:
+                    answers.append(piece)
         finally:
             self.idle.end()
         if piece is not None:

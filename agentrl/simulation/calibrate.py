@@ -20,12 +20,16 @@ from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import DataError
+from agentrl.rollout.pace import PACE_SUMS
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import Trajectory
 
 _SLICES = 64
 """Values that stand for the lengths of all attempts."""
 _MOST_FILES = 50
+_STEEPEST = 0.99
+"""Largest share of a token's time that running requests explain: one alone must take some time."""
+_ROUNDING = 1e-9
 _WARMUP = 2
 """First steps that are left out if there are enough others: compilers, caches, an empty pipeline."""
 
@@ -141,6 +145,7 @@ def _section(config: Config, observed: _Observed, records: Sequence[StepRecord])
     servers = max(1, config.rollout.num_started)
     # Attempts wait for a server while a publish pauses it; that is no sampling.
     paused = min(0.9, _mean(records, "time/publish_s") / max(1e-9, _mean(records, "time/step_s")))
+    mean_s = (1 - paused) * observed.generate_s / observed.sampled
     capacity = config.rollout.num_actors * config.rollout.max_concurrent_trajectories
     return {
         **kept,
@@ -158,7 +163,7 @@ def _section(config: Config, observed: _Observed, records: Sequence[StepRecord])
         "network_gb_s": 1e9,
         "server": {
             **kept["server"],
-            "seconds_per_token": (1 - paused) * observed.generate_s / observed.sampled,
+            **_pace(records, mean_s=mean_s, num_actors=config.rollout.num_actors),
             "max_running": max(1, -(-capacity // servers)),
         },
         "learner": {
@@ -166,6 +171,31 @@ def _section(config: Config, observed: _Observed, records: Sequence[StepRecord])
             "tokens_per_s": sampled / max(1e-9, busy_s),
             "driver_us_per_token": 1e6 * driver_s / max(1.0, total),
         },
+    }
+
+
+def _pace(records: Sequence[StepRecord], *, mean_s: float, num_actors: int) -> dict[str, float]:
+    """Return the seconds of a token with no other request, and what each running request adds to them.
+
+    The line of least squares through the seconds of a token over the requests that ran meanwhile (see
+    `agentrl.rollout.pace`), scaled to their mean `mean_s`. Every actor counts only its own requests, and has
+    as many as the others. A line that falls, or that is negative without requests, is cut; requests that were
+    always as many, and runs without these metrics, tell nothing about its slope: it is 0.
+    """
+    tokens, running, squared, seconds, crossed = (
+        math.fsum(record.values.get(f"pace/{name}", 0.0) for record in records) for name in PACE_SUMS
+    )
+    spread = tokens * squared - running**2
+    if not seconds or spread <= _ROUNDING * running**2:
+        return {"seconds_per_token": mean_s, "seconds_per_running": 0.0}
+    slope = (tokens * crossed - running * seconds) / spread
+    share = min(
+        _STEEPEST, max(0.0, slope * running / seconds)
+    )  # of the mean, that is due to running requests
+    per_running = share * mean_s * tokens / running
+    return {
+        "seconds_per_token": (1 - share) * mean_s,
+        "seconds_per_running": per_running / num_actors,
     }
 
 

@@ -58,7 +58,8 @@ def server_speed(config: Config, size: ModelSize | None, *, grain: int) -> Serve
     pace_s = own.seconds_per_token
     if pace_s is not None or size is None:
         assert pace_s is not None, "the size of a model that is computed is known"
-        return ServerSpeed(lambda batch: grain * pace_s, max_running=own.max_running)
+        crowd_s = own.seconds_per_running
+        return ServerSpeed(lambda batch: grain * (pace_s + crowd_s * batch), max_running=own.max_running)
     read = own.gpus * gpu.bytes_per_s * own.bandwidth_share
     compute = own.gpus * gpu.flops_per_s * own.compute_share
     kv_bytes = WIDTH * size.kv_values_per_token

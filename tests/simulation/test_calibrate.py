@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
+from agentrl.config.simulation import SimulatedServerConfig
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import ConfigError, DataError
-from agentrl.simulation.calibrate import calibrate
+from agentrl.simulation.calibrate import _pace, calibrate
 from agentrl.simulation.draws import Draws
 from agentrl.simulation.simulate import simulate, workload_of
 from agentrl.simulation.workload import Script, Scripts
@@ -165,3 +168,63 @@ def test_bad_input_is_answered_in_a_line(run: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             CliRunner().invoke(app, ["simulate", *arguments], catch_exceptions=False)
+
+
+def sums_of(points: list[tuple[int, float]], alone_s: float, each_s: float) -> dict[str, float]:
+    """Return the metrics of answers with (tokens, running requests) on the line of a server."""
+    weights, running = np.array(points, np.float64).T
+    seconds = weights * (alone_s + each_s * running)
+    return {
+        "pace/tokens": weights.sum(),
+        "pace/running": (weights * running).sum(),
+        "pace/running_squared": (weights * running**2).sum(),
+        "pace/seconds": seconds.sum(),
+        "pace/running_seconds": (seconds * running).sum(),
+    }
+
+
+POINTS = st.lists(st.tuples(st.integers(1, 1000), st.floats(1, 200)), min_size=1, max_size=20)
+
+
+@given(POINTS, st.floats(0.001, 1), st.floats(0, 0.1), st.integers(1, 8), st.floats(0.1, 10))
+def test_a_planted_line_is_given_back_scaled_to_the_mean(points, alone_s, each_s, num_actors, scale) -> None:
+    """Over two records whose metrics add up, and for each of the actors' requests."""
+    records = [StepRecord("train", step, step, 0.0, sums_of(points, alone_s, each_s)) for step in (1, 2)]
+    sums = records[0].values
+    mean_s = sums["pace/seconds"] / sums["pace/tokens"]
+    found = _pace(records, mean_s=scale * mean_s, num_actors=num_actors)
+    mean_running = sums["pace/running"] / sums["pace/tokens"]
+    running = np.array([r for _, r in points])
+    if np.ptp(running) < 1e-3 * mean_running:
+        return
+    whole = found["seconds_per_token"] + found["seconds_per_running"] * num_actors * mean_running
+    assert whole == pytest.approx(scale * mean_s)
+    assert found["seconds_per_token"] == pytest.approx(scale * alone_s, rel=1e-3, abs=0.011 * scale * mean_s)
+    assert found["seconds_per_running"] >= 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({}, id="a run before these metrics"),
+        pytest.param(sums_of([(10, 4.0), (30, 4.0)], 0.1, 0.01), id="requests always as many"),
+        pytest.param(sums_of([(10, 1.0), (30, 9.0)], 0.5, -0.05), id="a line that falls"),
+    ],
+)
+def test_what_tells_nothing_about_the_slope_leaves_the_mean(values) -> None:
+    found = _pace([StepRecord("train", 1, 1, 0.0, values)], mean_s=0.2, num_actors=1)
+    assert found == {"seconds_per_token": 0.2, "seconds_per_running": 0.0}
+
+
+def test_a_step_takes_longer_the_more_each_running_request_costs() -> None:
+    steps = []
+    for each_s in (0.0, 0.002, 0.01):
+        server = RUN.simulation.server.model_copy(update={"seconds_per_running": each_s})
+        own = RUN.simulation.model_copy(update={"server": server})
+        steps.append(simulate(RUN.model_copy(update={"simulation": own})).step_s)
+    assert steps == sorted(set(steps))
+
+
+def test_the_cost_of_running_requests_needs_that_of_a_token() -> None:
+    with pytest.raises(ValueError, match=r"seconds_per_running=0\.1 adds to seconds_per_token"):
+        SimulatedServerConfig(seconds_per_running=0.1)
