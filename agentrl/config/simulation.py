@@ -22,7 +22,8 @@ class DistributionConfig(Section):
         0.0,
         ge=0,
         le=1,
-        description="With lognormal: part of the variance that all attempts at a task have in common.",
+        description="With lognormal and samples: part of the variance that all attempts at a task have in "
+        "common. With samples, of the variance of their normal scores.",
     )
     values: tuple[float, ...] = Field((), description="With samples: the numbers to draw from.")
 

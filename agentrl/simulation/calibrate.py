@@ -21,12 +21,12 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import DataError
 from agentrl.rollout.pace import PACE_SUMS
+from agentrl.simulation.samples import ObservedNumbers
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import Trajectory
 
-_SLICES = 64
-"""Values that stand for the lengths of all attempts."""
-_MOST_FILES = 50
+_MOST_ATTEMPTS = 50_000
+"""About how many attempts are read. A step has few tasks, so many of them tell more."""
 _STEEPEST = 0.99
 """Largest share of a token's time that running requests explain: one alone must take some time."""
 _ROUNDING = 1e-9
@@ -50,18 +50,19 @@ class Calibrated:
 
 
 @dataclass(slots=True)
-class _Observed:
-    """What attempts did, one number per attempt, per turn, or per pause between turns."""
+class _Attempts:
+    """What attempts did: numbers per attempt, per turn, or per pause between turns, and sums."""
 
-    prompts: list[int] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    turn_tokens: list[int] = field(default_factory=list)
-    tool_tokens: list[int] = field(default_factory=list)
-    tool_s: list[float] = field(default_factory=list)
+    prompts: ObservedNumbers = field(default_factory=ObservedNumbers)
+    turns: ObservedNumbers = field(default_factory=ObservedNumbers)
+    turn_tokens: ObservedNumbers = field(default_factory=ObservedNumbers)
+    tool_tokens: ObservedNumbers = field(default_factory=ObservedNumbers)
+    tool_s: ObservedNumbers = field(default_factory=ObservedNumbers)
     generate_s: float = 0.0
     sampled: int = 0
     num_scored: int = 0
     num_passed: int = 0
+    num_read: int = 0
     num_left_out: int = 0
     num_tools: int = 0
     num_tool_timeouts: float = 0.0
@@ -77,15 +78,17 @@ class _Observed:
         firsts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 1))
         lengths = np.diff(np.append(firsts, len(ids)))
         between = actions[firsts[1:]] - actions[firsts[1:] - 1] - 1
-        self.prompts.append(int(actions[0]))
-        self.turns.append(len(lengths))
-        self.turn_tokens += lengths.tolist()
-        self.tool_tokens += between.tolist()
+        group = attempt.group_id
+        self.prompts.add(group, [int(actions[0])])
+        self.turns.add(group, [len(lengths)])
+        self.turn_tokens.add(group, lengths.tolist())
         if len(between):
+            self.tool_tokens.add(group, between.tolist())
             waited = own.get("tool_s", 0.0) + own.get("interaction_s", 0.0)
-            self.tool_s += [waited / len(between)] * len(between)
+            self.tool_s.add(group, [waited / len(between)] * len(between))
         self.generate_s += own.get("generate_s", 0.0)
         self.sampled += len(actions)
+        self.num_read += 1
         self.num_scored += bool(attempt.rewards)
         self.num_passed += sum(event.value for event in attempt.rewards) > 0
         self.num_tools += len(between)
@@ -105,11 +108,11 @@ def calibrate(folder: Path) -> Calibrated:
             f"{folder} has no trajectories/step_*.parquet, which say what attempts did; record a run with "
             "trainer.keep_trajectories=true"
         )
-    observed = _Observed()
-    for file in files[:: max(1, len(files) // _MOST_FILES)]:
+    observed = _Attempts()
+    for file in _spread(files, records):
         for attempt in decode(read_parquet(file)):
             observed.add(attempt)
-    if not observed.turns or not observed.generate_s:
+    if not observed.num_read or not observed.generate_s:
         raise DataError(f"{folder}/trajectories: no attempt was finished, so nothing can be taken from them")
     config = load_config(str(folder / "config.yaml"))
     section = _section(config, observed, records)
@@ -118,9 +121,15 @@ def calibrate(folder: Path) -> Calibrated:
         Config.model_validate(merged),
         _mean(records, "time/step_s"),
         len(records),
-        len(observed.turns),
+        observed.num_read,
         observed.num_left_out,
     )
+
+
+def _spread(files: Sequence[Path], records: Sequence[StepRecord]) -> Sequence[Path]:
+    """Return files at equal distances with about `_MOST_ATTEMPTS` attempts, at least one."""
+    most = max(1.0, _MOST_ATTEMPTS / max(1.0, _mean(records, "rollout/trajectories")))
+    return files[:: math.ceil(len(files) / most)]
 
 
 def _steps(folder: Path) -> list[StepRecord]:
@@ -135,7 +144,7 @@ def _steps(folder: Path) -> list[StepRecord]:
     return records[_WARMUP:] if len(records) > 2 * _WARMUP else records
 
 
-def _section(config: Config, observed: _Observed, records: Sequence[StepRecord]) -> dict[str, Any]:
+def _section(config: Config, observed: _Attempts, records: Sequence[StepRecord]) -> dict[str, Any]:
     """Return the section `simulation`."""
     kept = config.simulation.model_dump(mode="json")
     busy_s = sum(_mean(records, f"time/{name}_s") for name in ("score", "update"))
@@ -150,11 +159,11 @@ def _section(config: Config, observed: _Observed, records: Sequence[StepRecord])
     return {
         **kept,
         "steps": max(4, min(20, len(records))),
-        "prompt_tokens": _samples(observed.prompts),
-        "turns": _samples(observed.turns),
-        "turn_tokens": _samples(observed.turn_tokens),
-        "tool_tokens": _samples(observed.tool_tokens),
-        "tool_s": _samples(observed.tool_s),
+        "prompt_tokens": observed.prompts.distribution(),
+        "turns": observed.turns.distribution(),
+        "turn_tokens": observed.turn_tokens.distribution(),
+        "tool_tokens": observed.tool_tokens.distribution(),
+        "tool_s": observed.tool_s.distribution(),
         "tool_hang": min(1.0, observed.num_tool_timeouts / max(1, observed.num_tools)),
         "pass_rate": observed.num_passed / max(1, observed.num_scored),
         "publish_s": _mean(records, "time/publish_s"),
@@ -199,25 +208,13 @@ def _pace(records: Sequence[StepRecord], *, mean_s: float, num_actors: int) -> d
     }
 
 
-def _tokens_per_sampled(observed: _Observed) -> float:
+def _tokens_per_sampled(observed: _Attempts) -> float:
     """Return all tokens of attempts per sampled one."""
-    return (sum(observed.prompts) + sum(observed.tool_tokens) + observed.sampled) / observed.sampled
+    others = sum(observed.prompts.values) + sum(observed.tool_tokens.values)
+    return (others + observed.sampled) / observed.sampled
 
 
 def _mean(records: Sequence[StepRecord], name: str) -> float:
     """Return the mean of a metric; steps in which it was not defined do not count."""
     values = [record.values.get(name, 0.0) for record in records]
     return statistics.mean([value for value in values if math.isfinite(value)] or [0.0])
-
-
-def _samples(values: Sequence[float]) -> dict[str, Any]:
-    """Return a distribution with the same mean, of at most `_SLICES` values: the means of equal parts."""
-    if not values:
-        return {"kind": "fixed", "mean": 0.0}
-    ordered = np.sort(np.asarray(values, np.float64))
-    num = min(_SLICES, len(ordered))
-    # Parts of equal weight, although their number need not divide that of the values.
-    places = np.linspace(0, len(ordered), num + 1)
-    cumulated = np.interp(places, np.arange(len(ordered) + 1), np.append(0.0, np.cumsum(ordered)))
-    means = np.diff(cumulated) / np.diff(places)
-    return {"kind": "samples", "values": [float(f"{mean:.6g}") for mean in means]}

@@ -161,4 +161,4 @@ def workload_of(config: Config, grain: int) -> Workload:
 
 def _drawn(own: DistributionConfig) -> Drawn:
     most = math.inf if own.most is None else own.most
-    return Drawn(own.kind, own.mean, own.sigma, most, own.group_share, own.values)
+    return Drawn(own.kind, own.mean, own.sigma, most, own.group_share, sorted(own.values))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal, Protocol
 
 from agentrl.simulation.draws import Draws
+
+_NORMAL = NormalDist()
 
 
 class Distribution(Protocol):
@@ -117,8 +121,9 @@ class Drawn:
     """A distribution by its kind.
 
     mean: of all kinds but samples. sigma: of a lognormal's logarithm. most: larger numbers are cut.
-    group_share: part of a lognormal's variance that the members of a group have in common.
-    samples: the values to draw from.
+    group_share: with lognormal and samples, part of the variance of the normal deviate behind a draw that the
+        members of a group have in common.
+    samples: the values to draw from, in ascending order.
     """
 
     kind: Kind
@@ -140,8 +145,12 @@ class Drawn:
             case "uniform":
                 return rng.uniform(0.0, 2 * self.mean)
             case "samples":
-                return rng.choice(self.samples)
+                quantile = _NORMAL.cdf(self._deviate(rng, shared))
+                return self.samples[min(len(self.samples) - 1, int(quantile * len(self.samples)))]
             case "lognormal":
-                own = rng.gauss(0.0, 1.0)
-                deviate = self.group_share**0.5 * shared + (1 - self.group_share) ** 0.5 * own
-                return float(self.mean * 2.718281828459045 ** (self.sigma * deviate - self.sigma**2 / 2))
+                deviate = self._deviate(rng, shared)
+                return self.mean * math.exp(self.sigma * deviate - self.sigma**2 / 2)
+
+    def _deviate(self, rng: random.Random, shared: float) -> float:
+        """Return a normal deviate, of which the members of a group have a part in common."""
+        return self.group_share**0.5 * shared + (1 - self.group_share) ** 0.5 * rng.gauss(0.0, 1.0)

@@ -46,9 +46,9 @@ def specs_of(folder):
     ]
 
 
-async def until_running(client):
-    """Return while at least one request is in the middle of its output."""
-    while (await client.loads()).num_used_tokens <= len(PROMPT) + 5:
+async def until_running(client, *, count=1):
+    """Return while so many requests run, at least one of them in the middle of its output."""
+    while (load := await client.loads()).num_running < count or load.num_used_tokens <= len(PROMPT) + 5:
         await trio.sleep(0.005)
 
 
@@ -65,7 +65,7 @@ async def generating(client, sample_on, *, count):
     async with trio.open_nursery() as nursery:
         for index in range(count):
             nursery.start_soon(one, index)
-        await until_running(client)
+        await until_running(client, count=count)  # one that arrives later would be queued behind what follows
         yield done
 
 

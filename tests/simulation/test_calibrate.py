@@ -118,13 +118,12 @@ def test_what_was_recorded_is_given_back(run: Path) -> None:
     assert own.prompt_tokens.values == (20.0,) * 64
     assert found.num_attempts == 128
     scripts = Scripts(workload_of(RUN, 1), Draws(RUN.trainer.seed))
-    turns = [turn for group in range(32) for m in range(4) for turn in scripts.next(group, m).turns]
-    assert np.mean(own.turn_tokens.values) == pytest.approx(
-        np.mean([turn.tokens for turn in turns]), rel=1e-4
-    )
-    assert np.mean(own.turns.values) == pytest.approx(len(turns) / 128, rel=1e-4)
-    between = [turn for turn in turns if turn.tool_tokens]
-    assert np.mean(own.tool_s.values) == pytest.approx(np.mean([turn.tool_s for turn in between]), rel=1e-4)
+    attempts = [scripts.next(group, m).turns for group in range(32) for m in range(4)]
+    lengths = [np.mean([turn.tokens for turn in turns]) for turns in attempts]
+    assert np.mean(own.turn_tokens.values) == pytest.approx(np.mean(lengths), rel=1e-4)
+    assert np.mean(own.turns.values) == pytest.approx(np.mean([len(turns) for turns in attempts]), rel=1e-4)
+    waits = [np.mean([turn.tool_s for turn in turns[:-1]]) for turns in attempts if len(turns) > 1]
+    assert np.mean(own.tool_s.values) == pytest.approx(np.mean(waits), rel=1e-4)
 
 
 def test_the_calibrated_config_predicts_the_recorded_step(run: Path, tmp_path: Path) -> None:
