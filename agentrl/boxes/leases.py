@@ -10,8 +10,10 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, Protocol
 
 LABEL = "agentrl.lease"
+Ownership = Literal["in use", "nobody's", "another machine's", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,46 @@ class BoxLease:
     def is_alive(self) -> bool:
         """Whether the owner lives. For a lease of this machine."""
         return self.boot == boot_id() and started_at(self.pid) == self.started
+
+
+@dataclass(frozen=True, slots=True)
+class FoundBox:
+    """A box that a run started, by its name for whatever keeps it. lease: the text of its label."""
+
+    name: str
+    lease: str
+
+    @property
+    def ownership(self) -> Ownership:
+        try:
+            lease = BoxLease.parse(self.lease)
+        except ValueError:
+            return "unreadable"
+        if not lease.is_here:
+            return "another machine's"
+        return "in use" if lease.is_alive else "nobody's"
+
+
+class Keeper(Protocol):
+    """What keeps boxes that may outlive their process: an engine of containers, or a cloud. Methods block."""
+
+    def found(self) -> list[FoundBox]:
+        """Return the boxes that runs started, running or not. Raises SandboxError."""
+
+    def end(self, name: str) -> None:
+        """End a box, which may be gone. Raises SandboxError."""
+
+
+def sweep(keeper: Keeper) -> list[FoundBox]:
+    """End the boxes that nobody owns, and return them.
+
+    Raises:
+        SandboxError: the keeper does not answer, or a box cannot be ended.
+    """
+    lost = [box for box in keeper.found() if box.ownership == "nobody's"]
+    for box in lost:
+        keeper.end(box.name)
+    return lost
 
 
 def own_lease() -> BoxLease:

@@ -9,11 +9,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.boxes.audit import sweep
+from agentrl.boxes.audit import Containers
 from agentrl.boxes.box import BoxMaker
 from agentrl.boxes.bubblewrap import BubblewrapBoxes
 from agentrl.boxes.container import ContainerBoxes
+from agentrl.boxes.e2b import E2bBoxes
 from agentrl.boxes.fusion import FusionBoxes
+from agentrl.boxes.leases import Keeper, sweep
 from agentrl.boxes.pool import BoxPool
 from agentrl.boxes.process_box import ProcessBoxes
 from agentrl.plugins.options import Options, secret
@@ -22,7 +24,7 @@ from agentrl.sandbox import Limits, Sandbox, SandboxOptions, Wall
 log = logging.getLogger(__name__)
 
 FOLDER = re.compile(r"(/(?!\.\.?(/|$))[^/]+)+")
-BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion"]
+BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion", "e2b"]
 
 
 class WorkspaceOptions(Options):
@@ -31,8 +33,8 @@ class WorkspaceOptions(Options):
     kind: BoxKind = Field("process", description="Where boxes run.")
     image: str | None = Field(
         None,
-        description="Image of rows that name none: a name that the engine knows, or for bubblewrap a folder "
-        "with an unpacked root file system.",
+        description="Image of rows that name none: a name that the engine knows, for bubblewrap a folder "
+        "with an unpacked root file system, for e2b a template.",
     )
     folder: str | None = Field(
         None,
@@ -45,7 +47,9 @@ class WorkspaceOptions(Options):
     )
     url: str | None = Field(None, description="Server of kind fusion, such as http://127.0.0.1:8080.")
     api_key_env: str | None = Field(
-        None, description="Environment variable with the server's bearer token; None: it needs none."
+        None,
+        description="Environment variable with the key of kind fusion or e2b; None: none for fusion, "
+        "E2B_API_KEY for e2b.",
     )
     warm: int = Field(
         0,
@@ -83,12 +87,12 @@ class WorkspaceOptions(Options):
             raise ValueError(
                 f"kind {self.kind!r} has no images: leave out image and folder, or use another kind"
             )
-        if self.kind in ("process", "fusion") and self.scratch:
+        if self.kind in ("process", "fusion", "e2b") and self.scratch:
             raise ValueError(f"kind {self.kind!r} has no further writable folders: leave out scratch")
         if (self.kind == "fusion") != (self.url is not None):
             raise ValueError("url: kind fusion needs the URL of its server, and no other kind has one")
-        if self.api_key_env is not None and self.kind != "fusion":
-            raise ValueError(f"kind {self.kind!r} has no api_key_env; it is for fusion")
+        if self.api_key_env is not None and self.kind not in ("fusion", "e2b"):
+            raise ValueError(f"kind {self.kind!r} has no api_key_env; it is for fusion and e2b")
         if self.command is not None and self.kind not in ("podman", "docker"):
             raise ValueError(f"kind {self.kind!r} has no command; it is for podman and docker")
         if self.folder is not None and not FOLDER.fullmatch(self.folder):
@@ -105,12 +109,21 @@ def open_pool(options: WorkspaceOptions) -> BoxPool:
     """
     maker = _maker(options)
     maker.check()
-    if isinstance(maker, ContainerBoxes):
-        for box in sweep(maker.command):
-            log.warning("removed box %s: its owner %s has ended", box.name, box.lease)
+    for box in [] if (keeper := _keeper(maker)) is None else sweep(keeper):
+        log.warning("removed box %s: its owner %s has ended", box.name, box.lease)
     return BoxPool(
         maker, max_boxes=options.max_boxes, num_warm=options.warm, max_warm_s=options.lifetime_s / 4
     )
+
+
+def _keeper(maker: BoxMaker) -> Keeper | None:
+    """Return what keeps boxes beyond the life of this process; None for kinds whose boxes end with it."""
+    match maker:
+        case ContainerBoxes():
+            return Containers(maker.command)
+        case E2bBoxes():
+            return maker
+    return None
 
 
 def _maker(options: WorkspaceOptions) -> BoxMaker:
@@ -141,3 +154,6 @@ def _maker(options: WorkspaceOptions) -> BoxMaker:
             assert options.url is not None
             key = secret(options.api_key_env, plugin="boxes of kind 'fusion'")
             return FusionBoxes(options.url, disk_mib=options.disk_mib, api_key=key)
+        case "e2b":
+            key = secret(options.api_key_env, plugin="boxes of kind 'e2b'")
+            return E2bBoxes(lifetime_s=options.lifetime_s, image=image, folder=folder, api_key=key)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from agentrl.cli.options import Debug
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.boxes.leases import Keeper
 
 
 def boxes(
@@ -20,21 +25,37 @@ def boxes(
             help="The engine's command, as in the environment's options; default: podman and docker."
         ),
     ] = None,
+    cloud: Annotated[
+        Literal["e2b"] | None, typer.Option(help="Look there instead, with the key of its client's variable.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """List the containers that runs on this machine started as boxes, with their owners.
+    """List the boxes that runs left: containers on this machine, or machines of a cloud, with their owners.
 
     Boxes of other kinds end with their process. Ends with 1 if nobody owns a box and it was not removed.
     """
-    from agentrl.boxes.audit import found_boxes, installed_engines, sweep
+    from agentrl.boxes.leases import sweep
 
-    engines = installed_engines() if command is None else [tuple(shlex.split(command))]
-    removed = [box for engine in engines for box in (sweep(engine) if remove else [])]
+    keepers = _keepers(command, cloud)
+    removed = [box for keeper in keepers for box in (sweep(keeper) if remove else [])]
     for box in removed:
         typer.echo(f"{box.name}  removed  {box.lease}")
-    left = [box for engine in engines for box in found_boxes(engine)]
+    left = [box for keeper in keepers for box in keeper.found()]
     for box in left:
         typer.echo(f"{box.name}  {box.ownership}  {box.lease}")
     if not left and not removed:
         typer.echo("no boxes")
     raise typer.Exit(any(box.ownership == "nobody's" for box in left))
+
+
+def _keepers(command: str | None, cloud: str | None) -> Sequence[Keeper]:
+    from agentrl.boxes.audit import Containers, installed_engines
+    from agentrl.boxes.e2b import E2bBoxes
+
+    if command is not None and cloud is not None:
+        raise ConfigError(f"--command {command} is of an engine, --cloud {cloud} has none: give one of them")
+    if cloud is not None:
+        boxes = E2bBoxes(lifetime_s=1)
+        boxes.check()
+        return [boxes]
+    return installed_engines() if command is None else [Containers(tuple(shlex.split(command)))]

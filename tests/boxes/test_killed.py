@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.boxes.audit import found_boxes
+from agentrl.boxes.audit import Containers
 from parts.box_kinds import IMAGE, named, podman_command, why_no_podman
 
 KILLED = """
@@ -67,9 +67,9 @@ def test_a_killed_run_leaves_nothing_running(kind: Callable[[], Mapping[str, Any
             assert running.stdout.readline() == "ready\n"
             assert becomes_true(lambda: len(named(name)) >= 2)
             if "command" in config:
-                assert found_boxes(config["command"])
+                assert Containers(config["command"]).found()
         finally:
             running.send_signal(signal.SIGKILL)
     assert becomes_true(lambda: named(name) == [])
     if "command" in config:
-        assert becomes_true(lambda: found_boxes(config["command"]) == [])
+        assert becomes_true(lambda: Containers(config["command"]).found() == [])

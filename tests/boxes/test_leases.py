@@ -10,8 +10,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.boxes.audit import found_boxes, sweep
-from agentrl.boxes.leases import LABEL, BoxLease, own_lease, started_at
+from agentrl.boxes.audit import Containers
+from agentrl.boxes.leases import LABEL, BoxLease, own_lease, started_at, sweep
 from agentrl.cli import app
 from parts.box_kinds import IMAGE, podman_command, why_no_podman
 
@@ -48,7 +48,7 @@ def test_the_audit_removes_what_nobody_owns_and_nothing_else() -> None:
         command = [*engine, "create", "--name", name, "--label", f"{LABEL}={lease}", IMAGE, "/usr/bin/true"]
         subprocess.run(command, check=True, capture_output=True)
     try:
-        told = {box.name: box.ownership for box in found_boxes(engine)}
+        told = {box.name: box.ownership for box in Containers(engine).found()}
         assert told == dict(zip(names, ["in use", "nobody's", "another machine's"], strict=True))
         asked = ["boxes", "--command", " ".join(engine)]
         listed = CliRunner().invoke(app, asked)
@@ -56,8 +56,8 @@ def test_the_audit_removes_what_nobody_owns_and_nothing_else() -> None:
         assert "nobody's" in listed.stdout
         removed = CliRunner().invoke(app, [*asked, "--remove"])
         assert removed.exit_code == 0
-        assert {box.ownership for box in found_boxes(engine)} == {"in use", "another machine's"}
-        assert sweep(engine) == []
+        assert {box.ownership for box in Containers(engine).found()} == {"in use", "another machine's"}
+        assert sweep(Containers(engine)) == []
     finally:
         for name in names:
             subprocess.run([*engine, "rm", "--force", name], check=False, capture_output=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import shutil
 import subprocess
 import tempfile
@@ -16,9 +17,12 @@ import pytest
 from agentrl.boxes import BoxMaker
 from agentrl.boxes.bubblewrap import BubblewrapBoxes
 from agentrl.boxes.container import ContainerBoxes, limit_of_processes
+from agentrl.boxes.e2b import E2bBoxes
 from agentrl.boxes.fusion import FusionBoxes
 from agentrl.boxes.process_box import ProcessBoxes
 from agentrl.sandbox import Limits, Sandbox, SandboxOptions
+from parts.e2b_server import KEY as E2B_KEY
+from parts.e2b_server import Cloud, e2b_server
 from parts.fusion_server import KEY, fusion_server
 from parts.root_file_system import can_be_made, make_root
 
@@ -105,6 +109,21 @@ def fusion() -> BoxMaker:
     return FusionBoxes(url, disk_mib=LIMITS.disk_mib, api_key=KEY)
 
 
+@functools.cache
+def e2b_cloud() -> Cloud:
+    """Return the cloud of this test process, which E2B's client finds by its environment."""
+    server = contextlib.ExitStack()
+    url, cloud = server.enter_context(e2b_server())
+    atexit.register(server.close)
+    os.environ |= {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_HTTP_VERSION": "1.1"}
+    return cloud
+
+
+def e2b() -> BoxMaker:
+    e2b_cloud()
+    return E2bBoxes(lifetime_s=300, api_key=E2B_KEY)
+
+
 LIVING: dict[str, Callable[[], BoxMaker]] = {
     "process": process,
     "bubblewrap": bubblewrap,
@@ -112,7 +131,7 @@ LIVING: dict[str, Callable[[], BoxMaker]] = {
     "podman": podman,
 }
 """Those in which processes outlive their command."""
-MAKERS = {**LIVING, "fusion": fusion}
+MAKERS = {**LIVING, "fusion": fusion, "e2b": e2b}
 
 
 def named(name: str) -> list[str]:

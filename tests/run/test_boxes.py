@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agentrl.boxes.audit import found_boxes
+from agentrl.boxes.audit import Containers
 from agentrl.boxes.leases import BoxLease
 from agentrl.figures.run_report import boxes_text
 from agentrl.tracking.metrics import read_metrics
@@ -49,14 +49,14 @@ def test_a_killed_rollout_actor_leaves_no_container(world) -> None:
     run.wait_until(lambda: world.num_steps(run_dir) >= 1, timeout_s=300)
     killed = run.kill_one("ray::RolloutActor")
     run.wait_until(lambda: "takes over" in run.output(), timeout_s=300)
-    owners = lambda: {BoxLease.parse(box.lease).pid for box in found_boxes(engine)}  # noqa: E731
+    owners = lambda: {BoxLease.parse(box.lease).pid for box in Containers(engine).found()}  # noqa: E731
     run.wait_until(lambda: killed not in owners())
     steps = world.num_steps(run_dir)
     run.wait_until(lambda: world.num_steps(run_dir) > steps, timeout_s=300)
     run.interrupt()
     assert run.wait() == 130, run.output()
     assert run.left_behind() == []
-    assert found_boxes(engine) == []
+    assert Containers(engine).found() == []
     records = world.records(run_dir).train
     assert records[0]["boxes/started"] > 0
     assert all(record["boxes/open"] <= OPTIONS["max_boxes"] for record in records)

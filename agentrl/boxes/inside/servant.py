@@ -2,7 +2,8 @@
 
 Requests and answers are frames: two lengths of 4 bytes, a JSON object, a body. Without arguments, descriptor
 3 brings requests, and 4 takes answers; the working folder and the limits are there. With `once`, one request
-is answered, in files. With `pipes SETTINGS`, standard input and output are used, and the box is prepared as
+is answered, in files. With `stay FOLDER REQUEST`, one request is answered on standard output, and the working
+folder stays. With `pipes SETTINGS`, standard input and output are used, and the box is prepared as
 SETTINGS say, a JSON object:
 
     folder          working folder; it is made
@@ -14,8 +15,10 @@ SETTINGS say, a JSON object:
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
+import glob
 import io
 import json
 import os
@@ -39,6 +42,9 @@ ROOM_S = 5.0
 TOO_OLD = 62
 """Exit code of a servant whose lifetime has passed, as in command_place.py."""
 PR_SET_DUMPABLE = 4
+ANSWERS = f"{tempfile.gettempdir()}/agentrl-answer-"
+MAX_TOLD_BYTES = 2**20
+"""Larger answers of `stay` are left in a file."""
 
 host = select.poll()
 """Polled for the end of the requests, while a command runs: nobody waits for its result then."""
@@ -302,6 +308,33 @@ def once() -> None:
         file.write(len(text).to_bytes(4, "big") + len(content).to_bytes(4, "big") + text + content)
 
 
+def stay(folder: str, request_text: str) -> None:
+    """Answer a request in `folder`. The request is a frame in base64, or @ and the path of a file with the
+    frame; so is what is written to standard output. Files of earlier answers are removed.
+    """
+    for path in glob.glob(f"{ANSWERS}*"):
+        os.unlink(path)
+    if request_text.startswith("@"):
+        with open(request_text[1:], "rb") as file:
+            frame = file.read()
+        os.unlink(request_text[1:])
+    else:
+        frame = base64.b64decode(request_text)
+    os.makedirs(folder, exist_ok=True)
+    os.chdir(folder)
+    num_head = int.from_bytes(frame[:4], "big")
+    head, content = answer(json.loads(frame[8 : 8 + num_head]), frame[8 + num_head :])
+    text = json.dumps(head).encode()
+    frame = len(text).to_bytes(4, "big") + len(content).to_bytes(4, "big") + text + content
+    told = base64.b64encode(frame).decode()
+    if len(frame) > MAX_TOLD_BYTES:
+        path = f"{ANSWERS}{os.getpid()}"
+        with open(path, "wb") as kept:
+            kept.write(frame)
+        told = f"@{path}"
+    sys.stdout.write(told)
+
+
 def begin(arguments: list[str]) -> tuple[int, int]:
     """Return the descriptors of requests and answers, in a box that is ready."""
     if not arguments:
@@ -319,6 +352,8 @@ if __name__ == "__main__":
     os.umask(0o022)
     if sys.argv[1:] == ["once"]:
         once()
+    elif sys.argv[1:2] == ["stay"]:
+        stay(*sys.argv[2:])
     else:
         incoming, outgoing = begin(sys.argv[1:])
         main(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"))
