@@ -96,6 +96,12 @@ class GatewayConfig(Section):
     port: int = Field(
         0, ge=0, le=65535, description="Port of each rollout process; 0: a free one of its own."
     )
+    num_ports: int = Field(
+        1,
+        ge=1,
+        description="With `port`: this many from it on, for a firewall. Each rollout process takes the first "
+        "that is free.",
+    )
     advertised_host: str | None = Field(
         None,
         description="Host in the URL that programs get, such as host.docker.internal; None: `host`, or for "
@@ -118,13 +124,23 @@ class GatewayConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _has_its_certificate(self) -> GatewayConfig:
+    def _check(self) -> GatewayConfig:
+        if self.num_ports > 1 and not 0 < self.port <= 65536 - self.num_ports:
+            raise ValueError(
+                f"num_ports={self.num_ports} from port={self.port} on: give a first port from 1 to "
+                f"{65536 - self.num_ports}"
+            )
         given = self.certificate is not None and self.private_key is not None
         if (self.tls == "certificate") != given or (self.certificate is None) != (self.private_key is None):
             raise ValueError(
                 f"tls={self.tls}: certificate and private_key are for tls=certificate, which needs both"
             )
         return self
+
+    @property
+    def ports(self) -> range:
+        """The ports to try, one after the other; only 0: any free one."""
+        return range(self.port, self.port + self.num_ports)
 
 
 class AgentConfig(Section):

@@ -219,11 +219,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_gateway(self) -> Config:
-        port, num_actors = self.agent.gateway.port, self.rollout.num_actors
-        if port and num_actors > 1 and self.cluster.address is None:
+        gateway, num_actors = self.agent.gateway, self.rollout.num_actors
+        if gateway.port and num_actors > gateway.num_ports and self.cluster.address is None:
             raise ValueError(
-                f"agent.gateway.port={port} with rollout.num_actors={num_actors}: each rollout process of a "
-                "machine listens on a port of its own; use port=0, or one rollout process"
+                f"agent.gateway.port={gateway.port} with rollout.num_actors={num_actors}: each rollout "
+                f"process of a machine listens on a port of its own; use num_ports={num_actors}, or port=0"
             )
         return self
 

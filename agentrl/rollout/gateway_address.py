@@ -65,36 +65,53 @@ def check_address(config: GatewayConfig) -> None:
     """Check that this machine can listen where `agent.gateway` says, before an attempt needs it.
 
     Raises:
-        ConfigError: the host is not one of this machine, or the port is taken.
+        ConfigError: the host is not one of this machine, or every port is taken.
     """
-    try:
-        places = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)
-        for family, kind, protocol, _, place in places:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-    except (OSError, UnicodeError) as error:
-        raise _unusable(config, error) from error
+    failure: OSError | UnicodeError | None = None
+    for port in config.ports:
+        try:
+            _bind(config.host, port)
+            return
+        except (OSError, UnicodeError) as error:
+            failure = error
+    raise _unusable(config, failure) from failure
 
 
-def _unusable(config: GatewayConfig, error: Exception) -> ConfigError:
+def _bind(host: str, port: int) -> None:
+    """Bind the addresses of `host` and release them. Raises OSError, UnicodeError."""
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+
+
+def _unusable(config: GatewayConfig, error: Exception | None) -> ConfigError:
+    last = f" to {config.ports[-1]}" if config.num_ports > 1 else ""
     return ConfigError(
-        f"agent.gateway.host={config.host!r}, port={config.port}: the gateway cannot listen there "
+        f"agent.gateway.host={config.host!r}, port={config.port}{last}: the gateway cannot listen there "
         f"({error}); use an address of this machine, and port 0 for a free one"
     )
+
+
+async def _listeners(config: GatewayConfig) -> list[trio.SocketListener]:
+    """Listen on the first port that is free. Raises ConfigError."""
+    failure: OSError | None = None
+    for port in config.ports:
+        try:
+            return await trio.open_tcp_listeners(port, host=config.host)
+        except OSError as error:
+            failure = error
+    raise _unusable(config, failure) from failure
 
 
 async def listen(config: GatewayConfig) -> GatewayAddress:
     """Open the gateway's port.
 
     Raises:
-        ConfigError: the host is not one of this machine, the port is taken, or the certificate cannot be
+        ConfigError: the host is not one of this machine, every port is taken, or the certificate cannot be
             used.
     """
-    try:
-        listeners = await trio.open_tcp_listeners(config.port, host=config.host)
-    except OSError as error:
-        raise _unusable(config, error) from error
+    listeners = await _listeners(config)
     host = config.advertised_host or _reached_by(config.host)
     port = listeners[0].socket.getsockname()[1]
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -144,6 +145,32 @@ def test_processes_of_one_machine_do_not_share_a_port():
         Config.model_validate(sections)
     Config.model_validate(sections | {"cluster": {"address": "auto"}})
     Config.model_validate(sections | {"rollout": {"num_actors": 1}})
+    Config.model_validate(sections | {"agent": {"gateway": {"port": 8000, "num_ports": 2}}})
+
+
+def test_processes_take_the_first_free_port_of_their_range():
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            first = taken.getsockname()[1]
+            config = GatewayConfig(port=first, num_ports=64)
+            opened = [await listen(config) for _ in range(3)]
+            ports = [int(one.url.rpartition(":")[2]) for one in opened]
+            assert ports == sorted(set(ports))
+            assert first < ports[0] <= ports[-1] < first + 64
+            with pytest.raises(ConfigError, match=rf"port={ports[0]}: the gateway cannot listen there"):
+                await listen(GatewayConfig(port=ports[0]))
+            Gateway(config)  # its check finds one that is free
+            for listener in itertools.chain.from_iterable(one.listeners for one in opened):
+                await listener.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("port", [0, 65536 - 8 + 1, 65535])
+def test_a_range_of_ports_has_a_first_one_and_ends_below_65536(port):
+    with pytest.raises(ValidationError, match=rf"num_ports=8 from port={port} on"):
+        GatewayConfig(port=port, num_ports=8)
+    assert GatewayConfig(port=65536 - 8, num_ports=8).ports[-1] == 65535
 
 
 @pytest.mark.parametrize(
