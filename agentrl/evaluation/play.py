@@ -20,12 +20,13 @@ from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.time_left import TimeLeft
-from agentrl.rollout.group_player import AttemptPlayer, GroupPlayer, GroupScorer
+from agentrl.rollout.group_player import AttemptPlayer, GroupPlayer, GroupScorer, PlayLog
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import Sampling, TurnSource
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import Shipment, in_batches
+from agentrl.rollout.traces import AttemptTracer
 from agentrl.tracking.attempts import Became, FailedAttempt
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Trajectory
 
@@ -51,7 +52,7 @@ class ProblemPlayer:
     """Plays problems concurrently, as many attempts at once as the servers can handle.
 
     `on_finished` is called with each finished attempt, after it is stored. `on_failed` is called with each
-    failed try, and with each tool failure after which a try continued.
+    failed try, and with each tool failure after which a try continued. `tracer`: makes traces; None: none.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ProblemPlayer:
         max_retries: int,
         on_finished: Callable[[Trajectory], None],
         on_failed: Callable[[FailedAttempt], None],
+        tracer: AttemptTracer | None = None,
     ) -> None:
         self._scorer = scorer
         self._store = store
@@ -74,14 +76,16 @@ class ProblemPlayer:
         self._log = _EvaluationLog(concurrency, time_left, on_failed)
         self.counts = self._log.counts
         self.scopes = Scope()  # tree of everything that currently runs
+        log: PlayLog = self._log if tracer is None else tracer.log(self._log, "evaluation")
         self._groups = GroupPlayer(
             player,
             scorer,
             OutcomeTable.keeping(max_retries=max_retries),
-            self._log,
+            log,
             admission=self._log,
             scopes=self.scopes,
             unit="problem",
+            new_scope=Scope if tracer is None else tracer.scope,
         )
 
     @property

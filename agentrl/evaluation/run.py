@@ -51,13 +51,15 @@ from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import PlayLoop
+from agentrl.rollout.server import Client
+from agentrl.rollout.tracing import WorkerTracing
 from agentrl.rollout.trio_run import in_trio
 from agentrl.sglang.client import SGLangClient
+from agentrl.tracking.span_export import SpanCounts
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.tracking.watchdog import Watchdog
 from agentrl.types import Trajectory
 
-Connect = Callable[[str], SGLangClient]
 """Opens the client of a server, by its URL."""
 
 STORE = "attempts.sqlite"
@@ -224,7 +226,9 @@ async def _play(
         unpublished=UNPUBLISHED_VERSION,
         num_ids=num_ids_of(config.model),
     )
-    turns = _turns(prepared, concurrency, connect, api_key=servers.api_key)
+    tracing = WorkerTracing.of(config.tracking.spans, run=f"eval/{prepared.request.folder.name}")
+    connect_to: Callable[[str], Client] = connect if tracing is None else tracing.connecting(connect)
+    turns = _turns(prepared, concurrency, connect_to, api_key=servers.api_key)
     failures = FailureBook(
         prepared.request.folder,
         say=progress.say,
@@ -246,6 +250,7 @@ async def _play(
             max_retries=config.rollout.max_retries,
             on_finished=progress.add,
             on_failed=lambda failed: failures.add([failed], step=0),
+            tracer=None if tracing is None else tracing.attempts,
         )
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
@@ -261,7 +266,16 @@ async def _play(
             with trio.CancelScope(shield=True):
                 await stack.aclose()
                 await turns.aclose()
+            if tracing is not None:
+                tracing.export.close()
+                _say_lost_spans(tracing.export.counts, config.tracking.spans.endpoint, progress.say)
     return attempts.counts
+
+
+def _say_lost_spans(counts: SpanCounts, endpoint: str | None, say: Say) -> None:
+    if num := counts.lost + counts.left_out:
+        why = counts.problem or "the queue was full"
+        say(f"spans: {num:,} did not reach {endpoint} ({why}); the attempts are complete")
 
 
 def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> AbstractContextManager[object]:
@@ -273,7 +287,7 @@ def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> Abstr
 
 
 def _turns(
-    prepared: Prepared, concurrency: Concurrency, connect: Connect, *, api_key: str | None
+    prepared: Prepared, concurrency: Concurrency, connect: Callable[[str], Client], *, api_key: str | None
 ) -> Router | MessageModel:
     """Return the source of turns: a router for servers that exchange tokens, or a model for messages."""
     config, name = prepared.config, prepared.known.served_name

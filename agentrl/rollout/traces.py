@@ -204,7 +204,7 @@ class AttemptTracer:
         return TracedAttempt(self._sink) if self._draw() < self._config.share else Scope()
 
     def log(self, inner: PlayLog, kind: str) -> PlayLog:
-        """Return a log that also completes traces. kind: `training` or `validation`."""
+        """Return a log that also completes traces. kind: `training`, `validation` or `evaluation`."""
         return _TracingLog(inner, kind, with_contents=self._config.contents)
 
 

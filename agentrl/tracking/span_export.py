@@ -17,6 +17,8 @@ MAX_BATCH = 512
 GATHER_S = 1.0
 """Longest wait for a full batch."""
 CLOSE_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 2.0
+"""Time that a send has to give up when it is told to."""
 _PATH = "/v1/traces"
 _LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
@@ -84,6 +86,7 @@ class SpanExport:
             self._lost += len(self._waiting)
             self._waiting.clear()
         self._sender.stop()
+        self._thread.join(STOP_TIMEOUT_S)  # what was being sent is counted, too
 
     def _work(self) -> None:
         while batch := self._next_batch():

@@ -31,7 +31,9 @@ from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
 from agentrl.evaluation.results import PRODUCERS
 from agentrl.http.server import HttpRequest, HttpResponse, serve_http
 from agentrl.types import Message, ToolCall
+from parts.collector import Collector
 from parts.learner import reserved_port
+from parts.span_trees import check_tree
 from parts.stored_attempts import stored_keys
 
 NUM_ROWS = 9
@@ -95,6 +97,22 @@ def test_an_evaluation_at_a_url_and_its_results(world, server, tmp_path) -> None
     assert len(stored_keys(out / "attempts.sqlite")) == 3 * NUM_ROWS, (
         "and a third attempt adds one per problem"
     )
+
+
+def test_the_attempts_of_an_evaluation_are_traced(world, server, tmp_path) -> None:
+    """The collector of the second one is not there: that is said once, and nothing is lost but spans."""
+    options = ("--on", world.folder / "data/val.parquet", "--rows", 3, "--out")
+    with Collector() as collector:
+        endpoint = f"tracking.spans.endpoint={collector.url}"
+        run("eval", world.config, endpoint, "--model", server, *options, tmp_path / "traced")
+    roots = [check_tree(spans) for spans in collector.traces.values()]
+    assert len(roots) == 3
+    assert {root.attributes["agentrl.kind"] for root in roots} == {"evaluation"}
+    assert {"generate", "request", "reward"} <= {span.name for span in collector.spans}
+    endpoint = f"tracking.spans.endpoint=http://127.0.0.1:{reserved_port()}"
+    said = run("eval", world.config, endpoint, "--model", server, *options, tmp_path / "alone")
+    assert said.count("did not reach http://127.0.0.1") == 1
+    assert len(decode(read_parquet(tmp_path / "alone" / "attempts.parquet"))) == 3
 
 
 def test_another_prompt_is_another_attempt(world, server, tmp_path) -> None:
