@@ -29,6 +29,7 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.errors import ConfigError
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.tracking.unwritten import AppendedFile
 
 
@@ -80,6 +81,11 @@ class RunDir:
     @property
     def proximal(self) -> Path:
         return self.root / PROXIMAL
+
+    @property
+    def images(self) -> Path:
+        """Folder of the images in trajectories; absolute, for processes that run elsewhere."""
+        return self.root.resolve() / IMAGES
 
     def weights(self, config: WeightsConfig) -> Path:
         """Return the folder of the disk transport."""

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.chat.template import read_json
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
-from agentrl.config.model_kind import find_refused, has_experts
+from agentrl.config.model_kind import find_refused, has_experts, sees_images
 from agentrl.errors import ConfigError
 
 _CLASSIFIER = "Classification"
@@ -74,6 +74,30 @@ def check_experts(model: ModelConfig, learner: LearnerConfig) -> None:
         if is_set:
             raise ConfigError(
                 f"{key} is not tested with a mixture of experts (model.path={model.path!r}); {instead}"
+            )
+
+
+def check_vision(model: ModelConfig, learner: LearnerConfig) -> None:
+    """Raise if a model that sees is combined with something that is not tested with images.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if not (model.path and sees_images(Path(model.path))):
+        return
+    refused = [
+        (model.lora.rank > 0, f"model.lora.rank={model.lora.rank}", "use model.lora.rank=0 (full weights)"),
+        *(
+            (getattr(learner, name) > 1, f"learner.{name}={getattr(learner, name)}", f"use learner.{name}=1")
+            for name in ("sequence_parallel", "tensor_parallel", "expert_parallel")
+        ),
+        (learner.compile, "learner.compile=true", "use learner.compile=false"),
+        (learner.activation_offload, "learner.activation_offload=true", "use false"),
+    ]
+    for is_set, key, instead in refused:
+        if is_set:
+            raise ConfigError(
+                f"{key} is not tested with a model that sees (model.path={model.path!r}); {instead}"
             )
 
 

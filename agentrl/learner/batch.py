@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.data.prefix_marks import Mark, find_marks
+from agentrl.types import PlacedImage
 
 Floats = NDArray[np.floating]
 
@@ -58,6 +59,7 @@ class Sample:
     values: the critic's estimates at the start of the step; None without a critic.
     returns: regression targets of the critic; None without a critic.
     experts: i16[T, W], see `Trajectory.experts`; None: not recorded.
+    images: by their positions in `token_ids`, in order.
     """
 
     index: int
@@ -70,6 +72,7 @@ class Sample:
     values: NDArray[np.float32] | None = None
     returns: NDArray[np.float32] | None = None
     experts: NDArray[np.int16] | None = None
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         columns = (
@@ -108,7 +111,8 @@ class Sample:
         num_actions = np.add.reduceat(self.action_mask, self.segment_starts, dtype=np.int64)
         segments = tuple(zip(self.segment_lengths.tolist(), num_actions.tolist(), strict=True))
         marks = find_marks(self.token_ids, self.action_mask, self.segment_starts)
-        if self.experts is not None:  # equal tokens may have gone to different experts
+        # Equal tokens may have gone to different experts, and equal placeholders are of different images.
+        if self.experts is not None or self.images:
             marks = tuple(() for _ in marks)
         return SampleShape(segments, int(self.loss_mask.sum()), marks)
 
@@ -118,7 +122,11 @@ class Sample:
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         per_token = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
         return [
-            Sample(**columns | {name: c[a:b] for name, c in per_token.items()} | {"segment_starts": (0,)})
+            Sample(
+                **columns
+                | {name: c[a:b] for name, c in per_token.items()}
+                | {"segment_starts": (0,), "images": images_between(self.images, a, b)}
+            )
             for a, b in bounds
         ]
 
@@ -129,12 +137,19 @@ class Sample:
         token_ids: NDArray[np.int32],
         mask: NDArray[np.bool_],
         segment_starts: tuple[int, ...] = (0,),
+        images: tuple[PlacedImage, ...] = (),
     ) -> Sample:
         """Return a sample for supervised learning; `mask` (bool[T]) is True on the tokens to learn."""
         mask = mask.copy()
         mask[list(segment_starts)] = False  # nothing predicts the first token of a segment
         zeros = np.zeros(len(token_ids), np.float32)
-        return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros, segment_starts)
+        ids = np.asarray(token_ids, np.int32)
+        return cls(index, ids, mask, mask, zeros, zeros, segment_starts, images=images)
+
+
+def images_between(images: Sequence[PlacedImage], start: int, end: int) -> tuple[PlacedImage, ...]:
+    """Return the images at tokens `start` to `end`, by their positions from `start` on."""
+    return tuple(image.moved(-start) for image in images if start <= image.position < end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +174,8 @@ class Microbatch:
     values, returns: f32[A], None without a critic.
     experts: i16[T, W], which experts computed the tokens on the servers, -1 where none is recorded (see
         `Trajectory.experts`); None: none is.
+    images: by their positions in the microbatch, in order.
+    rope_positions: i64[3, T], positions with three axes (see `images.layout`); None: there are no images.
     """
 
     token_ids: NDArray[np.int64]
@@ -179,6 +196,8 @@ class Microbatch:
     values: Floats | None = None
     returns: Floats | None = None
     experts: NDArray[np.int16] | None = None
+    images: tuple[PlacedImage, ...] = ()
+    rope_positions: NDArray[np.int64] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -25,6 +25,7 @@ from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
 
 
@@ -39,7 +40,8 @@ class Validating:
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerParts:
     """What all players of a process share. prompt: limits of the first prompt. connect: makes the clients of
-    opponents' servers. teacher: scores the attempts of training; None: there is none on servers.
+    opponents' servers. teacher: scores the attempts of training; None: there is none on servers. images:
+    takes the images of tools and partners; None: notes stand for them.
     """
 
     plugins: Plugins
@@ -48,6 +50,7 @@ class PlayerParts:
     prompt: PromptLimits
     connect: Connect = connect_frozen
     teacher: Teacher | None = None
+    images: ShownImages | None = None
 
     def open_tools(self, agent: AgentConfig) -> SharedTools:
         """Return the state of the tools that all players of the process share."""
@@ -149,6 +152,7 @@ def open_stack(
             prompt=parts.prompt,
             gateway=Gateway(agent.gateway) if gateway is None else gateway,
             opponents=opponents,
+            images=parts.images,
         )
     scorer = Scorer(
         reward,

@@ -15,16 +15,19 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from agentrl.errors import RequestRefused, ServerError
+from agentrl.errors import DiskError, RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply, OnData
+from agentrl.images.files import as_sent
 from agentrl.sglang.protocol import (
     ModelInfo,
     PauseMode,
     Pulse,
     ServerLoad,
     bucket_body,
+    check_read_ids,
     error_message,
     generate_body,
+    images_body,
     parse_checksums,
     parse_generation,
     parse_load,
@@ -43,7 +46,7 @@ from agentrl.sglang.streamed import (
     is_finished,
     known_ids,
 )
-from agentrl.types import Generation, SamplingParams, TensorSpec
+from agentrl.types import Generation, PlacedImage, SamplingParams, TensorSpec
 
 _ABORT_GRACE_S = 2.0
 """Seconds that a cancelled generation may spend on aborting its request on the server."""
@@ -112,13 +115,19 @@ class SGLangClient:
         repeats it.
         """
         body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
-        reply = await self._sampled(body, rid)
-        return self._parsed(reply.json(), params, len(input_ids))
+        if params.images:
+            body |= images_body(input_ids, params.images, encoded=await _encoded(params.images))
+        reply = (await self._sampled(body, rid)).json()
+        generation = self._parsed(reply, params, len(input_ids))
+        if params.images and len(generation.token_ids):
+            check_read_ids(reply, input_ids, server=self.url)
+        return generation
 
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str, into: StreamedTokens
     ) -> Generation:
         """Sample one continuation as `generate` does, and tell `into` its tokens as they arrive."""
+        assert not params.images, "conversations that stream, those of the gateway, show no images"
         body = generate_body(
             input_ids, params, rid=rid, adapter=self._adapter, stream_interval=STREAM_INTERVAL_TOKENS
         )
@@ -382,6 +391,22 @@ class SGLangClient:
         if 400 <= reply.status < 500 and reply.status not in _BUSY | excused:
             raise RequestRefused(message, status=reply.status)
         raise ServerError(message, status=reply.status)
+
+
+async def _encoded(images: Sequence[PlacedImage]) -> list[str]:
+    """Return images as they are sent.
+
+    Raises:
+        DiskError: one cannot be read.
+    """
+
+    def encode() -> list[str]:
+        return [as_sent(placed.image, placed.width, placed.height) for placed in images]
+
+    try:
+        return await trio.to_thread.run_sync(encode)
+    except OSError as error:
+        raise DiskError(f"an image cannot be read: {error}") from error
 
 
 async def for_each(

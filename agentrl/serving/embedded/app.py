@@ -107,11 +107,12 @@ class App:
             meta["routed_experts"] = base64.b64encode(result.experts.astype(np.int32).tobytes()).decode()
         # The stop token is in the ids but not in the text.
         text_ids = ids[:-1] if result.finish == "stop" else ids
-        return {
+        answer = {
             "text": self._decode(text_ids, request.skip_special_tokens),
             "output_ids": ids,
             "meta_info": meta,
         }
+        return answer | {"prompt_token_ids": request.input_ids} if request.returns_prompt else answer
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request)

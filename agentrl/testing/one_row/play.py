@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import trio
@@ -27,6 +29,7 @@ from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
+from agentrl.rollout.shown_images import ShownImages
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Lease, Task, Trajectory
 
@@ -68,27 +71,37 @@ def play_row(
     if is_validation:
         config = config.of_validation
     playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
-    task = read_task(config.data, key, row, playable.agents)
-    with concerning(task.task_id):
-        playable.check(task)
-    vocab_size, context_tokens = model_limits(weights, chat)
-    with open_model(
-        model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
-    ) as client:
-        router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
+    with TemporaryDirectory(prefix="agentrl_play_") as scratch:
+        images = Path(scratch)
+        task = read_task(config.data, key, row, playable.agents, images=images)
+        with concerning(task.task_id):
+            playable.check(task)
+        vocab_size, context_tokens = model_limits(weights, chat)
+        with open_model(
+            model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
+        ) as client:
+            router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
 
-        def open_manager(host: AsyncioHost) -> AgentLoopManager:
-            parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data))
-            return AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
+            def open_manager(host: AsyncioHost) -> AgentLoopManager:
+                shown = ShownImages(config.data.images, images)
+                parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data), images=shown)
+                return AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
 
-        trajectory = trio.run(_play, open_manager, router, task, sampling)
+            trajectory = trio.run(_play, open_manager, router, task, sampling)
     return PlayedRow(task, trajectory, chat)
 
 
 def read_task(
-    config: DataConfig, key: Literal["train_files", "val_files"], row: int, agents: AgentChoice
+    config: DataConfig,
+    key: Literal["train_files", "val_files"],
+    row: int,
+    agents: AgentChoice,
+    *,
+    images: Path | None = None,
 ) -> Task:
     """Return one dataset row as a task. Overlong prompts are not filtered, so that rows keep their numbers.
+
+    images: folder in which its images are stored; None: they are only checked.
 
     Raises:
         ConfigError: there are no files, or the row does not exist.
@@ -97,7 +110,7 @@ def read_task(
     files = getattr(config, key)
     if not files:
         raise ConfigError(f"data.{key} is empty: there is no row to play")
-    dataset = Dataset(files, config, agents=agents, seed=0, shuffle=False, max_rows=row + 1)
+    dataset = Dataset(files, config, agents=agents, seed=0, shuffle=False, max_rows=row + 1, images=images)
     if row >= len(dataset):
         raise ConfigError(f"row {row} does not exist: data.{key} have {len(dataset)} rows, counted from 0")
     return dataset.task(row)
