@@ -76,12 +76,21 @@ def expected(models):
     return [forward_of(model) for model in models]
 
 
-def prompt_of(tokens, images, *, start=TEXT):
-    """Return ids with these images between pieces of text, and where the images are."""
-    rendered = list(start)
+def prompt_of(tokens, images):
+    """Return ids with these images between pieces of text, and where the images are. Around an image are the
+    tokens that templates write there, and that SGLang looks for.
+    """
+    before, after = tokens.placeholder - 1, tokens.placeholder + 2
+    rendered = list(TEXT)
     for image in images:
-        rendered += [tokens.placeholder, *TEXT[: 1 + image.width % 3]]
+        rendered += [before, tokens.placeholder, after, *TEXT[: 1 + image.width % 3]]
     return tokens.expand(rendered, images)
+
+
+def test_the_tokens_around_an_image_are_those_of_the_template(models, tokens):
+    tokenizer = load_tokenizer(models[0])
+    around = [tokenizer.token_to_id(f"<|vision_{name}|>") for name in ("start", "end")]
+    assert around == [tokens.placeholder - 1, tokens.placeholder + 2]
 
 
 def sampling(images, num_tokens=12):
@@ -131,8 +140,8 @@ def test_a_prefix_is_shared_only_with_the_same_images(talk, tokens, tmp_path, ex
     generations = talk(script)
     for (ids, placed), generation in zip(prompts, generations, strict=True):
         check(expected[0], tokens, ids, placed, generation)
-    assert generations[1].num_cached_tokens <= len(TEXT)
-    assert generations[2].num_cached_tokens > len(TEXT)
+    assert generations[1].num_cached_tokens <= len(TEXT) + 1
+    assert generations[2].num_cached_tokens > len(TEXT) + 1
 
 
 def test_a_conversation_goes_on_with_further_images(talk, tokens, refs, expected):
