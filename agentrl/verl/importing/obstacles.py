@@ -40,7 +40,7 @@ SWITCHES: Mapping[str, str] = {
     "actor_rollout_ref.actor.fsdp_config.qat.enable": "weights are not trained for quantized serving",
     "model.mtp.enable": "multi-token prediction heads are neither trained nor used",
 }
-MEDIA = {"data.video_key": "videos", "data.audio_key": "audios"}
+MEDIA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key": "audios"}
 """Keys for columns other than text, with verl's defaults."""
 MODELS = ("actor_rollout_ref.model.path", "critic.model.path", "model.path", "model.partial_pretrain")
 LOW_PRECISION = re.compile(r"(fp8|int8|int4|w8a8|awq|gptq|nvfp4|mxfp4)", re.IGNORECASE)
@@ -84,7 +84,9 @@ def _media(source: WrittenConfig) -> Iterator[Obstacle]:
     if len(written) > 1 and all(source.get(key) == MEDIA[key] for key in written):
         return  # a complete config of verl, which always names the media columns that rows may have
     yield from (
-        Obstacle(_shown(source, key), "rows with video or sound are not supported") for key in written
+        Obstacle(_shown(source, key), "rows with video or sound are not supported")
+        for key in written
+        if key != "data.image_key"
     )
 
 
