@@ -399,6 +399,11 @@ def _outline_stored(
     else:
         check_policy(model)
     sees = sees_images(Path(model.path))
+    if sees and has_score_head:
+        raise ConfigError(
+            f"model.path={model.path!r} sees images, which critics and reward models may not; use a "
+            "text model"
+        )
     language_model = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     is_new_head = has_score_head and find_own_head(model) is None
     try:
