@@ -28,6 +28,7 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
@@ -149,6 +150,10 @@ class Run:
     def proximal_folder(self) -> str | None:
         """Where the ranks store proximal log-probabilities; None without `tracking.token_ratios`."""
         return str(self.dir.proximal.resolve()) if self.config.tracking.token_ratios else None
+
+    def column_folder(self) -> AbstractContextManager[str]:
+        """Within the block, the ranks may keep numbers per token in this folder."""
+        return column_folder(self.dir.columns)
 
     @contextmanager
     def traced(self) -> Iterator[None]:

@@ -27,6 +27,12 @@ class Whitening:
         """Return the values whitened, f[.]."""
         return (values - self.mean) / self.std
 
+    def then(self, other: Whitening) -> Whitening:
+        """Return both maps as one."""
+        if math.isinf(self.std):
+            return self
+        return Whitening(self.mean + self.std * other.mean, self.std * other.std)
+
 
 @dataclass(frozen=True, slots=True)
 class Moments:
