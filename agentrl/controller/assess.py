@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentrl.algorithms.advantages.reinforce import Moments
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
-from agentrl.controller.credit import Assessment, num_whitenings, with_whitening
+from agentrl.controller.credit import Assessment
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.data.attempt_facts import AttemptFacts
@@ -71,20 +71,14 @@ def assess(
     return assessment if all(own is NO_COLUMNS for own in columns) else replace(assessment, columns=columns)
 
 
-def whiten_on_ranks(
-    learner: Workers[Learner], samples: Sequence[Sequence[SampleRef]], algorithm: AlgorithmConfig
-) -> list[list[SampleRef]]:
-    """Return credited samples with whitening, if advantages that the ranks compute are to be whitened.
+def measure_on_ranks(learner: Workers[Learner], samples: Sequence[SampleRef]) -> list[Moments]:
+    """Return the moments of the samples' advantages, in any order; the ranks share the samples.
 
-    The ranks share the samples, and return the moments of each.
+    Raises:
+        DiskError: a column is missing.
     """
-    times = num_whitenings(samples, algorithm)
-    if not times:
-        return [list(members) for members in samples]
-    flat = [sample for members in samples for sample in members]
-    shares = [flat[rank :: learner.dp_size] for rank in range(learner.dp_size)]
-    found = learner.run(Learner.moments, shares)
-    return with_whitening(samples, Moments.joined([one for own in found for one in own]), times=times)
+    shares = [list(samples[rank :: learner.dp_size]) for rank in range(learner.dp_size)]
+    return [one for own in learner.run(Learner.moments, shares) for one in own]
 
 
 def settle(

@@ -13,7 +13,7 @@ Axes: A action tokens of the whole batch, N trajectories of the batch, R runs of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -84,6 +84,8 @@ def credit(
 ) -> list[list[SampleRef]]:
     """Return the samples of each group with their advantages, or with the rules by which ranks compute them.
 
+    `whitened` must follow before they are loaded.
+
     Args:
         group_size: trajectories in a complete group; None if group sizes may differ.
 
@@ -112,33 +114,30 @@ def credit(
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
-def num_whitenings(samples: Sequence[Sequence[SampleRef]], algorithm: AlgorithmConfig) -> int:
-    """Return how often advantages that ranks compute are whitened: `with_whitening` must follow if at all."""
-    rules = next((sample.rules for members in samples for sample in members), None)
-    if rules is None or rules.estimator is None:
-        return 0
-    return int(rules.estimator in WHITENED) + int(algorithm.whiten)
+def measured(samples: Sequence[SampleRef]) -> list[Moments]:
+    """Return the moments of each sample's advantages, computed in this process."""
+    return [sample.moments() for sample in samples]
 
 
-def with_whitening(
-    samples: Sequence[Sequence[SampleRef]], moments: Moments, *, times: int
+def whitened(
+    samples: Sequence[Sequence[SampleRef]],
+    measure: Callable[[Sequence[SampleRef]], Sequence[Moments]] = measured,
 ) -> list[list[SampleRef]]:
-    """Return the samples with the whitening of their advantages added to their rules.
+    """Return the samples ready to be loaded: with the whitening that their rules ask for, over the batch.
 
     Args:
-        moments: of the advantages of the whole batch (see `SampleRef.moments`).
+        measure: returns the moments of the advantages of samples, in any order.
     """
+    flat = [sample for members in samples for sample in members]
+    rules = flat[0].rules if flat else None
+    if rules is None or not rules.num_whitenings:
+        return [list(members) for members in samples]
+    moments = Moments.joined(measure(flat))
     whitening = moments.whitening
-    for _ in range(times - 1):
+    for _ in range(rules.num_whitenings - 1):
         whitening = whitening.then(moments.whitened(whitening).whitening)
-    changed: dict[TokenRules, TokenRules] = {}
-
-    def whitened(sample: SampleRef) -> SampleRef:
-        assert sample.rules is not None, "credit gives rules to all samples"
-        rules = changed.setdefault(sample.rules, replace(sample.rules, whitening=whitening))
-        return sample.replace(rules=rules)
-
-    return [[whitened(sample) for sample in members] for members in samples]
+    found = replace(rules, whitening=whitening)
+    return [[sample.replace(rules=found) for sample in members] for members in samples]
 
 
 def _rules(algorithm: AlgorithmConfig, assessment: Assessment) -> TokenRules:
@@ -147,10 +146,12 @@ def _rules(algorithm: AlgorithmConfig, assessment: Assessment) -> TokenRules:
     # Without a discount, returns-to-go change only behind rewards; a penalty per token is a reward.
     needs_tokens = has_values or assessment.kl_sums is not None or algorithm.gamma < 1
     is_separate = algorithm.advantage in SEPARATE_ESTIMATORS and not distillation.replaces_rewards
+    estimator = algorithm.advantage if is_separate and needs_tokens else None
     return TokenRules(
-        estimator=algorithm.advantage if is_separate and needs_tokens else None,
+        estimator=estimator,
         options=advantage_options(algorithm),
         kl_coefficient=assessment.kl_coefficient,
+        num_whitenings=0 if estimator is None else (estimator in WHITENED) + algorithm.whiten,
         whitening=None,
         teacher=(distillation.coefficient, distillation.gamma) if distillation.is_used else None,
         conversation_credit=algorithm.conversation_credit,

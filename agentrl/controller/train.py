@@ -21,12 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
 from agentrl.config.schema import Config
-from agentrl.controller.assess import assess, begin_critic_updates, settle, whiten_on_ranks
-from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, split_minibatches, with_reward
+from agentrl.controller.assess import assess, begin_critic_updates, measure_on_ranks, settle
+from agentrl.controller.credit import (
+    credit,
+    leave_out_masked,
+    leave_out_old,
+    split_minibatches,
+    whitened,
+    with_reward,
+)
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run, RunResult
@@ -125,7 +133,7 @@ def learn(
         samples = credit(
             groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment
         )
-        samples = whiten_on_ranks(learner, samples, config.algorithm)
+        samples = whitened(samples, partial(measure_on_ranks, learner))
         samples = leave_out_old(samples, lags=lags, max_lag=config.algorithm.correction.max_lag)
         samples = leave_out_masked(samples, config.rollout.masked_outcomes)
     rng = np.random.default_rng((config.trainer.seed, step))

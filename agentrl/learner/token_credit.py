@@ -37,7 +37,8 @@ class TokenRules:
     estimator: of SEPARATE_ESTIMATORS; None: the advantages are the runs of the controller.
     options: of the estimator.
     kl_coefficient: reward subtracted per nat of KL.
-    whitening: of the estimator's advantages, over the batch; None: not whitened.
+    num_whitenings: how often the estimator's advantages are whitened over the batch.
+    whitening: all of these as one map; None until the batch is measured.
     teacher: coefficient and gamma of `teacher_advantages`; None without a teacher.
     conversation_credit, segment_credit: of `algorithm`.
     """
@@ -45,6 +46,7 @@ class TokenRules:
     estimator: str | None
     options: AdvantageOptions
     kl_coefficient: float
+    num_whitenings: int
     whitening: Whitening | None
     teacher: tuple[float, float] | None
     conversation_credit: ConversationCredit
@@ -150,7 +152,8 @@ def token_credit(
     else:
         found = _estimated(parts, loaded, rules)
         advantages, returns = found.advantages_A, found.returns_A
-        if rules.whitening is not None:
+        if rules.num_whitenings:
+            assert rules.whitening is not None, "a sample is loaded before the batch was measured"
             advantages = rules.whitening.of(advantages)
         advantages_S, returns_S = advantages.numpy(), None if returns is None else returns.numpy()
     if loaded.teacher_kl is not None:
