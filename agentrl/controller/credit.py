@@ -153,7 +153,7 @@ def _rules(algorithm: AlgorithmConfig, assessment: Assessment) -> TokenRules:
         kl_coefficient=assessment.kl_coefficient,
         num_whitenings=0 if estimator is None else (estimator in WHITENED) + algorithm.whiten,
         whitening=None,
-        teacher=(distillation.coefficient, distillation.gamma) if distillation.is_used else None,
+        teacher=(distillation.coefficient, distillation.gamma),
         conversation_credit=algorithm.conversation_credit,
         is_of_last_segments=algorithm.segment_credit == "last",
     )

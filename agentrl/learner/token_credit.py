@@ -39,7 +39,7 @@ class TokenRules:
     kl_coefficient: reward subtracted per nat of KL.
     num_whitenings: how often the estimator's advantages are whitened over the batch.
     whitening: all of these as one map; None until the batch is measured.
-    teacher: coefficient and gamma of `teacher_advantages`; None without a teacher.
+    teacher: coefficient and gamma of `teacher_advantages`.
     conversation_credit, segment_credit: of `algorithm`.
     """
 
@@ -48,7 +48,7 @@ class TokenRules:
     kl_coefficient: float
     num_whitenings: int
     whitening: Whitening | None
-    teacher: tuple[float, float] | None
+    teacher: tuple[float, float]
     conversation_credit: ConversationCredit
     is_of_last_segments: bool
 
@@ -157,7 +157,6 @@ def token_credit(
             advantages = rules.whitening.of(advantages)
         advantages_S, returns_S = advantages.numpy(), None if returns is None else returns.numpy()
     if loaded.teacher_kl is not None:
-        assert rules.teacher is not None, "a teacher's column without its rules"
         coefficient, gamma = rules.teacher
         added = teacher_advantages(
             torch.from_numpy(loaded.teacher_kl),

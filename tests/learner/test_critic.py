@@ -105,7 +105,9 @@ def values_of(one, samples, max_tokens=1000):
     """Index -> f64[A], values in the order of action tokens."""
     found = {}
     for microbatch, values in zip(
-        shard(samples, max_tokens), one.values(shard(samples, max_tokens)), strict=True
+        shard(samples, max_tokens),
+        (a.numbers.load() for a in one.values(shard(samples, max_tokens), None)),
+        strict=True,
     ):
         indices = microbatch.sample_indices[microbatch.sequence_ids]
         found |= {int(index): values[indices == index] for index in np.unique(indices)}
