@@ -15,7 +15,7 @@ from ray import ObjectRef
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.batches import POLL_S, Batches
 from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.failed_share import FailedShare
@@ -80,7 +80,7 @@ class Run:
         checkpoints: CheckpointWriter,
         *,
         validation: Validation | None,
-        batch_rewards: BatchRewards,
+        batch_rewards: RemoteBatchRewards,
         total_steps: int,
     ) -> None:
         """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded

@@ -109,7 +109,7 @@ class AttemptFacts:
             segments=tuple(zip(lengths.tolist(), num_actions.tolist(), strict=True)),
             turns=turns,
             versions=_counts(t.versions[actions]),
-            reward_places=tuple(np.searchsorted(actions, [e.position for e in t.rewards]).tolist()),
+            reward_places=reward_places(t),
             marks=_marks(t),
             anchors=tuple(t.anchors[numbers].tolist()) if has_anchors else None,
             source=t if source is None else source,
@@ -308,6 +308,12 @@ def _marks(t: Trajectory) -> tuple[tuple[Mark, ...], ...]:
     if t.experts_of_tokens is not None:
         return tuple(() for _ in t.segment_starts)
     return find_marks(t.token_ids, t.action_mask, t.segment_starts)
+
+
+def reward_places(trajectory: Trajectory) -> tuple[int, ...]:
+    """Return the index of each reward's token among the action tokens, in the order of positions."""
+    actions = np.flatnonzero(trajectory.action_mask)
+    return tuple(np.searchsorted(actions, [event.position for event in trajectory.rewards]).tolist())
 
 
 def num_tool_calls(trajectory: Trajectory) -> int:
