@@ -18,11 +18,11 @@ from agentrl.controller.batch_rewards import BatchRewards, failed_together
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.reward_role import RewardRole
 from agentrl.data.attempt_facts import AttemptFacts, reward_places
-from agentrl.errors import InfrastructureError, RewardError
+from agentrl.errors import ActorDied, InfrastructureError, RewardError
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins.blame import RaisedElsewhere, blaming, failure_of
 from agentrl.types import Failure, JsonObject, Outcome, RewardEvent, Task, Trajectory
-from agentrl.workers.actors import Actor, ActorKind
+from agentrl.workers.actors import Actor, ActorKind, RetryPolicy
 from agentrl.workers.pools import beside_driver
 from agentrl.workers.workers import Workers
 
@@ -30,6 +30,9 @@ SCORER = ActorKind("BatchScorer", "the scorer of batches", timeout_s=86_400.0, n
 """A day: every reward has its own deadline, and so have the ranks of a reward model. This one is only for a
 process that hangs outside of them.
 """
+
+RESTART_S = 120.0
+"""How long a new process may take to load the rewards after a death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,24 @@ class BatchScorer:
             LearnerError: a rank of the reward model was lost.
             DiskError: a trajectory is missing or damaged.
         """
-        groups = list(dict.fromkeys(attempt.group_id for attempt in attempts))
-        task_of = dict(zip(groups, self._buffer.run(ReplayBuffer.tasks, groups), strict=True))
+        tasks = self._tasks([attempt.group_id for attempt in attempts])
         stored = [attempt.load() for attempt in attempts]
         try:
-            scored = self._rewards.score([task_of[attempt.group_id] for attempt in attempts], stored)
+            scored = self._rewards.score(tasks, stored)
         except RewardError as error:  # its cause and traceback would not survive the way
             return Unscored(str(error), failure_of(error))
         return [BatchScore.of(*pair) for pair in zip(stored, scored, strict=True)]
+
+    def _tasks(self, group_ids: Sequence[int]) -> list[Task]:
+        groups = list(dict.fromkeys(group_ids))
+        try:
+            tasks = dict(zip(groups, self._buffer.run(ReplayBuffer.tasks, groups), strict=True))
+        except ActorDied as error:  # the buffer's death must not look like that of this process
+            raise InfrastructureError(str(error)) from error
+        return [tasks[group_id] for group_id in group_ids]
+
+    def wait_until_ready(self) -> None:
+        """Return at once: the rewards are loaded."""
 
     def score_validation(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[BatchScore]:
         """Score all attempts of a validation; see `BatchRewards.score_validation`.
@@ -160,8 +173,8 @@ class RemoteBatchRewards:
         assert self._scorer is not None, "there is no reward of scope `batch`"
         try:
             found = self._scorer.run(BatchScorer.score, attempts)
-        except InfrastructureError as error:
-            raise _as_reward_error(error) from error
+        except ActorDied as error:
+            raise self._died(error) from error
         if isinstance(found, Unscored):
             _raise(found)
         return [score.on_facts(attempt) for attempt, score in zip(attempts, found, strict=True)]
@@ -175,9 +188,16 @@ class RemoteBatchRewards:
         assert self._scorer is not None, "there is no reward of scope `batch`"
         try:
             found = self._scorer.run(BatchScorer.score_validation, tasks, trajectories)
-        except InfrastructureError as error:
-            return failed_together(trajectories, _as_reward_error(error))
+        except ActorDied as error:
+            return failed_together(trajectories, self._died(error))
         return [score.on_trajectory(t) for t, score in zip(trajectories, found, strict=True)]
+
+    def _died(self, error: ActorDied) -> RewardError:
+        """Wait for the process that Ray starts instead of the one that died; return the reward's error."""
+        assert self._scorer is not None
+        waiting = RetryPolicy((ActorDied,), for_s=RESTART_S)
+        self._scorer.within(RESTART_S).retrying(waiting).run(BatchScorer.wait_until_ready)
+        return RewardError(f"{error}; rewards of scope batch run in its process")
 
 
 def _raise(unscored: Unscored) -> NoReturn:
@@ -185,10 +205,3 @@ def _raise(unscored: Unscored) -> NoReturn:
     plugin = unscored.failure.plugin
     with nullcontext() if plugin is None else blaming(plugin.kind, plugin.name):
         raise RewardError(unscored.text) from RaisedElsewhere(unscored.failure)
-
-
-def _as_reward_error(error: InfrastructureError) -> InfrastructureError:
-    """Return a RewardError if the scorer died or hung, else the error that it raised."""
-    if type(error) is not InfrastructureError:
-        return error
-    return RewardError(f"{error}; rewards of scope batch run in its process")

@@ -18,7 +18,7 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError, RewardError
 from agentrl.plugins import load_plugins
 from agentrl.plugins.blame import failure_of
-from agentrl.types import Failure, Message, Outcome, RewardEvent
+from agentrl.types import Failure, Message, Outcome, RewardEvent, Task
 from agentrl.workers.actors import ActorKind
 from parts.trajectories import make_task, make_trajectory, stored
 
@@ -37,17 +37,24 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos, folde
     if do == "hang":
         time.sleep(3600)
     return [
-        {"score": len(text) + index / 8, "truth": truth, "pid": os.getpid()}
+        {"score": len(text) + index / 8, "truth": truth, "pid": f"process {os.getpid()}"}
         for index, (text, truth) in enumerate(zip(solution_strs, ground_truths))
     ]
 """
 
 
-class Tasks:
-    """What the scorer asks the buffer for."""
+def launch_buffer():
+    """Start an actor with what the scorer asks the buffer for."""
 
-    def tasks(self, group_ids):
-        return [task_of(group_id) for group_id in group_ids]
+    class Tasks:  # local, so that Ray sends its code: the actor cannot import this file
+        def tasks(self, group_ids):
+            questions = [(Message("user", f"question {group_id}"),) for group_id in group_ids]
+            return [
+                Task(f"t:{group_id}", "s", messages, "a", ground_truth=str(group_id))
+                for group_id, messages in zip(group_ids, questions, strict=True)
+            ]
+
+    return ActorKind("Tasks", "the tasks", timeout_s=60.0, num_threads=2).launch({}, Tasks)
 
 
 def task_of(group_id):
@@ -80,8 +87,8 @@ def config(place):
 @pytest.fixture(scope="module")
 def remote(config):
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    buffer = ActorKind("Tasks", "the tasks", timeout_s=60.0, num_threads=2).launch({}, Tasks)
     rewards = RemoteBatchRewards(is_any=True)
+    buffer = launch_buffer()  # it lives as long as this name
     rewards.connect(launch_scorer(config, buffer, None))
     yield rewards
     ray.shutdown()
