@@ -15,7 +15,7 @@ from ray import ObjectRef
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.batches import POLL_S, Batches
 from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.failed_share import FailedShare
@@ -28,6 +28,7 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
@@ -79,7 +80,7 @@ class Run:
         checkpoints: CheckpointWriter,
         *,
         validation: Validation | None,
-        batch_rewards: BatchRewards,
+        batch_rewards: RemoteBatchRewards,
         total_steps: int,
     ) -> None:
         """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded
@@ -149,6 +150,10 @@ class Run:
     def proximal_folder(self) -> str | None:
         """Where the ranks store proximal log-probabilities; None without `tracking.token_ratios`."""
         return str(self.dir.proximal.resolve()) if self.config.tracking.token_ratios else None
+
+    def column_folder(self) -> AbstractContextManager[str]:
+        """Within the block, the ranks may keep numbers per token in this folder."""
+        return column_folder(self.dir.columns)
 
     @contextmanager
     def traced(self) -> Iterator[None]:

@@ -41,14 +41,14 @@ from agentrl.config.explain_memory import refuse_too_large
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards, launch_scorer
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.frozen_servers import check_opponents, check_teacher_servers
 from agentrl.controller.observe import Observer
 from agentrl.controller.recording import RemoteRecording
 from agentrl.controller.recover import Ranks
-from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
+from agentrl.controller.reward_role import launch_reward_model, resolve_reward_model
 from agentrl.controller.roles import launch_roles
 from agentrl.controller.run import Processes, Run
 from agentrl.controller.run_dir import RunDir
@@ -134,7 +134,7 @@ def open_run(config: Config) -> Iterator[Run]:
         rollouts = _launch_rollouts(config, run_dir, buffer, servers)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
-        reward_ranks = _launch_reward_model(config, scoring, seats, stack)
+        reward_ranks = _launch_scorer(config, scoring, buffer, seats, stack)
         start_up.add(*reward_ranks)
         with start_up.step("replay buffer"):
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
@@ -332,15 +332,13 @@ def confirm_experts(config: Config, servers: ServerFleet) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """What the controller scores: batches of training, and validations.
+    """What is scored outside of attempts: batches of training, and validations.
 
-    conversations: of attempts, for the reward model; None without one. validation: None without
-    `data.val_files`.
+    validation: None without `data.val_files`.
     """
 
-    batch_rewards: BatchRewards
-    validation_rewards: BatchRewards
-    conversations: Conversations | None
+    batch_rewards: RemoteBatchRewards
+    validation_rewards: RemoteBatchRewards
     validation: Validation | None
 
 
@@ -351,25 +349,21 @@ def _open_scoring(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat)
             f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward with "
             "scope=batch is computed later"
         )
-    conversations = (
-        Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
-    )
+    if config.reward_model.is_used:
+        Conversations(config.reward_model, config.agent, plugins)  # raises here what its process would
     own = config.of_validation
     validation_rewards = rewards if own is config else _batch_rewards(own, plugins)
     return _Scoring(
-        rewards,
-        validation_rewards,
-        conversations,
-        _open_validation(own, run_dir, plugins, chat, validation_rewards),
+        rewards, validation_rewards, _open_validation(own, run_dir, plugins, chat, validation_rewards)
     )
 
 
-def _batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
-    return BatchRewards(config.reward, plugins, max_response_tokens=config.agent.max_response_tokens)
+def _batch_rewards(config: Config, plugins: Plugins) -> RemoteBatchRewards:
+    return RemoteBatchRewards(is_any=RewardTable(config.reward, plugins).may_score("batch"))
 
 
 def _open_validation(
-    config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards
+    config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: RemoteBatchRewards
 ) -> Validation | None:
     """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
     if not config.data.val_files:
@@ -382,22 +376,30 @@ def _open_validation(
     )
 
 
-def _launch_reward_model(
-    config: Config, scoring: _Scoring, seats: Mapping[Role, Sequence[Seat]], stack: ExitStack
+def _launch_scorer(
+    config: Config,
+    scoring: _Scoring,
+    buffer: Actor[TrainingBuffer],
+    seats: Mapping[Role, Sequence[Seat]],
+    stack: ExitStack,
 ) -> list[Workers[RewardModel]]:
-    """Launch the ranks of the reward model, if there is one, and let its rewards ask them; `stack` stops
-    them.
+    """Launch the scorer of batches and the ranks of the reward model, if there are any; return the ranks.
+
+    `stack` stops them.
     """
-    if scoring.conversations is None:
+    used = [own for own in (scoring.batch_rewards, scoring.validation_rewards) if own.is_any]
+    if not used:
         return []
-    device = config.placement.device_of("reward_model")
-    role = launch_reward_role(
-        config.reward_model, scoring.conversations, seats["reward_model"], device=device
-    )
-    stack.callback(role.ranks.stop)
-    for rewards in (scoring.batch_rewards, scoring.validation_rewards):
-        rewards.connect(role.score)
-    return [role.ranks]
+    ranks = None
+    if config.reward_model.is_used:
+        device = config.placement.device_of("reward_model")
+        ranks = launch_reward_model(config.reward_model, seats["reward_model"], device=device)
+        stack.callback(ranks.stop)
+    scorer = launch_scorer(config, buffer, ranks)
+    stack.callback(scorer.kill)
+    for rewards in used:
+        rewards.connect(scorer)
+    return [] if ranks is None else [ranks]
 
 
 def _launch_buffer(
