@@ -10,6 +10,8 @@ alarms/            the groups they concern        failures.parquet   every faile
 proximal/          step_000001_part0_rank0.parquet ...   with tracking.token_ratios
 columns/           values and KL per token, during the step that needs them
 attempts/          trajectories that wait for their batch, one file per delivery of a rollout actor
+opponents/         step_000020_v21/ ... the policies that opponents were replaced by
+adapters/          of the policy, and of roles in folders within, at the end of a run with model.lora.roles
 result.json  summary.md  report.png
 ```
 """

@@ -99,6 +99,7 @@ class SampleRef:
             values=None if own.values is None else _on_actions(own.values, mask),
             returns=None if own.returns is None else _on_actions(own.returns, mask),
             experts=stored.experts_of_tokens,
+            segment_names=self.attempt.segment_names,
         )
         return self._with_end(sample) if self.has_end else sample
 
