@@ -57,10 +57,10 @@ def plan(
     from agentrl.simulation.plan import make_plan
     from agentrl.simulation.plan_text import check, plan_lines
     from agentrl.simulation.speeds import model_size
-    from agentrl.simulation.written import config_yaml, refuse_other_suffix, write_yaml
+    from agentrl.simulation.written import config_yaml, refuse_out, write_yaml
 
     if out is not None:
-        refuse_other_suffix(out)
+        refuse_out(out, ".yaml")
     base = _base(
         base_values(
             model,

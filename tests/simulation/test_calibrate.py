@@ -162,7 +162,7 @@ def test_bad_input_is_answered_in_a_line(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no step of a training"):
         calibrate(tmp_path)
     for arguments, why in (
-        (["--calibrate", str(run), "run.yaml"], "needs nothing else"),
+        (["--calibrate", str(run), "run.yaml"], "has its own configs; leave out run.yaml"),
         (["--calibrate", str(run), "--out", "x.png"], "a config must end in .yaml"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -162,7 +162,7 @@ def test_bad_input_is_answered_in_a_line(tmp_path: Path) -> None:
         simulate(Config.model_validate({"simulation": {"model": "qwen2.5-72b", "server": {"gpus": 1}}}))
     for arguments, why in (
         (["simulate"], "give a config to simulate"),
-        (["simulate", "run.yaml", "--hunt", "3"], "leave out run.yaml"),
+        (["simulate", "run.yaml", "--hunt", "3"], "has its own configs; leave out run.yaml"),
         (["simulate", "--hunt", "3", "--faults", "1"], "use it with --hunt 1"),
         (["simulate", "--hunt", "1", "--faults", "x"], "use numbers of faults"),
     ):
