@@ -202,8 +202,10 @@ def _simulated(config: Config) -> Simulated:
 
 def _calibrate(folder: Path, out: Path | None) -> None:
     from agentrl.simulation.calibrate import calibrate
-    from agentrl.simulation.written import config_yaml, write_yaml
+    from agentrl.simulation.written import config_yaml, refuse_out, write_yaml
 
+    if out is not None:
+        refuse_out(out, ".yaml")
     found = calibrate(folder)
     lines = [
         f"{folder}: {found.step_s:,.2f} s per step, mean of {found.num_steps} steps; {found.num_attempts} "
