@@ -11,7 +11,7 @@ from agentrl.config.section import Section
 _MOST = 1e12
 _LEAST = 1e-6
 _LEAST_H = 1e-3
-"""Bounds of numbers without which times would be infinite, or failures never end."""
+"""Least shares and hours: below, times would overflow, and failures would never end."""
 
 
 class _Finite(Section):
@@ -162,10 +162,10 @@ class SimulationConfig(_Finite):
     )
     publish_s: float = Field(0.2, ge=0, description="Seconds of a publish beside its bytes.")
     server_mtbf_h: float | None = Field(
-        None, ge=_LEAST_H, description="Mean hours until a server dies. None: never."
+        None, ge=_LEAST_H, le=_MOST, description="Mean hours until a server dies. None: never."
     )
     actor_mtbf_h: float | None = Field(
-        None, ge=_LEAST_H, description="Mean hours until a rollout actor dies. None: never."
+        None, ge=_LEAST_H, le=_MOST, description="Mean hours until a rollout actor dies. None: never."
     )
     restart_s: float = Field(120.0, gt=0, description="Seconds in which a server or a rank starts again.")
     server: SimulatedServerConfig = SimulatedServerConfig()
