@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--setups", default=",".join(setup.name for setup in SETUPS), help="names, or none")
     parser.add_argument("--scale", default=",".join(SCALE), help="questions about scale, or none")
-    parser.add_argument("--steps", type=int, default=12, help="measured steps of each simulation")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of each simulation")
     parser.add_argument("--in-flight", type=int, default=50_000, help="attempts of the full-size one, or 0")
     parser.add_argument("--pictures", type=Path, help="folder for pictures of the questions about scale")
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
