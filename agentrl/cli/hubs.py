@@ -68,6 +68,7 @@ def data_gymnasium(
             metavar="JSON|@FILE", help='Arguments by game, such as {"FrozenLake-v1": {"is_slippery": false}}.'
         ),
     ] = "{}",
+    about: Annotated[bool, typer.Option(help="Tell the rules and the actions in the prompt.")] = True,
     train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
     val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -79,7 +80,7 @@ def data_gymnasium(
     """Write games of Gymnasium, played by a tool and scored by their own rewards (docs/hubs.md)."""
     from agentrl.data.convert import choose_styles
     from agentrl.data.sent import mirrored_folder
-    from agentrl.hubs.gymnasium_rows import INSTRUCTION, read_games, write_games
+    from agentrl.hubs.gymnasium_rows import INSTRUCTION, GameRows, read_games, write_games
     from agentrl.plugins import load_plugins
 
     (style,) = choose_styles(
@@ -90,8 +91,9 @@ def data_gymnasium(
         plugins=load_plugins(plugin or ()),
     )
     chosen = read_games(games, read_text("--options", options))
+    rows = GameRows(chosen, style, seed, num_train=train_rows, num_val=val_rows, has_rules=about)
     with mirrored_folder(out) as folder:
-        written = write_games(folder, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
+        written = write_games(folder, rows)
     say_written(out, written)
 
 
