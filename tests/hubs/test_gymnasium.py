@@ -50,12 +50,19 @@ def test_a_game_is_played_to_its_end_and_its_rewards_are_the_attempts() -> None:
     assert [event.value for event in walked.rewards] == [1.0]
     told = answers(walked)
     assert told[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\nno points"
-    assert told[5].endswith("+1 points, the game is over")
-    assert "HFF[G]" in told[5]
-    assert len(told) == 6, "the end of the game ends the attempt"
+    assert len(told) == 5, "the end of the game ends the attempt: no turn reads the sixth answer"
     assert {"steps": 6.0, "is_over": 1.0}.items() <= {
         key.rsplit("/", 1)[-1]: value for key, value in walked.metrics.items()
     }.items()
+
+
+def test_what_is_told_at_the_end_and_after_it() -> None:
+    game = OpenGame(LAKE["game"], 0, LAKE["options"])
+    *_, told = [game.act(action) for action in ("down", "down", "right", "down", "right", "right")]
+    assert told.endswith("HFF[G]\n+1 points, the game is over")
+    with pytest.raises(WrongCall, match="the game is over"):
+        game.act("left")
+    game.close()
 
 
 @settings(max_examples=200)
