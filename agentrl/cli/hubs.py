@@ -207,3 +207,63 @@ def data_verifiers(
     with mirrored_folder(out) as folder:
         written = write_tasks(folder, options, chosen)
     say_written(out, written)
+
+
+def data_textarena(
+    out: Out,
+    games: Annotated[str, typer.Option(metavar="ID,ID", help="Games of TextArena, which alternate.")],
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Interpreter of the environment with textarena in it.")
+    ],
+    options: Annotated[
+        str,
+        typer.Option(metavar="JSON|@FILE", help='Arguments by game, such as {"Nim-v0": {"piles": [3, 4]}}.'),
+    ] = "{}",
+    players: Annotated[
+        int, typer.Option(min=0, help="Number of seats; 0: the fewest that a game takes.")
+    ] = 0,
+    opponent: Annotated[
+        str | None,
+        typer.Option(help="Model of agent.opponents in the other seats; default: the policy has all."),
+    ] = None,
+    val_opponent: Annotated[
+        str | None, typer.Option(help="The same, for validation; default: that of --opponent.")
+    ] = None,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Games for one player are played by turns, not by the tool act.")
+    ] = False,
+    path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER", help="Folder with modules of your own; repeatable."),
+    ] = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Module that registers games of your own; repeatable."),
+    ] = None,
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    system: System = None,
+    debug: Debug = False,
+) -> None:
+    """Write games of TextArena, for one player or several, scored by their own rewards (docs/hubs.md)."""
+    from agentrl.data.sent import mirrored_folder
+    from agentrl.hubs.gymnasium_rows import read_games
+    from agentrl.hubs.textarena import TextArenaOptions
+    from agentrl.hubs.textarena_rows import MatchRows, write_matches
+
+    opponents = {"train": opponent, "val": val_opponent or opponent}
+    rows = MatchRows(
+        read_games(games, read_text("--options", options)),
+        seed,
+        num_train=train_rows,
+        num_val=val_rows,
+        players=players,
+        opponents={split: name for split, name in opponents.items() if name},
+        by_turns=turns,
+        system=None if system is None else read_text("--system", system),
+    )
+    elsewhere = TextArenaOptions(python=python, path=tuple(path or ()), modules=tuple(module or ()))
+    with mirrored_folder(out) as folder:
+        written = write_matches(folder, elsewhere, rows)
+    say_written(out, written)

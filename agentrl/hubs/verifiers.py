@@ -7,14 +7,13 @@ turns at the attempt's endpoint, which records the tokens; reward and metrics co
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agentrl.errors import ConfigError, DataError, EnvironmentFailed, PluginError
+from agentrl.errors import DataError, EnvironmentFailed, PluginError
+from agentrl.hubs.interpreter import InterpreterOptions, interpreter_program
 from agentrl.hubs.process import HubProcess, HubProgram, hub_process
 from agentrl.plugins import (
     AgentLoop,
@@ -26,53 +25,24 @@ from agentrl.plugins import (
     Session,
 )
 from agentrl.plugins.options import Options, read_options
-from agentrl.plugins.variables import clean_environment
 from agentrl.types import JsonObject, Task
 
 KEY = "verifiers"
 """Name of the environment, of its agent and of the reward, and first part of the data source."""
 
 
-class VerifiersOptions(Options):
+class VerifiersOptions(InterpreterOptions):
     """Options in `agent.environment_config.verifiers`."""
 
-    python: str = Field(description="Interpreter of the environment in which verifiers is installed.")
-    path: tuple[str, ...] = Field((), description="Folders with environments of your own.")
-    env: dict[str, str] = Field(default_factory=dict, description="Variables of the process.")
-    pass_env: tuple[str, ...] = Field((), description="Variables of the run that the process gets, too.")
     seat: dict[str, Any] = Field(
         default_factory=dict,
         description="The seat of the policy, as verifiers' `[env.agent]` has it: harness, runtime, limits.",
     )
-    start_timeout_s: float = Field(120.0, gt=0, description="Deadline of the process's start.")
 
 
 def program_of(options: VerifiersOptions) -> HubProgram:
-    """Return the hub process of these options.
-
-    Raises:
-        ConfigError: the interpreter or a folder does not exist, or a variable is not set.
-    """
-    key = f"agent.environment_config.{KEY}"
-    python = os.path.abspath(os.path.expanduser(options.python))
-    if not os.access(python, os.X_OK) or os.path.isdir(python):
-        raise ConfigError(
-            f"{key}.python={options.python!r} is no program; name the interpreter, like venv/bin/python"
-        )
-    folders = [os.path.abspath(os.path.expanduser(folder)) for folder in options.path]
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"{key}.path: {folder!r} is no folder")
-    passed = clean_environment(options.pass_env, key=f"{key}.pass_env") | options.env
-    own = [passed["PYTHONPATH"]] if passed.get("PYTHONPATH") else []
-    variables = {**passed, "PYTHONPATH": os.pathsep.join([*folders, *own])}
-    return HubProgram(
-        "the process of verifiers",
-        python,
-        "agentrl_verifiers.py",
-        tuple(sorted(variables.items())),
-        options.start_timeout_s,
-    )
+    """Return the hub process of these options; raises as `interpreter_program`."""
+    return interpreter_program(options, world=KEY, script="agentrl_verifiers.py")
 
 
 class VerifiersEnvironment(Environment):
