@@ -2,8 +2,8 @@
 
     python examples/blackjack_rows.py runs/blackjack/data
 
-Each action is hit or stick by the flip of a coin. The policy comes out of the warm start able to play, and no
-better than chance.
+Seven of ten actions are sensible: hit below 17, stick from 17 on. The policy comes out of the warm start able
+to play, and not well.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from agentrl.plugins import environment_tools
 GAME = "Blackjack-v1"
 FIRST_SEED = 1_000_000  # no row of `agentrl data gymnasium` has it
 NUM_CONVERSATIONS = 4000
+SHARE_SENSIBLE = 0.7
+ENOUGH = 17
 
 
 def conversation(seed: int, rng: random.Random, schema: dict[str, Any]) -> dict[str, Any]:
     game = OpenGame(GAME, seed, "{}")
     messages: list[dict[str, Any]] = [{"role": "user", "content": game.seen}]
     while not game.is_over:
-        action = rng.choice(("hit", "stick"))
+        sum_of_cards = int(game.seen.strip("(").split(",")[0])
+        hits = (sum_of_cards < ENOUGH) == (rng.random() < SHARE_SENSIBLE)
+        action = "hit" if hits else "stick"
         function = {"name": "act", "arguments": json.dumps({"action": action})}
         call = {"id": "call00000", "type": "function", "function": function}
         messages += [

@@ -217,11 +217,9 @@ def data_textarena(
     ],
     options: Annotated[
         str,
-        typer.Option(metavar="JSON|@FILE", help='Arguments by game, such as {"Nim-v0": {"piles": [3, 4]}}.'),
+        typer.Option(metavar="JSON|@FILE", help='Arguments by game: {"Nim-v0": {"piles": [3, 4]}}.'),
     ] = "{}",
-    players: Annotated[
-        int, typer.Option(min=0, help="Number of seats; 0: the fewest that a game takes.")
-    ] = 0,
+    players: Annotated[int, typer.Option(min=0, help="Seats; 0: the fewest that a game takes.")] = 0,
     opponent: Annotated[
         str | None,
         typer.Option(help="Model of agent.opponents in the other seats; default: the policy has all."),

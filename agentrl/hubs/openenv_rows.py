@@ -20,7 +20,7 @@ from agentrl.hubs.openenv import (
     KEY,
     Episode,
     OpenEnvServer,
-    header_values,
+    headers_of,
     observation_text,
     url_of,
 )
@@ -127,7 +127,7 @@ def write_episodes(out: Path, server: OpenEnvServer, rows: EpisodeRows) -> dict[
 
 async def _episodes(server: OpenEnvServer, rows: EpisodeRows) -> tuple[list[Any], list[Any]]:
     name = rows.episode.server
-    url, headers = await url_of(name, server), header_values(name, server)
+    url, headers = await url_of(name, server), headers_of(name, server)
     async with _session(url, headers) as session:
         tools = await _tools(session) if rows.describes and not rows.episode.field else []
     about = await _about(url, headers, tools) if rows.describes else ""

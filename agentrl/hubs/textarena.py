@@ -81,8 +81,8 @@ class Match:
             match = cls(**given)
         except TypeError as error:
             raise DataError(
-                f"environment {KEY!r}: environment_kwargs need game, and may have seed, options, players, seat "
-                f"and opponent; are {str(given)[:200]}"
+                f"environment {KEY!r}: environment_kwargs need game, and may have seed, options, players, "
+                f"seat and opponent; are {str(given)[:200]}"
             ) from error
         numbers = (match.seed, match.players, 0 if match.seat is None else match.seat)
         if (
@@ -92,8 +92,8 @@ class Match:
             or not isinstance(match.opponent, str | None)
         ):
             raise DataError(
-                f"environment {KEY!r}: environment_kwargs need game and options as texts, seed and players as "
-                "whole numbers from 0, and seat (a number) with opponent (a name), or neither; are "
+                f"environment {KEY!r}: environment_kwargs need game and options as texts, seed and players "
+                "as whole numbers from 0, and seat (a number) with opponent (a name), or neither; are "
                 f"{str(given)[:200]}"
             )
         return match
@@ -204,8 +204,8 @@ class TextArenaGame(Environment):
             raise WrongCall("the game is over")
         if self.match.num_players > 1:
             raise PluginError(
-                f"game {self.row.game!r} has {self.match.num_players} players; the agent 'textarena' plays it, "
-                "and no tool"
+                f"game {self.row.game!r} has {self.match.num_players} players; the agent 'textarena' plays "
+                "it, and no tool"
             )
         await self.match.act(action)
         return ToolResult(self.match.reason or self.match.seen, is_final=self.match.is_over)
@@ -280,8 +280,8 @@ class TextArenaAgent(AgentLoop):
 
 
 class TextArenaRewardOptions(Options):
-    """`scale`: rewards are multiplied by it. `unfinished`: the reward of a game that a budget of the run ended;
-    it is the worst that games give, or not playing would be better than losing.
+    """`scale`: rewards are multiplied by it. `unfinished`: the reward of a game that a budget of the run
+    ended; it is the worst that games give, or not playing would be better than losing.
     """
 
     scale: float = 1.0
@@ -289,8 +289,8 @@ class TextArenaRewardOptions(Options):
 
 
 class TextArenaReward(Reward):
-    """The game's reward of each seat of the policy. Metrics: steps, is_over, is_invalid (a move that the rules
-    do not have ended the game).
+    """The game's reward of each seat of the policy. Metrics: steps, is_over, is_invalid (a move that the
+    rules do not have ended the game).
     """
 
     name: ClassVar[str] = KEY

@@ -1,5 +1,5 @@
-"""A small package in the place of TextArena, which `make test` does not install. It has the same entry points;
-tests/hubs/test_real_textarena.py has the real one.
+"""A small package in the place of TextArena, which `make test` does not install. It has the same entry
+points; tests/hubs/test_real_textarena.py has the real one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Wrapper:
 
 
 class Race:
-    """Each player adds 1 to `step` to the count in turn; who reaches the goal wins. A die of the game's is told
-    with each move.
+    """Each player adds 1 to `step` to the count in turn; who reaches the goal wins. A die of the game's is
+    told with each move.
     """
 
     seats = 2
