@@ -265,3 +265,48 @@ def data_textarena(
     with mirrored_folder(out) as folder:
         written = write_matches(folder, elsewhere, rows)
     say_written(out, written)
+
+
+def data_tau2(
+    out: Out,
+    tasks: Annotated[
+        Path, typer.Option(metavar="FILE", help="Tasks in the layout of tau2-bench (tasks.json).")
+    ],
+    environment: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment with the domain's tools and database.")
+    ],
+    policy: Annotated[
+        str, typer.Option(metavar="TEXT|@FILE", help="The domain's policy: the system message.")
+    ],
+    config: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON|@FILE", help="Options of the environment, as agent.environment_config has."
+        ),
+    ] = "{}",
+    opening: Annotated[str, typer.Option(help="The first words of each customer.")] = "Hello.",
+    partner: Annotated[str, typer.Option(help="Interaction that plays the customer.")] = "simulated_user",
+    plugin: Plugin = None,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="The first tasks are for validation.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Write tasks of tau2-bench's layout for a domain of your own: a customer with a hidden goal, scored by
+    the database and by what was told (docs/hubs.md).
+    """
+    from agentrl.data.sent import mirrored_folder
+    from agentrl.hubs.tau2_rows import Domain, write_conversations
+    from agentrl.hubs.tau2_tasks import read_tasks
+    from agentrl.hubs.verifiers_rows import read_arguments
+    from agentrl.plugins import load_plugins
+
+    plugins = load_plugins(plugin or ())
+    plugins.interactions.get(partner)
+    kind = plugins.environment(environment)
+    options = read_arguments("--config", read_text("--config", config))
+    domain = Domain(lambda: kind(options), read_text("--policy", policy), opening, partner)
+    found = read_tasks(tasks)
+    with mirrored_folder(out) as folder:
+        written, left_out = write_conversations(folder, found, domain, num_val=val_rows)
+    say_written(out, written)
+    for reason, count in left_out.items():
+        typer.echo(f"left out {count:,} task{'' if count == 1 else 's'}: {reason}")
