@@ -77,6 +77,7 @@ def goal_of(task: Task) -> JsonObject:
     ):
         raise DataError(
             f"task {task.task_id}: the ground truth of the reward {KEY!r} is a JSON text with database, "
-            f"told, actions and basis, is {str(task.ground_truth)[:80]!r}; write rows with `agentrl data tau2`"
+            f"told, actions and basis, is {str(task.ground_truth)[:80]!r}; write rows with `agentrl data "
+            "tau2`"
         )
     return goal

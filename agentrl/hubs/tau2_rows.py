@@ -86,8 +86,8 @@ def write_conversations(
     if len(playable) <= num_val:
         why = "".join(f"; left out {count}: {reason}" for reason, count in left_out.items())
         raise DataError(
-            f"{len(playable)} of {len(tasks)} tasks can be played, and --val={num_val} takes all; lower --val, or "
-            f"add tasks{why}"
+            f"{len(playable)} of {len(tasks)} tasks can be played, and --val={num_val} takes all; lower "
+            f"--val, or add tasks{why}"
         )
     splits = {"train": playable[num_val:], "val": playable[:num_val]}
     written = {

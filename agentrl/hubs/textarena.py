@@ -129,37 +129,35 @@ class OpenMatch:
         invalid: seats that ended it by a move that the rules do not have.
     """
 
-    def __init__(self, process: HubProcess, id: str, begun: JsonObject) -> None:
-        self._process, self._id = process, id
-        self.num_players: int = begun["players"]
+    def __init__(self, process: HubProcess) -> None:
+        self._process, self._id = process, uuid.uuid4().hex
+        self._is_asked_for = False
         self.num_actions = 0
-        self._take(begun)
 
-    @classmethod
-    async def begin(cls, process: HubProcess, match: Match, modules: Sequence[str]) -> OpenMatch:
-        """Begin a game.
+    async def begin(self, match: Match, modules: Sequence[str]) -> None:
+        """Begin the game; `close` is needed even if this raises or is cancelled.
 
         Raises:
             DataError: there is no such game, it refuses options or players, or it lacks what it needs.
             EnvironmentFailed: it raised, or the process failed.
         """
-        id = uuid.uuid4().hex
         asked = {
-            "id": id,
+            "id": self._id,
             "game": match.game,
             "seed": match.seed,
             "players": match.players,
             "options": match.arguments(),
             "modules": list(modules),
         }
-        begun = cls(process, id, await process.call("begin", asked))
-        if match.seat is not None and match.seat >= begun.num_players:
-            await begun.close()
+        self._is_asked_for = True
+        begun = await self._process.call("begin", asked)
+        self.num_players: int = begun["players"]
+        if match.seat is not None and match.seat >= self.num_players:
             raise DataError(
-                f"game {match.game!r} has the seats 0 to {begun.num_players - 1}, and the row's seat is "
+                f"game {match.game!r} has the seats 0 to {self.num_players - 1}, and the row's seat is "
                 f"{match.seat}"
             )
-        return begun
+        self._take(begun)
 
     async def act(self, text: str) -> None:
         """Take a text as the action of the player to move; raises as `begin`."""
@@ -167,7 +165,8 @@ class OpenMatch:
         self.num_actions += 1
 
     async def close(self) -> None:
-        await self._process.call("end", {"id": self._id})
+        if self._is_asked_for and self._process.is_running:
+            await self._process.call("end", {"id": self._id})
 
     def _take(self, view: JsonObject) -> None:
         self.seat: int = view["seat"]
@@ -191,7 +190,8 @@ class TextArenaGame(Environment):
     async def start(self, **environment_kwargs: Any) -> None:
         """Begin the game; raises as `OpenMatch.begin`."""
         self.row = Match.of(environment_kwargs)
-        self.match = await OpenMatch.begin(hub_process(self._program), self.row, self._options.modules)
+        self.match = OpenMatch(hub_process(self._program))
+        await self.match.begin(self.row, self._options.modules)
 
     @tool
     async def act(self, action: str) -> ToolResult:

@@ -98,7 +98,8 @@ async def _row(
 ) -> dict[str, Any]:
     game = list(rows.games)[index % len(rows.games)]
     match = Match(game, first + index, rows.games[game], rows.players)
-    begun = await OpenMatch.begin(process, match, options.modules)
+    begun = OpenMatch(process)
+    await begun.begin(match, options.modules)
     await begun.close()
     opponent = (rows.opponents or {}).get(split)
     if opponent is not None and begun.num_players == 1:

@@ -158,7 +158,9 @@ def test_modules_register_games_of_the_users() -> None:
 
 async def told(process: HubProcess, seeds: list[int], order: list[int]) -> list[list[str]]:
     """Begin a game per seed, take actions in the given order of games, and return what each was told."""
-    matches = [await OpenMatch.begin(process, Match("Climb-v0", seed, '{"goal": 99}'), ()) for seed in seeds]
+    matches = [OpenMatch(process) for _ in seeds]
+    for match, seed in zip(matches, seeds, strict=True):
+        await match.begin(Match("Climb-v0", seed, '{"goal": 99}'), ())
     seen: list[list[str]] = [[] for _ in seeds]
     for number in order:
         await matches[number].act("1")
@@ -190,7 +192,8 @@ def test_a_game_does_not_go_on_in_a_process_that_was_started_again() -> None:
     async def played() -> None:
         process = HubProcess(program_of(TextArenaOptions(**CONFIG)))
         try:
-            match = await OpenMatch.begin(process, Match("Climb-v0"), ())
+            match = OpenMatch(process)
+            await match.begin(Match("Climb-v0"), ())
             await process.close()
             with pytest.raises(EnvironmentFailed, match="the game is gone"):
                 await match.act("1")
