@@ -507,6 +507,11 @@ class TestVerifiersReward(RewardContract):
     examples = (RewardExample(("look", "done"), None),)  # an attempt without its environment
 
 
+class TestVerifiersGroupReward(RewardContract):
+    reward = "verifiers_group"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without its environment
+
+
 class TestTextArenaReward(RewardContract):
     reward = "textarena"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a game
