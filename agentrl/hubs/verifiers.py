@@ -216,7 +216,9 @@ class VerifiersGroupReward(GroupReward):
         super().__init__(config)
         self._options = read_options(VerifiersRewardOptions, self.config, plugin=f"reward {self.name!r}")
 
-    async def score(self, attempts: Sequence[Attempted]) -> list[RewardResult | None]:
+    async def score(  # type: ignore[override]  # async, as `runs_in` says
+        self, attempts: Sequence[Attempted]
+    ) -> list[RewardResult | None]:
         """Return the rewards; None for an attempt without an environment of verifiers."""
         compared = [number for number, attempt in enumerate(attempts) if "rollout" in attempt.facts]
         results: list[RewardResult | None] = [self._uncompared(attempt) for attempt in attempts]

@@ -43,7 +43,7 @@ class Game:
         self._luck: Any = None
         self.is_over = False
         self.rewards: dict[str, float] | None = None
-        self.about: dict[str, Any] = {}
+        self.about: dict[Any, dict[str, Any]] = {}
         with self._own_luck():
             random.seed(seed)
             self._env = _made(name, options)
