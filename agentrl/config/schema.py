@@ -18,9 +18,12 @@ from agentrl.config.buffer import BufferConfig
 from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
 from agentrl.config.critic import CriticConfig
 from agentrl.config.data import DataConfig
+from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.evaluation import EvalConfig
+from agentrl.config.frozen_servers import FrozenPlan
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.config.opponents import opponent_key
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
@@ -89,7 +92,24 @@ class Config(Section):
             ranks["reward_model"] = self.reward_model.world_size
         if self.rollout.num_started:
             ranks["servers"] = self.rollout.num_started
+        if num_frozen := sum(plan.rollout.num_started for plan in self.frozen_plans):
+            ranks["frozen_servers"] = num_frozen
         return ranks
+
+    @property
+    def frozen_plans(self) -> tuple[FrozenPlan, ...]:
+        """The servers that the run starts for frozen models: those of opponents, and those of a teacher
+        unless the run only validates.
+        """
+        opponents, teacher = self.agent.opponents, self.algorithm.distillation.servers
+        named = [(opponent_key(name), f"opponent_{name}", one) for name, one in opponents.items()]
+        if not self.trainer.val_only:
+            named.append((TEACHER_SERVERS, "teacher", teacher))
+        return tuple(
+            servers.plan(key, name, policy=self.model, rollout=self.rollout)
+            for key, name, servers in named
+            if servers.is_started
+        )
 
     @property
     def algorithm_in_use(self) -> AlgorithmConfig:

@@ -31,6 +31,7 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
@@ -64,6 +65,7 @@ class Processes:
     buffer: Actor[ReplayBuffer]
     ranks: Ranks
     servers: ServerFleet
+    frozen: FrozenFleet
     rollouts: RolloutFleet
 
 
@@ -87,12 +89,8 @@ class Run:
         """
         self.config = config
         self.dir = run_dir
-        self.buffer, self.ranks, self.servers, self.rollouts = (
-            processes.buffer,
-            processes.ranks,
-            processes.servers,
-            processes.rollouts,
-        )
+        self.buffer, self.ranks = processes.buffer, processes.ranks
+        self.servers, self.frozen, self.rollouts = processes.servers, processes.frozen, processes.rollouts
         self.observer = observer
         self.timer = observer.timer
         self.checkpoints = checkpoints
@@ -111,6 +109,7 @@ class Run:
         self._elastic = ElasticServers(
             self.servers,
             self.rollouts,
+            self.frozen,
             lone_adapter_of=lone_adapter_of,
             replays_experts=config.rollout.replay_experts,
             run_dir=run_dir.root,

@@ -1,12 +1,12 @@
 """Servers with frozen models are checked before a run: they answer, and have the policy's tokenizer."""
 
 import pytest
+from agentrl.controller.frozen_servers import check_opponents, check_teacher_servers
 
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.distillation import DistillationConfig
 from agentrl.config.model import ModelConfig
-from agentrl.controller.frozen_servers import check_opponents, check_teacher_servers
 from agentrl.errors import ConfigError
 
 NOWHERE = "http://127.0.0.1:9"
