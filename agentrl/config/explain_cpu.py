@@ -82,7 +82,7 @@ def _processes(config: Config, size: ModelSize) -> list[_Process]:
         found.append(_server("a server", config.rollout, size, _bytes_per_number(config)))
     for plan in config.frozen_plans if config.rollout.backend == "embedded" else ():
         if (frozen := ModelSize.read(plan.model.path)) is not None:
-            found.append(_server(f"a {plan.name}", plan.rollout, frozen, _bytes_per_number(config)))
+            found.append(_server(f"a server of {plan.name}", plan.rollout, frozen, _bytes_per_number(config)))
     others = 3 + config.rollout.num_actors
     parts = "driver, Ray, replay buffer and rollout actors"
     return [*found, _Process("the others", 1, others * PROCESS_BYTES, parts)]

@@ -20,7 +20,7 @@ from agentrl.config.critic import CriticConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.evaluation import EvalConfig
-from agentrl.config.frozen_servers import FrozenPlan
+from agentrl.config.frozen_servers import FrozenPlan, FrozenServersConfig
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.opponents import opponent_key
@@ -101,10 +101,11 @@ class Config(Section):
         """The servers that the run starts for frozen models: those of opponents, and those of a teacher
         unless the run only validates.
         """
-        opponents, teacher = self.agent.opponents, self.algorithm.distillation.servers
-        named = [(opponent_key(name), f"opponent_{name}", one) for name, one in opponents.items()]
+        named: list[tuple[str, str, FrozenServersConfig]] = [
+            (opponent_key(name), f"opponent_{name}", one) for name, one in self.agent.opponents.items()
+        ]
         if not self.trainer.val_only:
-            named.append((TEACHER_SERVERS, "teacher", teacher))
+            named.append((TEACHER_SERVERS, "teacher", self.algorithm.distillation.servers))
         return tuple(
             servers.plan(key, name, policy=self.model, rollout=self.rollout)
             for key, name, servers in named

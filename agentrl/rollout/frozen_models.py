@@ -78,7 +78,7 @@ def _with_folder(servers: F, policy: ModelConfig, *, key: str) -> F:
     folder = Path(model.path)
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(
-            f"{key}: model.path={named.path!r} has no tokenizer.json; add the policy's if its ids are the same"
+            f"{key}: model.path={named.path!r} has no tokenizer.json; add the policy's if the ids are its"
         )
     _compare(folder, policy, f"{key}: {named.path!r}")
     own, its = num_ids_of(policy), num_ids_of(model)

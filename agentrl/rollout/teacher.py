@@ -35,10 +35,12 @@ class ScoringClient(Protocol):
 class Teacher:
     """Asks the teacher's servers for the log-probabilities of what the policy sampled."""
 
-    def __init__(self, servers: FrozenServers[ScoringClient], *, is_started: bool, timeout_s: float) -> None:
-        """is_started: the servers were started for it, so that `set_servers` names them.
+    def __init__(
+        self, servers: FrozenServers[ScoringClient], *, timeout_s: float, is_started: bool = False
+    ) -> None:
+        """timeout_s: deadline of one attempt.
 
-        timeout_s: deadline of one attempt.
+        is_started: the servers were started for the teacher, so that `set_servers` names them.
         """
         self._servers = servers
         self._is_started = is_started
@@ -58,7 +60,7 @@ class Teacher:
         # A teacher that is restarted is waited for until the deadline of the attempt.
         patience_s = config.timeout_s if own.is_started else 0.0
         servers = FrozenServers(connect_teacher, keys, patience_s=patience_s)
-        return cls(servers, is_started=own.is_started, timeout_s=config.timeout_s)
+        return cls(servers, timeout_s=config.timeout_s, is_started=own.is_started)
 
     def set_servers(self, started: StartedKeys) -> None:
         """Ask these servers, if they were started for the teacher."""
