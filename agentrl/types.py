@@ -367,6 +367,7 @@ class SamplingParams:
     ignore_eos: end-of-sequence tokens do not end the turn; only `max_new_tokens` does.
     experts_from: return the experts of the tokens from this index on (of prompt and answer together); None:
         of no token.
+    adapter: the LoRA adapter to sample with, if it is not the one of all requests; None: it is.
     """
 
     max_new_tokens: int
@@ -377,6 +378,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     experts_from: int | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -261,7 +261,11 @@ def _adapter_lines(lora: LoRAConfig) -> Lines:
         return []
     layers = ", ".join(lora.target_modules) or "all linear layers but the head"
     start = f"continued from {lora.path}" if lora.path else "new, adds nothing at first"
-    return [("adapter", f"{start}; rank {lora.rank}, alpha {lora.alpha:g}, on {layers}")]
+    own: Lines = [("adapter", f"{start}; rank {lora.rank}, alpha {lora.alpha:g}, on {layers}")]
+    return own + [
+        (f"adapter {name}", f"as large, new; speaks in the conversations {', '.join(conversations)}")
+        for name, conversations in lora.roles.items()
+    ]
 
 
 def _validation(config: Config) -> str:

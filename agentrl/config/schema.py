@@ -255,6 +255,34 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_roles(self) -> Config:
+        """Refuse what adapters of roles cannot be combined with."""
+        if self.critic.model.lora.roles or self.reward_model.model.lora.roles:
+            raise ValueError(
+                "model.lora.roles: only the policy speaks in conversations; remove roles elsewhere"
+            )
+        if not self.model.lora.roles:
+            return self
+        learner, weights = self.learner, self.rollout.weights
+        objections = {
+            f"learner.tensor_parallel={learner.tensor_parallel}": learner.tensor_parallel > 1,
+            f"learner.sequence_parallel={learner.sequence_parallel}": learner.sequence_parallel > 1,
+            "learner.shared_prefix=true": learner.shared_prefix is True,
+            "learner.compile=true": learner.compile,
+            "model.lora.target_modules with lm_head": "lm_head" in self.model.lora.target_modules,
+            "rollout.weights.adapter=merged, because a merged model has one adapter": weights.adapter
+            == "merged",
+        }
+        if (what := next((name for name, holds in objections.items() if holds), None)) is not None:
+            raise ValueError(f"model.lora.roles cannot be combined with {what}")
+        if self.why_merged is not None:
+            raise ValueError(
+                "model.lora.roles needs servers that load adapters alone, which is impossible: "
+                f"{self.why_merged}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_critic(self) -> Config:
         name = self.algorithm.advantage
         if name in CRITIC_ADVANTAGES and self.critic.enabled is False:

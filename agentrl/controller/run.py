@@ -370,6 +370,8 @@ class Run:
         self.checkpoints.finish()
         policy = self.dir.root / "policy"
         self.roles.learner.run(Learner.export, str(policy))
+        if self.config.model.lora.roles:
+            self.roles.learner.run(Learner.export_adapter, str(self.dir.root / "adapters"))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         self._release_recorded()

@@ -122,6 +122,13 @@ class AttemptFacts:
         return sum(length for length, _ in self.segments)
 
     @property
+    def segment_names(self) -> tuple[str, ...]:
+        """The name of each segment's conversation."""
+        names = self.conversation_names or (MAIN_CONVERSATION,)
+        places = self.segment_conversations or (0,) * len(self.segments)
+        return tuple(names[place] for place in places)
+
+    @property
     def num_action_tokens(self) -> int:
         return sum(number for _, number in self.segments)
 

@@ -58,6 +58,7 @@ class Sample:
     values: the critic's estimates at the start of the step; None without a critic.
     returns: regression targets of the critic; None without a critic.
     experts: i16[T, W], see `Trajectory.experts`; None: not recorded.
+    segment_names: the conversation of each segment; (): not known.
     """
 
     index: int
@@ -70,6 +71,7 @@ class Sample:
     values: NDArray[np.float32] | None = None
     returns: NDArray[np.float32] | None = None
     experts: NDArray[np.int16] | None = None
+    segment_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         columns = (
@@ -117,9 +119,14 @@ class Sample:
         bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         per_token = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+        alone = {"segment_starts": (0,)}
+        names: list[tuple[str, ...]] = [(name,) for name in self.segment_names]
+        names = names or [()] * len(self.segment_starts)
         return [
-            Sample(**columns | {name: c[a:b] for name, c in per_token.items()} | {"segment_starts": (0,)})
-            for a, b in bounds
+            Sample(
+                **columns | {name: c[a:b] for name, c in per_token.items()} | alone | {"segment_names": own}
+            )
+            for (a, b), own in zip(bounds, names, strict=True)
         ]
 
     @classmethod
@@ -159,6 +166,8 @@ class Microbatch:
     values, returns: f32[A], None without a critic.
     experts: i16[T, W], which experts computed the tokens on the servers, -1 where none is recorded (see
         `Trajectory.experts`); None: none is.
+    segment_names: the conversation of each of the G segments; () if that is not known of all, or if segments
+        continue others.
     """
 
     token_ids: NDArray[np.int64]
@@ -179,6 +188,7 @@ class Microbatch:
     values: Floats | None = None
     returns: Floats | None = None
     experts: NDArray[np.int16] | None = None
+    segment_names: tuple[str, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -46,6 +46,7 @@ from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
 from agentrl.learner.work import WorkCounter
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
+from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.dispatch import dispatch
 
@@ -398,17 +399,26 @@ class Learner:
 
     @dispatch("rank0")
     def adapter_specs(self) -> list[TensorSpec]:
-        """Return the tensors of the LoRA adapter by their names in peft's files; empty without an adapter."""
+        """Return the tensors of the LoRA adapter by their names in peft's files, and those of the adapters of
+        roles; empty without an adapter.
+        """
         return weights.adapter_specs(self._policy)
+
+    @dispatch("rank0")
+    def adapter_names(self) -> tuple[str, ...]:
+        """Return the names of all LoRA adapters on servers: the policy's, then those of roles."""
+        return (POLICY_ADAPTER, *self._policy.role_adapters)
 
     @dispatch("all")
     def adapter_checksums(self) -> dict[str, str]:
-        """Return {name: sha256 of the bytes} of the published adapter."""
+        """Return {name: sha256 of the bytes} of the published adapters, by the servers' names of tensors."""
         return weights.adapter_checksums(self._policy)
 
     @dispatch("all")
     def export_adapter(self, folder: str) -> None:
-        """Write only the LoRA adapter, as a folder that peft and SGLang load; rank 0 writes."""
+        """Write only the LoRA adapter, as a folder that peft and SGLang load, and those of roles in folders
+        within; rank 0 writes.
+        """
         weights.export_adapter(self._policy, self.place, self._spec.model, Path(folder))
 
     @dispatch("all")

@@ -292,6 +292,7 @@ def _concatenate(bundles: Sequence[Bundle], by_place: Mapping[int, Sample]) -> M
         values=_join([s.values for s in samples], actions),
         returns=_join([s.returns for s in samples], actions),
         experts=_experts(samples, positions, num_tokens=int(starts[-1])),
+        segment_names=_segment_names(bundles, samples),
     )
 
 
@@ -311,6 +312,13 @@ def _experts(
         if sample.experts is not None:
             experts[own] = sample.experts
     return experts
+
+
+def _segment_names(bundles: Sequence[Bundle], samples: Sequence[Sample]) -> tuple[str, ...]:
+    """Return the conversation of each segment; () if a sample does not know its own, or rows share tokens."""
+    num_segments = sum(len(bundle.segmentation.lengths) for bundle in bundles)
+    names = tuple(name for sample in samples for name in sample.segment_names)
+    return names if len(names) == num_segments == sum(len(s.segment_starts) for s in samples) else ()
 
 
 def _prefix_segments(bundles: Sequence[Bundle]) -> NDArray[np.int64]:

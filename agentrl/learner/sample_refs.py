@@ -84,6 +84,7 @@ class SampleRef:
             values=None if self.values is None else _on_actions(self.values, mask),
             returns=None if self.returns is None else _on_actions(self.returns, mask),
             experts=stored.experts_of_tokens,
+            segment_names=self.attempt.segment_names,
         )
         return self._with_end(sample) if self.has_end else sample
 

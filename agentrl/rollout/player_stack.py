@@ -4,6 +4,7 @@ tests.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -41,7 +42,8 @@ class Validating:
 class PlayerParts:
     """What all players of a process share. prompt: limits of the first prompt. connect: makes the clients of
     opponents' servers. frozen_patience_s: how long an opponent's turn waits for the restart of a server that
-    was started for it. teacher: scores the attempts of training; None: there is none on servers.
+    was started for it. adapters: name of a conversation with a LoRA adapter of its own -> that adapter.
+    teacher: scores the attempts of training; None: there is none on servers.
     """
 
     plugins: Plugins
@@ -50,6 +52,7 @@ class PlayerParts:
     prompt: PromptLimits
     connect: Connect = connect_frozen
     frozen_patience_s: float = 0.0
+    adapters: Mapping[str, str] = field(default_factory=dict)
     teacher: Teacher | None = None
 
     def open_tools(self, agent: AgentConfig) -> SharedTools:
@@ -162,6 +165,7 @@ def open_stack(
             prompt=parts.prompt,
             gateway=Gateway(agent.gateway) if gateway is None else gateway,
             opponents=opponents,
+            adapters=parts.adapters,
         )
     scorer = Scorer(
         reward,

@@ -463,9 +463,12 @@ class TrajectorySession(AttemptSession):
         prompt: PromptLimits,
         gateway: Gateway,
         opponents: Opponents,
+        adapters: Mapping[str, str],
     ) -> None:
+        """adapters: name of a conversation with a LoRA adapter of its own -> that adapter."""
         super().__init__(parts)
         self._opponents = opponents
+        self._adapters = adapters
         self._chat = chat.with_template_kwargs(parts.attempt.task.chat_template_kwargs)
         self._generator = generator
         self._prompt = prompt
@@ -557,6 +560,8 @@ class TrajectorySession(AttemptSession):
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
         params = self._params(room if max_tokens is None else min(room, max_tokens))
+        speaks = self._own if spoken is None else spoken
+        params = replace(params, adapter=self._adapters.get(speaks.name))
         self._num_sampling += 1
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
@@ -572,7 +577,7 @@ class TrajectorySession(AttemptSession):
                 turn = line.record_turn(generation)
         finally:
             self._num_sampling -= 1
-        self._last_spoken = self._own if spoken is None else spoken
+        self._last_spoken = speaks
         self._last_spoken.said(line, turn)
         self._is_cut = turn.is_truncated
         return Sampled(turn, generation, num_prompt_tokens)

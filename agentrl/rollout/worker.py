@@ -157,6 +157,7 @@ class RolloutWorker:
                 self._host,
                 PromptLimits.of(settings.data),
                 frozen_patience_s=rollout.server_start_timeout_s,
+                adapters=model.lora.adapter_of_conversation,
                 teacher=Teacher.of(settings.distillation),
             ),
             attempts_per_group=settings.attempts_per_group,

@@ -67,7 +67,7 @@ class SGLangClient:
 
     Args:
         api_key: sent in the Authorization header; it appears in no message.
-        adapter: the LoRA adapter to sample with, None: the base weights.
+        adapter: the LoRA adapter to sample with, unless a request names another; None: the base weights.
         max_connections: of concurrent generations. All other calls have connections of their own and never
             wait for generations.
         unpublished: version to report for weights that were never published. None: such replies are errors,
@@ -111,7 +111,7 @@ class SGLangClient:
         sampling. A real SGLang ignores an abort of a request that it holds during a pause; `settle_aborts`
         repeats it.
         """
-        body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
+        body = generate_body(input_ids, params, rid=rid, adapter=params.adapter or self._adapter)
         reply = await self._sampled(body, rid)
         return self._parsed(reply.json(), params, len(input_ids))
 
@@ -120,7 +120,11 @@ class SGLangClient:
     ) -> Generation:
         """Sample one continuation as `generate` does, and tell `into` its tokens as they arrive."""
         body = generate_body(
-            input_ids, params, rid=rid, adapter=self._adapter, stream_interval=STREAM_INTERVAL_TOKENS
+            input_ids,
+            params,
+            rid=rid,
+            adapter=params.adapter or self._adapter,
+            stream_interval=STREAM_INTERVAL_TOKENS,
         )
         reader = EventReader(self.url)
 

@@ -24,6 +24,7 @@ from agentrl.controller.start import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
 from agentrl.learner.learner import LearnerSpec
 from agentrl.rollout.router import Router
+from agentrl.serving.embedded.service import MAX_ADAPTERS
 from agentrl.serving.launch import EmbeddedServer, SGLangServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
@@ -375,8 +376,15 @@ def test_names_of_adapters_are_checked(learner, server, tmp_path):
         with pytest.raises(RequestRefused, match="no LoRA adapter 'policy' is loaded"):
             await client.unload_adapter(POLICY_ADAPTER)
         await client.load_adapter(POLICY_ADAPTER, str(tmp_path / "good"))
-        with pytest.raises(RequestRefused, match="one LoRA adapter at a time"):
+        with pytest.raises(RequestRefused, match="'policy' is loaded already; unload it first"):
+            await client.load_adapter(POLICY_ADAPTER, str(tmp_path / "good"))
+        others = [f"other{number}" for number in range(MAX_ADAPTERS - 1)]
+        for name in others:
+            await client.load_adapter(name, str(tmp_path / "good"))
+        with pytest.raises(RequestRefused, match=f"at most {MAX_ADAPTERS} LoRA adapters"):
             await client.load_adapter("second", str(tmp_path / "good"))
+        for name in others:
+            await client.unload_adapter(name)
         stranger = SGLangClient(client.url, adapter="second")
         with pytest.raises(RequestRefused, match="'second'"):
             await stranger.generate(PROMPT, GREEDY, rid="stranger")

@@ -40,7 +40,7 @@ from transformers.generation.continuous_batching.utils import find_head_dim, fin
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
-from agentrl.serving.embedded.adapter import AdapterSlot
+from agentrl.serving.embedded.adapter import AdapterSlots
 from agentrl.serving.embedded.attention import PagedAttention, Row
 from agentrl.serving.embedded.experts import ExpertLog, RecordedExperts
 from agentrl.serving.embedded.memory import LentMemory
@@ -70,7 +70,7 @@ class Job:
     key: str
     sampling: RowSampling
     finished: asyncio.Future[None]
-    sees_adapter: bool = False
+    adapter: str | None = None
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
     num_cached_tokens: int | None = None  # of the prompt; None until its first forward
     experts: RecordedExperts | None = None  # None: not asked for
@@ -97,14 +97,14 @@ class Engine:
         self._manager = self.model.init_continuous_batching(
             generation_config=greedy, continuous_batching_config=_batching(config)
         )
-        self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
+        self.adapters = AdapterSlots(model, max_rank=config.max_lora_rank)
         self._attention = attention = PagedAttention()
         experts = ExpertLog(model)
         self.has_experts = not experts.is_empty
         self._manager.logit_processor = _Processors(
             _Sampling(self._jobs, self._fail, experts),
             self._jobs,
-            self.adapter_slot,
+            self.adapters,
             attention,
             self._allocator,
         )
@@ -139,7 +139,7 @@ class Engine:
         max_new_tokens: int,
         stop_ids: frozenset[int],
         sampling: RowSampling,
-        sees_adapter: bool = False,
+        adapter: str | None = None,
         records_experts: bool = False,
     ) -> Job:
         """Queue a request. Its `finished` resolves after the last token, or raises EngineError or NotFinite.
@@ -149,8 +149,8 @@ class Engine:
         """
         # Not the rid: after a cancellation the manager may hold the request for one more forward, and the
         # client may reuse its rid at once.
-        key = request_id(f"{self._num_flushes}.{sees_adapter}", next(self._numbers))
-        job = Job(key, sampling, asyncio.get_running_loop().create_future(), sees_adapter)
+        key = request_id(self._prefixes_of(adapter), next(self._numbers))
+        job = Job(key, sampling, asyncio.get_running_loop().create_future(), adapter)
         job.experts = RecordedExperts() if records_experts else None
         self._jobs[job.key] = job
         self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
@@ -161,6 +161,10 @@ class Engine:
             eos_token_id=sorted(stop_ids) or [-1],
         )
         return job
+
+    def _prefixes_of(self, adapter: str | None) -> str:
+        """Return the name of the requests that may share prefixes: of the same weights and adapter."""
+        return f"{self._num_flushes}.{'' if adapter is None else adapter.encode().hex()}"
 
     def flush_prefixes(self) -> None:
         """Let no later request find a prefix of an earlier one."""
@@ -174,7 +178,7 @@ class Engine:
         self._manager.output_router.result_handlers.pop(job.key, None)
         _resolve(job.finished, error)
 
-    async def computes(self, *, with_adapter: bool) -> bool:
+    async def computes(self, adapter: str | None) -> bool:
         """Return whether the weights compute finite values for a few tokens spread over the vocabulary.
 
         Nothing else may run meanwhile: all activations are watched, not only those of the probe.
@@ -185,9 +189,7 @@ class Engine:
         probe = list(range(0, self.vocab_size, -(-self.vocab_size // _PROBE_TOKENS)))
         activations = Activations(self.model)
         await self.while_parked(activations.start)
-        job = self.submit(
-            probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, sees_adapter=with_adapter
-        )
+        job = self.submit(probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, adapter=adapter)
         try:
             await job.finished
         except NotFinite:
@@ -239,7 +241,7 @@ class Engine:
     def _score(self, input_ids: list[int], first: int) -> list[float]:
         paged = self.model.config._attn_implementation
         ids_T = torch.tensor(input_ids, device=self.model.device)
-        self.adapter_slot.expect([(len(input_ids), False)])
+        self.adapters.expect([(len(input_ids), None)])
         self.model.set_attn_implementation("sdpa")  # the paged attention knows only the manager's requests
         try:
             num_kept = len(input_ids) - first
@@ -322,7 +324,7 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 class _Processors(ContinuousBatchingLogitsProcessorList):
     """The list of logits processors: sampling alone.
 
-    It sees all requests of a forward beforehand, so it also tells the attention, the adapter slot and the log
+    It sees all requests of a forward beforehand, so it also tells the attention, the adapters and the log
     of experts whose tokens they get.
     """
 
@@ -330,14 +332,14 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         self,
         sampling: _Sampling,
         jobs: dict[str, Job],
-        slot: AdapterSlot,
+        adapters: AdapterSlots,
         attention: PagedAttention,
         allocator: Callable[[], Any],
     ) -> None:
         super().__init__(LogitsProcessorList([sampling]))
         self.tensors_required = 1  # the list counts only the processors that it converted itself
         self._jobs = jobs
-        self._slot = slot
+        self._adapters = adapters
         self._attention = attention
         self._experts = sampling.experts
         self._allocator = allocator
@@ -352,9 +354,9 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         self._attention.expect(rows)
         wanted = {job.key: job.experts for job in jobs if job is not None and job.experts is not None}
         self._experts.expect(rows, wanted, self._allocator())
-        self._slot.expect(
+        self._adapters.expect(
             [
-                (row.num_queries, job is not None and job.sees_adapter)
+                (row.num_queries, None if job is None else job.adapter)
                 for row, job in zip(rows, jobs, strict=True)
             ]
         )
