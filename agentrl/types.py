@@ -197,11 +197,14 @@ class ConversationRecord:
     name: equal names are compared with each other (`algorithm.conversation_credit`).
     messages: those whose turns were sampled; () if it never spoke.
     opponent: the frozen model that spoke in it, whose tokens are not recorded; None: the policy.
+    opponent_versions: the versions of the policy that spoke as the opponent, in order, each once; 0: the
+        model that it was started as.
     """
 
     name: str
     messages: tuple[Message, ...]
     opponent: str | None = None
+    opponent_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

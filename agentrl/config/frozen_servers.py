@@ -86,12 +86,14 @@ class FrozenServersConfig(Section):
         return (self.num_servers or 1) if self.is_started else 0
 
     def plan(self, key: str, name: str, *, policy: ModelConfig, rollout: RolloutConfig) -> FrozenPlan:
-        """Return how to start the servers: as those of the policy, apart from what belongs to its weights.
+        """Return how to start the servers: as those of the policy, apart from what belongs to its weights. A
+        model without a path is the policy as it starts.
 
         key, name: as of FrozenPlan. policy, rollout: the sections `model` and `rollout`.
         """
         assert self.is_started, "there is nothing to start"
         own = {"path": self.model.path, "revision": self.model.revision, "tokenizer_path": None}
+        own = own if self.model.path else {}
         weights = rollout.weights.model_copy(update={"adapter": "merged", "delta": False})
         arguments = {**rollout.sglang.args, **self.sglang_args}
         servers = {
@@ -115,7 +117,7 @@ class FrozenServersConfig(Section):
         if self.is_started and self.urls:
             raise ValueError(
                 f"model.path={self.model.path!r} and urls={list(self.urls)} name two models; set model.path "
-                "to have servers started, or urls to attach to running ones"
+                "to have servers started, or urls to attach to running ones; attached ones are never replaced"
             )
         given = {
             "num_servers": (self.num_servers, self.is_started, "model.path"),

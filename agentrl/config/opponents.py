@@ -16,6 +16,17 @@ class OpponentConfig(FrozenServersConfig):
         1.0, ge=0, description="Sampling temperature of the opponent, also in validation; 0: greedy."
     )
 
+    refresh_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Replace the opponent by the policy after every so many steps; before the first time it "
+        "is `model`, or without a path the policy as it starts. None: never.",
+    )
+
+    @property
+    def is_started(self) -> bool:
+        return bool(self.model.path) or self.refresh_steps is not None
+
     @model_validator(mode="after")
     def _has_servers(self) -> OpponentConfig:
         if not self.is_used:

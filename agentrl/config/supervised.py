@@ -202,8 +202,8 @@ class SupervisedConfig(Section):
     def _has_one_adapter(self) -> Self:
         if self.model.lora.roles:
             raise ValueError(
-                "model.lora.roles: supervised conversations have no roles; train one adapter, and continue it "
-                "by model.lora.path"
+                "model.lora.roles: supervised conversations have no roles; train one adapter, and continue "
+                "it by model.lora.path"
             )
         return self
 

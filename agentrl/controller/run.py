@@ -17,9 +17,11 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.batches import POLL_S, Batches
-from agentrl.controller.checkpoint import Checkpoint
+from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
 from agentrl.controller.failed_share import FailedShare
 from agentrl.controller.observe import Observer
+from agentrl.controller.opponents import FOLDER as OPPONENTS
+from agentrl.controller.opponents import OpponentRefresh
 from agentrl.controller.publish import Publishing
 from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
@@ -102,6 +104,7 @@ class Run:
         self.results: dict[str, Mapping[str, float]] = (
             dict(run_dir.read_validations()) if self.is_resumed else {}
         )
+        self._has_learned = False  # since the last resume or recovery
         self.owes_checkpoint = False
         """True if the last checkpoint could not be written. The next step retries."""
         self._validated: tuple[int, Mapping[str, float]] | None = None
@@ -128,6 +131,15 @@ class Run:
             rollouts=self.rollouts,
             observer=observer,
         )
+        self._opponents = OpponentRefresh(
+            config.agent.opponents,
+            self.frozen,
+            folder=run_dir.root / OPPONENTS,
+            checkpoints=lambda: [one.step for one in complete_checkpoints(run_dir.checkpoints)],
+            timeout_s=config.rollout.weights.timeout_s,
+            say=observer.say,
+        )
+        observer.opponent_metrics = self._opponents.metrics
         self._span_loss = SpanLoss(
             config.tracking.spans, problem=self.rollouts.span_problem, say=observer.say
         )
@@ -184,6 +196,10 @@ class Run:
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self._publishing.publish("policy", step=self.step)
+        # Before the first publish of a run, and after a recovery, nothing was learned.
+        refresh = self._opponents.refresh if self._has_learned else self._opponents.restore
+        refresh(self.roles.learner, step=self.step, version=self.version)
+        self._has_learned = True
         self.lineage = self.buffer.run(ReplayBuffer.advance, self.version, self.step)
 
     # --------------------------------------------------------------------------------------------------- take
@@ -321,6 +337,7 @@ class Run:
         The buffer takes back the groups that later steps consumed. The weights get a new version.
         """
         self.step, self._validated, self.owes_checkpoint = step, None, False
+        self._has_learned = False
         self.results = {name: values for name, values in self.results.items() if values.get(STEP, 0) <= step}
         self.observer.go_back(step)
         self.buffer.run(ReplayBuffer.roll_back, step)

@@ -9,6 +9,7 @@ validations.json   of baselines, initial, final   alarms.jsonl    alarms raised 
 alarms/            the groups they concern        failures.parquet   every failed attempt
 proximal/          step_000001_part0_rank0.parquet ...   with tracking.token_ratios
 attempts/          trajectories that wait for their batch, one file per delivery of a rollout actor
+opponents/         step_000020_v21/ ... the policies that opponents were replaced by
 adapters/          of the policy, and of roles in folders within, at the end of a run with model.lora.roles
 result.json  summary.md  report.png
 ```

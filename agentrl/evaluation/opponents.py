@@ -11,6 +11,9 @@ from agentrl.rollout.frozen_models import ask_model
 from agentrl.rollout.limits import server_key
 from agentrl.types import JsonObject
 
+AS_EVALUATED = "as evaluated"
+"""Identity of an opponent that is the policy itself, whose weights are a part of each attempt's key."""
+
 
 def describe_opponents(agent: AgentConfig) -> dict[str, JsonObject]:
     """Return by name what affects an opponent's words: the identity of its weights, and its temperature.
@@ -28,7 +31,7 @@ def describe_opponents(agent: AgentConfig) -> dict[str, JsonObject]:
 
 def _weights_of(opponent: OpponentConfig, key: str) -> str:
     if opponent.is_started:
-        return fingerprint(opponent.model.path)
+        return fingerprint(opponent.model.path) if opponent.model.path else AS_EVALUATED
     api_key = server_key(opponent.api_key_env, f"{key}.api_key_env")
     found = {url: identity_of(ask_model(url, api_key, key=key)) for url in opponent.urls}
     if len(set(found.values())) > 1:

@@ -53,8 +53,10 @@ def resolve_teacher(distillation: DistillationConfig, policy: ModelConfig) -> Di
 
 
 def _resolved(servers: F, policy: ModelConfig, *, key: str) -> F:
+    if servers.is_started and not (servers.model.path or policy.path):
+        raise ConfigError(f"{key}: model.path is empty, and the policy has no local folder; set model.path")
     if servers.is_started:
-        return _with_folder(servers, policy, key=key)
+        return _with_folder(servers, policy, key=key) if servers.model.path else servers
     api_key = server_key(servers.api_key_env, f"{key}.api_key_env")
     for url in servers.urls:
         folder = Path(

@@ -48,7 +48,7 @@ class Opponent:
             rid = f"{trajectory_key}-o{secrets.token_hex(4)}"
             generation = await client.generate(input_ids, params, rid=rid)
             if generation.finish_reason == "abort":
-                raise ServerError("a server of a frozen model interrupted a turn; nobody may pause it")
+                raise ServerError("a server of a frozen model interrupted a turn; only its run may pause it")
             return generation
 
         return await self.servers.ask(whole_turn)

@@ -621,6 +621,7 @@ class TrajectorySession(AttemptSession):
                 )
             turn = line.record_turn(generation)
         spoken.said(line, turn)
+        spoken.heard(generation.versions)
         self._tally.count("num_opponent_turns")
         self._tally.count("num_opponent_tokens", len(generation.token_ids))
         return turn

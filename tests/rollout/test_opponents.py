@@ -214,6 +214,8 @@ def test_an_opponent_whose_server_is_down_is_no_lost_game():
         ({"model": {"path": "old"}, "tokenizer": "here"}, "tokenizer='here' has no effect without urls"),
         ({"model": {"path": "old"}, "api_key_env": "KEY"}, "api_key_env='KEY' has no effect without urls"),
         ({"model": {"path": "s3://"}}, "s3://"),
+        ({"refresh_steps": 0}, "greater than or equal to 1"),
+        ({"refresh_steps": 2, "urls": ["http://127.0.0.1:1"]}, "attached ones are never replaced"),
         ({"urls": ["http://10.0.0.7:1"]}, "set api_key_env"),
         ({"urls": ["localhost:1"]}, "is not the URL of a server"),
         ({}, "urls"),

@@ -93,6 +93,53 @@ def test_the_run_starts_them_restarts_one_that_is_killed_and_stops_them(world, t
 
 
 @pytest.mark.slow
+def test_an_opponent_follows_the_policy_across_a_killed_server_and_a_resume(world, tmp_path, debate):
+    run = tmp_path / "run"
+    arguments = [
+        "train",
+        str(world.config),
+        *(one for one in debate if "model.path" not in one),
+        "agent.opponents.frozen.refresh_steps=2",
+        "learner.optimizer.lr=0.05",
+        "algorithm.entropy_coefficient=1.0",  # a random model earns no reward: this is what it learns from
+        "trainer.save_freq=3",
+        "buffer.max_staleness=0",
+    ]
+    first = world.start(*arguments, "trainer.steps=6")
+    first.wait_until(lambda: world.num_steps(run) >= 2)
+    started = [p for p in servers_of(first, world.folder / "model") if p.parent()]
+    origin = {
+        s["name"]: s["url"] for s in json.loads((run / "control" / "servers.json").read_text())["servers"]
+    }
+    port = origin["opponent_frozen_0"].rpartition(":")[2]
+    next(p for p in started if f"--port {port}" in " ".join(p.cmdline())).kill()
+    first.wait_until(lambda: RESTARTED in first.output())
+    assert first.wait(240) == 0, first.output()
+    second = world.start(*arguments, "trainer.steps=7")  # resumes at 6
+    assert second.wait(240) == 0, second.output()
+    assert "opponent frozen is the policy of step 6" in second.output()
+    assert second.left_behind() == []
+
+    records = {record["step"]: record for record in world.records(run).train}
+    assert [records[step]["opponents/frozen/step"] for step in range(1, 8)] == [0, 2, 2, 4, 4, 6, 6]
+    at_step = {0: 0} | {
+        step: version
+        for step, version in (map(int, name.name[5:].split("_v")) for name in (run / "opponents").iterdir())
+    }
+    for step in range(1, 8):
+        file = run / f"trajectories/step_{step:06d}.parquet"
+        played = {v for t in decode(read_parquet(file)) for v in t.conversations[1].opponent_versions}
+        due = (step - 1) // 2 * 2
+        # Without staleness a batch is played between two publishes, thus against one policy.
+        assert len(played) == 1
+        if due in at_step:
+            assert played == {at_step[due]}
+        else:
+            assert due > 0, "older snapshots are removed"
+            assert min(played) > 0
+
+
+@pytest.mark.slow
 def test_a_model_that_no_server_can_load_ends_the_start_with_its_log(world, tmp_path, debate):
     weights = next((tmp_path / "frozen_model").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:100])
