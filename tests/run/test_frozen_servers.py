@@ -107,12 +107,11 @@ def test_an_opponent_follows_the_policy_across_a_killed_server_and_a_resume(worl
     ]
     first = world.start(*arguments, "trainer.steps=6")
     first.wait_until(lambda: world.num_steps(run) >= 2)
-    started = [p for p in servers_of(first, world.folder / "model") if p.parent()]
-    origin = {
-        s["name"]: s["url"] for s in json.loads((run / "control" / "servers.json").read_text())["servers"]
-    }
-    port = origin["opponent_frozen_0"].rpartition(":")[2]
-    next(p for p in started if f"--port {port}" in " ".join(p.cmdline())).kill()
+    table = json.loads((run / "control" / "servers.json").read_text())["servers"]
+    [url] = [server["url"] for server in table if server["name"] == "opponent_frozen_0"]
+    port = f"--port {url.rpartition(':')[2]}"
+    [process] = [p for p in servers_of(first, world.folder / "model") if port in " ".join(p.cmdline())]
+    process.kill()
     first.wait_until(lambda: RESTARTED in first.output())
     assert first.wait(240) == 0, first.output()
     second = world.start(*arguments, "trainer.steps=7")  # resumes at 6
@@ -122,10 +121,8 @@ def test_an_opponent_follows_the_policy_across_a_killed_server_and_a_resume(worl
 
     records = {record["step"]: record for record in world.records(run).train}
     assert [records[step]["opponents/frozen/step"] for step in range(1, 8)] == [0, 2, 2, 4, 4, 6, 6]
-    at_step = {0: 0} | {
-        step: version
-        for step, version in (map(int, name.name[5:].split("_v")) for name in (run / "opponents").iterdir())
-    }
+    kept = [folder.name.removeprefix("step_").split("_v") for folder in (run / "opponents").iterdir()]
+    at_step = {0: 0} | {int(step): int(version) for step, version in kept}
     for step in range(1, 8):
         file = run / f"trajectories/step_{step:06d}.parquet"
         played = {v for t in decode(read_parquet(file)) for v in t.conversations[1].opponent_versions}
