@@ -247,10 +247,13 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
 
 def _frozen_lines(config: Config) -> Lines:
     """Return a line for each frozen model: an opponent, or a teacher on servers."""
-    lines = [
-        (plan.key, f"{plan.model.path} on {_count(plan.rollout.num_started, 'server')} that the run starts")
-        for plan in config.frozen_plans
-    ]
+    intervals = {opponent_key(name): one.refresh_steps for name, one in config.agent.opponents.items()}
+    lines = []
+    for plan in config.frozen_plans:
+        every = intervals.get(plan.key)
+        follows = "" if every is None else f"; the policy takes its place every {_count(every, 'step')}"
+        where = f"on {_count(plan.rollout.num_started, 'server')} that the run starts"
+        lines.append((plan.key, f"{plan.model.path} {where}{follows}"))
     attached = {opponent_key(name): one.urls for name, one in config.agent.opponents.items()}
     attached[TEACHER_SERVERS] = config.algorithm.distillation.servers.urls
     return lines + [(key, f"attached: {', '.join(urls)}") for key, urls in attached.items() if urls]

@@ -28,7 +28,7 @@ from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.config.reward_model import REWARD_MODEL, RewardModelConfig
-from agentrl.config.rollout import RolloutConfig
+from agentrl.config.rollout import MAX_ADAPTERS, RolloutConfig
 from agentrl.config.section import Section
 from agentrl.config.simulation import SimulationConfig
 from agentrl.config.tracking import TrackingConfig
@@ -272,6 +272,9 @@ class Config(Section):
             "model.lora.target_modules with lm_head": "lm_head" in self.model.lora.target_modules,
             "rollout.weights.adapter=merged, because a merged model has one adapter": weights.adapter
             == "merged",
+            f"more than {MAX_ADAPTERS - 1} roles on rollout.backend=embedded": (
+                self.rollout.backend == "embedded" and len(self.model.lora.roles) >= MAX_ADAPTERS
+            ),
         }
         if (what := next((name for name, holds in objections.items() if holds), None)) is not None:
             raise ValueError(f"model.lora.roles cannot be combined with {what}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentrl.config.opponents import OpponentConfig, opponent_key
 from agentrl.errors import DiskError
-from agentrl.fleet.frozen_servers import FrozenFleet, Snapshot
+from agentrl.fleet.frozen_servers import FrozenFleet, PolicySnapshot
 from agentrl.learner.learner import Learner
 from agentrl.weights.pace import Pace
 from agentrl.workers.workers import Workers
@@ -50,7 +50,7 @@ class OpponentRefresh:
         self._checkpoints = checkpoints
         self._pace = Pace(timeout_s)
         self._say = say
-        self._current: dict[str, Snapshot | None] = dict.fromkeys(self._intervals)
+        self._current: dict[str, PolicySnapshot | None] = dict.fromkeys(self._intervals)
 
     def refresh(self, learner: Workers[Learner], *, step: int, version: int) -> None:
         """Replace the opponents that are due after `step` by the policy, whose version is `version`."""
@@ -85,7 +85,7 @@ class OpponentRefresh:
             for name, snapshot in self._current.items()
         }
 
-    def _export(self, learner: Workers[Learner], *, step: int, version: int) -> Snapshot | None:
+    def _export(self, learner: Workers[Learner], *, step: int, version: int) -> PolicySnapshot | None:
         folder = self._folder / f"step_{step:06d}_v{version}"
         for former in self._folder.glob(f"step_{step:06d}_v*"):  # of a branch that the run left
             if former != folder:
@@ -97,10 +97,10 @@ class OpponentRefresh:
             return None
         return _snapshot(folder)
 
-    def _find(self, step: int) -> Snapshot | None:
+    def _find(self, step: int) -> PolicySnapshot | None:
         return next((_snapshot(folder) for folder in self._folder.glob(f"step_{step:06d}_v*")), None)
 
-    def _replace(self, name: str, snapshot: Snapshot | None) -> None:
+    def _replace(self, name: str, snapshot: PolicySnapshot | None) -> None:
         num_bytes = 0
         if snapshot is not None:
             num_bytes = sum(file.stat().st_size for file in Path(snapshot.folder).glob("*.safetensors"))
@@ -124,7 +124,7 @@ class OpponentRefresh:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _snapshot(folder: Path) -> Snapshot:
+def _snapshot(folder: Path) -> PolicySnapshot:
     found = _NAME.fullmatch(folder.name)
     assert found is not None, folder
-    return Snapshot(str(folder.resolve()), int(found[1]), int(found[2]))
+    return PolicySnapshot(str(folder.resolve()), int(found[1]), int(found[2]))

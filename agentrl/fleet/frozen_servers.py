@@ -21,7 +21,7 @@ from agentrl.workers.readiness import Readiness
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PolicySnapshot:
     """A policy of this run that an opponent is replaced by: after `step`, as `version`."""
 
     folder: str
@@ -105,7 +105,7 @@ class FrozenFleet:
             if up := fleet.urls_needing_weights:
                 self._load(plan, fleet, up)
 
-    def replace(self, key: str, snapshot: Snapshot | None, *, timeout_s: float, limit: str) -> None:
+    def replace(self, key: str, snapshot: PolicySnapshot | None, *, timeout_s: float, limit: str) -> None:
         """Let the servers of a model load a snapshot, None: the weights that they were started with.
 
         Turns that run are interrupted, and sampled again by the new weights. A server that does not load them

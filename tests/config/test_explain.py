@@ -421,8 +421,12 @@ def test_frozen_models_are_told_and_counted(tmp_path: Path) -> None:
         "publish + 0.4 GiB KV cache of 16,384 tokens + 0.5 GiB process",
     ):
         assert line in lines, lines
+    agent = {"max_response_tokens": 112, "opponents": {"old": started, "past": {"refresh_steps": 20}}}
+    past = on_cpu(tmp_path, agent=agent)
+    follows = "on 1 server that the run starts; the policy takes its place every 20 steps"
+    assert f"agent.opponents.past {tmp_path} {follows}" in " ".join(explain(past).split())
     only = on_cpu(tmp_path, agent=agent, trainer={"val_only": True})
-    assert [plan.key for plan in only.frozen_plans] == ["agent.opponents.old"]
+    assert [plan.key for plan in only.frozen_plans] == ["agent.opponents.old", "agent.opponents.past"]
 
 
 def test_a_reference_and_a_critic_are_counted(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.config.rollout import MAX_ADAPTERS
 from agentrl.config.schema import Config
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.learner import Learner
@@ -255,6 +256,14 @@ def test_combinations_that_are_not_supported_are_refused_by_name(sections, wrong
     Config.model_validate({"model": lora})
     with pytest.raises(ValidationError, match=wrong):
         Config.model_validate({"model": lora, **sections})
+
+
+def test_more_roles_than_the_embedded_server_holds_are_refused():
+    roles = {f"role{number}": [f"speaker{number}"] for number in range(MAX_ADAPTERS)}
+    lora = {"lora": {"rank": 3, "roles": roles}}
+    Config.model_validate({"model": lora, "rollout": {"backend": "sglang"}})
+    with pytest.raises(ValidationError, match=r"rollout\.backend=embedded"):
+        Config.model_validate({"model": lora})
 
 
 if __name__ == "__main__":

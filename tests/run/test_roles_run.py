@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import agentrl
 from agentrl.cli import app
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.offline.replay import load_replay_config, replay
 
 TEAM = """
 from agentrl.plugins import AgentLoop
@@ -61,6 +62,10 @@ def test_planner_and_worker_train_adapters_of_their_own(world, tmp_path):
     assert all(record["learner/mismatch_max"] < 1e-4 for record in records)
     played = decode(read_parquet(run / "trajectories/step_000004.parquet"))
     assert all([one.name for one in attempt.conversations] == ["main", "worker"] for attempt in played)
+
+    again = replay(run, load_replay_config(run))
+    for record, repeated in zip(records, world.records(again.run_dir).train, strict=True):
+        assert repeated["learner/entropy"] == pytest.approx(record["learner/entropy"], rel=1e-6)
 
     own, workers = (
         load_file(run / "adapters" / name / "adapter_model.safetensors") for name in (".", "worker")

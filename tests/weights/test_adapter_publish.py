@@ -18,13 +18,12 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
-from agentrl.config.rollout import EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
+from agentrl.config.rollout import MAX_ADAPTERS, EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
 from agentrl.config.schema import Config
 from agentrl.controller.start import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
 from agentrl.learner.learner import LearnerSpec
 from agentrl.rollout.router import Router
-from agentrl.serving.embedded.service import MAX_ADAPTERS
 from agentrl.serving.launch import EmbeddedServer, SGLangServer
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient

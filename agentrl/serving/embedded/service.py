@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.config.rollout import MAX_ADAPTERS
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.bounded_repr import shown
@@ -33,7 +34,6 @@ from agentrl.serving.embedded.threads import in_thread
 from agentrl.serving.embedded.weights import Undo, Weights, WeightSpec, WeightsRefused, name_of
 from agentrl.sglang.protocol import adapter_tensor
 
-MAX_ADAPTERS = 8
 _RELEASED = "the memory of the weights is released; call resume_memory_occupation before an update"
 
 
