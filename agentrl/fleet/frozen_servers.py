@@ -138,10 +138,6 @@ class FrozenFleet:
         """All servers, for display; `origin` is the name of their model."""
         return [replace(line, origin=plan.name) for plan, fleet in self._fleets for line in fleet.lines]
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the servers."""
-        return [pid for fleet in self._all for pid in fleet.pids()]
-
     def close(self) -> None:
         """Stop all servers."""
         for fleet in self._all:
