@@ -178,7 +178,7 @@ MISTAKES = {
     "'main' is the session's own": lambda session, given: session.conversation("main", given),
     "a name has 1 to 64 letters": lambda session, given: session.conversation("a b", given),
     "pass a list of agentrl.types.Message": lambda session, given: session.conversation("a", ["x"]),
-    "opponent 'old' has no server: set agent.opponents.old.urls; configured: none": (
+    "opponent 'old' has no server: set agent.opponents.old.model.path or agent.opponents.old.urls": (
         lambda session, given: session.conversation("a", given, opponent="old")
     ),
     "which did not speak: there is no token to reward": (
