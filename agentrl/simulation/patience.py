@@ -63,6 +63,6 @@ class Patience:
         causes = [name for name, _ in (*ended.most_common(), *groups.most_common()) if name in _CURES]
         cure = _CURES[causes[0]] if causes else "shorter attempts, or faster servers, ranks and publishes"
         return (
-            f"step {step} is not over after {seconds:,.0f} simulated seconds and {self._num:,} attempts "
+            f"step {step} is not over after {seconds:,.1f} simulated seconds and {self._num:,} attempts "
             f"({', '.join(facts) or 'none has ended'}); use {cure}"
         )

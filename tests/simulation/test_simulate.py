@@ -183,7 +183,7 @@ WITHOUT_STEPS = (
         {"buffer": {"drop_constant_groups": True}, "simulation": {"pass_rate": 1.0}},
         "groups dropped for no_variance.*use a simulation.pass_rate between 0 and 1",
     ),
-    ({"simulation": {"publish_s": 1e300}}, "after 2,000 simulated seconds and 0 attempts .none has ended."),
+    ({"simulation": {"publish_s": 1e300}}, "after 2,000.0 simulated seconds and 0 attempts .none has ended."),
     ({"simulation": {"learner": {"tokens_per_s": 1e-300}}}, "step 1 is not over after 2,000"),
 )
 
