@@ -76,7 +76,7 @@ class SimulatedServerConfig(_Finite):
     )
     seconds_per_token: float | None = Field(
         None,
-        gt=0,
+        ge=_LEAST,
         le=_MOST,
         description="Seconds of a token of each request; prefill is free then. None: computed from the model "
         "and the GPU.",
