@@ -129,26 +129,30 @@ class Elsewhere:
     def __init__(self, pool: ProcessPoolExecutor, folder: Path) -> None:
         self._pool = pool
         self._folder = folder
-        pool.submit(_answer, b"", folder).result()  # it starts, and imports what it needs
+        pool.submit(_answers, [], folder).result()  # it starts, and imports what it needs
 
     def run(self, method: Callable[..., Any], *args: Any) -> Any:
         name = method.__qualname__
         if name in ANSWERS:
             return ANSWERS[name]
         if name == "BatchScorer.score":
-            return self._ask(name, args)
+            [found] = self._ask(name, [args])
+            return found
         items, *rest = args
-        return [item for own in cut(items, NUM_RANKS, what=name) for item in self._ask(name, (own, *rest))]
+        shares = [(own, *rest) for own in cut(items, NUM_RANKS, what=name)]
+        return [item for own in self._ask(name, shares) for item in own]
 
-    def _ask(self, name: str, args: Sequence[Any]) -> Any:
-        message = pickle.dumps((name, args), protocol=5)
-        return pickle.loads(self._pool.submit(_answer, message, self._folder).result())
+    def _ask(self, name: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
+        messages = [pickle.dumps((name, share), protocol=5) for share in shares]
+        return [pickle.loads(found) for found in self._pool.submit(_answers, messages, self._folder).result()]
+
+
+def _answers(messages: Sequence[bytes], folder: Path) -> list[bytes]:
+    return [_answer(message, folder) for message in messages]
 
 
 def _answer(message: bytes, folder: Path) -> bytes:
     """Answer as one rank, or as the scorer."""
-    if not message:
-        return b""
     name, args = pickle.loads(message)
     if name == "BatchScorer.score":
         found: Any = _scorer(folder).score(*args)
