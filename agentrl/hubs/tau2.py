@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from agentrl.errors import DataError
-from agentrl.hubs.tau2_tasks import SCORED, Action
+from agentrl.hubs.tau2_tasks import SCORED, ExpectedCall
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.types import JsonObject, Task
 
@@ -44,7 +44,7 @@ class Tau2Reward(Reward):
         told = [any(said_text(text) in one for one in said) for text in goal["told"]]
         made = [
             any(action.is_made_by(call.name, call.arguments or {}) for call in calls)
-            for action in map(Action.model_validate, goal["actions"])
+            for action in map(ExpectedCall.model_validate, goal["actions"])
         ]
         shares = {
             "database": float(facts["database"] == goal["database"]),

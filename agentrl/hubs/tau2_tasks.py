@@ -24,7 +24,7 @@ class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Action(_Read):
+class ExpectedCall(_Read):
     """A call of a tool. compare_args: the arguments that must agree; None: all."""
 
     name: str
@@ -82,7 +82,7 @@ class Criteria(_Read):
     actions: one way to the right database. communicate_info: texts that the policy must say.
     """
 
-    actions: list[Action] | None = None
+    actions: list[ExpectedCall] | None = None
     communicate_info: list[str] | None = None
     reward_basis: list[Basis] = Field(default_factory=lambda: list[Basis](["DB", "COMMUNICATE"]))
 

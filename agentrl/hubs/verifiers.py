@@ -78,7 +78,7 @@ class VerifiersEnvironment(Environment):
             )
         self._environment = environment
         self._arguments, self._task = _object(arguments, "arguments"), _object(task, "task")
-        self._scorer = Scorer.of(self._program, environment, self._arguments, self._options.seat)
+        self._scorer = RolloutScorer.of(self._program, environment, self._arguments, self._options.seat)
 
     async def play(self, endpoint: OpenAIEndpoint) -> None:
         """Have verifiers play the task, with the policy at `endpoint`. Runs under asyncio.
@@ -118,7 +118,7 @@ class VerifiersEnvironment(Environment):
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class RolloutScorer:
     """Where the attempts of a group are scored together: an environment in a hub process.
 
     A reward of a group does not see the environments of its attempts, only their facts. So the facts name the
@@ -147,7 +147,7 @@ class Scorer:
         return scored
 
 
-_SCORERS: dict[str, Scorer] = {}
+_SCORERS: dict[str, RolloutScorer] = {}
 
 
 class VerifiersAgent(AgentLoop):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from agentrl.cli import data_app
 from agentrl.errors import ConfigError, DataError, PluginError, UserError
 from agentrl.hubs.tau2 import said_text
-from agentrl.hubs.tau2_tasks import Action
+from agentrl.hubs.tau2_tasks import ExpectedCall
 from agentrl.testing import Call, play
 from agentrl.types import Message, Outcome
 from parts.json_server import completion, json_server
@@ -158,7 +158,7 @@ def test_calls_are_compared_where_the_task_says_so(tmp_path: Path) -> None:
 def test_an_action_is_made_by_calls_that_agree_where_it_looks(arguments, data) -> None:
     other = data.draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 1)))
     compared = data.draw(st.none() | st.lists(st.sampled_from("abc")))
-    action = Action(name="act", arguments=arguments, compare_args=compared)
+    action = ExpectedCall(name="act", arguments=arguments, compare_args=compared)
     agree = all(arguments.get(key) == other.get(key) for key in (compared if compared is not None else "abc"))
     assert action.is_made_by("act", other) == agree
     assert not action.is_made_by("other", arguments)
