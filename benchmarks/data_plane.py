@@ -1,6 +1,6 @@
 """What a batch costs the processes that it passes, by its tokens: player, buffer, controller, rank, recorder.
 
-    python benchmarks/data_plane.py --tokens 10 50 268 --out docs/results/data_plane.json
+    python benchmarks/data_plane.py --tokens 10 50 268 --out figures.json
 
 The code is that of a run, but without Ray between: what Ray would carry is pickled and unpickled instead, on
 both sides' account. Seconds are those of the CPU. The controller has a process of its own
