@@ -199,14 +199,6 @@ class TestTextArenaGame(EnvironmentContract):
     calls = (("act", {"action": "1"}),)
 
 
-class TestDesk(EnvironmentContract):
-    environment = "examples/desk.py:Desk"
-    config = {"database": "examples/desk/database.json"}
-    environment_kwargs = {"database": "{}"}
-    bad_kwargs = ()
-    calls = (("find_bookings", {"guest": "Ada Okoye"}), ("change_nights", {"number": "A17", "nights": 5}))
-
-
 # ----------------------------------------------------------------------------------------------- interactions
 
 
