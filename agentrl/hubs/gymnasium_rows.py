@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.data.task_rows import RowStyle, row_schema
 from agentrl.errors import ConfigError
 from agentrl.hubs.gymnasium_game import KEY, OpenGame
 from agentrl.hubs.gymnasium_text import text_of
@@ -20,17 +20,7 @@ INSTRUCTION = "Play the game to its end: take one action at a time with the tool
 
 _TEXT = pa.string()
 _WORLD = pa.struct([("name", _TEXT), ("game", _TEXT), ("seed", pa.int64()), ("options", _TEXT)])
-_EXTRA_INFO = pa.struct([("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD)])
-GAME_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        ("extra_info", _EXTRA_INFO),
-        ("agent_name", _TEXT),
-    ]
-)
+GAME_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD))
 
 
 def read_games(games: str, options: str) -> dict[str, str]:

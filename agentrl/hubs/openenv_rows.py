@@ -14,7 +14,7 @@ import httpx2
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.data.task_rows import RowStyle, row_schema
 from agentrl.errors import ConfigError, DataError, ToolError
 from agentrl.hubs.openenv import (
     KEY,
@@ -34,26 +34,12 @@ RESET_TIMEOUT_S = 60.0
 _TEXT = pa.string()
 _WORLD = pa.struct([("name", _TEXT), ("server", _TEXT), ("reset", _TEXT), ("shown", _TEXT), ("field", _TEXT)])
 _PARTNER = pa.struct([("name", _TEXT)])
-EPISODE_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("index", pa.int64()),
-                    ("split", _TEXT),
-                    ("environment_kwargs", _WORLD),
-                    ("interaction_kwargs", _PARTNER),
-                    ("tool_selection", pa.list_(_TEXT)),
-                ]
-            ),
-        ),
-        ("agent_name", _TEXT),
-    ]
+EPISODE_SCHEMA = row_schema(
+    ("index", pa.int64()),
+    ("split", _TEXT),
+    ("environment_kwargs", _WORLD),
+    ("interaction_kwargs", _PARTNER),
+    ("tool_selection", pa.list_(_TEXT)),
 )
 
 

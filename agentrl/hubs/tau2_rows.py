@@ -19,7 +19,7 @@ import trio
 from pydantic import ValidationError
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT
+from agentrl.data.task_rows import row_schema
 from agentrl.errors import DataError
 from agentrl.hubs.tau2 import KEY
 from agentrl.hubs.tau2_tasks import Tau2Task
@@ -30,24 +30,10 @@ from agentrl.types import JsonObject
 OPENING = "Hello."
 
 _TEXT = pa.string()
-TAU2_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    *(("index", pa.int64()), ("split", _TEXT), ("id", _TEXT)),
-                    ("environment_kwargs", pa.struct([("name", _TEXT), ("database", _TEXT)])),
-                    ("interaction_kwargs", pa.struct([("name", _TEXT), ("persona", _TEXT), ("goal", _TEXT)])),
-                ]
-            ),
-        ),
-        ("agent_name", _TEXT),
-    ]
+TAU2_SCHEMA = row_schema(
+    *(("index", pa.int64()), ("split", _TEXT), ("id", _TEXT)),
+    ("environment_kwargs", pa.struct([("name", _TEXT), ("database", _TEXT)])),
+    ("interaction_kwargs", pa.struct([("name", _TEXT), ("persona", _TEXT), ("goal", _TEXT)])),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.data.task_rows import RowStyle, row_schema
 from agentrl.errors import ConfigError
 from agentrl.hubs.process import HubProcess
 from agentrl.hubs.textarena import KEY, Match, OpenMatch, TextArenaOptions, program_of
@@ -26,19 +26,7 @@ _WORLD = pa.struct(
         *(("players", pa.int64()), ("seat", pa.int64()), ("opponent", _TEXT)),
     ]
 )
-TEXTARENA_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        (
-            "extra_info",
-            pa.struct([("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD)]),
-        ),
-        ("agent_name", _TEXT),
-    ]
-)
+TEXTARENA_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD))
 
 
 @dataclass(frozen=True, slots=True)
