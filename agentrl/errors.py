@@ -16,6 +16,7 @@ the cure
     ├── SandboxError          the sandbox broke (not: the program in it failed)
     ├── LearnerError          a learner rank failed, a collective timed out, or its numbers are not finite
     │   └── RankLost          the process of a rank died
+    ├── ActorDied             the process of an actor died
     ├── DiskError             a file could not be written: the disk is full, read-only or gone
     ├── StorageError          object storage refused, could not be reached, or returned other bytes
     ├── CheckpointError       a checkpoint is missing, incomplete or could not be written
@@ -60,6 +61,10 @@ def concerning(what: str) -> Iterator[None]:
 
 
 class InfrastructureError(AgentRLError):
+    pass
+
+
+class ActorDied(InfrastructureError):
     pass
 
 

@@ -269,11 +269,14 @@ class ConversationRecord:
     name: equal names are compared with each other (`algorithm.conversation_credit`).
     messages: those whose turns were sampled; () if it never spoke.
     opponent: the frozen model that spoke in it, whose tokens are not recorded; None: the policy.
+    opponent_versions: the versions of the policy that spoke as the opponent, in order, each once; 0: the
+        model that it was started as.
     """
 
     name: str
     messages: tuple[Message, ...]
     opponent: str | None = None
+    opponent_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -441,6 +444,7 @@ class SamplingParams:
     ignore_eos: end-of-sequence tokens do not end the turn; only `max_new_tokens` does.
     experts_from: return the experts of the tokens from this index on (of prompt and answer together); None:
         of no token.
+    adapter: the LoRA adapter to sample with, if it is not the one of all requests; None: it is.
     images: of the prompt, by their positions in it.
     """
 
@@ -452,6 +456,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     experts_from: int | None = None
+    adapter: str | None = None
     images: tuple[PlacedImage, ...] = ()
 
 

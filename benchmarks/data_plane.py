@@ -1,17 +1,18 @@
 """What a batch costs the processes that it passes, by its tokens: player, buffer, controller, rank, recorder.
 
-    python benchmarks/data_plane.py --tokens 10 50 268 --out docs/results/data_plane.json
+    python benchmarks/data_plane.py --tokens 10 50 268 --out figures.json
 
-One process stands for each of them in turn, with the code of a run but without Ray between: what Ray would
-carry is pickled and unpickled instead, on both sides' account. Seconds are those of the CPU. A batch has
-attempts of 32,768 tokens, half of them sampled, in groups of 8, GRPO with `max_lag`, 64 ranks.
+The code is that of a run, but without Ray between: what Ray would carry is pickled and unpickled instead, on
+both sides' account. Seconds are those of the CPU. The controller has a process of its own
+(`controller_process.py`), once for each of `--modes`. A batch has attempts of 32,768 tokens, half of them
+sampled, in groups of 8, with `max_lag`, for 64 ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -20,54 +21,53 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from controller_process import ALGORITHMS, run_controller
 from machine import write_result
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
-from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.controller.credit import (
-    credit,
-    group_attempts,
-    leave_out_masked,
-    leave_out_old,
-    split_minibatches,
-    with_reward,
-)
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
-from agentrl.figures.trajectory_metrics import summarise_attempts
+from agentrl.data.token_columns import column_folder
 from agentrl.fleet.recorder import write_attempts
-from agentrl.learner.packing import plan_microbatches
-from agentrl.learner.sample_refs import loaded, planned
+from agentrl.learner.sample_refs import loaded
 from agentrl.types import Message, Outcome, RewardEvent, Task, Trajectory
 
 R = TypeVar("R")
 GROUP_SIZE = 8
 TURNS = 4
-NUM_RANKS = 64
-MICROBATCH_TOKENS = 65_536
-LOADED_SHARE = 16
-"""One rank in LOADED_SHARE of the batch is loaded, and one attempt in as many is recorded."""
+RECORDED_SHARE = 16
+"""One attempt in as many is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """CPU seconds for a batch. controller_mib: growth of the peak memory while it handles the batch."""
+    """CPU seconds for a batch."""
 
     tokens: int
     attempts: int
     play_s: float
     buffer_add_s: float
     buffer_take_s: float
-    controller_s: float
-    controller_mib: float
     facts_bytes: int
+    record_s: float
+    buffer_us_per_token: float
+    controller: dict[str, ControllerFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFigures:
+    """CPU seconds of the controller in one mode, and of all ranks that load what it planned.
+
+    peak_mib: growth of the controller's peak memory while it handles the batch.
+    """
+
+    cpu_s: float
+    us_per_token: float
+    peak_mib: float
     plan_bytes: int
     rank_load_s: float
-    record_s: float
-    controller_us_per_token: float
-    buffer_us_per_token: float
 
 
 class Tasks:
@@ -118,7 +118,7 @@ def carried(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value, protocol=5))
 
 
-def measure(folder: Path, *, num_tokens: int, attempt_tokens: int) -> Figures:
+def measure(folder: Path, *, num_tokens: int, attempt_tokens: int, modes: Sequence[str]) -> Figures:
     num_groups = max(1, num_tokens // attempt_tokens // GROUP_SIZE)
     clock, rng = Clock(), np.random.default_rng(0)
     rules = LedgerRules(groups_per_step=num_groups, max_staleness=1, group_size=GROUP_SIZE)
@@ -133,17 +133,13 @@ def measure(folder: Path, *, num_tokens: int, attempt_tokens: int) -> Figures:
     taken = clock.of("take", lambda: buffer.take(num_groups, 0.0, 1))
     assert taken is not None
     message = clock.of("take", lambda: pickle.dumps(taken, protocol=5))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    parts = clock.of("controller", lambda: controller(message))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    mine = pickle.loads(parts[0])
-    microbatches = clock.of("load", lambda: loaded(mine))
-    share = sum(m.num_tokens for m in microbatches) / (num_groups * GROUP_SIZE * attempt_tokens)
-    attempts = pickle.loads(message)[::LOADED_SHARE]
+    total = num_groups * GROUP_SIZE * attempt_tokens
+    controlled = {mode: control(mode, message, folder, total) for mode in modes}
+    attempts = pickle.loads(message)[::RECORDED_SHARE]
     columns = {"step": 1, "learned_by": 0}
     clock.of("record", lambda: write_attempts(folder / "step.parquet", attempts, columns))
     buffer.close()
-    s, total = clock.seconds, num_groups * GROUP_SIZE * attempt_tokens
+    s = clock.seconds
     buffer_s = s["add"] + s["take"]
     return Figures(
         tokens=total,
@@ -151,42 +147,32 @@ def measure(folder: Path, *, num_tokens: int, attempt_tokens: int) -> Figures:
         play_s=s["play"],
         buffer_add_s=s["add"],
         buffer_take_s=s["take"],
-        controller_s=s["controller"],
-        controller_mib=grown / 1024,
         facts_bytes=len(message),
-        plan_bytes=sum(map(len, parts)),
-        rank_load_s=s["load"] / share,
         record_s=s["record"] * num_groups * GROUP_SIZE / len(attempts),
-        controller_us_per_token=1e6 * s["controller"] / total,
         buffer_us_per_token=1e6 * buffer_s / total,
+        controller=controlled,
+    )
+
+
+def control(mode: str, message: bytes, folder: Path, num_tokens: int) -> ControllerFigures:
+    """Let the controller handle a batch, and a rank load what it gets."""
+    with column_folder(folder / "columns") as columns:
+        done = run_controller(mode, message, Path(columns), group_size=GROUP_SIZE)
+        clock = Clock()
+        mine = pickle.loads(done.first_message)
+        microbatches = clock.of("load", lambda: loaded(mine))
+    return ControllerFigures(
+        cpu_s=done.cpu_s,
+        us_per_token=1e6 * done.cpu_s / num_tokens,
+        peak_mib=done.peak_mib,
+        plan_bytes=done.plan_bytes,
+        rank_load_s=clock.seconds["load"] * num_tokens / sum(m.num_tokens for m in microbatches),
     )
 
 
 def facts_of(files: AttemptFiles, played: Trajectory) -> list[AttemptFacts]:
     [ref] = files.write([played])
     return [AttemptFacts.of(played, ref)]
-
-
-def controller(message: bytes) -> list[bytes]:
-    """Do what the controller does with a batch, from the buffer's answer to the message for each rank."""
-    groups = group_attempts(pickle.loads(message))
-    groups = with_reward(groups)
-    samples = credit(groups, AlgorithmConfig(), group_size=GROUP_SIZE)
-    samples = leave_out_old(samples, lags=lambda versions: 1 - versions, max_lag=4)
-    samples = leave_out_masked(samples, ())
-    messages = []
-    for minibatch in split_minibatches(samples, num_minibatches=1, rng=np.random.default_rng(0)):
-        shards = plan_microbatches(
-            [ref.shape for ref in minibatch],
-            max_tokens=MICROBATCH_TOKENS,
-            world_size=NUM_RANKS,
-            shared_prefix=True,
-        )
-        messages += [pickle.dumps(planned(shard, minibatch), protocol=5) for shard in shards]
-    attempts = [t for group in groups for t in group.attempts]
-    summarise_attempts(attempts, lags=lambda versions: 1 - versions)
-    pickle.dumps(attempts, protocol=5)  # for the recorder
-    return messages
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -196,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--tokens", type=float, nargs="+", default=[10.0], help="millions of tokens of a batch"
     )
+    parser.add_argument("--modes", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
     parser.add_argument("--attempt-tokens", type=int, default=32_768)
     parser.add_argument("--folder", type=Path, help="where the batch is written, default: a temporary folder")
     parser.add_argument("--out", type=Path)
@@ -204,10 +191,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for millions in sorted(args.tokens):
         with tempfile.TemporaryDirectory(dir=args.folder) as name:
             figures = measure(
-                Path(name), num_tokens=round(1e6 * millions), attempt_tokens=args.attempt_tokens
+                Path(name),
+                num_tokens=round(1e6 * millions),
+                attempt_tokens=args.attempt_tokens,
+                modes=args.modes,
             )
         found.append(asdict(figures))
-        print(", ".join(f"{name} {value:.4g}" for name, value in found[-1].items()), flush=True)
+        print(json.dumps(found[-1], indent=1), flush=True)
     write_result(args.out, {"batches": found})
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/nim.py --steps 80 --out docs/results/nim.json
 
-Writes the rows, imitates random legal moves, serves that policy as the opponent, and trains from it: by
-self-play, or with `--against` in games with the opponent. Validation plays each pile from both sides. The
-exit code is 1 if the win rate does not rise by `--rise`.
+Writes the rows, imitates random legal moves, and trains that policy: by self-play, or with `--against` in
+games with the opponent. The run serves the opponent. Validation plays each pile from both sides. The exit
+code is 1 if the win rate does not rise by `--rise`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,6 @@ from machine import facts, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 AGENTRL = (sys.executable, "-m", "agentrl.cli")
-READY_TIMEOUT_S = 120.0
 
 
 def main() -> int:
@@ -34,16 +29,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--port", type=int, default=0, help="of the opponent's server; 0: a free one")
     parser.add_argument("--against", action="store_true", help="train in games with the frozen opponent")
     parser.add_argument("--rise", type=float, default=0.15, help="by which the win rate has to rise")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "bench" / "nim")
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
-    port = args.port or free_port()
     name = "against_frozen" if args.against else "self_play"
-    figures = measure(args.runs.resolve(), name=name, steps=args.steps, port=port, overrides=args.overrides)
+    figures = measure(args.runs.resolve(), name=name, steps=args.steps, overrides=args.overrides)
     print(json.dumps(figures["win_rate"]))
     if args.out is not None:
         stored = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
@@ -53,7 +46,7 @@ def main() -> int:
     return int(rates[-1] - rates[0] < args.rise)
 
 
-def measure(folder: Path, *, name: str, steps: int, port: int, overrides: list[str]) -> dict[str, Any]:
+def measure(folder: Path, *, name: str, steps: int, overrides: list[str]) -> dict[str, Any]:
     """Prepare what is missing in `folder`, make one run, and return its figures."""
     data, warm_start, run = folder / "data", folder / "warm_start", folder / name
     if not (warm_start / "config.json").exists():
@@ -66,13 +59,12 @@ def measure(folder: Path, *, name: str, steps: int, port: int, overrides: list[s
         f"data.train_files=[{data}/{rows}.jsonl]",
         f"data.val_files=[{data}/val.jsonl]",
         f"model.path={warm_start}",
-        f"agent.opponents.frozen.urls=[http://127.0.0.1:{port}]",
+        f"agent.opponents.frozen.model.path={warm_start}",
         f"trainer.run_dir={run}",
         f"trainer.steps={steps}",
     ]
     started = time.monotonic()
-    with served(warm_start, port):
-        command([*AGENTRL, "train", "examples/nim.yaml", *given, *overrides])
+    command([*AGENTRL, "train", "examples/nim.yaml", *given, *overrides])
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "what": f"agentrl train examples/nim.yaml, {rows}.jsonl, from imitated random moves; one seed",
@@ -84,37 +76,6 @@ def measure(folder: Path, *, name: str, steps: int, port: int, overrides: list[s
         },
         "counts": json.loads((run / "result.json").read_text())["counts"],
     }
-
-
-@contextmanager
-def served(model: Path, port: int) -> Iterator[None]:
-    """Serve a model on this machine while the block runs."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "agentrl.serving.embedded", str(model), "--port", str(port)], cwd=ROOT
-    )
-    try:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not is_ready(port):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server of {model} did not become ready")
-            time.sleep(0.2)
-        yield
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def is_ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
 
 
 def command(arguments: list[str]) -> None:

@@ -27,7 +27,7 @@ from agentrl.simulation.estimate import estimate_of
 from agentrl.simulation.measure import Simulated
 from agentrl.simulation.picture import draw
 from agentrl.simulation.report import binding, sweep_table
-from agentrl.simulation.scaled import scaled
+from agentrl.simulation.scaled import scaled, whole
 from agentrl.simulation.simulate import simulate
 
 FOLDER = Path(__file__).with_name("simulated")
@@ -159,11 +159,11 @@ SCALE: Mapping[str, tuple[str, str, Mapping[str, Config]]] = {
 
 
 def run(config: Config, steps: int) -> tuple[Simulated, float, float]:
-    """Return the simulation, how many times smaller it is, and its CPU seconds."""
+    """Return what the run comes to, how many times smaller its simulation is, and its CPU seconds."""
     own = config.simulation.model_copy(update={"steps": steps})
     smaller, factor = scaled(config.model_copy(update={"simulation": own}))
     started = time.process_time()
-    return simulate(smaller), factor, time.process_time() - started
+    return whole(simulate(smaller), factor), factor, time.process_time() - started
 
 
 def figures(config: Config, found: tuple[Simulated, float, float]) -> dict[str, Any]:
@@ -177,6 +177,7 @@ def figures(config: Config, found: tuple[Simulated, float, float]) -> dict[str, 
         "lease_waits": round(simulated.leasing_share, 3),
         "lags": {str(lag): round(share, 3) for lag, share in simulated.lags.items()},
         "mean_tokens": round(simulated.mean_tokens),
+        "sampled_tokens_per_s": round(simulated.tokens_per_s),
         "binds": binding(config, simulated, estimate_of(config))[0],
         "factor": round(factor, 2),
         "cpu_s": round(cpu_s, 1),

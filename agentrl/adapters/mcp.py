@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 import mcp.types
 from mcp import MCPError
 
-from agentrl.adapters.mcp_session import MCPSession, SharedSession, header_values
+from agentrl.adapters.mcp_session import MCPSession, SharedSession
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
+from agentrl.plugins.variables import header_values
 from agentrl.terminal_text import CONTROL, visible
 from agentrl.types import JsonObject
 
@@ -50,14 +51,14 @@ class MCPServer:
     """One configured server, with this process's sessions."""
 
     def __init__(self, name: str, config: MCPServerConfig) -> None:
-        """Raises PluginError if the command, or the variable with a header's value, does not exist."""
+        """Raises PluginError if the command does not exist, ConfigError if a variable is not set."""
         self.name = name
         self.config = config
         if config.command and shutil.which(config.command[0]) is None:
             raise PluginError(
                 f"agent.mcp_servers.{name}.command: the program {config.command[0]!r} does not exist"
             )
-        header_values(name, config)
+        header_values(config.headers_env, key=f"agent.mcp_servers.{name}.headers_env")
         self.prefix = f"{name}_" if config.prefix is None else config.prefix
         self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SharedSession] = WeakKeyDictionary()
         self._of_trajectories: dict[str, SharedSession] = {}

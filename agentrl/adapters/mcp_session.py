@@ -24,8 +24,8 @@ from mcp.types import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, CallTool
 
 import agentrl.guard
 from agentrl.config.agent import MCPServerConfig
-from agentrl.errors import PluginError, ToolError
-from agentrl.plugins.variables import clean_environment
+from agentrl.errors import ToolError
+from agentrl.plugins.variables import clean_environment, header_values
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class MCPSession:
     @asynccontextmanager
     async def _http(self) -> AsyncIterator[Any]:
         assert self._config.url is not None
-        headers = header_values(self._name, self._config)
+        headers = header_values(self._config.headers_env, key=f"agent.mcp_servers.{self._name}.headers_env")
         # No read timeout: the caller has the deadline, and a tool may take that long.
         timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=None)
         async with (
@@ -216,21 +216,6 @@ class SharedSession:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-
-def header_values(name: str, config: MCPServerConfig) -> dict[str, str]:
-    """Return the HTTP headers. Their values are secrets and come from environment variables.
-
-    Raises:
-        PluginError: a variable is not set.
-    """
-    for header, variable in config.headers_env.items():
-        if variable not in os.environ:
-            raise PluginError(
-                f"agent.mcp_servers.{name}.headers_env.{header}={variable!r}: this environment variable is "
-                "not set"
-            )
-    return {header: os.environ[variable] for header, variable in config.headers_env.items()}
 
 
 @contextmanager

@@ -5,9 +5,17 @@ The penalty is applied before advantages are estimated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
-from agentrl.algorithms.compact import ActionBatch
+from agentrl.algorithms.compact import ActionBatch, TokenRewards
+from agentrl.algorithms.kl import KL_ESTIMATORS, KLEstimator, k1
+
+REWARD_KL_ESTIMATORS: Mapping[str, KLEstimator] = {"k1": k1, **KL_ESTIMATORS}
+"""Registered name (`algorithm.kl.estimator`) -> estimator usable in the reward."""
 
 ERROR_LIMIT = 0.2
 """Bound on the relative error in one adaptation: a single unusual batch must not change the coefficient
@@ -28,6 +36,21 @@ def penalize(batch: ActionBatch, kl_A: Tensor, *, coefficient: float) -> ActionB
     Source: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
     """
     return batch.with_rewards(batch.rewards_A - coefficient * kl_A.to(batch.rewards_A.dtype))
+
+
+def penalize_turns(batch: ActionBatch, kl_K: Tensor, *, coefficient: float) -> ActionBatch:
+    """Return the batch with the penalty of each turn on the turn's last token.
+
+    It has the same rewards per turn and per trajectory as `penalize`, without a number per token.
+
+    Args:
+        kl_K: f[K], the sum of `penalize`'s kl_A over the tokens of each turn.
+    """
+    rewards, last_K = batch.rewards, batch.turns.lengths_K.cumsum(0) - 1
+    tokens = torch.cat([rewards.tokens_E, last_K])
+    values = torch.cat([rewards.values_E, -coefficient * kl_K.to(rewards.values_E.dtype)])
+    order = torch.argsort(tokens, stable=True)
+    return replace(batch, rewards=TokenRewards(tokens[order], values[order]))
 
 
 def adapt_coefficient(

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from agentrl.boxes.box import BoxEnded, BoxFileMissing, BoxRefused
+from agentrl.boxes.box import BoxEnded, BoxFileMissing, BoxRefused, Start
 from agentrl.boxes.served_box import ANSWER_S, SERVANT, AskedBox, framed, read_frame
 from agentrl.errors import SandboxError
 
@@ -57,6 +57,14 @@ class MachineBox(AskedBox):
         self._numbers = itertools.count()
         self._turn = trio.Lock()
         self._over: str | None = None
+        self._has_run = False
+
+    async def fill(self, start: Start) -> None:
+        try:  # an image without python3 tells so now, not at the model's first command
+            await self._ask("greet")
+        except BoxEnded as error:
+            raise SandboxError(f"{error} (a machine needs python3, 3.8 or newer)") from error
+        await super().fill(start)
 
     async def stop(self) -> None:
         self._over = self._over or "the box was stopped"
@@ -75,6 +83,7 @@ class MachineBox(AskedBox):
         async with self._turn:
             if self._over is not None:
                 raise BoxEnded(self._over)
+            self._has_run |= verb == "run"
             frame = framed(json.dumps({"verb": verb, **fields}).encode(), body)
             try:
                 with trio.fail_after(within_s + 3 * ANSWER_S):  # a request, a command, an answer
@@ -83,6 +92,8 @@ class MachineBox(AskedBox):
                 raise SandboxError("the cloud of the box did not answer in time") from error
             except MachineGone as error:
                 self._over = f"the box is over, and its files are gone: {error}"
+                if not self._has_run:  # nothing in it can have ended it
+                    raise SandboxError(self._over) from error
                 raise BoxEnded(self._over) from error
             except ValueError as error:
                 self._over = "the box is over: a command destroyed its answer"

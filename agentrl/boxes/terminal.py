@@ -21,6 +21,8 @@ from agentrl.types import JsonObject
 
 TESTS, LOGS = "/tests", "/logs/verifier"
 SCRIPT = "test.sh"
+OLDER = "task.yaml"
+"""The file that a task in Terminal-Bench's older layout has in place of task.toml."""
 MAX_REWARD_BYTES = 2**16
 MAX_TEST_BYTES = 64 * MIB
 KINDS_WITH_FOLDERS: tuple[BoxKind, ...] = ("bubblewrap", "podman", "docker")
@@ -105,11 +107,19 @@ def task_folders(folder: Path) -> list[Path]:
     """Return the folders of tasks in `folder`: itself, or those below it.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or one is in the older layout.
     """
     if (folder / "task.toml").is_file():
         return [folder]
-    if found := sorted(path.parent for path in folder.glob("*/task.toml")):
+    found = sorted(path.parent for path in folder.glob("*/task.toml"))
+    older = sorted(path.parent for path in (*folder.glob(OLDER), *folder.glob(f"*/{OLDER}")))
+    if unread := [task for task in older if task not in found]:
+        raise DataError(
+            f"{unread[0]}: a task in Terminal-Bench's older layout ({OLDER}, run-tests.sh), whose tests "
+            f"write no reward; convert it to Harbor's layout by `harbor tasks migrate -i {folder} -o NEW`, "
+            f"or by hand: task.toml, instruction.md and tests/{SCRIPT}, which writes {LOGS}/reward.txt"
+        )
+    if found:
         return found
     raise DataError(f"{folder}: no task: neither it nor a folder in it has a task.toml")
 

@@ -171,6 +171,18 @@ _add(
     hubs.data_verifiers,
     "agentrl data verifiers data/echo --environment echo_v1 --python verifiers/bin/python",
 )
+_add(
+    data_app,
+    "textarena",
+    hubs.data_textarena,
+    "agentrl data textarena data/nim --games Nim-v0 --python textarena/bin/python",
+)
+_add(
+    data_app,
+    "tau2",
+    hubs.data_tau2,
+    "agentrl data tau2 data/desk --tasks tasks.json --environment desk --policy @policy.md --plugin desk.py",
+)
 for _kind in data.KINDS:
     _add(data_app, _kind, data.writer(_kind), f"agentrl data {_kind} data/{_kind}", text=data.KINDS[_kind])
 _add(

@@ -68,6 +68,7 @@ def data_gymnasium(
             metavar="JSON|@FILE", help='Arguments by game, such as {"FrozenLake-v1": {"is_slippery": false}}.'
         ),
     ] = "{}",
+    about: Annotated[bool, typer.Option(help="Tell the rules and the actions in the prompt.")] = True,
     train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
     val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -79,7 +80,7 @@ def data_gymnasium(
     """Write games of Gymnasium, played by a tool and scored by their own rewards (docs/hubs.md)."""
     from agentrl.data.convert import choose_styles
     from agentrl.data.sent import mirrored_folder
-    from agentrl.hubs.gymnasium_rows import INSTRUCTION, read_games, write_games
+    from agentrl.hubs.gymnasium_rows import INSTRUCTION, GameRows, read_games, write_games
     from agentrl.plugins import load_plugins
 
     (style,) = choose_styles(
@@ -90,8 +91,9 @@ def data_gymnasium(
         plugins=load_plugins(plugin or ()),
     )
     chosen = read_games(games, read_text("--options", options))
+    rows = GameRows(chosen, style, seed, num_train=train_rows, num_val=val_rows, has_rules=about)
     with mirrored_folder(out) as folder:
-        written = write_games(folder, chosen, style, seed=seed, num_train=train_rows, num_val=val_rows)
+        written = write_games(folder, rows)
     say_written(out, written)
 
 
@@ -205,3 +207,106 @@ def data_verifiers(
     with mirrored_folder(out) as folder:
         written = write_tasks(folder, options, chosen)
     say_written(out, written)
+
+
+def data_textarena(
+    out: Out,
+    games: Annotated[str, typer.Option(metavar="ID,ID", help="Games of TextArena, which alternate.")],
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="Interpreter of the environment with textarena in it.")
+    ],
+    options: Annotated[
+        str,
+        typer.Option(metavar="JSON|@FILE", help='Arguments by game: {"Nim-v0": {"piles": [3, 4]}}.'),
+    ] = "{}",
+    players: Annotated[int, typer.Option(min=0, help="Seats; 0: the fewest that a game takes.")] = 0,
+    opponent: Annotated[
+        str | None,
+        typer.Option(help="Model of agent.opponents in the other seats; default: the policy has all."),
+    ] = None,
+    val_opponent: Annotated[
+        str | None, typer.Option(help="The same, for validation; default: that of --opponent.")
+    ] = None,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Games for one player are played by turns, not by the tool act.")
+    ] = False,
+    path: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER", help="Folder with modules of your own; repeatable."),
+    ] = None,
+    module: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Module that registers games of your own; repeatable."),
+    ] = None,
+    train_rows: Annotated[int, typer.Option("--train", min=1, help="Number of training rows.")] = 3000,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    system: System = None,
+    debug: Debug = False,
+) -> None:
+    """Write games of TextArena, for one player or several, scored by their own rewards (docs/hubs.md)."""
+    from agentrl.data.sent import mirrored_folder
+    from agentrl.hubs.gymnasium_rows import read_games
+    from agentrl.hubs.textarena import TextArenaOptions
+    from agentrl.hubs.textarena_rows import MatchRows, write_matches
+
+    opponents = {"train": opponent, "val": val_opponent or opponent}
+    rows = MatchRows(
+        read_games(games, read_text("--options", options)),
+        seed,
+        num_train=train_rows,
+        num_val=val_rows,
+        players=players,
+        opponents={split: name for split, name in opponents.items() if name},
+        by_turns=turns,
+        system=None if system is None else read_text("--system", system),
+    )
+    elsewhere = TextArenaOptions(python=python, path=tuple(path or ()), modules=tuple(module or ()))
+    with mirrored_folder(out) as folder:
+        written = write_matches(folder, elsewhere, rows)
+    say_written(out, written)
+
+
+def data_tau2(
+    out: Out,
+    tasks: Annotated[
+        Path, typer.Option(metavar="FILE", help="Tasks in the layout of tau2-bench (tasks.json).")
+    ],
+    environment: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment with the domain's tools and database.")
+    ],
+    policy: Annotated[
+        str, typer.Option(metavar="TEXT|@FILE", help="The domain's policy: the system message.")
+    ],
+    config: Annotated[
+        str,
+        typer.Option(
+            metavar="JSON|@FILE", help="Options of the environment, as agent.environment_config has."
+        ),
+    ] = "{}",
+    opening: Annotated[str, typer.Option(help="The first words of each customer.")] = "Hello.",
+    partner: Annotated[str, typer.Option(help="Interaction that plays the customer.")] = "simulated_user",
+    plugin: Plugin = None,
+    val_rows: Annotated[int, typer.Option("--val", min=0, help="The first tasks are for validation.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Write tasks of tau2-bench's layout for a domain of your own: a customer with a hidden goal, scored by
+    the database and by what was told (docs/hubs.md).
+    """
+    from agentrl.data.sent import mirrored_folder
+    from agentrl.hubs.tau2_rows import Domain, write_conversations
+    from agentrl.hubs.tau2_tasks import read_tasks
+    from agentrl.hubs.verifiers_rows import read_arguments
+    from agentrl.plugins import load_plugins
+
+    plugins = load_plugins(plugin or ())
+    plugins.interactions.get(partner)
+    kind = plugins.environment(environment)
+    options = read_arguments("--config", read_text("--config", config))
+    domain = Domain(lambda: kind(options), read_text("--policy", policy), opening, partner)
+    found = read_tasks(tasks)
+    with mirrored_folder(out) as folder:
+        written, left_out = write_conversations(folder, found, domain, num_val=val_rows)
+    say_written(out, written)
+    for reason, count in left_out.items():
+        typer.echo(f"left out {count:,} task{'' if count == 1 else 's'}: {reason}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -57,10 +58,10 @@ def plan(
     from agentrl.simulation.plan import make_plan
     from agentrl.simulation.plan_text import check, plan_lines
     from agentrl.simulation.speeds import model_size
-    from agentrl.simulation.written import config_yaml, refuse_other_suffix, write_yaml
+    from agentrl.simulation.written import config_yaml, refuse_out, write_yaml
 
     if out is not None:
-        refuse_other_suffix(out)
+        refuse_out(out, ".yaml")
     base = _base(
         base_values(
             model,
@@ -75,6 +76,7 @@ def plan(
     )
     size = model_size(base)
     planned = make_plan(base, size, gpus, max_staleness=max_staleness)
+    _refuse_overruled(overrides or [], base, planned.config)
     checked = [] if only_estimate else check(planned, base)
     lines = plan_lines(planned, checked, num_gpus=gpus)
     text = config_yaml(planned.config, lines)
@@ -132,4 +134,32 @@ def _base(values: dict[str, Any], overrides: Sequence[str]) -> Config:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "plan.yaml")
         file.write_text(dump_values(values), encoding="utf-8")
-        return load_config(str(file), overrides)
+        try:
+            return load_config(str(file), overrides)
+        except ConfigError as error:  # nobody can look into this file
+            place = re.compile(rf" \({re.escape(str(file))}(:\d+)?\)")
+            raise ConfigError(place.sub("", str(error))) from None
+
+
+def _refuse_overruled(overrides: Sequence[str], base: Config, planned: Config) -> None:
+    """Raise ConfigError if a plan has another value of a key than an override gave it."""
+    wanted, decided = base.model_dump(mode="json"), planned.model_dump(mode="json")
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        asked, got = _value(wanted, key), _value(decided, key)
+        if not _is_kept(asked, got):
+            also = "; use --max-staleness" if key == "buffer.max_staleness" else ""
+            raise ConfigError(f"{override}: a plan decides {key} itself, here {got}; leave it out{also}")
+
+
+def _value(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _is_kept(asked: Any, got: Any) -> bool:
+    """Return whether `got` has everything of `asked`; a plan may add arguments of servers."""
+    if isinstance(asked, Mapping) and isinstance(got, Mapping):
+        return all(_is_kept(value, got.get(name)) for name, value in asked.items())
+    return bool(asked == got)

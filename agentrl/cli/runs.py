@@ -71,6 +71,10 @@ def export(
             "--adapter", help="Write only the LoRA adapter, in peft's format, instead of the merged model."
         ),
     ] = False,
+    role: Annotated[
+        str | None,
+        typer.Option(help="Role whose adapter is meant (model.lora.roles); default: the policy's own."),
+    ] = None,
     base: Annotated[
         str | None, typer.Option(help="Folder or hub id of the adapter's base model, if it has moved.")
     ] = None,
@@ -101,6 +105,7 @@ def export(
             local_checkpoint(checkpoint),
             folder,
             adapter_only=adapter,
+            role=role,
             base=base,
             trusts_code=trust,
             verify=verify,

@@ -15,6 +15,7 @@ from agentrl.cli.options import Debug, Overrides
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from agentrl.config.schema import Config
     from agentrl.simulation.measure import Simulated
 
 
@@ -53,15 +54,19 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
     hunt: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="Run this many random schedules with faults against the laws of the ledger, and stop at the "
             "first that violates one."
         ),
-    ] = 0,
+    ] = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the simulation, or of the first hunted schedule; others count up.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Seed of the simulation (default: the config's trainer.seed), or of the first hunted "
+            "schedule (default: 0); others count up."
+        ),
+    ] = None,
     faults: Annotated[
         str | None,
         typer.Option(
@@ -76,30 +81,108 @@ def simulate(
     With --hunt, random schedules with faults are checked instead; the exit code is 1 if one violates a law.
     """
     logging.getLogger("agentrl").setLevel(logging.ERROR)  # servers are lost all the time
+    _refuse_unused(
+        {
+            "--calibrate": calibrate,
+            "--hunt": hunt,
+            "--sweep": sweep,
+            "--what-if": what_if or None,
+            "--tool-hang": tool_hang,
+            "--out": out,
+            "--json": as_json or None,
+            "--seed": seed,
+            "--faults": faults,
+        },
+        config,
+    )
     if calibrate is not None:
-        if config is not None or hunt:
-            raise ConfigError(
-                f"--calibrate {calibrate} needs nothing else; simulate the config that it prints"
-            )
         _calibrate(calibrate, out)
-        return
-    if hunt or config is None:
-        if config is not None:
-            raise ConfigError(f"--hunt {hunt} draws its own configs; leave out {config}")
-        _hunt(hunt, seed, faults)
-        return
-    if faults is not None:
-        raise ConfigError(f"--faults {faults} chooses faults of one schedule; use it with --hunt 1")
-    given = [*(overrides or []), f"trainer.seed={seed}"]
-    given += [] if tool_hang is None else [f"simulation.tool_hang={tool_hang}"]
-    if sweep is not None:
-        found, label = _sweep(config, given, sweep, is_quiet=as_json)
-    elif what_if:
-        found, label = _what_if(config, given, is_quiet=as_json), "change"
+    elif hunt is not None:
+        _hunt(hunt, 0 if seed is None else seed, faults)
+    elif config is None:
+        raise ConfigError("give a config to simulate, or --hunt 1000 to run so many random schedules")
     else:
-        found, label = {"": _simulate(config, given, is_quiet=as_json)}, ""
+        changes = {"trainer.seed": seed, "simulation.tool_hang": tool_hang}
+        given = _overrides(overrides or [], changes)
+        _simulate(config, given, sweep=sweep, what_if=what_if, out=out, as_json=as_json)
+
+
+_USED: Mapping[str, tuple[str, ...]] = {
+    "--calibrate": ("--out",),
+    "--hunt": ("--seed", "--faults"),
+    "--sweep": ("--tool-hang", "--out", "--json", "--seed"),
+}
+"""Options that can be given with those that decide what the command does."""
+
+
+def _refuse_unused(options: Mapping[str, object], config: str | None) -> None:
+    """Raise ConfigError if something was given that the command would not use."""
+    given = [name for name, value in options.items() if value is not None]
+    for name, used in _USED.items():
+        if name not in given:
+            continue
+        if unused := [other for other in given if other not in (name, *used)]:
+            raise ConfigError(
+                f"{name} {options[name]} does not use {', '.join(unused)}; leave out one of them"
+            )
+        if name != "--sweep" and config is not None:
+            raise ConfigError(f"{name} {options[name]} has its own configs; leave out {config}")
+    if "--faults" in given and "--hunt" not in given:
+        raise ConfigError(
+            f"--faults {options['--faults']} chooses faults of one schedule; use it with --hunt 1"
+        )
+
+
+def _overrides(given: Sequence[str], options: Mapping[str, object]) -> list[str]:
+    """Return all overrides: those given, and those that options stand for.
+
+    Raises:
+        ConfigError: an option and an override set the same key.
+    """
+    added = {key: f"{key}={value}" for key, value in options.items() if value is not None}
+    for override in given:
+        if (key := _key_of(override)) in added:
+            raise ConfigError(f"{override} and an option set {key} twice ({added[key]}); leave out one")
+    return [*given, *added.values()]
+
+
+def _key_of(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _simulate(
+    config: str,
+    overrides: Sequence[str],
+    *,
+    sweep: str | None,
+    what_if: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate a config, once or with changes; print and draw what is found."""
+    from agentrl.config.compose import load_config
+    from agentrl.simulation.report import lines_of, sweep_table
+    from agentrl.simulation.sweep import parse_sweep, what_ifs
+    from agentrl.simulation.written import refuse_out
+
+    if out is not None:
+        refuse_out(out, ".png")
+    label, changes = "", {"": list[str]()}
+    if sweep is not None:
+        key, values = parse_sweep(sweep)
+        label = key.rpartition(".")[2]
+        changes = {value: _overrides([], {key: value}) for value in values}
+        _overrides(overrides, {key: values[0]})
+    elif what_if:
+        label = "change"
+        changes = {name: list(own) for name, own in what_ifs(load_config(config, overrides))}
+    configs = {name: load_config(config, [*overrides, *own]) for name, own in changes.items()}
+    found = {name: _simulated(own) for name, own in configs.items()}
     if as_json:
         typer.echo(json.dumps({name: asdict(own) for name, own in found.items()}, indent=1))
+    else:
+        lines = sweep_table(label, found) if label else lines_of(configs[""], found[""])
+        typer.echo("\n".join(lines))
     if out is not None:
         from agentrl.simulation.picture import draw
 
@@ -107,10 +190,22 @@ def simulate(
         typer.echo(f"wrote {out}", err=as_json)
 
 
+def _simulated(config: Config) -> Simulated:
+    """Return the simulation of a config, with the memory of its components."""
+    from agentrl.simulation.memory import components
+    from agentrl.simulation.simulate import simulate
+    from agentrl.simulation.speeds import find_size
+
+    found = simulate(config)
+    return replace(found, memory_gb=components(config, find_size(config), found))
+
+
 def _calibrate(folder: Path, out: Path | None) -> None:
     from agentrl.simulation.calibrate import calibrate
-    from agentrl.simulation.written import config_yaml, write_yaml
+    from agentrl.simulation.written import config_yaml, refuse_out, write_yaml
 
+    if out is not None:
+        refuse_out(out, ".yaml")
     found = calibrate(folder)
     lines = [
         f"{folder}: {found.step_s:,.2f} s per step, mean of {found.num_steps} steps; {found.num_attempts} "
@@ -128,7 +223,7 @@ def _hunt(num: int, seed: int, faults: str | None) -> None:
     from agentrl.simulation.hunt import hunt_lines
 
     if num < 1:
-        raise ConfigError("give a config to simulate, or --hunt 1000 to run so many random schedules")
+        raise ConfigError(f"--hunt {num}: run at least 1 schedule")
     if faults is not None and num != 1:
         raise ConfigError(f"--faults {faults} chooses faults of one schedule; use it with --hunt 1")
     has_failed = False
@@ -145,46 +240,3 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--faults {text}: use numbers of faults such as 0,3, or none") from None
-
-
-def _simulate(config: str, overrides: Sequence[str], *, is_quiet: bool) -> Simulated:
-    from agentrl.config.compose import load_config
-    from agentrl.simulation.memory import components
-    from agentrl.simulation.report import lines_of
-    from agentrl.simulation.simulate import simulate
-    from agentrl.simulation.speeds import find_size
-
-    loaded = load_config(config, overrides)
-    found = simulate(loaded)
-    found = replace(found, memory_gb=components(loaded, find_size(loaded), found))
-    if not is_quiet:
-        typer.echo("\n".join(lines_of(loaded, found)))
-    return found
-
-
-def _sweep(
-    config: str, overrides: Sequence[str], sweep: str, *, is_quiet: bool
-) -> tuple[Mapping[str, Simulated], str]:
-    from agentrl.simulation.report import sweep_table
-    from agentrl.simulation.sweep import parse_sweep
-
-    key, values = parse_sweep(sweep)
-    found = {value: _simulate(config, [*overrides, f"{key}={value}"], is_quiet=True) for value in values}
-    label = key.rpartition(".")[2]
-    if not is_quiet:
-        typer.echo("\n".join(sweep_table(label, found)))
-    return found, label
-
-
-def _what_if(config: str, overrides: Sequence[str], *, is_quiet: bool) -> Mapping[str, Simulated]:
-    from agentrl.config.compose import load_config
-    from agentrl.simulation.report import sweep_table
-    from agentrl.simulation.sweep import what_ifs
-
-    found = {
-        name: _simulate(config, [*overrides, *changes], is_quiet=True)
-        for name, changes in what_ifs(load_config(config, overrides))
-    }
-    if not is_quiet:
-        typer.echo("\n".join(sweep_table("change", found)))
-    return found

@@ -8,6 +8,9 @@ from agentrl.config.frozen_servers import FrozenServersConfig
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import PathOrURL
 
+TEACHER_SERVERS = "algorithm.distillation.servers"
+"""Config key of the teacher's servers."""
+
 
 class DistillationConfig(Section):
     """On-policy distillation: a teacher scores each sampled token (docs/distillation.md)."""
@@ -51,7 +54,7 @@ class DistillationConfig(Section):
     @property
     def asks_servers(self) -> bool:
         """Whether the teacher is on servers of its own, in place of the learner's ranks."""
-        return bool(self.servers.urls)
+        return self.servers.is_used
 
     @property
     def replaces_rewards(self) -> bool:
@@ -63,5 +66,5 @@ class DistillationConfig(Section):
         if not self.is_used and not self.with_rewards:
             raise ValueError("with_rewards=false leaves nothing to learn from without a teacher; set teacher")
         if self.teacher and self.asks_servers:
-            raise ValueError(f"teacher={self.teacher!r} and servers.urls name two teachers; set one of them")
+            raise ValueError(f"teacher={self.teacher!r} and servers name two teachers; set one of them")
         return self

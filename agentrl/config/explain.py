@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
+from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
 from agentrl.config.explain_images import image_lines, image_warning
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
@@ -14,6 +15,7 @@ from agentrl.config.explain_publish import publish_line
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import LoRAConfig
 from agentrl.config.model_kind import find_obstacles
+from agentrl.config.opponents import opponent_key
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.schema import Config
 from agentrl.granted import granted
@@ -77,7 +79,7 @@ def explain(config: Config, *, num_train_rows: int | None = None, flops_per_s: f
     if (size := cpu_model(config)) is not None:
         parts.append(("On CPUs", cpu_lines(config, size, flops_per_s=flops_per_s)))
     text = "\n\n".join(
-        f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines)
+        f"{title}\n" + "\n".join(f"  {_padded(label)}{value}" for label, value in lines)
         for title, lines in parts
     )
     warnings = list(find_warnings(config, num_train_rows=num_train_rows))
@@ -88,6 +90,10 @@ def explain(config: Config, *, num_train_rows: int | None = None, flops_per_s: f
         if warnings
         else "\n\nNo warnings"
     )
+
+
+def _padded(label: str) -> str:
+    return f"{label:<{LABEL_WIDTH}}" if len(label) < LABEL_WIDTH else f"{label}  "
 
 
 def _ceil(a: int, b: int) -> int:
@@ -237,7 +243,21 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
         )
     )
     lines.append(("validation", _validation(config)))
-    return lines
+    return [*lines, *_frozen_lines(config)]
+
+
+def _frozen_lines(config: Config) -> Lines:
+    """Return a line for each frozen model: an opponent, or a teacher on servers."""
+    intervals = {opponent_key(name): one.refresh_steps for name, one in config.agent.opponents.items()}
+    lines = []
+    for plan in config.frozen_plans:
+        every = intervals.get(plan.key)
+        follows = "" if every is None else f"; the policy takes its place every {_count(every, 'step')}"
+        where = f"on {_count(plan.rollout.num_started, 'server')} that the run starts"
+        lines.append((plan.key, f"{plan.model.path} {where}{follows}"))
+    attached = {opponent_key(name): one.urls for name, one in config.agent.opponents.items()}
+    attached[TEACHER_SERVERS] = config.algorithm.distillation.servers.urls
+    return lines + [(key, f"attached: {', '.join(urls)}") for key, urls in attached.items() if urls]
 
 
 def _adapter_lines(lora: LoRAConfig) -> Lines:
@@ -245,7 +265,11 @@ def _adapter_lines(lora: LoRAConfig) -> Lines:
         return []
     layers = ", ".join(lora.target_modules) or "all linear layers but the head"
     start = f"continued from {lora.path}" if lora.path else "new, adds nothing at first"
-    return [("adapter", f"{start}; rank {lora.rank}, alpha {lora.alpha:g}, on {layers}")]
+    own: Lines = [("adapter", f"{start}; rank {lora.rank}, alpha {lora.alpha:g}, on {layers}")]
+    return own + [
+        (f"adapter {name}", f"as large, new; speaks in the conversations {', '.join(conversations)}")
+        for name, conversations in lora.roles.items()
+    ]
 
 
 def _validation(config: Config) -> str:
@@ -299,14 +323,20 @@ def _warnings_of_what_will_not_run(config: Config) -> Iterator[str]:
             "rollout.sglang.args.ep_size is not tested: nothing checks that servers with expert parallelism "
             "take every update; use tp_size instead"
         )
-    needed = _size(arguments, "tp_size", "tp") * _size(arguments, "pp_size", "pp")
-    spots = config.placement.layout(config.num_ranks).spots.get("servers", ())
-    if spots and 0 < spots[0].num_gpus < needed:
-        yield (
-            f"rollout.sglang.args asks for {needed} GPUs per server (tp_size x pp_size), but each "
-            f"has {spots[0].num_gpus:g}: it will not run; give the servers a pool of their own, "
-            "or fewer servers"
-        )
+    spots = config.placement.layout(config.num_ranks).spots
+    asked = [("rollout.sglang.args", "servers", arguments)]
+    asked += [
+        (f"{plan.key}.sglang_args", "frozen_servers", plan.rollout.sglang.args)
+        for plan in config.frozen_plans
+    ]
+    for key, role, own in asked:
+        needed = _size(own, "tp_size", "tp") * _size(own, "pp_size", "pp")
+        given = [spot.num_gpus for name, places in spots.items() if name == role for spot in places]
+        if given and 0 < given[0] < needed:
+            yield (
+                f"{key} asks for {needed} GPUs per server (tp_size x pp_size), but each has {given[0]:g}: it "
+                "will not run; give the servers a pool of their own, or fewer servers"
+            )
 
 
 def _size(arguments: Mapping[str, object], *names: str) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agentrl.config.explain_memory import rank_memory
 from agentrl.config.model_size import ModelSize
 from agentrl.config.rank_memory import GIB, PROCESS_BYTES
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 
 LEARN_SHARE = 0.8
@@ -78,7 +79,10 @@ class _Process:
 def _processes(config: Config, size: ModelSize) -> list[_Process]:
     found = [_learner(config)]
     if config.rollout.backend == "embedded" and config.rollout.num_started:
-        found.append(_server(config, size))
+        found.append(_server("a server", config.rollout, size, _bytes_per_number(config)))
+    for plan in config.frozen_plans if config.rollout.backend == "embedded" else ():
+        if (frozen := ModelSize.read(plan.model.path)) is not None:
+            found.append(_server(f"a server of {plan.name}", plan.rollout, frozen, _bytes_per_number(config)))
     others = 3 + config.rollout.num_actors
     parts = "driver, Ray, replay buffer and rollout actors"
     return [*found, _Process("the others", 1, others * PROCESS_BYTES, parts)]
@@ -105,8 +109,9 @@ def _learner(config: Config) -> _Process:
     return _Process("a rank", learner.world_size, PROCESS_BYTES + total, shown)
 
 
-def _server(config: Config, size: ModelSize) -> _Process:
-    server, width = config.rollout.embedded, _bytes_per_number(config)
+def _server(who: str, rollout: RolloutConfig, size: ModelSize, width: int) -> _Process:
+    """Return the memory of an embedded server. width: bytes of a number."""
+    server = rollout.embedded
     weights, num_tokens = size.num_parameters * width, server.num_blocks * server.page_size
     cache = num_tokens * size.kv_values_per_token * width
     copies, times = (2, "twice") if server.linear_kernels == "torch" else (3, "up to three times")
@@ -114,7 +119,7 @@ def _server(config: Config, size: ModelSize) -> _Process:
         f"{_gib(weights)} weights, {times} in a publish + {_gib(cache)} KV cache of {num_tokens:,} tokens + "
         f"{_gib(PROCESS_BYTES)} process"
     )
-    return _Process("a server", config.rollout.num_started, PROCESS_BYTES + copies * weights + cache, parts)
+    return _Process(who, rollout.num_started, PROCESS_BYTES + copies * weights + cache, parts)
 
 
 def _time_lines(config: Config, size: ModelSize, flops_per_s: float) -> Lines:

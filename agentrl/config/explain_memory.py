@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.model import ModelConfig
 from agentrl.config.model_presets import known_size
 from agentrl.config.model_size import ModelSize
-from agentrl.config.placement import Role
+from agentrl.config.placement import SERVER_ROLES, Role
 from agentrl.config.rank_memory import RankMemory, frozen_memory, trained_memory
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 
@@ -60,8 +62,8 @@ def memory_lines(config: Config) -> Lines:
         return []
     lines: Lines = []
     for role in roles:
-        if role == "servers":
-            lines += _server_lines(config)
+        if role in SERVER_ROLES:
+            lines += _server_lines(config) if role == "servers" else _frozen_lines(config)
             continue
         memory = rank_memory(config, role)
         if memory is None:
@@ -126,10 +128,14 @@ def rank_memory(config: Config, role: Role) -> RankMemory | None:
 
 def server_memory(config: Config) -> ServerMemory | None:
     """Return the memory of a GPU of a server that the run starts; None if the model's size is not known."""
-    size, rollout = known_size(config.model.path), config.rollout
+    return _memory_of(config.model, config.rollout)
+
+
+def _memory_of(model: ModelConfig, rollout: RolloutConfig) -> ServerMemory | None:
+    size = known_size(model.path)
     if size is None:
         return None
-    width = 4 if config.model.dtype == "float32" else 2
+    width = 4 if model.dtype == "float32" else 2
     weights, cached = width * size.num_parameters, width * size.kv_values_per_token
     if rollout.backend == "embedded":
         own = rollout.embedded
@@ -172,22 +178,27 @@ def _by_pool(config: Config, roles: list[Role]) -> dict[str, _Use | None]:
 def _use(config: Config, roles: list[Role]) -> _Use | None:
     ranks: dict[Role, RankMemory] = {}
     for role in roles:
-        if role != "servers":
+        if role not in SERVER_ROLES:
             if (memory := rank_memory(config, role)) is None:
                 return None
             ranks[role] = memory
     state = {f"{role}'s {name}": size for role, own in ranks.items() for name, size in own.state.items()}
-    # One role of a pool computes at a time, except for servers.
+    # One role of a pool computes at a time, apart from servers.
     busiest = max(ranks, key=lambda role: ranks[role].working_bytes, default=None)
     working = (
         {} if busiest is None else {f"{busiest}'s {name}": n for name, n in ranks[busiest].working.items()}
     )
+    gpu_bytes = _gpu_bytes(config)
+    if "frozen_servers" in roles:
+        frozen = _of_frozen(config, gpu_bytes)
+        if frozen is None:
+            return None
+        state |= frozen  # they never release their memory
     if "servers" not in roles:
         return _Use(state | working)
     server = server_memory(config)
     if server is None:
         return None
-    gpu_bytes = _gpu_bytes(config)
     num_gpus = config.placement.pools_in_use[config.placement.pool_of("servers")].num_gpus
     num = max(1, config.rollout.num_started // num_gpus)
     serving = {"servers' weights": num * server.weights}
@@ -196,6 +207,23 @@ def _use(config: Config, roles: list[Role]) -> _Use | None:
         # They release their memory while the learner computes, and the learner keeps its state meanwhile.
         return max((_Use(state | working), _Use(state | serving)), key=lambda use: use.num_bytes)
     return _Use(state | working | serving)
+
+
+def _of_frozen(config: Config, gpu_bytes: float | None) -> dict[str, float] | None:
+    """Return what servers of frozen models take of one GPU of their pool, where the largest of them are; None
+    if the size of a model is not known.
+    """
+    servers = [_memory_of(plan.model, plan.rollout) for plan in config.frozen_plans]
+    known = [server for server in servers if server is not None]
+    if len(known) < len(servers):
+        return None
+    num_gpus = config.placement.pools_in_use[config.placement.pool_of("frozen_servers")].num_gpus
+    num = -(-config.num_ranks["frozen_servers"] // num_gpus)
+    largest = max(known, key=lambda server: server.taken(gpu_bytes))
+    return {
+        "frozen servers' weights": num * largest.weights,
+        "frozen servers' KV cache": num * (largest.taken(gpu_bytes) - largest.weights),
+    }
 
 
 def _overflow(config: Config) -> str | None:
@@ -308,6 +336,7 @@ _NAMES: Mapping[Role, str] = {
     "critic": "a critic rank",
     "reward_model": "a reward model's rank",
     "servers": "a server's GPU",
+    "frozen_servers": "a frozen server's GPU",
 }
 
 
@@ -328,6 +357,21 @@ def _server_lines(config: Config) -> Lines:
     if gpu_bytes is not None:
         text += f", and there is room for {server.num_cached_tokens(gpu_bytes):,} tokens"
     return [(name, text)]
+
+
+def _frozen_lines(config: Config) -> Lines:
+    """Return a line for each frozen model: the memory of one GPU of its servers."""
+    lines: Lines = []
+    for plan in config.frozen_plans:
+        server = _memory_of(plan.model, plan.rollout)
+        text = (
+            _unknown(plan.model.path)
+            if server is None
+            else f"{_gb(server.weights)} weights + KV cache of {server.cache_per_token / 1e3:,.1f} kB per "
+            "token"
+        )
+        lines.append((_NAMES["frozen_servers"], f"{plan.key}: {text}"))
+    return lines
 
 
 def _of_gpu(use: _Use, config: Config) -> str:

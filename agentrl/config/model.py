@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import PathOrURL
+
+_ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 
 
 class LoRAConfig(Section):
@@ -27,6 +30,34 @@ class LoRAConfig(Section):
         "--adapter` write them), hub id or URL of an adapter to continue; its rank, alpha and target_modules "
         "must be those here. Empty: a new adapter, which adds nothing at first.",
     )
+
+    roles: dict[str, tuple[str, ...]] = Field(
+        {},
+        description="Name of a further adapter -> names of the conversations that it speaks in, in place of "
+        "the policy's own (docs/seats.md). All are trained together; {}: one adapter for all conversations.",
+    )
+
+    @property
+    def adapter_of_conversation(self) -> dict[str, str]:
+        """Name of a conversation with an adapter of its own -> that adapter."""
+        return {conversation: name for name, own in self.roles.items() for conversation in own}
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> LoRAConfig:
+        if self.roles and self.rank == 0:
+            raise ValueError("roles have adapters, and rank=0 trains all weights; set rank")
+        for name, conversations in self.roles.items():
+            if not _ROLE.fullmatch(name) or name == "policy":
+                raise ValueError(
+                    f"roles: {name!r} cannot be the name of an adapter; use letters, digits, - and _, and "
+                    "not 'policy', which is the adapter of all other conversations"
+                )
+            if not conversations:
+                raise ValueError(f"roles.{name}=[] speaks in no conversation; name some, or remove it")
+        given = [one for own in self.roles.values() for one in own]
+        if twice := sorted({one for one in given if given.count(one) > 1}):
+            raise ValueError(f"roles: conversation {twice[0]!r} has two adapters; name it once")
+        return self
 
     @model_validator(mode="after")
     def _has_a_rank(self) -> LoRAConfig:

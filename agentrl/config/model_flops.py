@@ -91,14 +91,14 @@ class ModelFlops:
 
     @property
     def _adapter(self) -> int:
-        """Parameters of the adapters of all layers."""
+        """Parameters of the adapters of all layers, those of roles included: all compute all tokens."""
         named = self.lora.target_modules
         sides = [
             columns + rows
             for name, (columns, rows) in self.size.linears.items()
             if not named or name in named
         ]
-        return self.size.num_layers * self.lora.rank * sum(sides)
+        return (1 + len(self.lora.roles)) * self.size.num_layers * self.lora.rank * sum(sides)
 
     @property
     def _head_adapter(self) -> int:

@@ -17,9 +17,16 @@ from pydantic import Field, model_validator
 from agentrl.config.section import Section
 from agentrl.types import Reservation
 
-Role = Literal["actor", "critic", "reward_model", "servers"]
+Role = Literal["actor", "critic", "reward_model", "servers", "frozen_servers"]
 Device = Literal["cpu", "cuda"]
 
+SERVER_ROLES: tuple[Role, ...] = ("servers", "frozen_servers")
+"""Roles whose members are servers, not ranks: one may have several GPUs, or share one with others."""
+
+_COUNT_KEYS: Mapping[Role, str] = {
+    "servers": "rollout.num_servers",
+    "frozen_servers": "the num_servers of opponents or teacher",
+}
 _SMALLEST_SHARE = 1e-4
 """Resolution of Ray's fractional GPUs."""
 _TOKEN_AMOUNT = 1e-3
@@ -70,6 +77,11 @@ class RolesConfig(Section):
     critic: str | None = Field(None, description="Pool of the critic's ranks; null: the actor's.")
     reward_model: str | None = Field(None, description="Pool of the reward model's ranks; null: the actor's.")
     servers: str | None = Field(None, description="Pool of the inference servers; null: the only pool.")
+    frozen_servers: str | None = Field(
+        None,
+        description="Pool of the servers that the run starts for opponents and teachers; null: that of "
+        "`servers`.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,8 @@ class PlacementConfig(Section):
             return str(named)
         if role in ("critic", "reward_model"):
             return self.pool_of("actor")
+        if role == "frozen_servers":
+            return self.pool_of("servers")
         if len(self.pools_in_use) > 1:
             raise ValueError(f"placement.roles.{role} names no pool; choose one of {_listed(self.pools)}")
         return next(iter(self.pools_in_use))
@@ -164,26 +178,27 @@ class PlacementConfig(Section):
 def _gpus_per_bundle(name: str, pool: PoolConfig, members: Mapping[Role, int]) -> int:
     """Return the number of GPUs per bundle.
 
-    It is 1, except for servers alone in their pool, which divide all GPUs evenly.
+    It is 1, except for servers of one role alone in their pool, which divide all GPUs evenly.
     """
     where = f"placement.pools.{name} ({_size(pool)})"
-    if list(members) == ["servers"] and members["servers"] < pool.num_gpus:
-        size, rest = divmod(pool.num_gpus, members["servers"])
+    (role, count), *others = members.items()
+    if not others and role in SERVER_ROLES and count < pool.num_gpus:
+        size, rest = divmod(pool.num_gpus, count)
         if rest or pool.gpus_per_node % size:
             raise ValueError(
-                f"{where}: {members['servers']} servers cannot get the same number of GPUs of one node; "
-                "change rollout.num_servers"
+                f"{where}: {count} servers cannot get the same number of GPUs of one node; change "
+                f"{_COUNT_KEYS[role]}"
             )
         return size
     for role, count in members.items():
-        if role != "servers" and count > pool.num_gpus:
+        if role not in SERVER_ROLES and count > pool.num_gpus:
             raise ValueError(
                 f"{where}: {count} ranks of {role} need one GPU each; raise nodes or gpus_per_node, or start "
                 "fewer ranks"
             )
-        if role == "servers" and count > pool.num_gpus and count % pool.num_gpus:
+        if role in SERVER_ROLES and count > pool.num_gpus and count % pool.num_gpus:
             raise ValueError(
-                f"{where}: {count} servers cannot share its GPUs evenly; change rollout.num_servers"
+                f"{where}: {count} servers cannot share its GPUs evenly; change {_COUNT_KEYS[role]}"
             )
     if max(members.values()) < pool.num_gpus:
         largest = max(members, key=members.__getitem__)

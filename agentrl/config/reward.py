@@ -33,6 +33,8 @@ REWARD_PRESETS: dict[str, str] = {
     "gymnasium/*": "gymnasium",
     "openenv/*": "openenv",
     "verifiers/*": "verifiers",
+    "textarena/*": "textarena",
+    "tau2/*": "tau2",
 }
 
 

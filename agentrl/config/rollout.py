@@ -27,6 +27,10 @@ DEFAULT_OUTCOME_POLICY: dict[Outcome, OutcomePolicy] = {
 }
 
 
+MAX_ADAPTERS = 8
+"""LoRA adapters that an embedded server holds at once."""
+
+
 class EmbeddedServerConfig(Section):
     """The embedded server (transformers' continuous batching): for machines without SGLang."""
 

@@ -18,14 +18,17 @@ from agentrl.config.buffer import BufferConfig
 from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
 from agentrl.config.critic import CriticConfig
 from agentrl.config.data import DataConfig
+from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.evaluation import EvalConfig
+from agentrl.config.frozen_servers import FrozenPlan, FrozenServersConfig
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.config.opponents import opponent_key
 from agentrl.config.placement import PlacementConfig, Role
 from agentrl.config.profiler import ProfilerConfig
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.config.reward_model import REWARD_MODEL, RewardModelConfig
-from agentrl.config.rollout import RolloutConfig
+from agentrl.config.rollout import MAX_ADAPTERS, RolloutConfig
 from agentrl.config.section import Section
 from agentrl.config.simulation import SimulationConfig
 from agentrl.config.tracking import TrackingConfig
@@ -89,7 +92,25 @@ class Config(Section):
             ranks["reward_model"] = self.reward_model.world_size
         if self.rollout.num_started:
             ranks["servers"] = self.rollout.num_started
+        if num_frozen := sum(plan.rollout.num_started for plan in self.frozen_plans):
+            ranks["frozen_servers"] = num_frozen
         return ranks
+
+    @property
+    def frozen_plans(self) -> tuple[FrozenPlan, ...]:
+        """The servers that the run starts for frozen models: those of opponents, and those of a teacher
+        unless the run only validates.
+        """
+        named: list[tuple[str, str, FrozenServersConfig]] = [
+            (opponent_key(name), f"opponent_{name}", one) for name, one in self.agent.opponents.items()
+        ]
+        if not self.trainer.val_only:
+            named.append((TEACHER_SERVERS, "teacher", self.algorithm.distillation.servers))
+        return tuple(
+            servers.plan(key, name, policy=self.model, rollout=self.rollout)
+            for key, name, servers in named
+            if servers.is_started
+        )
 
     @property
     def algorithm_in_use(self) -> AlgorithmConfig:
@@ -231,6 +252,37 @@ class Config(Section):
     def _check_adapter(self) -> Config:
         if self.rollout.weights.adapter == "alone" and (why := self.why_merged) is not None:
             raise ValueError(f"rollout.weights.adapter=alone is impossible: {why}; use auto or merged")
+        return self
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> Config:
+        """Refuse what adapters of roles cannot be combined with."""
+        if self.critic.model.lora.roles or self.reward_model.model.lora.roles:
+            raise ValueError(
+                "model.lora.roles: only the policy speaks in conversations; remove roles elsewhere"
+            )
+        if not self.model.lora.roles:
+            return self
+        learner, weights = self.learner, self.rollout.weights
+        objections = {
+            f"learner.tensor_parallel={learner.tensor_parallel}": learner.tensor_parallel > 1,
+            f"learner.sequence_parallel={learner.sequence_parallel}": learner.sequence_parallel > 1,
+            "learner.shared_prefix=true": learner.shared_prefix is True,
+            "learner.compile=true": learner.compile,
+            "model.lora.target_modules with lm_head": "lm_head" in self.model.lora.target_modules,
+            "rollout.weights.adapter=merged, because a merged model has one adapter": weights.adapter
+            == "merged",
+            f"more than {MAX_ADAPTERS - 1} roles on rollout.backend=embedded": (
+                self.rollout.backend == "embedded" and len(self.model.lora.roles) >= MAX_ADAPTERS
+            ),
+        }
+        if (what := next((name for name, holds in objections.items() if holds), None)) is not None:
+            raise ValueError(f"model.lora.roles cannot be combined with {what}")
+        if self.why_merged is not None:
+            raise ValueError(
+                "model.lora.roles needs servers that load adapters alone, which is impossible: "
+                f"{self.why_merged}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from agentrl.config.section import Section
 
+_MOST = 1e12
+_LEAST = 1e-6
+_LEAST_H = 1e-3
+"""Least shares and hours: below, times would overflow, and failures would never end."""
 
-class DistributionConfig(Section):
+
+class _Finite(Section):
+    """A section without infinite numbers, which no simulation could wait for."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class DistributionConfig(_Finite):
     """A distribution of numbers."""
 
     kind: Literal["fixed", "lognormal", "exponential", "uniform", "samples"] = Field(
         "fixed", description="uniform: from 0 to twice the mean; samples: one of `values`, each as likely."
     )
-    mean: float = Field(0.0, ge=0, description="Mean; not used by samples.")
-    sigma: float = Field(1.0, ge=0, description="With lognormal: standard deviation of the logarithm.")
+    mean: float = Field(0.0, ge=0, le=_MOST, description="Mean; not used by samples.")
+    sigma: float = Field(1.0, ge=0, le=5, description="With lognormal: standard deviation of the logarithm.")
     most: float | None = Field(None, gt=0, description="Larger numbers are cut to this; None: never.")
     group_share: float = Field(
         0.0,
@@ -40,35 +51,40 @@ def _lognormal(mean: float, sigma: float) -> DistributionConfig:
     return DistributionConfig(kind="lognormal", mean=mean, sigma=sigma)
 
 
-class SimulatedServerConfig(Section):
+class SimulatedServerConfig(_Finite):
     """Speed of a simulated server."""
 
-    gpus: int = Field(1, ge=1, description="GPUs of one server (tensor parallelism).")
+    gpus: int = Field(1, ge=1, le=1024, description="GPUs of one server (tensor parallelism).")
     bandwidth_share: float = Field(
-        0.6, gt=0, le=1, description="Share of the GPUs' memory bandwidth that decoding reaches."
+        0.6, ge=_LEAST, le=1, description="Share of the GPUs' memory bandwidth that decoding reaches."
     )
     compute_share: float = Field(
         0.5,
-        gt=0,
+        ge=_LEAST,
         le=1,
         description="Share of the GPUs' peak that prefill and large batches reach.",
     )
     tick_s: float = Field(
-        0.004, ge=0, description="Seconds that each decoding step takes beside reading and computing."
+        0.004,
+        ge=0,
+        le=_MOST,
+        description="Seconds that each decoding step takes beside reading and computing.",
     )
     max_running: int = Field(256, ge=1, description="Requests that decode at the same time.")
     memory_share: float = Field(
-        0.85, gt=0, le=1, description="Share of the GPUs' memory for weights and KV cache."
+        0.85, ge=_LEAST, le=1, description="Share of the GPUs' memory for weights and KV cache."
     )
     seconds_per_token: float | None = Field(
         None,
-        gt=0,
+        ge=_LEAST,
+        le=_MOST,
         description="Seconds of a token of each request; prefill is free then. None: computed from the model "
         "and the GPU.",
     )
     seconds_per_running: float = Field(
         0.0,
         ge=0,
+        le=_MOST,
         description="With seconds_per_token: seconds that each running request adds to it.",
     )
 
@@ -81,11 +97,11 @@ class SimulatedServerConfig(Section):
         return self
 
 
-class SimulatedLearnerConfig(Section):
+class SimulatedLearnerConfig(_Finite):
     """Speed of the simulated learner."""
 
     mfu: float = Field(
-        0.35, gt=0, le=1, description="Share of the GPUs' peak that updates and scoring reach."
+        0.35, ge=_LEAST, le=1, description="Share of the GPUs' peak that updates and scoring reach."
     )
     driver_us_per_token: float = Field(
         0.05,
@@ -99,11 +115,11 @@ class SimulatedLearnerConfig(Section):
     )
 
 
-class SimulationConfig(Section):
+class SimulationConfig(_Finite):
     """What `agentrl simulate` assumes. A training does not read it."""
 
     gpu: Literal["a100", "h20", "h100", "h200", "b200"] = Field("h100", description="The GPUs of all nodes.")
-    gpus_per_node: int = Field(8, ge=1, description="GPUs of a node.")
+    gpus_per_node: int = Field(8, ge=1, le=1024, description="GPUs of a node.")
     model: str | None = Field(
         None,
         description="Size of the policy, by a name such as qwen3-8b. None: the config.json in model.path.",
@@ -146,10 +162,10 @@ class SimulationConfig(Section):
     )
     publish_s: float = Field(0.2, ge=0, description="Seconds of a publish beside its bytes.")
     server_mtbf_h: float | None = Field(
-        None, gt=0, description="Mean hours until a server dies. None: never."
+        None, ge=_LEAST_H, le=_MOST, description="Mean hours until a server dies. None: never."
     )
     actor_mtbf_h: float | None = Field(
-        None, gt=0, description="Mean hours until a rollout actor dies. None: never."
+        None, ge=_LEAST_H, le=_MOST, description="Mean hours until a rollout actor dies. None: never."
     )
     restart_s: float = Field(120.0, gt=0, description="Seconds in which a server or a rank starts again.")
     server: SimulatedServerConfig = SimulatedServerConfig()

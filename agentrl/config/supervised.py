@@ -200,6 +200,15 @@ class SupervisedConfig(Section):
         self.profiler.nsight.refuse_absent({"actor"})
         return self
 
+    @model_validator(mode="after")
+    def _has_one_adapter(self) -> Self:
+        if self.model.lora.roles:
+            raise ValueError(
+                "model.lora.roles: supervised conversations have no roles; train one adapter, and continue "
+                "it by model.lora.path"
+            )
+        return self
+
 
 class SFTConfig(SupervisedConfig):
     """A supervised run (`agentrl sft`)."""

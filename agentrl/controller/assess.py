@@ -1,96 +1,102 @@
 """Forward passes before credit assignment: the critic's values, and the policy's KL to reference and teacher.
 
-A step without a critic, KL in the reward or a teacher makes none of them.
+A step without a critic, KL in the reward or a teacher makes none of them. The ranks keep what they find as
+columns; the controller gets references to them, sums over turns, and moments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.kl import KL_ESTIMATORS, KLEstimator, k1
+from agentrl.algorithms.advantages.reinforce import Moments
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.controller.credit import Assessment
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
-from agentrl.controller.teacher import teacher_metrics
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.token_columns import TokenColumn
 from agentrl.errors import LearnerError
-from agentrl.learner.batch import Floats
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import MicrobatchPlan, plan_microbatches
 from agentrl.learner.sample_refs import (
-    Packed,
+    Assessed,
     PlannedMicrobatch,
     SampleRef,
-    end_place,
-    lay_by_sample,
+    columns_by_sample,
     planned,
+    sums_by_sample,
 )
+from agentrl.learner.token_credit import NO_COLUMNS
 from agentrl.types import Group, Outcome
 from agentrl.workers.workers import Handle, Workers
 
-REWARD_KL_ESTIMATORS = {"k1": k1, **KL_ESTIMATORS}
-
-PerToken = list[NDArray[np.float32]]
-"""One f32[A] per trajectory: a number for each action token, in the order of positions."""
-
 
 def assess(
-    roles: Roles, groups: Sequence[Group[AttemptFacts]], algorithm: AlgorithmConfig, config: LearnerConfig
+    roles: Roles,
+    groups: Sequence[Group[AttemptFacts]],
+    algorithm: AlgorithmConfig,
+    config: LearnerConfig,
+    *,
+    folder: str | None = None,
 ) -> Assessment:
     """Return the model outputs that credit needs besides the rewards; empty if the algorithm needs none.
+
+    Args:
+        folder: where the ranks keep columns with a number per token; None: in memory, for a single process.
 
     Raises:
         LearnerError: a value or the KL is not finite. Non-finite updates are skipped, so the cause is the
             weights of a model or a dtype that is too narrow; later batches would fail as well.
+        DiskError: a column cannot be written.
     """
     attempts = [attempt for group in groups for attempt in group.trajectories]
-    assessment = Assessment()
+    columns, assessment = [NO_COLUMNS] * len(attempts), Assessment()
     if roles.critic is not None:
-        values, after = _values(roles.critic, attempts, algorithm, config)
-        _refuse_non_finite(values if after is None else [*values, after], "the critic's values")
-        assessment = replace(assessment, values=values, values_after=after)
+        values = _values(roles.critic, attempts, algorithm, config, folder)
+        columns = [replace(own, values=v) for own, v in zip(columns, values, strict=True)]
     if roles.reward_kl is not None:
-        estimate = REWARD_KL_ESTIMATORS[algorithm.kl.estimator]
-        kl = _per_token(roles.learner, Learner.logprobs, attempts, estimate, config)
-        _refuse_non_finite(kl, "the policy's KL to the reference")
-        assessment = replace(assessment, kl=kl, kl_coefficient=roles.reward_kl.coefficient)
+        kl = _kl(roles.learner, Learner.reward_kl, attempts, config, folder, "reference")
+        columns = [replace(own, kl=k) for own, k in zip(columns, kl.columns, strict=True)]
+        assessment = replace(assessment, kl_sums=kl.sums, kl_coefficient=roles.reward_kl.coefficient)
     if algorithm.distillation.is_used:
-        kl = _per_token(roles.learner, Learner.teacher_logprobs, attempts, k1, config)
-        _refuse_non_finite(kl, "the policy's KL to the teacher")
-        assessment = replace(assessment, teacher_kl=kl)
-    return assessment
+        kl = _kl(roles.learner, Learner.teacher_kl, attempts, config, folder, "teacher")
+        columns = [replace(own, teacher_kl=k) for own, k in zip(columns, kl.columns, strict=True)]
+        assessment = replace(assessment, teacher_kl_sum=kl.total)
+    return assessment if all(own is NO_COLUMNS for own in columns) else replace(assessment, columns=columns)
 
 
-def _refuse_non_finite(columns: Sequence[Floats], what: str) -> None:
-    numbers = np.concatenate([np.empty(0), *columns])
-    bad = int((~np.isfinite(numbers)).sum())
-    if bad:
-        raise LearnerError(
-            f"{what}: {bad} of {len(numbers)} numbers are not finite; resume from an earlier checkpoint with "
-            "a lower learning rate"
-        )
+def measure_on_ranks(learner: Workers[Learner], samples: Sequence[SampleRef]) -> list[Moments]:
+    """Return the moments of the samples' advantages, in any order; the ranks share the samples.
+
+    Raises:
+        DiskError: a column is missing.
+    """
+    shares = [list(samples[rank :: learner.dp_size]) for rank in range(learner.dp_size)]
+    return [one for own in learner.run(Learner.moments, shares) for one in own]
 
 
 def settle(
     roles: Roles, groups: Sequence[Group[AttemptFacts]], assessment: Assessment
 ) -> list[dict[str, float]]:
     """Adapt the coefficient of KL in the reward to the assessed batch; return the metrics of KL to reference
-    and teacher, if any.
+    and teacher, if any: `teacher_kl` is the mean of log policy - log teacher per action token, in nats.
     """
-    num_tokens = sum(t.num_action_tokens for group in groups for t in group.trajectories)
+    attempts = [t for group in groups for t in group.trajectories]
+    num_tokens = sum(t.num_action_tokens for t in attempts)
     found = []
-    if roles.reward_kl is not None and assessment.kl is not None:
-        found.append(roles.reward_kl.observe(assessment.kl, num_tokens))
-    if assessment.teacher_kl is not None:
-        found.append(teacher_metrics(assessment.teacher_kl, num_tokens))
+    if roles.reward_kl is not None and assessment.kl_sums is not None:
+        total = sum(float(sums.sum()) for sums in assessment.kl_sums)
+        found.append(
+            roles.reward_kl.observe(total, num_sequences=len(attempts), num_action_tokens=num_tokens)
+        )
+    if assessment.teacher_kl_sum is not None:
+        found.append({"teacher_kl": assessment.teacher_kl_sum / max(num_tokens, 1)})
     return found
 
 
@@ -142,45 +148,59 @@ def _values(
     attempts: Sequence[AttemptFacts],
     algorithm: AlgorithmConfig,
     config: LearnerConfig,
-) -> tuple[PerToken, NDArray[np.float64] | None]:
-    """Return the values before action tokens, and f64[N]: V(s_T) of truncated attempts.
+    folder: str | None,
+) -> list[TokenColumn]:
+    """Return each attempt's values before action tokens.
 
-    V(s_T) is the value after the last action token, from which a truncated attempt bootstraps. It is 0 for
-    other attempts, and None without `algorithm.bootstrap_truncated`.
+    Those of a truncated attempt have V(s_T) too if it is bootstrapped from there: the value behind its last
+    action token, which is the value before an additional one.
     """
-    asks_after = [
-        algorithm.bootstrap_truncated and t.outcome is Outcome.TRUNCATED and t.num_action_tokens > 0
-        for t in attempts
-    ]
     samples = [
-        SampleRef.plain(index, attempt).replace(has_end=asks)
-        for index, (attempt, asks) in enumerate(zip(attempts, asks_after, strict=True))
+        SampleRef.plain(index, attempt).replace(
+            has_end=algorithm.bootstrap_truncated
+            and attempt.outcome is Outcome.TRUNCATED
+            and attempt.num_action_tokens > 0
+        )
+        for index, attempt in enumerate(attempts)
     ]
     microbatches = pack_for_critic(critic, samples, algorithm, config)
-    laid = lay_by_sample(samples, microbatches, critic.run(Critic.values, microbatches))
-    after = np.zeros(len(attempts))
-    for index, attempt in enumerate(attempts):
-        if asks_after[index]:
-            _, place = end_place(attempt)
-            after[index] = laid[index][place]  # the value before the additional token is V(s_T)
-            laid[index] = np.delete(laid[index], place)
-    return laid, after if algorithm.bootstrap_truncated else None
+    found = critic.run(Critic.values, microbatches, folder)
+    _refuse_non_finite(found, "the critic's values")
+    return columns_by_sample(samples, microbatches, found)
 
 
-def _per_token(
+@dataclass(frozen=True, slots=True, eq=False)
+class _KL:
+    """Estimates of KL(policy || other) on action tokens: per attempt a column, and its sums over turns."""
+
+    columns: list[TokenColumn]
+    sums: list[NDArray[np.float64]]
+
+    @property
+    def total(self) -> float:
+        return sum(float(own.sum()) for own in self.sums)
+
+
+def _kl(
     learner: Workers[Learner],
-    method: Callable[[Learner, Sequence[Packed]], Sequence[tuple[Floats, Floats]]],
+    method: Callable[[Learner, Sequence[PlannedMicrobatch], str | None], Sequence[Assessed]],
     attempts: Sequence[AttemptFacts],
-    estimate: KLEstimator,
     config: LearnerConfig,
-) -> PerToken:
-    """Return the estimate of KL(policy || other) on each action token; `method` returns their
-    log-probabilities.
-    """
+    folder: str | None,
+    other: str,
+) -> _KL:
     samples = [SampleRef.plain(index, attempt) for index, attempt in enumerate(attempts)]
     microbatches = plan_for(learner, samples, config)
-    found = [
-        estimate(torch.tensor(policy, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)).numpy()
-        for policy, other in learner.run(method, microbatches)
-    ]
-    return lay_by_sample(samples, microbatches, found)
+    found = learner.run(method, microbatches, folder)
+    _refuse_non_finite(found, f"the policy's KL to the {other}")
+    return _KL(columns_by_sample(samples, microbatches, found), sums_by_sample(samples, microbatches, found))
+
+
+def _refuse_non_finite(found: Sequence[Assessed], what: str) -> None:
+    bad = sum(one.num_bad for one in found)
+    if bad:
+        count = sum(len(one.numbers) for one in found)
+        raise LearnerError(
+            f"{what}: {bad} of {count} numbers are not finite; resume from an earlier checkpoint with "
+            "a lower learning rate"
+        )

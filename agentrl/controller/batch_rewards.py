@@ -1,4 +1,4 @@
-"""Rewards of scope `batch`. They are scored by the controller, which is the first to have the whole batch."""
+"""Rewards of scope `batch`, as the process that scores them calls them (see `batch_scorer`)."""
 
 from __future__ import annotations
 
@@ -69,15 +69,8 @@ class BatchRewards:
             return list(trajectories)
         try:
             return self.score(tasks, trajectories)
-        except LearnerError:
-            raise
         except Exception as error:  # noqa: BLE001 - boundary of one batch
-            failure = failure_of(error)
-            failed = [
-                trajectories[place].replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=())
-                for place in places
-            ]
-        return _replaced(trajectories, places, failed)
+            return failed_together(trajectories, error)
 
     async def _score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         with AsyncioHost() as host:
@@ -88,6 +81,23 @@ class BatchRewards:
                 return await scorer.score_batch(tasks, trajectories)
             finally:
                 await scorer.aclose()
+
+
+def failed_together(trajectories: Sequence[Trajectory], error: BaseException) -> list[Trajectory]:
+    """Return the trajectories; those that had not failed before do now, by `error` of a reward.
+
+    Raises:
+        LearnerError: it is one; no further batch could be scored.
+    """
+    if isinstance(error, LearnerError):
+        raise error
+    failure = failure_of(error)
+    return [
+        t.replace(outcome=Outcome.REWARD_ERROR, failure=failure, rewards=())
+        if t.outcome in SCORED_OUTCOMES
+        else t
+        for t in trajectories
+    ]
 
 
 def _scored_places(trajectories: Sequence[Trajectory]) -> list[int]:

@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import NO_VARIANCE
 from agentrl.config.buffer import BufferConfig
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.credit import group_attempts
 from agentrl.controller.observe import Observer
 from agentrl.data.attempt_facts import AttemptFacts
-from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.errors import InfrastructureError, RewardError
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.types import SCORED_OUTCOMES, Group, Outcome, Trajectory
+from agentrl.types import SCORED_OUTCOMES, Group, Outcome
 from agentrl.workers.actors import Actor
 
 POLL_S = 1.0
@@ -35,7 +34,7 @@ class Batches:
         config: BufferConfig,
         buffer: Actor[ReplayBuffer],
         rollouts: RolloutFleet,
-        rewards: BatchRewards,
+        rewards: RemoteBatchRewards,
         observer: Observer,
     ) -> None:
         self._config = config
@@ -65,7 +64,8 @@ class Batches:
                 return groups
             try:
                 with self._observer.timer("reward"):
-                    return self._score(groups)
+                    attempts = [attempt for group in groups for attempt in group.attempts]
+                    return group_attempts(self._rewards.score(attempts))
             except RewardError as error:
                 unscored += 1
                 if unscored == MAX_UNSCORED_BATCHES:
@@ -75,15 +75,6 @@ class Batches:
                 )
                 self._record_unscored(groups, error, step=step - 1, version=version)
                 self._buffer.run(ReplayBuffer.reject, step, Outcome.REWARD_ERROR.value)
-
-    def _score(self, groups: Sequence[Group[AttemptFacts]]) -> list[Group[AttemptFacts]]:
-        """Return the groups with these rewards; only they make the controller read whole trajectories."""
-        tasks = self._buffer.run(ReplayBuffer.tasks, [group.group_id for group in groups])
-        per_member = [task for task, group in zip(tasks, groups, strict=True) for _ in group.attempts]
-        attempts = [attempt for group in groups for attempt in group.attempts]
-        stored = [attempt.load() for attempt in attempts]
-        scored = self._rewards.score(per_member, stored)
-        return group_attempts([_rescored(*three) for three in zip(attempts, stored, scored, strict=True)])
 
     def _record_unscored(
         self, groups: Sequence[Group[AttemptFacts]], error: RewardError, *, step: int, version: int
@@ -124,13 +115,6 @@ class Batches:
             if self._config.drop_constant_groups
             else 0
         )
-
-
-def _rescored(attempt: AttemptFacts, stored: Trajectory, scored: Trajectory) -> AttemptFacts:
-    """Return the facts of `scored`, whose tokens are those of `stored`."""
-    added = {name: value for name, value in scored.extra_info.items() if stored.extra_info.get(name) != value}
-    source = attempt.source if isinstance(attempt.source, TrajectoryRef) else None
-    return AttemptFacts.of(scored, source).replace(added_info=added)
 
 
 def check_variance(num_dropped: int, buffer: BufferConfig) -> None:

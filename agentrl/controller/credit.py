@@ -1,19 +1,18 @@
 """Credit assignment: turns a batch of groups into samples with advantages, and samples into minibatches.
 
-It works on the facts of the attempts: how many tokens each turn has, and where its rewards lie. Only a critic
-and KL in the reward bring a number per token here.
+It works on the facts of the attempts: how many tokens each turn has, and where its rewards lie. What needs a
+number per token is left to the ranks (`agentrl.learner.token_credit`): here are only its references, sums
+over turns, and moments. The one exception is an estimator of the user's own that reads numbers per token: it
+sees the whole batch, so its columns are read here.
 
 With `conversation_credit=own`, each conversation of an attempt is credited as an attempt of its own, and
-compared with those of the same name in the group; the results are laid back onto the attempts.
+compared with those of the same name in the group.
 
-Axes: A action tokens of the whole batch or of one trajectory, N trajectories of the batch, R runs of tokens
-with equal advantages.
+Axes: A action tokens of the whole batch, N trajectories of the batch, R runs of tokens with equal advantages.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,42 +20,56 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import checked, find_estimator
-from agentrl.algorithms.advantages.reinforce import whiten
-from agentrl.algorithms.compact import (
-    ActionBatch,
-    AdvantageOptions,
-    CompactTurns,
-    Credit,
-    RunCredit,
-    TokenRewards,
+from agentrl.algorithms.advantages import (
+    ESTIMATORS,
+    SEPARATE_ESTIMATORS,
+    WHITENED,
+    checked,
+    find_estimator,
 )
-from agentrl.algorithms.distillation import teacher_advantages
-from agentrl.algorithms.reward_kl import penalize
+from agentrl.algorithms.advantages.reinforce import Moments, whiten
+from agentrl.algorithms.compact import ActionBatch, Credit, RunCredit
+from agentrl.algorithms.reward_kl import penalize_turns
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.config.distillation import DistillationConfig
 from agentrl.data.attempt_facts import AttemptFacts, ConversationFacts
 from agentrl.errors import ConfigError
+from agentrl.learner.action_batches import (
+    action_batch,
+    advantage_options,
+    as_attempts,
+    parts_of,
+    runs_in_order,
+)
 from agentrl.learner.sample_refs import SampleRef
-from agentrl.types import SCORED_OUTCOMES, A, Group, Lags, Outcome, RewardEvent, member_tuple
+from agentrl.learner.token_credit import (
+    NO_COLUMNS,
+    LoadedColumns,
+    TokenColumns,
+    TokenRules,
+    assessed,
+    order_of,
+)
+from agentrl.types import SCORED_OUTCOMES, A, Group, Lags, Outcome, member_tuple
+
+Parts = list[list[ConversationFacts]]
+"""What of each attempt is credited on its own (see `parts_of`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assessment:
-    """Model outputs that credit needs besides the rewards. A field is None if the algorithm does not use it.
+    """Model outputs that credit needs besides the rewards.
 
-    values: f32[A] per trajectory, the critic's estimate before each action token, in the order of positions.
-    values_after: f64[N], the estimate after the last action token of truncated attempts, to bootstrap from.
-    kl: f32[A] per trajectory, estimate of KL(policy || ref) on each action token, in nats; same order.
-    kl_coefficient: reward subtracted per nat of `kl`.
-    teacher_kl: f32[A] per trajectory, log policy - log teacher of each action token, in nats; same order.
+    columns: of each trajectory, by reference; () if the algorithm uses none.
+    kl_sums: of each trajectory, the sum of its column `kl` over each run of its `turns`, f64, in nats; None
+        without KL in the reward.
+    kl_coefficient: reward subtracted per nat of KL.
+    teacher_kl_sum: of the column `teacher_kl` over the batch, in nats; None without a teacher.
     """
 
-    values: Sequence[NDArray[np.float32]] | None = None
-    values_after: NDArray[np.float64] | None = None
-    kl: Sequence[NDArray[np.float32]] | None = None
+    columns: Sequence[TokenColumns] = ()
+    kl_sums: Sequence[NDArray[np.float64]] | None = None
     kl_coefficient: float = 0.0
-    teacher_kl: Sequence[NDArray[np.float32]] | None = None
+    teacher_kl_sum: float | None = None
 
 
 NOTHING = Assessment()
@@ -69,7 +82,9 @@ def credit(
     group_size: int | None,
     assessment: Assessment = NOTHING,
 ) -> list[list[SampleRef]]:
-    """Return the samples of each group with their advantages; with a critic, also with values and returns.
+    """Return the samples of each group with their advantages, or with the rules by which ranks compute them.
+
+    `whitened` must follow before they are loaded.
 
     Args:
         group_size: trajectories in a complete group; None if group sizes may differ.
@@ -78,236 +93,158 @@ def credit(
         PluginError: the estimator is a plugin that cannot be found.
         ConfigError: the estimator refuses the batch: an incomplete group, or rewards that it cannot handle.
     """
-    whole = [attempt for group in groups for attempt in group.trajectories]
-    estimator = find_estimator(algorithm.advantage)
-    attempts, parts = whole, None
-    if algorithm.conversation_credit == "own" and any(t.conversation_names for t in whole):
-        parts = ConversationParts.of(whole)
-        attempts, assessment, group_size = parts.attempts, parts.assessed(assessment), None
+    attempts = [attempt for group in groups for attempt in group.trajectories]
+    parts = [parts_of(attempt, algorithm.conversation_credit) for attempt in attempts]
+    columns = assessment.columns or [NO_COLUMNS] * len(attempts)
+    rules = _rules(algorithm, assessment)
     try:
-        batch = action_batch(attempts, group_size=group_size)
-        if parts is None:  # a greedy reward is of a whole attempt
-            batch = replace(batch, greedy_rewards_N=greedy_rewards(groups))
-        batch = assessed(batch, attempts, assessment)
+        batch = _batch(groups, parts, group_size=group_size)
         found = _without_rewards(batch)
-        if not algorithm.distillation.replaces_rewards:
-            found = checked(estimator(batch, advantage_options(algorithm)), batch)
+        if rules.estimator is None and not algorithm.distillation.replaces_rewards:
+            batch = _assessed(batch, attempts, parts, algorithm, assessment)
+            found = checked(find_estimator(algorithm.advantage)(batch, advantage_options(algorithm)), batch)
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
-    if algorithm.whiten:
-        found = found.with_advantages(whiten(*found.runs))
-    if assessment.teacher_kl is not None:
-        found = _taught(found, batch, _compact(assessment.teacher_kl, attempts), algorithm.distillation)
-    credited = _with_returns(_samples(attempts, found), found, assessment, algorithm)
-    if parts is not None:
-        credited = parts.joined(credited)
-    if algorithm.segment_credit == "last":
-        credited = [_of_last_segments(sample) for sample in credited]
-    samples = iter(credited)
+    if rules.estimator is None:
+        columns = [replace(own, kl=None) for own in columns]  # it is in the rewards already
+        _check_targets(found, columns, algorithm)
+        if algorithm.whiten:
+            found = found.with_advantages(whiten(*found.runs))
+    samples = iter(_samples(attempts, found, columns, rules))
     return [[next(samples) for _ in group.trajectories] for group in groups]
 
 
-def action_batch(attempts: Sequence[AttemptFacts], *, group_size: int | None) -> ActionBatch:
-    """Return the batch without context tokens; segments of a trajectory are joined in sampling order.
+def measured(samples: Sequence[SampleRef]) -> list[Moments]:
+    """Return the moments of each sample's advantages, computed in this process."""
+    return [sample.moments() for sample in samples]
 
-    Raises:
-        ValueError: a group is incomplete, or a reward is not finite.
+
+def whitened(
+    samples: Sequence[Sequence[SampleRef]],
+    measure: Callable[[Sequence[SampleRef]], Sequence[Moments]] = measured,
+) -> list[list[SampleRef]]:
+    """Return the samples ready to be loaded: with the whitening that their rules ask for, over the batch.
+
+    Args:
+        measure: returns the moments of the advantages of samples, in any order.
     """
-    num_tokens = np.array([t.num_action_tokens for t in attempts], np.int64)
-    starts = np.cumsum(num_tokens) - num_tokens
-    turns = [_turns_in_order(t) for t in attempts]
-    places, values = [], []
-    for attempt, start in zip(attempts, starts.tolist(), strict=True):
-        for place, event in sorted(zip(_reward_places(attempt), attempt.rewards, strict=True), key=_first):
-            places.append(start + place)
-            values.append(event.value)
-    counts = np.array([len(own) for own in turns], np.int64)
-    return ActionBatch(
-        rewards=TokenRewards(
-            torch.tensor(places, dtype=torch.int64), torch.tensor(values, dtype=torch.float64)
-        ),
-        turns=CompactTurns(
-            lengths_K=torch.tensor([length for own in turns for _, length in own], dtype=torch.int64),
-            number_K=torch.tensor([number for own in turns for number, _ in own], dtype=torch.int64),
-            sequence_K=torch.from_numpy(np.repeat(np.arange(len(attempts)), counts)),
-            counts_N=torch.from_numpy(counts),
-        ),
-        num_tokens_N=torch.from_numpy(num_tokens),
-        group_N=torch.tensor([t.group_id for t in attempts], dtype=torch.int64),
-        is_truncated_N=torch.tensor([t.outcome is Outcome.TRUNCATED for t in attempts], dtype=torch.bool),
-        group_size=group_size,
-        anchors_K=_anchors(attempts),
+    flat = [sample for members in samples for sample in members]
+    rules = flat[0].rules if flat else None
+    if rules is None or not rules.num_whitenings:
+        return [list(members) for members in samples]
+    moments = Moments.joined(measure(flat))
+    whitening = moments.whitening
+    for _ in range(rules.num_whitenings - 1):
+        whitening = whitening.then(moments.whitened(whitening).whitening)
+    found = replace(rules, whitening=whitening)
+    return [[sample.replace(rules=found) for sample in members] for members in samples]
+
+
+def _rules(algorithm: AlgorithmConfig, assessment: Assessment) -> TokenRules:
+    distillation = algorithm.distillation
+    has_values = any(own.values is not None for own in assessment.columns)
+    # Without a discount, returns-to-go change only behind rewards; a penalty per token is a reward.
+    needs_tokens = has_values or assessment.kl_sums is not None or algorithm.gamma < 1
+    is_separate = algorithm.advantage in SEPARATE_ESTIMATORS and not distillation.replaces_rewards
+    estimator = algorithm.advantage if is_separate and needs_tokens else None
+    return TokenRules(
+        estimator=estimator,
+        options=advantage_options(algorithm),
+        kl_coefficient=assessment.kl_coefficient,
+        num_whitenings=0 if estimator is None else (estimator in WHITENED) + algorithm.whiten,
+        whitening=None,
+        teacher=(distillation.coefficient, distillation.gamma),
+        conversation_credit=algorithm.conversation_credit,
+        is_of_last_segments=algorithm.segment_credit == "last",
     )
 
 
-def assessed(batch: ActionBatch, attempts: Sequence[AttemptFacts], assessment: Assessment) -> ActionBatch:
-    """Return the batch with the values added and the KL penalty subtracted from the rewards."""
-    if assessment.values is not None:
-        after = assessment.values_after
-        batch = replace(
-            batch,
-            values_A=_compact(assessment.values, attempts),
-            values_after_N=None if after is None else torch.from_numpy(after),
-        )
-    if assessment.kl is not None:
-        batch = penalize(batch, _compact(assessment.kl, attempts), coefficient=assessment.kl_coefficient)
-    return batch
-
-
-def _compact(columns: Sequence[NDArray[np.float32]], attempts: Sequence[AttemptFacts]) -> torch.Tensor:
-    """Return f64[A], in sampling order, from the numbers of each trajectory in the order of positions."""
-    rows = [column[sampling_order(t)].astype(np.float64) for column, t in zip(columns, attempts, strict=True)]
-    return torch.from_numpy(np.concatenate([np.empty(0), *rows]))
+def _batch(groups: Sequence[Group[AttemptFacts]], parts: Parts, *, group_size: int | None) -> ActionBatch:
+    flat = [part for own in parts for part in own]
+    attempts = [attempt for group in groups for attempt in group.trajectories]
+    if all(own[0].attempt is attempt for own, attempt in zip(parts, attempts, strict=True)):
+        batch = action_batch(attempts, group_size=group_size)
+        return replace(batch, greedy_rewards_N=greedy_rewards(groups))
+    # A greedy reward is of a whole attempt, and not every attempt has every conversation.
+    return action_batch(as_attempts(flat), group_size=None)
 
 
 def _without_rewards(batch: ActionBatch) -> Credit | RunCredit:
     return RunCredit(torch.zeros(len(batch.num_tokens_N), dtype=torch.float64), batch.num_tokens_N)
 
 
-def _taught(
-    found: Credit | RunCredit, batch: ActionBatch, kl_A: torch.Tensor, config: DistillationConfig
-) -> Credit:
-    """Return the advantages with the teacher's added: after whitening, so that its unit stays nats."""
-    added = teacher_advantages(kl_A, batch.num_tokens_N, coefficient=config.coefficient, gamma=config.gamma)
-    return Credit(found.advantages_A + added, found.returns_A)
-
-
-def _samples(attempts: Sequence[AttemptFacts], found: Credit | RunCredit) -> list[SampleRef]:
-    """Return the samples with their runs of equal advantages, in the order of positions."""
-    values_R, lengths_R = (column.numpy() for column in found.runs)
-    ends = np.cumsum([t.num_action_tokens for t in attempts])
-    run_ends = np.cumsum(lengths_R)
-    samples, start = [], 0
-    for index, (attempt, end) in enumerate(zip(attempts, ends, strict=True)):
-        stop = int(np.searchsorted(run_ends, end, side="right"))
-        values, lengths = values_R[start:stop].astype(np.float32), lengths_R[start:stop]
-        assert lengths.sum() == attempt.num_action_tokens, (
-            "a run of advantages crosses the end of a trajectory"
-        )
-        start = stop
-        if not _is_in_order(attempt):
-            laid = np.empty(attempt.num_action_tokens, np.float32)
-            laid[sampling_order(attempt)] = np.repeat(values, lengths)
-            values, lengths = laid, np.ones(len(laid), np.int64)
-        samples.append(SampleRef(index, attempt, values, lengths))
-    return samples
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ConversationParts:
-    """The conversations of a batch's attempts, each as an attempt of its own.
-
-    whole: the attempts. owners: of each conversation, the index of its attempt.
-    """
-
-    whole: Sequence[AttemptFacts]
-    conversations: Sequence[ConversationFacts]
-    owners: Sequence[int]
-
-    @classmethod
-    def of(cls, whole: Sequence[AttemptFacts]) -> ConversationParts:
-        """Divide attempts. An attempt without an action token keeps one part, which has none."""
-        found = [
-            (index, part)
-            for index, attempt in enumerate(whole)
-            for part in attempt.parts() or [attempt.as_part()]
-        ]
-        return cls(whole, [part for _, part in found], [index for index, _ in found])
-
-    @property
-    def attempts(self) -> list[AttemptFacts]:
-        """The conversations; those of one group and one name have the same group id."""
-        labels: dict[tuple[int, str], int] = {}
-        return [
-            part.attempt.replace(group_id=labels.setdefault((part.attempt.group_id, part.name), len(labels)))
-            for part in self.conversations
-        ]
-
-    def assessed(self, assessment: Assessment) -> Assessment:
-        """Return the model outputs of each conversation."""
-        return replace(
-            assessment,
-            values=self._divided(assessment.values),
-            kl=self._divided(assessment.kl),
-            teacher_kl=self._divided(assessment.teacher_kl),
-        )
-
-    def _divided(self, columns: Sequence[NDArray[np.float32]] | None) -> list[NDArray[np.float32]] | None:
-        if columns is None:
-            return None
-        return [
-            columns[owner][part.is_own_A] for owner, part in zip(self.owners, self.conversations, strict=True)
-        ]
-
-    def joined(self, samples: Sequence[SampleRef]) -> list[SampleRef]:
-        """Return one sample for each attempt, with the columns of its conversations on their tokens."""
-        own: list[list[tuple[ConversationFacts, SampleRef]]] = [[] for _ in self.whole]
-        for owner, part, sample in zip(self.owners, self.conversations, samples, strict=True):
-            own[owner].append((part, sample))
-        return [_joined(index, self.whole[index], parts) for index, parts in enumerate(own)]
-
-
-def _joined(
-    index: int, attempt: AttemptFacts, parts: Sequence[tuple[ConversationFacts, SampleRef]]
-) -> SampleRef:
-    if not attempt.conversation_names:
-        ((_, sample),) = parts
-        return sample.replace(index=index, attempt=attempt)
-
-    def laid(column: Callable[[SampleRef], NDArray[np.float32]]) -> NDArray[np.float32]:
-        values = np.zeros(attempt.num_action_tokens, np.float32)
-        for part, sample in parts:
-            values[part.is_own_A] = column(sample)
-        return values
-
-    _, first = parts[0]
-    has_values, has_returns = first.values is not None, first.returns is not None
-    return SampleRef(
-        index,
-        attempt,
-        laid(lambda sample: np.repeat(sample.advantages, sample.run_lengths)),
-        np.ones(attempt.num_action_tokens, np.int64),
-        values=laid(lambda sample: _needed(sample.values)) if has_values else None,
-        returns=laid(lambda sample: _needed(sample.returns)) if has_returns else None,
-    )
-
-
-def _needed(column: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    assert column is not None, "all samples of a batch have the same columns"
-    return column
-
-
-def _of_last_segments(sample: SampleRef) -> SampleRef:
-    """Return the sample with the advantage 0 on all tokens before the last segment of their conversation."""
-    segments = sample.attempt.segments
-    owners = sample.attempt.segment_conversations or (0,) * len(segments)
-    lasts = {owner: place for place, owner in enumerate(owners)}
-    counts = [num_actions for _, num_actions in segments]
-    is_kept = np.repeat([place == lasts[owner] for place, owner in enumerate(owners)], counts)
-    if is_kept.all():
-        return sample
-    laid = np.where(is_kept, np.repeat(sample.advantages, sample.run_lengths), np.float32(0))
-    return sample.replace(advantages=laid, run_lengths=np.ones(len(laid), np.int64))
-
-
-def _with_returns(
-    samples: Sequence[SampleRef],
-    found: Credit | RunCredit,
-    assessment: Assessment,
+def _assessed(
+    batch: ActionBatch,
+    attempts: Sequence[AttemptFacts],
+    parts: Parts,
     algorithm: AlgorithmConfig,
-) -> list[SampleRef]:
-    if assessment.values is None:
-        return list(samples)
-    if found.returns_A is None:
+    assessment: Assessment,
+) -> ActionBatch:
+    """Return the batch with the KL penalty on the turns, or with all columns for an estimator of the user's
+    own.
+    """
+    if algorithm.advantage not in ESTIMATORS and assessment.columns:
+        three = zip(assessment.columns, attempts, parts, strict=True)
+        loaded = [
+            LoadedColumns.of(columns, attempt, order_of(own, attempt)) for columns, attempt, own in three
+        ]
+        return assessed(batch, loaded, kl_coefficient=assessment.kl_coefficient)
+    if assessment.kl_sums is None:
+        return batch
+    sums = [
+        _over_turns(attempt, part, own)
+        for attempt, owned, own in zip(attempts, parts, assessment.kl_sums, strict=True)
+        for part in owned
+    ]
+    kl_K = torch.from_numpy(np.concatenate([np.empty(0), *sums]))
+    return penalize_turns(batch, kl_K, coefficient=assessment.kl_coefficient)
+
+
+def _over_turns(
+    attempt: AttemptFacts, part: ConversationFacts, sums: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the sums of a part's turns, f64[K], in the order of sampling, from those of the attempt's
+    runs.
+    """
+    totals: dict[int, float] = {}
+    for run in runs_in_order(attempt, part.runs):
+        number, _ = attempt.turns[run]
+        totals[number] = totals.get(number, 0.0) + float(sums[run])
+    return np.array(list(totals.values()))
+
+
+def _check_targets(
+    found: Credit | RunCredit, columns: Sequence[TokenColumns], algorithm: AlgorithmConfig
+) -> None:
+    if found.returns_A is None and any(own.values is not None for own in columns):
         raise ConfigError(
             f"algorithm.advantage={algorithm.advantage} returns no value targets for the critic; use "
             "critic.enabled=false"
         )
-    returns = lay_in_positions([s.attempt for s in samples], found.returns_A.numpy())
-    return [
-        s.replace(values=values, returns=own)
-        for s, values, own in zip(samples, assessment.values, returns, strict=True)
-    ]
+
+
+def _samples(
+    attempts: Sequence[AttemptFacts],
+    found: Credit | RunCredit,
+    columns: Sequence[TokenColumns],
+    rules: TokenRules,
+) -> list[SampleRef]:
+    """Return the samples with their runs of equal advantages, in the order of crediting."""
+    values_R, lengths_R = (column.numpy() for column in found.runs)
+    returns_A = None if found.returns_A is None else found.returns_A.numpy()
+    ends = np.cumsum([t.num_action_tokens for t in attempts])
+    run_ends = np.cumsum(lengths_R)
+    samples, start = [], 0
+    for index, (attempt, own, end) in enumerate(zip(attempts, columns, ends.tolist(), strict=True)):
+        stop = int(np.searchsorted(run_ends, end, side="right"))
+        values, lengths = values_R[start:stop], lengths_R[start:stop]
+        assert lengths.sum() == attempt.num_action_tokens, (
+            "a run of advantages crosses the end of a trajectory"
+        )
+        start = stop
+        returns = None if returns_A is None else returns_A[end - attempt.num_action_tokens : end]
+        samples.append(SampleRef(index, attempt, values, lengths, columns=own, rules=rules, returns=returns))
+    return samples
 
 
 def greedy_rewards(groups: Sequence[Group[A]]) -> torch.Tensor | None:
@@ -319,81 +256,6 @@ def greedy_rewards(groups: Sequence[Group[A]]) -> torch.Tensor | None:
     if not groups or len(rewards) < len(groups):
         return None
     return torch.from_numpy(np.repeat(np.array(rewards), [len(group.trajectories) for group in groups]))
-
-
-# ------------------------------------------------------------------------------------- order of action tokens
-
-
-def sampling_order(attempt: AttemptFacts) -> NDArray[np.int64]:
-    """Return i64[A]: for each action token in sampling order, its index in the order of positions.
-
-    They are sorted by turn: segments may grow alternately, so positions are not ordered by time.
-    """
-    numbers, lengths = np.array(attempt.turns, np.int64).reshape(-1, 2).T
-    return np.argsort(np.repeat(numbers, lengths), kind="stable")
-
-
-def lay_in_positions(
-    attempts: Sequence[AttemptFacts], values_A: NDArray[np.float64]
-) -> list[NDArray[np.float32]]:
-    """Cut values in sampling order into those of each trajectory: f32[A], in the order of positions."""
-    laid, start = [], 0
-    for attempt in attempts:
-        own = np.empty(attempt.num_action_tokens, np.float32)
-        own[sampling_order(attempt)] = values_A[start : start + len(own)]
-        start += len(own)
-        laid.append(own)
-    assert start == len(values_A), "the values do not belong to these trajectories"
-    return laid
-
-
-def _is_in_order(attempt: AttemptFacts) -> bool:
-    """Return whether positions are in the order of sampling, as they are unless segments grew alternately."""
-    return all(first < second for (first, _), (second, _) in itertools.pairwise(attempt.turns))
-
-
-def _turns_in_order(attempt: AttemptFacts) -> Sequence[tuple[int, int]]:
-    if _is_in_order(attempt):
-        return attempt.turns
-    lengths: Counter[int] = Counter()
-    for number, length in attempt.turns:
-        lengths[number] += length
-    return sorted(lengths.items())
-
-
-def _reward_places(attempt: AttemptFacts) -> Sequence[int]:
-    """Return the index of each reward's token in sampling order."""
-    if _is_in_order(attempt):
-        return attempt.reward_places
-    in_time = np.argsort(sampling_order(attempt))
-    return [int(in_time[place]) for place in attempt.reward_places]
-
-
-def _first(pair: tuple[int, RewardEvent]) -> int:
-    return pair[0]
-
-
-def _anchors(attempts: Sequence[AttemptFacts]) -> torch.Tensor | None:
-    """Return the anchors of turns with action tokens, i64[K], in order; None if a trajectory lacks one."""
-    found: list[int] = []
-    for attempt in attempts:
-        if attempt.anchors is None:
-            return None
-        found += attempt.anchors
-    return torch.tensor(found, dtype=torch.int64)
-
-
-def advantage_options(algorithm: AlgorithmConfig) -> AdvantageOptions:
-    """Return the options of the config that estimators read."""
-    return AdvantageOptions(
-        gamma=algorithm.gamma,
-        lam=algorithm.lam,
-        bootstrap_truncated=algorithm.bootstrap_truncated,
-        singleton=algorithm.singleton,
-        passk_k=algorithm.passk_k,
-        solved_reward=algorithm.solved_reward,
-        step_weight=algorithm.step_weight,
-    )
 
 
 # ------------------------------------------------------------------------------------- groups and minibatches

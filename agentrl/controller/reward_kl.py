@@ -6,11 +6,7 @@ Checkpoints store it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.algorithms.reward_kl import adapt_coefficient
 from agentrl.config.algorithm import KLConfig
@@ -27,24 +23,24 @@ class RewardKL:
         self.coefficient = config.coefficient
         self._config = config
 
-    def observe(self, kl: Sequence[NDArray[np.float32]], num_action_tokens: int) -> dict[str, float]:
+    def observe(self, kl_sum: float, *, num_sequences: int, num_action_tokens: int) -> dict[str, float]:
         """Adapt the coefficient to a batch if the config has a target KL, and return the batch's metrics.
 
         Args:
-            kl: f32[A] per trajectory, the estimate on its action tokens in nats.
+            kl_sum: of the estimate on all action tokens, in nats.
 
         Returns:
             `reward_kl`, the mean per action token in nats, and `reward_kl_coefficient`, as used for this
             batch.
         """
-        mean = sum(float(k.sum(dtype=np.float64)) for k in kl) / max(num_action_tokens, 1)
+        mean = kl_sum / max(num_action_tokens, 1)
         metrics = {"reward_kl": mean, "reward_kl_coefficient": self.coefficient}
         if self._config.target is not None:
             self.coefficient = adapt_coefficient(
                 self.coefficient,
                 mean,
                 target=self._config.target,
-                num_sequences=len(kl),
+                num_sequences=num_sequences,
                 horizon=self._config.horizon,
             )
         return metrics

@@ -73,19 +73,18 @@ class RewardRole:
         return dict(_by_index(microbatches, scores))
 
 
-def launch_reward_role(
-    config: RewardModelConfig, conversations: Conversations, seats: Sequence[Seat], *, device: Device
-) -> RewardRole:
-    """Launch the ranks as Ray actors in their seats, without waiting; see their `wait_until_ready`."""
+def launch_reward_model(
+    config: RewardModelConfig, seats: Sequence[Seat], *, device: Device
+) -> WorkerGroup[RewardModel]:
+    """Launch the ranks as Ray actors in their seats, without waiting; see `wait_until_ready`."""
     deadlines = CallDeadlines(
         config.collective_timeout_s,
         "reward_model.collective_timeout_s",
         reading_s=reading_s(Path(config.model.path)),
     )
-    ranks = WorkerGroup.launch(
+    return WorkerGroup.launch(
         RewardModel, config, device, seats=seats, name="reward model", deadlines=deadlines
     )
-    return RewardRole(ranks, conversations, config)
 
 
 def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:

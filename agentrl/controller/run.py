@@ -15,11 +15,13 @@ from ray import ObjectRef
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.batches import POLL_S, Batches
-from agentrl.controller.checkpoint import Checkpoint
+from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
 from agentrl.controller.failed_share import FailedShare
 from agentrl.controller.observe import Observer
+from agentrl.controller.opponents import FOLDER as OPPONENTS
+from agentrl.controller.opponents import OpponentRefresh
 from agentrl.controller.publish import Publishing
 from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
@@ -28,9 +30,11 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
 from agentrl.fleet.elastic import ElasticServers
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
@@ -64,6 +68,7 @@ class Processes:
     buffer: Actor[ReplayBuffer]
     ranks: Ranks
     servers: ServerFleet
+    frozen: FrozenFleet
     rollouts: RolloutFleet
 
 
@@ -79,7 +84,7 @@ class Run:
         checkpoints: CheckpointWriter,
         *,
         validation: Validation | None,
-        batch_rewards: BatchRewards,
+        batch_rewards: RemoteBatchRewards,
         total_steps: int,
     ) -> None:
         """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded
@@ -87,12 +92,8 @@ class Run:
         """
         self.config = config
         self.dir = run_dir
-        self.buffer, self.ranks, self.servers, self.rollouts = (
-            processes.buffer,
-            processes.ranks,
-            processes.servers,
-            processes.rollouts,
-        )
+        self.buffer, self.ranks = processes.buffer, processes.ranks
+        self.servers, self.frozen, self.rollouts = processes.servers, processes.frozen, processes.rollouts
         self.observer = observer
         self.timer = observer.timer
         self.checkpoints = checkpoints
@@ -104,6 +105,7 @@ class Run:
         self.results: dict[str, Mapping[str, float]] = (
             dict(run_dir.read_validations()) if self.is_resumed else {}
         )
+        self._has_learned = False  # since the last resume or recovery
         self.owes_checkpoint = False
         """True if the last checkpoint could not be written. The next step retries."""
         self._validated: tuple[int, Mapping[str, float]] | None = None
@@ -111,6 +113,7 @@ class Run:
         self._elastic = ElasticServers(
             self.servers,
             self.rollouts,
+            self.frozen,
             lone_adapter_of=lone_adapter_of,
             replays_experts=config.rollout.replay_experts,
             run_dir=run_dir.root,
@@ -129,6 +132,15 @@ class Run:
             rollouts=self.rollouts,
             observer=observer,
         )
+        self._opponents = OpponentRefresh(
+            config.agent.opponents,
+            self.frozen,
+            folder=run_dir.root / OPPONENTS,
+            checkpoints=lambda: [one.step for one in complete_checkpoints(run_dir.checkpoints)],
+            timeout_s=config.rollout.weights.timeout_s,
+            say=observer.say,
+        )
+        observer.opponent_metrics = self._opponents.metrics
         self._span_loss = SpanLoss(
             config.tracking.spans, problem=self.rollouts.span_problem, say=observer.say
         )
@@ -149,6 +161,10 @@ class Run:
     def proximal_folder(self) -> str | None:
         """Where the ranks store proximal log-probabilities; None without `tracking.token_ratios`."""
         return str(self.dir.proximal.resolve()) if self.config.tracking.token_ratios else None
+
+    def column_folder(self) -> AbstractContextManager[str]:
+        """Within the block, the ranks may keep numbers per token in this folder."""
+        return column_folder(self.dir.columns)
 
     @contextmanager
     def traced(self) -> Iterator[None]:
@@ -185,6 +201,10 @@ class Run:
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self._publishing.publish("policy", step=self.step)
+        # Before the first publish of a run, and after a recovery, nothing was learned.
+        refresh = self._opponents.refresh if self._has_learned else self._opponents.restore
+        refresh(self.roles.learner, step=self.step, version=self.version)
+        self._has_learned = True
         self.lineage = self.buffer.run(ReplayBuffer.advance, self.version, self.step)
 
     # --------------------------------------------------------------------------------------------------- take
@@ -322,6 +342,7 @@ class Run:
         The buffer takes back the groups that later steps consumed. The weights get a new version.
         """
         self.step, self._validated, self.owes_checkpoint = step, None, False
+        self._has_learned = False
         self.results = {name: values for name, values in self.results.items() if values.get(STEP, 0) <= step}
         self.observer.go_back(step)
         self.buffer.run(ReplayBuffer.roll_back, step)
@@ -371,6 +392,8 @@ class Run:
         self.checkpoints.finish()
         policy = self.dir.root / "policy"
         self.roles.learner.run(Learner.export, str(policy))
+        if self.config.model.lora.roles:
+            self.roles.learner.run(Learner.export_adapter, str(self.dir.root / "adapters"))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         self._release_recorded()

@@ -8,7 +8,10 @@ validation/        step_000010.parquet ...        servers/        logs of the se
 validations.json   of baselines, initial, final   alarms.jsonl    alarms raised and cleared
 alarms/            the groups they concern        failures.parquet   every failed attempt
 proximal/          step_000001_part0_rank0.parquet ...   with tracking.token_ratios
+columns/           values and KL per token, during the step that needs them
 attempts/          trajectories that wait for their batch, one file per delivery of a rollout actor
+opponents/         step_000020_v21/ ... the policies that opponents were replaced by
+adapters/          of the policy, and of roles in folders within, at the end of a run with model.lora.roles
 result.json  summary.md  report.png
 ```
 """
@@ -28,6 +31,7 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
+from agentrl.data.token_columns import FOLDER as COLUMNS
 from agentrl.errors import ConfigError
 from agentrl.images.files import FOLDER as IMAGES
 from agentrl.tracking.unwritten import AppendedFile
@@ -77,6 +81,10 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def columns(self) -> Path:
+        return self.root / COLUMNS
 
     @property
     def proximal(self) -> Path:

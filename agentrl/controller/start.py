@@ -7,8 +7,8 @@ driver
  ├─ RolloutActor x R   no GPU        agent loops on trio
  ├─ Recorder           no GPU        writes trajectories to Parquet
  ├─ WorkerHost x W     as placed     FSDP ranks, each around one worker
- └─ ServerActor x S    as placed     starts and watches one server process; attached URLs are watched by
- threads of the driver
+ └─ ServerActor x S    as placed     starts and watches one server process, of the policy or of a frozen
+                                     model; attached URLs are watched by threads of the driver
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ from agentrl.config.explain_memory import refuse_too_large
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards, launch_scorer
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
 from agentrl.controller.conversations import Conversations
-from agentrl.controller.frozen_servers import check_opponents, check_teacher_servers
 from agentrl.controller.observe import Observer
 from agentrl.controller.recording import RemoteRecording
 from agentrl.controller.recover import Ranks
-from agentrl.controller.reward_role import launch_reward_role, resolve_reward_model
+from agentrl.controller.reward_role import launch_reward_model, resolve_reward_model
 from agentrl.controller.roles import launch_roles
 from agentrl.controller.run import Processes, Run
 from agentrl.controller.run_dir import RunDir
@@ -68,6 +67,7 @@ from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
 from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
 from agentrl.fleet.elastic import why_no_adapter, why_no_experts
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.readiness import StartUp
 from agentrl.fleet.recorder import launch_recorder
 from agentrl.fleet.rollouts import RolloutFleet
@@ -81,6 +81,7 @@ from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
+from agentrl.rollout.frozen_models import resolve_opponents, resolve_teacher
 from agentrl.rollout.gateway_address import check_address
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.tracking.span_export import check_opentelemetry
@@ -128,13 +129,15 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(servers.close)
         start_up = stack.enter_context(StartUp(observer.say))
         start_up.add(servers)
+        frozen = _launch_frozen(config, seats, run_dir, observer, stack)
+        start_up.add(*([frozen] if config.frozen_plans else []))
         config = confirm_adapter(config, given, servers)
         confirm_experts(config, servers)
         buffer = _launch_buffer(config, run_dir, checkpoint, observer)
         rollouts = _launch_rollouts(config, run_dir, buffer, servers)
         stack.callback(rollouts.close)
         start_up.add(rollouts)
-        reward_ranks = _launch_reward_model(config, scoring, seats, stack)
+        reward_ranks = _launch_scorer(config, scoring, buffer, seats, stack)
         start_up.add(*reward_ranks)
         with start_up.step("replay buffer"):
             # before the learner: an error in the data ends the run here, and lr schedules need total_steps
@@ -146,7 +149,7 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(checkpoints.close)
         stack.callback(lambda: ranks.roles.stop())  # a recovery replaces them
         ranks.bring_up(
-            [rollouts, servers, *reward_ranks],
+            [rollouts, servers, frozen, *reward_ranks],
             checkpoint,
             start_up=start_up,
             say=observer.say,
@@ -158,7 +161,7 @@ def open_run(config: Config) -> Iterator[Run]:
         run = Run(
             config,
             run_dir,
-            Processes(buffer, ranks, servers, rollouts),
+            Processes(buffer, ranks, servers, frozen, rollouts),
             observer,
             checkpoints,
             validation=scoring.validation,
@@ -196,6 +199,21 @@ def _start_ray(
     observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
     seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
     return recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
+
+
+def _launch_frozen(
+    config: Config,
+    seats: Mapping[Role, Sequence[Seat]],
+    run_dir: RunDir,
+    observer: Observer,
+    stack: ExitStack,
+) -> FrozenFleet:
+    """Launch the servers of frozen models, if there are any; `stack` stops them."""
+    frozen = FrozenFleet.launch(
+        config.frozen_plans, seats.get("frozen_servers", ()), run_dir=run_dir.root, say=observer.say
+    )
+    stack.callback(frozen.close)
+    return frozen
 
 
 def _launch_rollouts(
@@ -263,6 +281,7 @@ def _resolved(config: Config) -> Config:
             "reward_model": resolve_reward_model(config.reward_model),
         }
     )
+    config = _with_frozen_models(config)
     config = config.with_adapter_resolved
     check_nsight(config.profiler.nsight)
     with concerning("algorithm.advantage"):
@@ -283,8 +302,22 @@ def _resolved(config: Config) -> Config:
         check_critic(config.critic_model, config.learner)
     if config.teacher_model is not None:
         check_teacher(config.teacher_model, config.model, config.learner)
-    check_opponents(config.agent, config.model)
-    check_teacher_servers(config.algorithm.distillation, config.model)
+    return config
+
+
+def _with_frozen_models(config: Config) -> Config:
+    """Return the config with the local folders of opponents and teacher, all of which have the policy's
+    tokenizer.
+    """
+    algorithm, policy = config.algorithm, config.model
+    if not config.trainer.val_only:
+        distillation = resolve_teacher(algorithm.distillation, policy)
+        algorithm = algorithm.model_copy(update={"distillation": distillation})
+    agent = resolve_opponents(config.agent, policy)
+    config = config.model_copy(update={"agent": agent, "algorithm": algorithm})
+    for plan in config.frozen_plans:
+        with concerning(plan.key):
+            check_policy(plan.model)
     return config
 
 
@@ -333,15 +366,13 @@ def confirm_experts(config: Config, servers: ServerFleet) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Scoring:
-    """What the controller scores: batches of training, and validations.
+    """What is scored outside of attempts: batches of training, and validations.
 
-    conversations: of attempts, for the reward model; None without one. validation: None without
-    `data.val_files`.
+    validation: None without `data.val_files`.
     """
 
-    batch_rewards: BatchRewards
-    validation_rewards: BatchRewards
-    conversations: Conversations | None
+    batch_rewards: RemoteBatchRewards
+    validation_rewards: RemoteBatchRewards
     validation: Validation | None
 
 
@@ -352,25 +383,21 @@ def _open_scoring(config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat)
             f"{config.needs_early_rewards} needs rewards when a group is complete, but a reward with "
             "scope=batch is computed later"
         )
-    conversations = (
-        Conversations(config.reward_model, config.agent, plugins) if config.reward_model.is_used else None
-    )
+    if config.reward_model.is_used:
+        Conversations(config.reward_model, config.agent, plugins)  # raises here what its process would
     own = config.of_validation
     validation_rewards = rewards if own is config else _batch_rewards(own, plugins)
     return _Scoring(
-        rewards,
-        validation_rewards,
-        conversations,
-        _open_validation(own, run_dir, plugins, chat, validation_rewards),
+        rewards, validation_rewards, _open_validation(own, run_dir, plugins, chat, validation_rewards)
     )
 
 
-def _batch_rewards(config: Config, plugins: Plugins) -> BatchRewards:
-    return BatchRewards(config.reward, plugins, max_response_tokens=config.agent.max_response_tokens)
+def _batch_rewards(config: Config, plugins: Plugins) -> RemoteBatchRewards:
+    return RemoteBatchRewards(is_any=RewardTable(config.reward, plugins).may_score("batch"))
 
 
 def _open_validation(
-    config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: BatchRewards
+    config: Config, run_dir: RunDir, plugins: Plugins, chat: Chat, rewards: RemoteBatchRewards
 ) -> Validation | None:
     """Return the validation, None without `data.val_files`. `config` and `rewards`: those of validation."""
     if not config.data.val_files:
@@ -389,22 +416,30 @@ def _open_validation(
     )
 
 
-def _launch_reward_model(
-    config: Config, scoring: _Scoring, seats: Mapping[Role, Sequence[Seat]], stack: ExitStack
+def _launch_scorer(
+    config: Config,
+    scoring: _Scoring,
+    buffer: Actor[TrainingBuffer],
+    seats: Mapping[Role, Sequence[Seat]],
+    stack: ExitStack,
 ) -> list[Workers[RewardModel]]:
-    """Launch the ranks of the reward model, if there is one, and let its rewards ask them; `stack` stops
-    them.
+    """Launch the scorer of batches and the ranks of the reward model, if there are any; return the ranks.
+
+    `stack` stops them.
     """
-    if scoring.conversations is None:
+    used = [own for own in (scoring.batch_rewards, scoring.validation_rewards) if own.is_any]
+    if not used:
         return []
-    device = config.placement.device_of("reward_model")
-    role = launch_reward_role(
-        config.reward_model, scoring.conversations, seats["reward_model"], device=device
-    )
-    stack.callback(role.ranks.stop)
-    for rewards in (scoring.batch_rewards, scoring.validation_rewards):
-        rewards.connect(role.score)
-    return [role.ranks]
+    ranks = None
+    if config.reward_model.is_used:
+        device = config.placement.device_of("reward_model")
+        ranks = launch_reward_model(config.reward_model, seats["reward_model"], device=device)
+        stack.callback(ranks.stop)
+    scorer = launch_scorer(config, buffer, ranks)
+    stack.callback(scorer.kill)
+    for rewards in used:
+        rewards.connect(scorer)
+    return [] if ranks is None else [ranks]
 
 
 def _launch_buffer(
@@ -445,7 +480,8 @@ def _resume(
 def _readiness(config: Config, plan: BufferPlan) -> str:
     report = plan.report
     rollout = config.rollout
-    counts = {"attached": len(rollout.urls), rollout.backend: rollout.num_started}
+    num_frozen = sum(one.rollout.num_started for one in config.frozen_plans)
+    counts = {"attached": len(rollout.urls), rollout.backend: rollout.num_started, "frozen": num_frozen}
     servers = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
     skipped = (
         f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)"

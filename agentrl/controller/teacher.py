@@ -1,12 +1,8 @@
-"""The teacher of on-policy distillation: checks before the run, and the measure of what is left to learn."""
+"""The teacher of on-policy distillation: checks before the run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from agentrl.chat.codec import load_tokenizer
 from agentrl.chat.vocabulary import vocabulary_difference
@@ -48,12 +44,3 @@ def _check_tokenizer(teacher: Path, policy: Path) -> None:
             f"{str(teacher)!r} has another tokenizer than the policy: {difference}; use a teacher of the "
             "same family"
         )
-
-
-def teacher_metrics(kl: Sequence[NDArray[np.float32]], num_action_tokens: int) -> dict[str, float]:
-    """Return `teacher_kl`, the mean of log policy - log teacher per action token, in nats.
-
-    Args:
-        kl: f32[A] per trajectory.
-    """
-    return {"teacher_kl": sum(float(k.sum(dtype=np.float64)) for k in kl) / max(num_action_tokens, 1)}

@@ -4,7 +4,8 @@
     reward    rewards that need the whole batch, if the config has any
     assess    with a critic: values before action tokens; with KL in the reward: KL(policy || reference);
               with a teacher: its log-probabilities of what the policy sampled
-    credit    rewards (and values) -> advantages on action tokens
+    credit    rewards -> advantages over runs of action tokens; what needs values or KL per token is left to
+              the ranks that load them
     plan      by lengths alone: which trajectories are in which microbatch of which rank, without padding
     score     each rank loads its trajectories; their proximal (and reference) log-probabilities, before the
               first update
@@ -20,12 +21,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
 from agentrl.config.schema import Config
-from agentrl.controller.assess import assess, begin_critic_updates, settle
-from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, split_minibatches, with_reward
+from agentrl.controller.assess import assess, begin_critic_updates, measure_on_ranks, settle
+from agentrl.controller.credit import (
+    credit,
+    leave_out_masked,
+    leave_out_old,
+    split_minibatches,
+    whitened,
+    with_reward,
+)
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run, RunResult
@@ -76,7 +85,7 @@ def train_step(run: Run, config: Config) -> None:
     groups = run.take()
     # before `publish` replaces it: lags count from the weights that train on the batch
     learned_by = run.lineage
-    with run.memory_for_learner(), run.traced():
+    with run.memory_for_learner(), run.traced(), run.column_folder() as columns:
         updates = learn(
             run.roles,
             groups,
@@ -84,6 +93,7 @@ def train_step(run: Run, config: Config) -> None:
             step=run.step,
             lags=learned_by.lags,
             timer=run.timer,
+            columns=columns,
             proximal_folder=run.proximal_folder,
         )
     run.step += 1
@@ -100,6 +110,7 @@ def learn(
     step: int,
     lags: Lags,
     timer: Timer,
+    columns: str | None = None,
     proximal_folder: str | None = None,
 ) -> list[dict[str, float]]:
     """Make the updates of one step and return the metrics of each.
@@ -110,16 +121,19 @@ def learn(
     Args:
         step: number of steps made before this one; it also seeds the split into minibatches.
         lags: returns the lag of each token, in versions behind the weights that are being trained.
+        columns: folder in which the ranks keep numbers per token for each other; None: in memory, for ranks
+            in this process.
         proximal_folder: where the ranks store proximal log-probabilities; None: nowhere.
     """
     learner = roles.learner
     with timer("assess"):
         groups = with_reward(groups)
-        assessment = assess(roles, groups, config.algorithm, config.learner)
+        assessment = assess(roles, groups, config.algorithm, config.learner, folder=columns)
     with timer("credit"):
         samples = credit(
             groups, config.algorithm, group_size=config.rollout.fixed_group_size, assessment=assessment
         )
+        samples = whitened(samples, partial(measure_on_ranks, learner))
         samples = leave_out_old(samples, lags=lags, max_lag=config.algorithm.correction.max_lag)
         samples = leave_out_masked(samples, config.rollout.masked_outcomes)
     rng = np.random.default_rng((config.trainer.seed, step))

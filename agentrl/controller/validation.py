@@ -18,7 +18,7 @@ from typing import Protocol
 from ray import ObjectRef
 
 from agentrl.config.evaluation import EvalConfig
-from agentrl.controller.batch_rewards import BatchRewards
+from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.observe import Observer
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
@@ -58,7 +58,7 @@ class Validation:
         dataset: Dataset,
         config: EvalConfig,
         *,
-        rewards: BatchRewards,
+        rewards: RemoteBatchRewards,
         folder: Path | None,
         num_examine: int,
     ) -> None:

@@ -19,6 +19,7 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.rollout.scopes import stack_of
@@ -48,6 +49,7 @@ class Parts:
 
     buffer: Actor[ReplayBuffer]
     servers: ServerFleet
+    frozen: FrozenFleet
     rollouts: RolloutFleet
     ranks: Callable[[], Sequence[Workers[Any]]]
     phases: PhaseTimer
@@ -120,7 +122,7 @@ def find(parts: Parts, asker: Asker) -> Findings:
     ]
     said = asker.answers({**dict(zip(("counts", "stats", "leases"), own, strict=True)), **playing})
     facts = [controller, *_of_buffer(said["counts"], said["stats"], said["leases"]), "servers:"]
-    facts += [f"  {line}" for line in _of_servers(parts.servers, asker)]
+    facts += [f"  {line}" for line in _of_servers(parts.servers, parts.frozen, asker)]
     learner = [line for workers in parts.ranks() for line in workers.unanswered()]
     facts += ["learner:", *(f"  {line}" for line in learner or ["no call in progress"])]
     found = {title: said[title] for title in playing}
@@ -161,13 +163,13 @@ def _of_controller(parts: Parts) -> str:
     )
 
 
-def _of_servers(servers: ServerFleet, asker: Asker) -> list[str]:
+def _of_servers(servers: ServerFleet, frozen: FrozenFleet, asker: Asker) -> list[str]:
     lines = servers.lines
     loads = asker.loads(servers.clients([line.url for line in lines if line.url]))
     return [
         f"{line.name} {line.url} {line.state}, {line.restarts} restarts: {loads.get(line.url, 'not asked')}"
         for line in lines
-    ]
+    ] + [f"{line.name} {line.url} {line.state}, {line.restarts} restarts" for line in frozen.lines]
 
 
 class WatchedRun:
@@ -215,6 +217,7 @@ def watching(run: Run) -> AbstractContextManager[object]:
     parts = Parts(
         run.buffer,
         run.servers,
+        run.frozen,
         run.rollouts,
         lambda: [*run.roles.ranks],
         run.timer,

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
+from agentrl.data.task_rows import row_schema
 from agentrl.errors import ConfigError, DataError
 
 Kind = Literal["tool", "easy", "interaction"]
@@ -51,31 +52,18 @@ class ArithmeticMix:
 
 
 _TEXT = pa.string()
-_PROMPT = pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))
 _TOOLS_KWARGS = pa.struct(
     [("calculator", pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)]))]))]
 )
 _INTERACTION_KWARGS = pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_truth", _TEXT)])
-_EXTRA_INFO = pa.struct(
-    [
-        ("index", pa.int64()),
-        ("split", _TEXT),
-        ("kind", _TEXT),
-        ("needs_tool", pa.bool_()),
-        ("expression", _TEXT),
-        ("tools_kwargs", _TOOLS_KWARGS),
-        ("interaction_kwargs", _INTERACTION_KWARGS),
-    ]
-)
-TASK_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", _PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        ("extra_info", _EXTRA_INFO),
-        ("agent_name", _TEXT),
-    ]
+TASK_SCHEMA = row_schema(
+    ("index", pa.int64()),
+    ("split", _TEXT),
+    ("kind", _TEXT),
+    ("needs_tool", pa.bool_()),
+    ("expression", _TEXT),
+    ("tools_kwargs", _TOOLS_KWARGS),
+    ("interaction_kwargs", _INTERACTION_KWARGS),
 )
 _CALL = pa.struct(
     [("id", _TEXT), ("type", _TEXT), ("function", pa.struct([("name", _TEXT), ("arguments", _TEXT)]))]

@@ -109,7 +109,7 @@ class AttemptFacts:
             segments=tuple(zip(lengths.tolist(), num_actions.tolist(), strict=True)),
             turns=turns,
             versions=_counts(t.versions[actions]),
-            reward_places=tuple(np.searchsorted(actions, [e.position for e in t.rewards]).tolist()),
+            reward_places=reward_places(t),
             marks=_marks(t),
             anchors=tuple(t.anchors[numbers].tolist()) if has_anchors else None,
             source=t if source is None else source,
@@ -120,6 +120,13 @@ class AttemptFacts:
     @property
     def num_tokens(self) -> int:
         return sum(length for length, _ in self.segments)
+
+    @property
+    def segment_names(self) -> tuple[str, ...]:
+        """The name of each segment's conversation."""
+        names = self.conversation_names or (MAIN_CONVERSATION,)
+        places = self.segment_conversations or (0,) * len(self.segments)
+        return tuple(names[place] for place in places)
 
     @property
     def num_action_tokens(self) -> int:
@@ -154,31 +161,33 @@ class AttemptFacts:
         """
         if not self.conversation_names:
             return [self.as_part()]
-        counts = np.array([num_actions for _, num_actions in self.segments], np.int64)
-        owners_A = np.repeat(np.array(self.segment_conversations, np.int64), counts)
+        segment_ends = np.cumsum([num_actions for _, num_actions in self.segments])
+        starts = np.cumsum([0, *(length for _, length in self.turns)])[:-1]
+        segments = np.searchsorted(segment_ends, starts, side="right")
+        owners = [self.segment_conversations[segment] for segment in segments.tolist()]
         return [
-            self._part(name, owners_A == index)
+            self._part(name, tuple(run for run, owner in enumerate(owners) if owner == index))
             for index, name in enumerate(self.conversation_names)
-            if (owners_A == index).any()
+            if index in owners
         ]
 
     def as_part(self) -> ConversationFacts:
         """Return the whole attempt as the session's own conversation."""
-        is_own_A = np.ones(self.num_action_tokens, np.bool_)
-        return ConversationFacts(MAIN_CONVERSATION, self, is_own_A)
+        return ConversationFacts(MAIN_CONVERSATION, self, tuple(range(len(self.turns))))
 
-    def _part(self, name: str, is_own_A: NDArray[np.bool_]) -> ConversationFacts:
-        """Return the facts of the conversation with these action tokens, of which it has at least one.
+    def _part(self, name: str, runs: tuple[int, ...]) -> ConversationFacts:
+        """Return the facts of the conversation with these runs of turns, of which it has at least one.
 
         Its `versions` and `marks` stay those of the attempt: credit reads neither.
         """
-        ends = np.cumsum([length for _, length in self.turns])
-        turns = tuple(run for run, end in zip(self.turns, ends, strict=True) if is_own_A[end - 1])
-        places = np.cumsum(is_own_A) - 1
+        turns = tuple(self.turns[run] for run in runs)
+        length = sum(count for _, count in turns)
+        ends = np.cumsum([count for _, count in self.turns])
+        own_ends = dict(zip(runs, np.cumsum([count for _, count in turns]).tolist(), strict=True))
         rewards = [
-            (event, int(places[place]))
+            (event, own_ends[run] - int(ends[run]) + place)
             for event, place in zip(self.rewards, self.reward_places, strict=True)
-            if is_own_A[place]
+            if (run := int(np.searchsorted(ends, place, side="right"))) in own_ends
         ]
         numbers = {number for number, _ in turns}
         anchors = self.anchors
@@ -187,14 +196,14 @@ class AttemptFacts:
             anchors = tuple(a for n, a in zip(all_numbers, anchors, strict=True) if n in numbers)
         attempt = self.replace(
             turns=turns,
-            segments=((int(is_own_A.sum()), int(is_own_A.sum())),),
+            segments=((length, length),),
             rewards=tuple(event for event, _ in rewards),
             reward_places=tuple(place for _, place in rewards),
             anchors=anchors,
             conversation_names=(),
             segment_conversations=(),
         )
-        return ConversationFacts(name, attempt, is_own_A)
+        return ConversationFacts(name, attempt, runs)
 
     @property
     def accuracy(self) -> float | None:
@@ -281,12 +290,12 @@ class ConversationFacts:
     """One conversation of an attempt, for credit.
 
     attempt: the facts of its action tokens, as if they were an attempt of one segment.
-    is_own_A: bool[A], which action tokens of the attempt are its own, in the order of positions.
+    runs: which of the whole attempt's `turns` are its own.
     """
 
     name: str
     attempt: AttemptFacts
-    is_own_A: NDArray[np.bool_]
+    runs: tuple[int, ...]
 
 
 def _runs(values: NDArray[Any]) -> Runs:
@@ -306,6 +315,12 @@ def _marks(t: Trajectory) -> tuple[tuple[Mark, ...], ...]:
     if t.experts_of_tokens is not None or t.images:
         return tuple(() for _ in t.segment_starts)
     return find_marks(t.token_ids, t.action_mask, t.segment_starts)
+
+
+def reward_places(trajectory: Trajectory) -> tuple[int, ...]:
+    """Return the index of each reward's token among the action tokens, in the order of positions."""
+    actions = np.flatnonzero(trajectory.action_mask)
+    return tuple(np.searchsorted(actions, [event.position for event in trajectory.rewards]).tolist())
 
 
 def num_tool_calls(trajectory: Trajectory) -> int:

@@ -114,11 +114,18 @@ class Playable:
         self._environments: dict[str, Environment] = {}
         self._accepted: set[tuple[str, ...]] = set()
 
+    def opponents(self, task: Task) -> Sequence[str]:
+        """Return the names of the opponents that the task's agent plays against."""
+        if self._plugins.agents.get(task.agent_name).opponents is AgentLoop.opponents:
+            return ()
+        return self._create_agent(task).opponents(task)
+
     def _check_opponents(self, task: Task) -> None:
-        agent, configured = self._create_agent(task), self._config.opponents
-        for name in agent.opponents(task):
+        configured = self._config.opponents
+        for name in self.opponents(task):
             if name not in configured:
-                raise DataError(f"{task.task_id}: agent {agent.name}: {without_server(name, configured)}")
+                who = f"{task.task_id}: agent {task.agent_name}"
+                raise DataError(f"{who}: {without_server(name, configured)}")
 
     def _create_agent(self, task: Task) -> AgentLoop:
         return self._plugins.agents.create(task.agent_name, self._config.agent_config)
@@ -155,8 +162,7 @@ class Playable:
             raise DataError(
                 f"{task.task_id}: agent {agent.name} needs extra_info.interaction_kwargs with a name"
             )
-        if agent.opponents is not AgentLoop.opponents:
-            self._check_opponents(task)
+        self._check_opponents(task)
         if task.interaction_kwargs is not None:
             self._check_partner(task.interaction_kwargs)
         if task.environment_kwargs is not None:

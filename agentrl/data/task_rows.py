@@ -18,6 +18,20 @@ _CREATE_KWARGS = pa.struct([("create_kwargs", pa.struct([("ground_truth", _TEXT)
 _INTERACTION_KWARGS = pa.struct([("name", _TEXT), ("query", _TEXT), ("ground_truth", _TEXT)])
 
 
+def row_schema(*extra_info: tuple[str, pa.DataType]) -> pa.Schema:
+    """Return the schema of rows with a prompt and an agent. extra_info: its fields."""
+    return pa.schema(
+        [
+            ("data_source", _TEXT),
+            ("prompt", PROMPT),
+            ("ability", _TEXT),
+            ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
+            ("extra_info", pa.struct(list(extra_info))),
+            ("agent_name", _TEXT),
+        ]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RowStyle:
     """Prompt and agent of rows.
@@ -89,13 +103,4 @@ def task_schema(styles: Sequence[RowStyle]) -> pa.Schema:
         **({"tools_kwargs": pa.struct([(name, _CREATE_KWARGS) for name in tools])} if tools else {}),
         **({"interaction_kwargs": _INTERACTION_KWARGS} if any(style.interaction for style in styles) else {}),
     }
-    return pa.schema(
-        [
-            ("data_source", _TEXT),
-            ("prompt", PROMPT),
-            ("ability", _TEXT),
-            ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-            ("extra_info", pa.struct(list(extra_info.items()))),
-            ("agent_name", _TEXT),
-        ]
-    )
+    return row_schema(*extra_info.items())

@@ -33,18 +33,19 @@ from agentrl.types import (
     Trajectory,
 )
 
-FORMAT = b"6"
+FORMAT = b"7"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
-FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5"})
-"""Older versions that can still be decoded. In version 2, `failure` was only its text; before version 6,
-messages had no images."""
+FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5", b"6"})
+"""Older versions that can still be decoded. In version 2, `failure` was only its text. Before version 6,
+conversations had no `opponent_versions`; before version 7, messages had no images.
+"""
 
 _SINCE = {
     "experts": 4,
     "conversations": 5,
     "segment_conversations": 5,
     "teacher_logprobs": 5,
-    "images": 6,
+    "images": 7,
 }
 """Columns that files of former formats do not have, and the version that added them."""
 
@@ -83,6 +84,7 @@ CONVERSATION = pa.struct(
         pa.field("name", pa.string(), nullable=False),
         pa.field("messages", pa.large_list(MESSAGE), nullable=False),
         pa.field("opponent", pa.string()),
+        pa.field("opponent_versions", pa.list_(pa.int32()), nullable=False),
     ]
 )
 REWARD = pa.struct(
@@ -264,12 +266,18 @@ def _decode_plain(batch: pa.RecordBatch, name: str) -> list[Any]:
 
 def _encode_conversation(one: ConversationRecord) -> dict[str, Any]:
     messages = [_encode_message(message) for message in one.messages]
-    return {"name": one.name, "messages": messages, "opponent": one.opponent}
+    return {
+        "name": one.name,
+        "messages": messages,
+        "opponent": one.opponent,
+        "opponent_versions": one.opponent_versions,
+    }
 
 
 def _decode_conversation(fields: dict[str, Any], folder: Path | None) -> ConversationRecord:
     messages = tuple(_decode_message(message, folder) for message in fields["messages"])
-    return ConversationRecord(fields["name"], messages, fields["opponent"])
+    versions = tuple(fields["opponent_versions"]) if "opponent_versions" in fields else ()
+    return ConversationRecord(fields["name"], messages, fields["opponent"], versions)
 
 
 def _encode_message(message: Message) -> dict[str, Any]:

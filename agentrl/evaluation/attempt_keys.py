@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def fingerprint(folder: str | Path) -> str:
 class AttemptSettings:
     """The sections of a config that affect an attempt. `weights` identifies the model's weights.
 
-    `reward` is None if attempts are not scored.
+    `reward` is None if attempts are not scored. opponents: by name, what affects what they say.
     """
 
     weights: str
@@ -73,6 +73,7 @@ class AttemptSettings:
     agent: AgentConfig
     sampling: EvalConfig
     reward: RewardConfig | None
+    opponents: Mapping[str, JsonObject] = field(default_factory=dict)
 
 
 def producer_of(settings: AttemptSettings, template: Template | None) -> dict[str, Any]:
@@ -87,7 +88,9 @@ def producer_of(settings: AttemptSettings, template: Template | None) -> dict[st
         if name not in _NOT_OF_ATTEMPTS
     }
     reward = None if settings.reward is None else settings.reward.model_dump(mode="json")
-    parts = {"agent": settings.agent.model_dump(mode="json"), "reward": reward}
+    # Not the addresses of opponents, but their weights: they may move, and a server may get others.
+    agent = settings.agent.model_dump(mode="json") | {"opponents": dict(settings.opponents)}
+    parts = {"agent": agent, "reward": reward}
     tokenizer = {
         name: getattr(settings.model, name)
         for name in ("chat_template", "tool_format", "template_edits", "dtype")

@@ -176,7 +176,7 @@ def describe_model(
             for url, info in zip(place.urls, infos, strict=True)
         )
         raise ServerError(f"the servers have different weights: {shown}")
-    return KnownModel(_with_tokenizer(config, infos[0]), _identity(infos[0]))
+    return KnownModel(_with_tokenizer(config, infos[0]), identity_of(infos[0]))
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def open_servers(
         yield StartedServers(supervisors, key)
 
 
-def _identity(info: ModelInfo) -> str:
+def identity_of(info: ModelInfo) -> str:
     """Return the identity of a running server's weights.
 
     It is the fingerprint of the folder, if the server read the weights from a folder that exists locally.

@@ -6,7 +6,7 @@ The data sets are checked, the servers started or located, and the missing attem
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,8 @@ import trio
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
+from agentrl.config.frozen_servers import FrozenPlan
+from agentrl.config.opponents import opponent_key
 from agentrl.config.schema import Config
 from agentrl.data.checked_dataset import Playable
 from agentrl.data.failures import FailureBook
@@ -33,6 +35,7 @@ from agentrl.evaluation.model_place import (
     open_servers,
     read_place,
 )
+from agentrl.evaluation.opponents import describe_opponents
 from agentrl.evaluation.play import Counts, ProblemPlayer
 from agentrl.evaluation.progress import EvalProgress
 from agentrl.evaluation.scratch import scratch_folder
@@ -44,6 +47,8 @@ from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.rollout.frozen_models import resolve_opponents
+from agentrl.rollout.frozen_servers import follow
 from agentrl.rollout.limits import model_limits, num_ids_of
 from agentrl.rollout.loop_gaps import LoopGaps
 from agentrl.rollout.message_model import MessageModel
@@ -56,11 +61,12 @@ from agentrl.rollout.server import Client
 from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.tracing import WorkerTracing
 from agentrl.rollout.trio_run import in_trio
+from agentrl.serving.frozen import StartedFrozen, start_frozen
 from agentrl.sglang.client import SGLangClient
 from agentrl.tracking.span_export import SpanCounts
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.tracking.watchdog import Watchdog
-from agentrl.types import Trajectory
+from agentrl.types import JsonObject, Trajectory
 
 """Opens the client of a server, by its URL."""
 
@@ -96,7 +102,10 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that is known before the first attempt is played."""
+    """Everything that is known before the first attempt is played.
+
+    opponents: those that a problem needs and that servers are started for.
+    """
 
     request: EvaluationRequest
     place: ModelPlace
@@ -106,6 +115,7 @@ class Prepared:
     plugins: Plugins
     data_sets: tuple[DataSet, ...]
     problems: tuple[EvaluationProblem, ...]
+    opponents: tuple[FrozenPlan, ...]
     store: AttemptStore
 
     @property
@@ -135,6 +145,10 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
         place, model, api_key_env=config.rollout.api_key_env, served_name=request.served_model
     )
     config = config.model_copy(update={"model": known.config})
+    opponents: Mapping[str, JsonObject] = {}
+    if place.kind != "openai":  # a session of messages refuses opponents
+        config = config.model_copy(update={"agent": resolve_opponents(config.agent, config.model)})
+        opponents = describe_opponents(config.agent)
     with scratch_folder() as scratch:
         files = resolve_files(request.on, data_dir=request.data_dir, scratch=scratch)
         chat = uncounted_chat() if place.kind == "openai" else Chat.of(config.model)
@@ -147,7 +161,7 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
             )
         reward, check = (config.reward, table.check) if request.is_scored else (None, None)
         settings = AttemptSettings(
-            known.identity, config.model, config.data, config.agent, config.eval, reward
+            known.identity, config.model, config.data, config.agent, config.eval, reward, opponents
         )
         playable = Playable(config.agent, plugins, chat, check)
         agent = None if request.agent is None else plugins.agents.resolve(request.agent)
@@ -159,8 +173,10 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
             for name, file in files.items()
         )
         problems = tuple(problems_of(data_sets, config.eval.n))
+        named = {opponent_key(name) for problem in problems for name in playable.opponents(problem.task)}
+        plans = tuple(plan for plan in config.frozen_plans if plan.key in named)
         with AttemptStore(request.folder / STORE) as store:
-            yield Prepared(request, place, known, config, chat, plugins, data_sets, problems, store)
+            yield Prepared(request, place, known, config, chat, plugins, data_sets, problems, plans, store)
 
 
 def play_missing(prepared: Prepared, *, say: Say) -> Counts:
@@ -191,13 +207,15 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
     )
     is_scored = prepared.request.is_scored
     with (
+        scratch_folder() as logs,
+        start_frozen(prepared.opponents, logs, say=say) as frozen,
         open_servers(prepared.place, prepared.config.rollout, prepared.config.model, say=say) as servers,
         EvalProgress(len(keys), num_finished, concurrency, time_left, is_scored=is_scored) as progress,
     ):
         try:
             gaps = LoopGaps()
             counts = in_trio(
-                _play, prepared, servers, concurrency, time_left, progress, gaps, instruments=[gaps]
+                _play, prepared, servers, frozen, concurrency, time_left, progress, gaps, instruments=[gaps]
             )
         except KeyboardInterrupt:
             say("interrupted: finished attempts are kept, and the same command continues from there")
@@ -212,6 +230,7 @@ def play_missing(prepared: Prepared, *, say: Say) -> Counts:
 async def _play(
     prepared: Prepared,
     servers: Servers,
+    frozen: StartedFrozen,
     concurrency: Concurrency,
     time_left: TimeLeft,
     progress: EvalProgress,
@@ -243,7 +262,9 @@ async def _play(
     )
     with AsyncioHost() as host:
         images = ShownImages(config.data.images, prepared.request.folder.resolve() / IMAGES)
-        parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data), images=images)
+        patience_s = config.rollout.server_start_timeout_s
+        prompt = PromptLimits.of(config.data)
+        parts = PlayerParts(plugins, chat, host, prompt, frozen_patience_s=patience_s, images=images)
         stack = open_stack(config.agent, reward, turns, parts)
         attempts = ProblemPlayer(
             stack.player,
@@ -265,7 +286,10 @@ async def _play(
                 prepared,
                 progress.say,
             ):
-                await attempts.run(prepared.problems, servers, turns)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(follow, frozen.keys, stack.set_frozen_servers)
+                    await attempts.run(prepared.problems, servers, turns)
+                    nursery.cancel_scope.cancel()
         finally:
             failures.write(is_last=True)
             with trio.CancelScope(shield=True):

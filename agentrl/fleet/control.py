@@ -214,10 +214,16 @@ def _cells(server: ShownServer, version: int) -> tuple[str, ...]:
         server.url or server.name,
         f"{server.kind} ({server.origin})",
         server.state,
-        str(version) if server.state == "ready" else "-",
+        _version(server, version),
         str(server.outstanding_tokens),
         str(server.restarts),
     )
+
+
+def _version(server: ShownServer, version: int) -> str:
+    if server.origin not in ("started", "attached"):
+        return "frozen"
+    return str(version) if server.state == "ready" else "-"
 
 
 def refuse_idle(run_dir: Path) -> None:

@@ -11,6 +11,7 @@ import trio
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ServerError
 from agentrl.fleet.control import ControlDesk, ControlRequest
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.sglang.client import SGLangClient, for_each
@@ -26,6 +27,7 @@ class ElasticServers:
     A joining server takes traffic once it has the weights and is verified.
 
     Args:
+        frozen: the servers of frozen models, which neither join nor leave.
         lone_adapter_of: the model whose LoRA adapter is published alone, so that servers must load adapters;
             None: whole models are published.
         replays_experts: whether servers must record experts (`rollout.replay_experts`).
@@ -35,6 +37,7 @@ class ElasticServers:
         self,
         servers: ServerFleet,
         rollouts: RolloutFleet,
+        frozen: FrozenFleet,
         *,
         lone_adapter_of: ModelConfig | None,
         replays_experts: bool,
@@ -43,6 +46,7 @@ class ElasticServers:
     ) -> None:
         self._servers = servers
         self._rollouts = rollouts
+        self._frozen = frozen
         self._asks: list[Ask] = []
         if lone_adapter_of is not None:
             self._asks.append(partial(why_no_adapter, model=lone_adapter_of))
@@ -59,11 +63,13 @@ class ElasticServers:
             InfrastructureError: a server that is no guest is lost for good, or none is left.
         """
         self._servers.poll()
+        self._frozen.poll()
+        self._rollouts.set_frozen_servers(self._frozen.keys)
         self._desk.serve(lambda request: self._act(request, version))
         for url in self._servers.guests_needing_weights if self._asks else ():
             self._ask(url)
         self._desk.show(
-            self._servers.lines,
+            [*self._servers.lines, *self._frozen.lines],
             version=version,
             outstanding_tokens=self._rollouts.outstanding_tokens,
             actors=self._rollouts.lines,

@@ -21,6 +21,7 @@ from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.fleet.buffer import FileStore
 from agentrl.fleet.control import ActorLine
 from agentrl.fleet.remote_buffer import RemoteBuffer
+from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.server_order import order_for
@@ -106,6 +107,7 @@ class RolloutFleet:
         self._restarts_left = settings.rollout.max_actor_restarts * settings.rollout.num_actors
         self._keys: dict[str, str | None] = {}  # URL -> API key of the servers that the actors use
         self._version = -1
+        self._frozen: StartedKeys = {}
         front_url = settings.rollout.front_url
         self._router = (
             None
@@ -184,6 +186,13 @@ class RolloutFleet:
             lambda index, actor: actor.begin(RolloutWorker.set_servers, self._keys_for(index), version)
         )
 
+    def set_frozen_servers(self, started: StartedKeys) -> None:
+        """Send all actors the servers that the run started for frozen models, if they changed."""
+        if started == self._frozen:
+            return
+        self._frozen = started
+        self._ask(lambda _, actor: actor.begin(RolloutWorker.set_frozen_servers, started))
+
     def _keys_for(self, index: int) -> dict[str, str | None]:
         """Return the servers in the order in which this actor fills them."""
         return {url: self._keys[url] for url in order_for(self._keys, index, len(self._members))}
@@ -234,6 +243,7 @@ class RolloutFleet:
             new.actor.within(CALL_TIMEOUT_S * 3).run(
                 RolloutWorker.set_servers, self._keys_for(index), self._version
             )
+            new.actor.within(CALL_TIMEOUT_S * 3).run(RolloutWorker.set_frozen_servers, self._frozen)
         if self._is_running:
             new.running = new.actor.begin(RolloutWorker.run)
         new.restarts = old.restarts + 1

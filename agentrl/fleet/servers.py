@@ -49,7 +49,10 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """A server as `agentrl servers list` shows it."""
+    """A server as `agentrl servers list` shows it.
+
+    origin: `started`, `attached`, or the name of a frozen model that it was started for.
+    """
 
     name: str
     url: str
@@ -73,11 +76,21 @@ class ServerLine:
 
 
 class ServerFleet:
-    """All servers of a run. `urls` are the servers with the current weights, which may take traffic."""
+    """All servers of one model of a run. `urls` are those with the current weights, which may take traffic.
+
+    name: begins the names of started servers and of their logs.
+    """
 
     def __init__(
-        self, rollout: RolloutConfig, model: ModelConfig, *, run_dir: Path, say: Callable[[str], None]
+        self,
+        rollout: RolloutConfig,
+        model: ModelConfig,
+        *,
+        run_dir: Path,
+        say: Callable[[str], None],
+        name: str = "server",
     ) -> None:
+        self._name = name
         self._rollout = rollout
         self._model = model
         self._run_dir = run_dir
@@ -99,13 +112,14 @@ class ServerFleet:
         *,
         run_dir: Path,
         say: Callable[[str], None],
+        name: str = "server",
     ) -> ServerFleet:
         """Launch a server in every seat and attach to rollout.urls; see `wait_until_ready`.
 
         Raises:
             ConfigError: the key of the servers is missing.
         """
-        fleet = cls(rollout, model, run_dir=run_dir, say=say)
+        fleet = cls(rollout, model, run_dir=run_dir, say=say, name=name)
         for seat in seats:
             fleet._start(seat)
         for url in rollout.urls:
@@ -125,7 +139,7 @@ class ServerFleet:
         return self._add(_Member(server, server.status(), is_guest))
 
     def _start(self, seat: Seat, *, is_guest: bool = False) -> _Member:
-        name = f"server_{self._num_started}"
+        name = f"{self._name}_{self._num_started}"
         self._num_started += 1
         is_open, key = self._listens_to_the_network(), self._key_of_started
         server = StartedServer(
@@ -397,9 +411,13 @@ class ServerFleet:
         """
         return next((m.handle.api_key for m in self._members if m.status.url == url), self._api_key)
 
-    def close(self) -> None:
-        """Stop every server that this run started, and watch the attached ones no more."""
+    def begin_close(self) -> None:
+        """Begin `close` without waiting, so that several fleets stop at once."""
         for handle in self._handles:
             handle.begin_stop()
+
+    def close(self) -> None:
+        """Stop every server that this run started, and watch the attached ones no more."""
+        self.begin_close()
         for handle in self._handles:
             handle.stop()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from agentrl.errors import DataError, PluginError
 from agentrl.hubs.gymnasium_text import check_seen, describe_actions, read_action, seen_as, text_of
 from agentrl.hubs.packages import hub_package
-from agentrl.plugins import Attempted, Environment, Reward, RewardResult, WrongCall, tool
+from agentrl.plugins import Attempted, Environment, Reward, RewardResult, ToolResult, WrongCall, tool
 from agentrl.plugins.options import Options, read_options
 from agentrl.types import JsonObject
 
@@ -135,13 +135,13 @@ class GymnasiumGame(Environment):
         self._game = await asyncio.to_thread(OpenGame, game, seed, options)
 
     @tool
-    def act(self, action: str) -> str:
+    def act(self, action: str) -> ToolResult:
         """Take the next action of the game and see what it leads to.
 
         Args:
             action: the action, as the rules name it.
         """
-        return self._game.act(action)
+        return ToolResult(self._game.act(action), is_final=self._game.is_over)
 
     async def facts(self) -> JsonObject:
         game = self._game

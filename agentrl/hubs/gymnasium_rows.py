@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.data.task_rows import RowStyle, row_schema
 from agentrl.errors import ConfigError
 from agentrl.hubs.gymnasium_game import KEY, OpenGame
 from agentrl.hubs.gymnasium_text import text_of
@@ -19,17 +20,7 @@ INSTRUCTION = "Play the game to its end: take one action at a time with the tool
 
 _TEXT = pa.string()
 _WORLD = pa.struct([("name", _TEXT), ("game", _TEXT), ("seed", pa.int64()), ("options", _TEXT)])
-_EXTRA_INFO = pa.struct([("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD)])
-GAME_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        ("extra_info", _EXTRA_INFO),
-        ("agent_name", _TEXT),
-    ]
-)
+GAME_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD))
 
 
 def read_games(games: str, options: str) -> dict[str, str]:
@@ -53,53 +44,60 @@ def read_games(games: str, options: str) -> dict[str, str]:
     return {name: json.dumps(given.get(name, {}), sort_keys=True) for name in names}
 
 
-def write_games(
-    out: Path, games: Mapping[str, str], style: RowStyle, *, seed: int, num_train: int, num_val: int
-) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class GameRows:
+    """What becomes rows: games by their options (JSON), which alternate, from a first seed on.
+
+    has_rules: the prompt has the rules and the names of the actions, not only the first state.
+    """
+
+    games: Mapping[str, str]
+    style: RowStyle
+    seed: int
+    num_train: int
+    num_val: int
+    has_rules: bool = True
+
+
+def write_games(out: Path, rows: GameRows) -> dict[str, int]:
     """Write `train.parquet` and `val.parquet` into `out`; return the number of rows of each.
 
-    Games alternate. The seeds of `val` come first, those of `train` after them.
+    The seeds of `val` come first, those of `train` after them.
 
     Raises:
         DataError, PluginError: see `OpenGame`; no training row is left.
     """
-    starts = {"val": (seed, num_val), "train": (seed + num_val, num_train)}
+    starts = {"val": (rows.seed, rows.num_val), "train": (rows.seed + rows.num_val, rows.num_train)}
     written = {
-        split: write_rows(out / f"{split}.parquet", _rows(split, games, style, first, count), GAME_SCHEMA)
+        split: write_rows(out / f"{split}.parquet", _rows(split, rows, first, count), GAME_SCHEMA)
         for split, (first, count) in starts.items()
     }
     return {"train": written["train"], "val": written["val"]}
 
 
-def _rows(
-    split: str, games: Mapping[str, str], style: RowStyle, first: int, count: int
-) -> Iterator[dict[str, Any]]:
-    names: Sequence[str] = list(games)
+def _rows(split: str, rows: GameRows, first: int, count: int) -> Iterator[dict[str, Any]]:
+    names: Sequence[str] = list(rows.games)
     for index in range(count):
         game = names[index % len(names)]
+        seed, options = first + index, rows.games[game]
         yield {
             "data_source": f"{KEY}/{game}",
-            "prompt": style.prompt(_question(game, first + index, games[game])),
+            "prompt": rows.style.prompt(_question(game, seed, options, has_rules=rows.has_rules)),
             "ability": "game",
             "reward_model": {"style": "rule", "ground_truth": None},
             "extra_info": {
                 "index": index,
                 "split": split,
-                "environment_kwargs": {
-                    "name": KEY,
-                    "game": game,
-                    "seed": first + index,
-                    "options": games[game],
-                },
+                "environment_kwargs": {"name": KEY, "game": game, "seed": seed, "options": options},
             },
-            "agent_name": style.agent,
+            "agent_name": rows.style.agent,
         }
 
 
-def _question(game: str, seed: int, options: str) -> str:
+def _question(game: str, seed: int, options: str, *, has_rules: bool) -> str:
     begun = OpenGame(game, seed, options)
     try:
         rules = text_of(game).rules or f"You play {game}."
-        return f"{rules}\nEach action is {begun.actions}.\n\n{begun.seen}"
+        return f"{rules}\nEach action is {begun.actions}.\n\n{begun.seen}" if has_rules else begun.seen
     finally:
         begun.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from agentrl.errors import ConfigError, DataError, EnvironmentFailed, PluginError, ToolError
+from agentrl.errors import DataError, EnvironmentFailed, PluginError, ToolError
 from agentrl.hubs.openenv_session import ActionRefused, Observed, OpenEnvSession, ServerFull
 from agentrl.hubs.process import HubProgram, hub_process
 from agentrl.hubs.shared import shared
@@ -28,7 +27,7 @@ from agentrl.plugins import (
     tool,
 )
 from agentrl.plugins.options import Options, read_options
-from agentrl.plugins.variables import clean_environment
+from agentrl.plugins.variables import clean_environment, header_values
 from agentrl.types import JsonObject, Message
 
 KEY = "openenv"
@@ -87,19 +86,11 @@ def program_of(name: str, server: OpenEnvServer) -> HubProgram:
     return HubProgram(f"OpenEnv server {name!r}", sys.executable, "agentrl_server.py", variables)
 
 
-def header_values(name: str, server: OpenEnvServer) -> dict[str, str]:
-    """Return the HTTP headers; their values are secrets.
-
-    Raises:
-        ConfigError: a variable is not set.
-    """
-    for header, variable in server.headers_env.items():
-        if variable not in os.environ:
-            raise ConfigError(
-                f"agent.environment_config.openenv.servers.{name}.headers_env.{header}={variable!r}: this "
-                "environment variable is not set"
-            )
-    return {header: os.environ[variable] for header, variable in server.headers_env.items()}
+def headers_of(name: str, server: OpenEnvServer) -> dict[str, str]:
+    """Return the HTTP headers; raises as `header_values`."""
+    return header_values(
+        server.headers_env, key=f"agent.environment_config.openenv.servers.{name}.headers_env"
+    )
 
 
 async def url_of(name: str, server: OpenEnvServer) -> str:
@@ -196,7 +187,7 @@ class OpenEnv(Environment):
         slots = shared((KEY, name, server.max_sessions), lambda: asyncio.Semaphore(server.max_sessions))
         await slots.acquire()
         self._slots = slots
-        url, headers = await url_of(name, server), header_values(name, server)
+        url, headers = await url_of(name, server), headers_of(name, server)
         while True:
             session = self._session = OpenEnvSession(url, headers)
             await session.open()

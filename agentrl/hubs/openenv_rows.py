@@ -14,13 +14,13 @@ import httpx2
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.data.task_rows import RowStyle, row_schema
 from agentrl.errors import ConfigError, DataError, ToolError
 from agentrl.hubs.openenv import (
     KEY,
     Episode,
     OpenEnvServer,
-    header_values,
+    headers_of,
     observation_text,
     url_of,
 )
@@ -34,26 +34,12 @@ RESET_TIMEOUT_S = 60.0
 _TEXT = pa.string()
 _WORLD = pa.struct([("name", _TEXT), ("server", _TEXT), ("reset", _TEXT), ("shown", _TEXT), ("field", _TEXT)])
 _PARTNER = pa.struct([("name", _TEXT)])
-EPISODE_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("index", pa.int64()),
-                    ("split", _TEXT),
-                    ("environment_kwargs", _WORLD),
-                    ("interaction_kwargs", _PARTNER),
-                    ("tool_selection", pa.list_(_TEXT)),
-                ]
-            ),
-        ),
-        ("agent_name", _TEXT),
-    ]
+EPISODE_SCHEMA = row_schema(
+    ("index", pa.int64()),
+    ("split", _TEXT),
+    ("environment_kwargs", _WORLD),
+    ("interaction_kwargs", _PARTNER),
+    ("tool_selection", pa.list_(_TEXT)),
 )
 
 
@@ -127,7 +113,7 @@ def write_episodes(out: Path, server: OpenEnvServer, rows: EpisodeRows) -> dict[
 
 async def _episodes(server: OpenEnvServer, rows: EpisodeRows) -> tuple[list[Any], list[Any]]:
     name = rows.episode.server
-    url, headers = await url_of(name, server), header_values(name, server)
+    url, headers = await url_of(name, server), headers_of(name, server)
     async with _session(url, headers) as session:
         tools = await _tools(session) if rows.describes and not rows.episode.field else []
     about = await _about(url, headers, tools) if rows.describes else ""

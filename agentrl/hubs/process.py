@@ -38,6 +38,8 @@ CLEAN_UP_S = 2.0
 """Seconds that a program gets to clean up after the end of its input, before all of it is killed."""
 KILL_S = 5.0
 """Seconds to wait for a killed program; only one stuck in the kernel takes that long."""
+CANCELLED_START_S = 0.5
+"""Seconds to wait for a start that was cancelled."""
 MAX_SHOWN_LINES = 3
 """Lines at the end of a program's stderr that an error shows."""
 
@@ -84,6 +86,11 @@ class HubProcess:
             self._life = _Life(self._program)
         return await self._life.call(name, arguments)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the program was started and has not ended."""
+        return self._life is not None and not self._life.is_over
+
     async def close(self) -> None:
         """End the program if it runs. Running calls fail."""
         if self._life is not None:
@@ -127,7 +134,7 @@ class _Life:
     async def _own(self) -> None:
         reason = "was ended"
         try:
-            self._process = await self._spawn()
+            self._process = await self._start()
             reason = await self._serve(self._process)
         except OSError as error:
             reason = f"cannot be started with {self._program.python!r}: {error.strerror}"
@@ -207,6 +214,20 @@ class _Life:
                 waiting.set_exception(EnvironmentFailed(reason))
         if self._ready.done() and not self._ready.cancelled():
             self._ready.exception()  # nobody may wait for it
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Start the program. If the loop ends meanwhile, its task is cancelled with all others."""
+        starting = asyncio.create_task(self._spawn())
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # A process whose pipes were not connected when its task was cancelled is killed, and asyncio then
+            # waits for its pipes to close, for ever.
+            await asyncio.wait({starting}, timeout=CANCELLED_START_S)
+            starting.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                self._process = await starting
+            raise
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         program = self._program

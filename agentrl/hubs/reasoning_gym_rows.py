@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT, RowStyle
+from agentrl.data.task_rows import RowStyle, row_schema
 from agentrl.errors import ConfigError, DataError
 from agentrl.hubs.generated import KEY, Generated, data_set
 from agentrl.hubs.repeated import check_repeated
@@ -32,17 +32,7 @@ _ORIGIN = pa.struct(
         ("config", _TEXT),
     ]
 )
-_EXTRA_INFO = pa.struct([("index", pa.int64()), ("split", _TEXT), ("question", _TEXT), (KEY, _ORIGIN)])
-GENERATED_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        ("extra_info", _EXTRA_INFO),
-        ("agent_name", _TEXT),
-    ]
-)
+GENERATED_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("question", _TEXT), (KEY, _ORIGIN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,72 +7,44 @@ turns at the attempt's endpoint, which records the tokens; reward and metrics co
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field
 
-from agentrl.errors import ConfigError, DataError, EnvironmentFailed, PluginError
+from agentrl.errors import DataError, EnvironmentFailed, PluginError
+from agentrl.hubs.interpreter import InterpreterOptions, interpreter_program
 from agentrl.hubs.process import HubProcess, HubProgram, hub_process
 from agentrl.plugins import (
     AgentLoop,
     Attempted,
     Environment,
+    GroupReward,
     OpenAIEndpoint,
     Reward,
     RewardResult,
     Session,
 )
 from agentrl.plugins.options import Options, read_options
-from agentrl.plugins.variables import clean_environment
 from agentrl.types import JsonObject, Task
 
 KEY = "verifiers"
 """Name of the environment, of its agent and of the reward, and first part of the data source."""
 
 
-class VerifiersOptions(Options):
+class VerifiersOptions(InterpreterOptions):
     """Options in `agent.environment_config.verifiers`."""
 
-    python: str = Field(description="Interpreter of the environment in which verifiers is installed.")
-    path: tuple[str, ...] = Field((), description="Folders with environments of your own.")
-    env: dict[str, str] = Field(default_factory=dict, description="Variables of the process.")
-    pass_env: tuple[str, ...] = Field((), description="Variables of the run that the process gets, too.")
     seat: dict[str, Any] = Field(
         default_factory=dict,
         description="The seat of the policy, as verifiers' `[env.agent]` has it: harness, runtime, limits.",
     )
-    start_timeout_s: float = Field(120.0, gt=0, description="Deadline of the process's start.")
 
 
 def program_of(options: VerifiersOptions) -> HubProgram:
-    """Return the hub process of these options.
-
-    Raises:
-        ConfigError: the interpreter or a folder does not exist, or a variable is not set.
-    """
-    key = f"agent.environment_config.{KEY}"
-    python = os.path.abspath(os.path.expanduser(options.python))
-    if not os.access(python, os.X_OK) or os.path.isdir(python):
-        raise ConfigError(
-            f"{key}.python={options.python!r} is no program; name the interpreter, like venv/bin/python"
-        )
-    folders = [os.path.abspath(os.path.expanduser(folder)) for folder in options.path]
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ConfigError(f"{key}.path: {folder!r} is no folder")
-    passed = clean_environment(options.pass_env, key=f"{key}.pass_env") | options.env
-    own = [passed["PYTHONPATH"]] if passed.get("PYTHONPATH") else []
-    variables = {**passed, "PYTHONPATH": os.pathsep.join([*folders, *own])}
-    return HubProgram(
-        "the process of verifiers",
-        python,
-        "agentrl_verifiers.py",
-        tuple(sorted(variables.items())),
-        options.start_timeout_s,
-    )
+    """Return the hub process of these options; raises as `interpreter_program`."""
+    return interpreter_program(options, world=KEY, script="agentrl_verifiers.py")
 
 
 class VerifiersEnvironment(Environment):
@@ -106,6 +78,7 @@ class VerifiersEnvironment(Environment):
             )
         self._environment = environment
         self._arguments, self._task = _object(arguments, "arguments"), _object(task, "task")
+        self._scorer = RolloutScorer.of(self._program, environment, self._arguments, self._options.seat)
 
     async def play(self, endpoint: OpenAIEndpoint) -> None:
         """Have verifiers play the task, with the policy at `endpoint`. Runs under asyncio.
@@ -137,10 +110,44 @@ class VerifiersEnvironment(Environment):
             "reward": played.get("reward"),
             "metrics": played.get("metrics", {}),
             "stop": played.get("stop"),
+            **({"rollout": played["rollout"], "scorer": self._scorer} if "rollout" in played else {}),
         }
 
     def _process(self) -> HubProcess:
         return hub_process(self._program)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutScorer:
+    """Where the attempts of a group are scored together: an environment in a hub process.
+
+    A reward of a group does not see the environments of its attempts, only their facts. So the facts name the
+    scorer that their rollout process knows.
+    """
+
+    program: HubProgram
+    asked: JsonObject
+
+    @classmethod
+    def of(cls, program: HubProgram, environment: str, arguments: JsonObject, seat: JsonObject) -> str:
+        """Make a scorer known to this process, and return its name."""
+        asked = {"environment": environment, "arguments": arguments, "seat": seat}
+        name = json.dumps(asked, sort_keys=True)
+        _SCORERS[name] = cls(program, asked)
+        return name
+
+    async def score(self, rollouts: Sequence[JsonObject]) -> list[JsonObject]:
+        """Return reward and metrics of each rollout.
+
+        Raises:
+            EnvironmentFailed: the environment raised, or the process failed.
+        """
+        asked = {**self.asked, "rollouts": list(rollouts)}
+        scored: list[JsonObject] = await hub_process(self.program).call("score", asked)
+        return scored
+
+
+_SCORERS: dict[str, RolloutScorer] = {}
 
 
 class VerifiersAgent(AgentLoop):
@@ -183,10 +190,51 @@ class VerifiersReward(Reward):
         facts = attempt.facts
         if not {"environment", "reward", "metrics"} <= facts.keys():
             return None
+        if "rollout" in facts:
+            raise PluginError(
+                f"environment {facts['environment']!r} of verifiers scores a group together: set "
+                f'reward.sources={{"{KEY}/{facts["environment"]}": "{VerifiersGroupReward.name}"}}'
+            )
         if facts["reward"] is None:
             return RewardResult(self._options.cut_off, {"is_cut_off": 1.0})
         metrics: Mapping[str, float] = facts["metrics"]
         return RewardResult(self._options.scale * facts["reward"], {**metrics, "is_cut_off": 0.0})
+
+
+class VerifiersGroupReward(GroupReward):
+    """The rewards of an environment that scores a group together (`load_environment`). Metrics: as those of
+    `verifiers`.
+
+    It is scored in the process of the environment, from the tasks and what was said. Attempts that a budget
+    of the run ended are not among those that are compared.
+    """
+
+    name: ClassVar[str] = "verifiers_group"
+    runs_in = "asyncio"
+
+    def __init__(self, config: JsonObject | None = None) -> None:
+        super().__init__(config)
+        self._options = read_options(VerifiersRewardOptions, self.config, plugin=f"reward {self.name!r}")
+
+    async def score(  # type: ignore[override]  # async, as `runs_in` says
+        self, attempts: Sequence[Attempted]
+    ) -> list[RewardResult | None]:
+        """Return the rewards; None for an attempt without an environment of verifiers."""
+        compared = [number for number, attempt in enumerate(attempts) if "rollout" in attempt.facts]
+        results: list[RewardResult | None] = [self._uncompared(attempt) for attempt in attempts]
+        if not compared:
+            return results
+        scorer = _SCORERS[attempts[compared[0]].facts["scorer"]]
+        scored = await scorer.score([attempts[number].facts["rollout"] for number in compared])
+        for number, one in zip(compared, scored, strict=True):
+            metrics = {**one["metrics"], "is_cut_off": 0.0}
+            results[number] = RewardResult(self._options.scale * one["reward"], metrics)
+        return results
+
+    def _uncompared(self, attempt: Attempted) -> RewardResult | None:
+        if not {"environment", "reward", "metrics"} <= attempt.facts.keys():
+            return None
+        return RewardResult(self._options.cut_off, {"is_cut_off": 1.0})
 
 
 def _object(text: str, key: str) -> JsonObject:

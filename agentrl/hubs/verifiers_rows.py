@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from agentrl.data.files import write_rows
-from agentrl.data.task_rows import PROMPT
+from agentrl.data.task_rows import row_schema
 from agentrl.errors import ConfigError, DataError
 from agentrl.hubs.process import HubProcess
 from agentrl.hubs.verifiers import KEY, VerifiersOptions, program_of
@@ -23,19 +23,7 @@ UNPROMPTED = "(the environment begins)"
 
 _TEXT = pa.string()
 _WORLD = pa.struct([("name", _TEXT), ("environment", _TEXT), ("arguments", _TEXT), ("task", _TEXT)])
-VERIFIERS_SCHEMA = pa.schema(
-    [
-        ("data_source", _TEXT),
-        ("prompt", PROMPT),
-        ("ability", _TEXT),
-        ("reward_model", pa.struct([("style", _TEXT), ("ground_truth", _TEXT)])),
-        (
-            "extra_info",
-            pa.struct([("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD)]),
-        ),
-        ("agent_name", _TEXT),
-    ]
-)
+VERIFIERS_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD))
 
 
 @dataclass(frozen=True, slots=True)

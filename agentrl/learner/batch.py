@@ -59,6 +59,7 @@ class Sample:
     values: the critic's estimates at the start of the step; None without a critic.
     returns: regression targets of the critic; None without a critic.
     experts: i16[T, W], see `Trajectory.experts`; None: not recorded.
+    segment_names: the conversation of each segment; (): not known.
     images: by their positions in `token_ids`, in order.
     """
 
@@ -72,6 +73,7 @@ class Sample:
     values: NDArray[np.float32] | None = None
     returns: NDArray[np.float32] | None = None
     experts: NDArray[np.int16] | None = None
+    segment_names: tuple[str, ...] = ()
     images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
@@ -121,13 +123,17 @@ class Sample:
         bounds = itertools.pairwise((*self.segment_starts, self.num_tokens))
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         per_token = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+        alone = {"segment_starts": (0,)}
+        names: list[tuple[str, ...]] = [(name,) for name in self.segment_names]
+        names = names or [()] * len(self.segment_starts)
         return [
             Sample(
                 **columns
                 | {name: c[a:b] for name, c in per_token.items()}
-                | {"segment_starts": (0,), "images": images_between(self.images, a, b)}
+                | alone
+                | {"segment_names": own, "images": images_between(self.images, a, b)}
             )
-            for a, b in bounds
+            for (a, b), own in zip(bounds, names, strict=True)
         ]
 
     @classmethod
@@ -174,6 +180,8 @@ class Microbatch:
     values, returns: f32[A], None without a critic.
     experts: i16[T, W], which experts computed the tokens on the servers, -1 where none is recorded (see
         `Trajectory.experts`); None: none is.
+    segment_names: the conversation of each of the G segments; () if that is not known of all, or if segments
+        continue others.
     images: by their positions in the microbatch, in order.
     rope_positions: i64[3, T], positions with three axes (see `images.layout`); None: there are no images.
     """
@@ -196,6 +204,7 @@ class Microbatch:
     values: Floats | None = None
     returns: Floats | None = None
     experts: NDArray[np.int16] | None = None
+    segment_names: tuple[str, ...] = ()
     images: tuple[PlacedImage, ...] = ()
     rope_positions: NDArray[np.int64] | None = None
 

@@ -21,14 +21,14 @@ from agentrl.data.checkpoint_files import StoredFile
 from agentrl.learner import weights
 from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
-from agentrl.learner.batch import Floats, Microbatch, count_tokens
+from agentrl.learner.batch import Microbatch, count_tokens
 from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
 from agentrl.learner.ranks import SAVING, Device, RankPlace, give_back_memory, join_ranks
 from agentrl.learner.reward_model import scores_at
-from agentrl.learner.sample_refs import Packed, loaded
+from agentrl.learner.sample_refs import Assessed, Packed, assessments, loaded
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.split_sequences import whole_loss_ids
 from agentrl.learner.step import Stepper, count_update
@@ -109,6 +109,7 @@ class Critic:
         from agentrl.learner.checkpoint import Saver
 
         self._place = place
+        self._num_replicas = spec.learner.num_replicas
         # Leaves the random state of the policy's dropout in the same process unchanged.
         with torch.random.fork_rng():
             torch.manual_seed(spec.seed)  # a new head must be equal on all ranks
@@ -129,8 +130,11 @@ class Critic:
         self._work = WorkCounter.of(self._model.module, spec.model, head_width=1)
 
     @dispatch("dp", join="concat")
-    def values(self, planned: Sequence[Packed]) -> Sequence[Floats]:
-        """Return per microbatch the value before each of its action tokens, f32[A]. A collective."""
+    def values(self, planned: Sequence[Packed], folder: str | None) -> Sequence[Assessed]:
+        """Keep the value before each action token of the microbatches, f32[A], in `folder`. A collective.
+
+        folder: None: in memory.
+        """
         microbatches = loaded(planned)
         self._model.module.eval()
         num_flops = self._work.forward(microbatches)
@@ -138,7 +142,9 @@ class Critic:
         with phase, torch.no_grad():
             found = [scores_at(self._model, m, m.predictor_positions).cpu().numpy() for m in microbatches]
             self._model.reshard()
-        return found
+        # Of ranks with the same microbatches, only the first one's answer is read.
+        is_read = self._place.rank % self._num_replicas == 0
+        return assessments(found, folder) if is_read else []
 
     @dispatch("dp")
     def update(self, planned: Sequence[Packed]) -> dict[str, float]:

@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch.distributed import ProcessGroup
 
+from agentrl.algorithms.advantages.reinforce import Moments
+from agentrl.algorithms.kl import KLEstimator, k1
+from agentrl.algorithms.reward_kl import REWARD_KL_ESTIMATORS
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, SharedPrefix
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -34,8 +37,11 @@ from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy, can_share_prefixes, has_dropout
 from agentrl.learner.ranks import SAVING, Device, give_back_memory, join_ranks, leave_ranks
 from agentrl.learner.sample_refs import (
+    Assessed,
     Packed,
     PlannedMicrobatch,
+    SampleRef,
+    assessments,
     loaded,
     runs_of,
     stored_teacher_logprobs,
@@ -46,6 +52,7 @@ from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
 from agentrl.learner.work import WorkCounter
 from agentrl.sglang.process_group import join_weights_group, leave_weights_group
+from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.workers.dispatch import dispatch
 
@@ -194,8 +201,49 @@ class Learner:
         return {"unwritten_files": 0.0}
 
     @dispatch("dp", join="concat")
+    def reward_kl(self, planned: Sequence[PlannedMicrobatch], folder: str | None) -> Sequence[Assessed]:
+        """Keep the estimate of KL(policy || reference) on each action token, in nats, in `folder`.
+
+        folder: None: in memory. A collective.
+        """
+        estimate = REWARD_KL_ESTIMATORS[self._spec.algorithm.kl.estimator]
+        return self._kl(planned, self.logprobs(planned), estimate, folder)
+
+    @dispatch("dp", join="concat")
+    def teacher_kl(self, planned: Sequence[PlannedMicrobatch], folder: str | None) -> Sequence[Assessed]:
+        """Keep log policy - log teacher of each action token, in nats, in `folder` (see `reward_kl`).
+
+        Raises:
+            LearnerError: see `teacher_logprobs`.
+        """
+        return self._kl(planned, self.teacher_logprobs(planned), k1, folder)
+
+    def _kl(
+        self,
+        planned: Sequence[PlannedMicrobatch],
+        logprobs: Sequence[tuple[Floats, Floats]],
+        estimate: KLEstimator,
+        folder: str | None,
+    ) -> list[Assessed]:
+        if self.place.rank % self._spec.learner.num_replicas:
+            return []  # another rank has the same
+        found = [estimate(*(torch.tensor(own).double() for own in pair)).numpy() for pair in logprobs]
+        return assessments(found, folder, summed_for=planned)
+
+    @dispatch("dp", join="concat")
+    def moments(self, shares: Sequence[Sequence[SampleRef]]) -> Sequence[Sequence[Moments]]:
+        """Return the moments of each sample's advantages per token (see `SampleRef.moments`).
+
+        Raises:
+            DiskError: a column is missing.
+        """
+        return [[sample.moments() for sample in share] for share in shares]
+
     def logprobs(self, planned: Sequence[Packed]) -> Sequence[tuple[Floats, Floats]]:
-        """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A]."""
+        """Return per microbatch the log-probabilities of action tokens by policy and reference, each f[A].
+
+        A collective.
+        """
         microbatches = loaded(planned)
         assert self._reference is not None, "there is no reference without algorithm.kl.coefficient"
         num_flops = sum(self._work.forward(microbatches, with_adapter=own) for own in (True, False))
@@ -204,12 +252,11 @@ class Learner:
                 (self._logprobs(self._policy, m), self._logprobs(self._reference, m)) for m in microbatches
             ]
 
-    @dispatch("dp", join="concat")
     def teacher_logprobs(self, planned: Sequence[Packed]) -> Sequence[tuple[Floats, Floats]]:
         """Return per microbatch the log-probabilities of action tokens by policy and teacher, each f[A].
 
         Those of the policy are the proximal ones: in mode bypass the server's, which need no forward. Those
-        of a teacher on servers are stored with the trajectories.
+        of a teacher on servers are stored with the trajectories. A collective.
 
         Raises:
             LearnerError: they are not stored: an attempt was played without a teacher.
@@ -398,17 +445,26 @@ class Learner:
 
     @dispatch("rank0")
     def adapter_specs(self) -> list[TensorSpec]:
-        """Return the tensors of the LoRA adapter by their names in peft's files; empty without an adapter."""
+        """Return the tensors of the LoRA adapter by their names in peft's files, and those of the adapters of
+        roles; empty without an adapter.
+        """
         return weights.adapter_specs(self._policy)
+
+    @dispatch("rank0")
+    def adapter_names(self) -> tuple[str, ...]:
+        """Return the names of all LoRA adapters on servers: the policy's, then those of roles."""
+        return (POLICY_ADAPTER, *self._policy.role_adapters)
 
     @dispatch("all")
     def adapter_checksums(self) -> dict[str, str]:
-        """Return {name: sha256 of the bytes} of the published adapter."""
+        """Return {name: sha256 of the bytes} of the published adapters, by the servers' names of tensors."""
         return weights.adapter_checksums(self._policy)
 
     @dispatch("all")
     def export_adapter(self, folder: str) -> None:
-        """Write only the LoRA adapter, as a folder that peft and SGLang load; rank 0 writes."""
+        """Write only the LoRA adapter, as a folder that peft and SGLang load, and those of roles in folders
+        within; rank 0 writes.
+        """
         weights.export_adapter(self._policy, self.place, self._spec.model, Path(folder))
 
     @dispatch("all")

@@ -4,6 +4,10 @@
 switched off. It publishes either the adapter alone, in peft's folder format, or the merged sum under the name
 of W. Exported models are merged.
 
+Conversations of a role (`model.lora.roles`) have an adapter of their own beside the policy's, in the same
+layers. All are computed for all tokens of a microbatch, each on the tokens of its role, on zeros elsewhere.
+So every rank has a gradient for every adapter, whatever its microbatches hold.
+
 Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
@@ -11,9 +15,10 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +30,7 @@ from torch import Tensor, nn
 from agentrl.config.model import LoRAConfig
 from agentrl.data.adapter_source import WEIGHTS_FILE
 from agentrl.errors import ConfigError
+from agentrl.learner.batch import Microbatch
 from agentrl.learner.score_head import SCORE_HEAD
 from agentrl.learner.sharding import gather, own_part, put
 
@@ -61,6 +67,58 @@ class LowRank:
         return product.T if self.is_transposed else product
 
 
+@dataclass(slots=True, eq=False)
+class TokenRoles:
+    """Which adapter the tokens of a forward have. Valid from the forward to the end of its backward, which
+    may compute layers again.
+
+    names: of the roles. roles: place in `names` of the conversations that have one, by name.
+    current_T: i64[T], the place in `names` of each token's role, -1 for the policy's own adapter; None: that
+        one for all.
+    """
+
+    names: tuple[str, ...] = ()
+    roles: Mapping[str, int] = field(default_factory=dict)
+    current_T: Tensor | None = None
+
+    @classmethod
+    def of(cls, config: LoRAConfig) -> TokenRoles:
+        names = tuple(config.roles)
+        return cls(names, {one: place for place, name in enumerate(names) for one in config.roles[name]})
+
+    def expect(self, microbatch: Microbatch, device: torch.device) -> None:
+        """Set the roles of the tokens of the next forward."""
+        if not self.names:
+            return
+        self.current_T = None
+        if microbatch.segment_names:
+            places = [self.roles.get(name, -1) for name in microbatch.segment_names]
+            lengths = torch.tensor(microbatch.segment_lengths, device=device)
+            self.current_T = torch.repeat_interleave(torch.tensor(places, device=device), lengths)
+
+
+class RoleMask(nn.Module):
+    """Passes the input of an adapter for the tokens of its role, and zeros for all others.
+
+    A product of zeros adds nothing, and gives the adapter a gradient of zeros. It takes the place of the
+    adapter's dropout.
+    """
+
+    def __init__(self, dropout: nn.Module, roles: TokenRoles, place: int) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.roles = roles
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(x)
+        roles_T = self.roles.current_T
+        if roles_T is None:
+            return dropped if self.place == -1 else dropped * 0.0
+        assert x.shape[-2] == len(roles_T), "the tokens of a layer are not those of the microbatch"
+        return dropped * (roles_T == self.place).to(x.dtype)[:, None]
+
+
 def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dtype) -> None:
     """Add adapters to the linear layers that `config` names, and freeze all other weights.
 
@@ -87,9 +145,36 @@ def add_adapter(module: PreTrainedModel, config: LoRAConfig, *, dtype: torch.dty
             f"model.lora.target_modules names {strange[0]!r}, which is not a linear layer; only linear "
             "layers can have adapters"
         )
+    if config.roles:
+        _add_roles(module, described, TokenRoles.of(config))
     for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+
+
+def _add_roles(module: PreTrainedModel, described: LoraConfig, roles: TokenRoles) -> None:
+    """Add the adapters of all roles to the layers that have the policy's; all are computed and trained."""
+    from peft import inject_adapter_in_model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")
+        for name in roles.names:
+            inject_adapter_in_model(described, module, _in_peft(name), low_cpu_mem_usage=True)
+    adapters = [_ADAPTER, *map(_in_peft, roles.names)]
+    for _, layer in _layers(module):
+        layer.set_adapter(adapters)
+        for place, adapter in enumerate(adapters, start=-1):
+            layer.lora_dropout[adapter] = RoleMask(layer.lora_dropout[adapter], roles, place)
+
+
+def _in_peft(role: str) -> str:
+    """Return the name of a role's adapter in peft's layers, where names of attributes are not allowed."""
+    return f"role_{role}"
+
+
+def find_token_roles(module: nn.Module) -> TokenRoles:
+    """Return the roles of a module with adapters; without any if it has the policy's alone."""
+    return next((mask.roles for mask in module.modules() if isinstance(mask, RoleMask)), TokenRoles())
 
 
 @torch.no_grad()
@@ -99,7 +184,13 @@ def initialize_adapters(module: PreTrainedModel) -> None:
     The values are those of `peft` for a whole model, so they do not depend on the number of ranks. At most
     one adapter is whole at a time.
     """
-    adapters = low_ranks(module)
+    _initialize(module, None)
+    for role in find_token_roles(module).names:
+        _initialize(module, role)
+
+
+def _initialize(module: PreTrainedModel, role: str | None) -> None:
+    adapters = low_ranks(module, role)
     for name, layer in _layers(module):
         down, up = adapters[f"{name}.weight"].down, adapters[f"{name}.weight"].up
         base = layer.get_base_layer().weight
@@ -160,15 +251,18 @@ def published_name(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(_BASE_LAYER, ".")
 
 
-def low_ranks(module: nn.Module) -> Mapping[str, LowRank]:
-    """Return the adapter of each weight that has one, by the weight's published name."""
-    found = {}
+def low_ranks(module: nn.Module, role: str | None = None) -> Mapping[str, LowRank]:
+    """Return the adapter of each weight that has one, by the weight's published name.
+
+    role: whose; None: the policy's own.
+    """
+    found, adapter = {}, _ADAPTER if role is None else _in_peft(role)
     for name, layer in _layers(module):
-        down, up = layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight
+        down, up = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
         assert isinstance(down, Tensor), name
         assert isinstance(up, Tensor), name
         found[f"{name}.weight"] = LowRank(
-            down, up, float(layer.scaling[_ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False))
+            down, up, float(layer.scaling[adapter]), bool(getattr(layer, "fan_in_fan_out", False))
         )
     return found
 

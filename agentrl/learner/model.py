@@ -45,7 +45,9 @@ from agentrl.learner.layout import check_layout
 from agentrl.learner.loading import Outline, outline
 from agentrl.learner.lora import (
     LowRank,
+    TokenRoles,
     add_adapter,
+    find_token_roles,
     initialize_adapters,
     low_ranks,
     published_name,
@@ -79,6 +81,8 @@ class Policy:
         first name.
     pieces: what is published, by its name in files, in sending order.
     adapters: LoRA adapters of the weights that have one, by the names of `tensors`.
+    role_adapters: those of roles (`model.lora.roles`), by role.
+    token_roles: which tokens have them.
     uses_adapters: False computes without them.
     sequence_group: the ranks that share each microbatch (sequence parallelism); None: not shared.
     routing: of its experts.
@@ -93,6 +97,8 @@ class Policy:
     tensors: Mapping[str, Tensor]
     pieces: Mapping[str, Piece]
     adapters: Mapping[str, LowRank] = field(default_factory=dict)
+    role_adapters: Mapping[str, Mapping[str, LowRank]] = field(default_factory=dict)
+    token_roles: TokenRoles = field(default_factory=TokenRoles)
     uses_adapters: bool = True
     sequence_group: ProcessGroup | None = None
     routing: Routing = field(default_factory=Routing)
@@ -120,6 +126,7 @@ class Policy:
         self, microbatch: Microbatch, positions_A: Tensor, targets_A: Tensor, *, temperature: float
     ) -> tuple[Tensor, Tensor]:
         given = self.forward_input(microbatch, positions_A)
+        self.token_roles.expect(microbatch, self.device)
         request = ScoreRequest(given.positions, given.own(targets_A), temperature)
         adapters = nullcontext() if self.uses_adapters else switched_off(self.module)
         images = nullcontext() if self.images is None else self.images.shown(microbatch, given)
@@ -291,6 +298,11 @@ def _routing(
 ) -> Routing:
     """Return the routing of a model that is trained."""
     routers, balance = find_routers(module), learner.balance_coefficient
+    if routers and model.lora.roles:
+        raise ConfigError(
+            f"model.lora.roles: {model.path!r} is a mixture of experts, for which adapters of roles are not "
+            "supported; use a dense model, or one adapter"
+        )
     if balance > 0:
         check_balance(model, has_routers=bool(routers), has_score_head=has_score_head)
     return Routing(routers, num_layers=num_layers(module), replays=True, balance=balance)
@@ -332,7 +344,7 @@ def has_dropout(module: nn.Module) -> bool:
 def can_share_prefixes(policy: Policy) -> bool:
     """Return whether segments may continue others: only attention passes on what a token depends on."""
     is_apart = policy.sequence_group is None and not find_mixers(policy.module.config)
-    return policy.attention == SEGMENT_SDPA and is_apart
+    return policy.attention == SEGMENT_SDPA and is_apart and not policy.role_adapters
 
 
 def as_policy(
@@ -358,7 +370,19 @@ def as_policy(
             "layer's; remove it"
         )
     published = {name: piece for name, piece in pieces.items() if piece.weight in tensors}
-    return Policy(module, class_name, attention, device, published_dtype, tensors, published, adapters)
+    roles = find_token_roles(module)
+    return Policy(
+        module,
+        class_name,
+        attention,
+        device,
+        published_dtype,
+        tensors,
+        published,
+        adapters,
+        {name: low_ranks(module, name) for name in roles.names},
+        roles,
+    )
 
 
 def outline_module(

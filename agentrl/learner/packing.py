@@ -293,6 +293,7 @@ def _concatenate(bundles: Sequence[Bundle], by_place: Mapping[int, Sample]) -> M
         values=_join([s.values for s in samples], actions),
         returns=_join([s.returns for s in samples], actions),
         experts=_experts(samples, positions, num_tokens=int(starts[-1])),
+        segment_names=_segment_names(bundles, samples),
         images=tuple(
             image.moved(int(own[0]))
             for sample, own in zip(samples, positions, strict=True)
@@ -336,6 +337,13 @@ def _rope_positions(
             [rope_positions(images_between(sample.images, a, b), 0, b - a) for a, b in bounds], axis=1
         )
     return rope
+
+
+def _segment_names(bundles: Sequence[Bundle], samples: Sequence[Sample]) -> tuple[str, ...]:
+    """Return the conversation of each segment; () if a sample does not know its own, or rows share tokens."""
+    num_segments = sum(len(bundle.segmentation.lengths) for bundle in bundles)
+    names = tuple(name for sample in samples for name in sample.segment_names)
+    return names if len(names) == num_segments == sum(len(s.segment_starts) for s in samples) else ()
 
 
 def _prefix_segments(bundles: Sequence[Bundle]) -> NDArray[np.int64]:

@@ -27,11 +27,12 @@ from agentrl.config.model import ModelConfig
 from agentrl.data.atomic_files import sync
 from agentrl.errors import DiskError
 from agentrl.learner.joint_files import FileLayout, PartsWriter, lay_out
-from agentrl.learner.lora import adapter_tensors, write_adapter
+from agentrl.learner.lora import LowRank, adapter_tensors, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace, largest_over_ranks
 from agentrl.learner.sharding import gather
 from agentrl.sglang.process_group import tensor_bytes, tensor_checksum
+from agentrl.sglang.protocol import POLICY_ADAPTER, adapter_tensor
 from agentrl.types import TensorSpec
 
 _COPIED = (
@@ -168,9 +169,17 @@ def _all_well(place: RankPlace | None, is_well: bool) -> bool:
 
 
 def adapter_specs(policy: Policy) -> list[TensorSpec]:
-    """Return name (as in peft's files), dtype, shape and bytes of every tensor of the adapter."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in adapter_tensors(policy.adapters).items()}
-    return _specs(shapes, policy.published_dtype)
+    """Return name (as in peft's files), dtype, shape and bytes of every tensor of the adapter, and of those
+    of roles, if there are any.
+    """
+    return [
+        spec
+        for adapters in (policy.adapters, *policy.role_adapters.values())
+        for spec in _specs(
+            {name: tuple(tensor.shape) for name, tensor in adapter_tensors(adapters).items()},
+            policy.published_dtype,
+        )
+    ]
 
 
 def _specs(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> list[TensorSpec]:
@@ -182,28 +191,54 @@ def _specs(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> list[Te
 
 
 def adapter_checksums(policy: Policy) -> dict[str, str]:
-    """Return {name: sha256} of the adapter's tensors as `export_adapter` writes them."""
-    return {name: tensor_checksum(tensor) for name, tensor in _whole_adapter(policy).items()}
+    """Return {name: sha256} of the tensors of all adapters as `export_adapter` writes them, by the names that
+    servers give them.
+    """
+    return {
+        adapter_tensor(adapter, name): tensor_checksum(tensor)
+        for adapter, low_ranks in _all_adapters(policy).items()
+        for name, tensor in _whole_adapter(policy, low_ranks).items()
+    }
 
 
 def export_adapter(policy: Policy, place: RankPlace | None, model: ModelConfig, folder: Path) -> None:
-    """Write only the adapter, in peft's and SGLang's format. The folder appears complete or not at all.
+    """Write only the adapter, in peft's and SGLang's format, and those of roles in folders of their names
+    within. The folder appears complete or not at all.
 
     Raises:
         DiskError: the folder could not be written.
     """
-    tensors = _whole_adapter(policy)
+    tensors = {
+        adapter: _whole_adapter(policy, low_ranks) for adapter, low_ranks in _all_adapters(policy).items()
+    }
     if place is None or place.is_first:
         writer = FolderWriter(folder)
-        writer.write(partial(write_adapter, tensors, model.lora, model.path))
+        writer.write(partial(_write_adapters, tensors, model))
         writer.finish()
 
 
-def _whole_adapter(policy: Policy) -> dict[str, Tensor]:
+def _write_adapters(tensors: Mapping[str, Mapping[str, Tensor]], model: ModelConfig, folder: Path) -> None:
+    for adapter, own in tensors.items():
+        target = adapter_folder(folder, adapter)
+        target.mkdir(exist_ok=True)
+        write_adapter(own, model.lora, model.path, target)
+
+
+def adapter_folder(folder: Path, adapter: str) -> Path:
+    """Return where an adapter is in a folder that `export_adapter` wrote."""
+    return folder if adapter == POLICY_ADAPTER else folder / adapter
+
+
+def _all_adapters(policy: Policy) -> dict[str, Mapping[str, LowRank]]:
+    """Return the adapters by their names on servers."""
+    return {POLICY_ADAPTER: policy.adapters, **policy.role_adapters}
+
+
+def _whole_adapter(policy: Policy, adapters: Mapping[str, LowRank]) -> dict[str, Tensor]:
     # In the published dtype: the learner's own forward also casts the adapter to it.
     return {
         name: gather(tensor).to(policy.published_dtype).cpu()
-        for name, tensor in adapter_tensors(policy.adapters).items()
+        for name, tensor in adapter_tensors(adapters).items()
     }
 
 

@@ -11,6 +11,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.correction import CorrectionConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.controller.assess import assess
-from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, with_reward
+from agentrl.controller.assess import assess, measure_on_ranks
+from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, whitened, with_reward
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.data.atomic_files import write_atomically
@@ -83,6 +84,7 @@ class CorrectionsReport:
         groups = with_reward(batch.groups)
         assessment = assess(roles, groups, algorithm, self._learner)
         credited = credit(groups, algorithm, group_size=rollout.fixed_group_size, assessment=assessment)
+        credited = whitened(credited, partial(measure_on_ranks, learner))
         credited = leave_out_old(credited, lags=batch.lineage.lags, max_lag=algorithm.correction.max_lag)
         left = leave_out_masked(credited, rollout.masked_outcomes)
         samples = [sample for members in left for sample in members]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.model import ModelConfig
@@ -29,6 +30,7 @@ def export_checkpoint(
     out: Path,
     *,
     adapter_only: bool = False,
+    role: str | None = None,
     base: str | None = None,
     trusts_code: bool = False,
     verify: Verify = "sample",
@@ -41,6 +43,7 @@ def export_checkpoint(
 
     Args:
         adapter_only: write the LoRA adapter alone.
+        role: whose adapter is merged or written (`model.lora.roles`); None: the policy's own.
         base: folder or hub id of the base model of the adapter.
         trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib`
             name.
@@ -49,7 +52,8 @@ def export_checkpoint(
 
     Raises:
         ConfigError: `checkpoint` is none, or names code that is not trusted; `out` is not empty; or
-            `adapter_only` is set but there is no adapter, or it is not all that was trained.
+            `adapter_only` is set but there is no adapter, or it is not all that was trained; or there is no
+            such role.
         CheckpointError: the checkpoint is damaged.
         InfrastructureError: `out` cannot be written.
     """
@@ -68,7 +72,14 @@ def export_checkpoint(
     base_name = model.path
     if model.lora.rank > 0:
         model = resolve_model(model)
+    if role is not None and role not in model.lora.roles:
+        raise ConfigError(
+            f"{str(checkpoint)!r} has no adapter of role {role!r}; it has: "
+            f"{', '.join(model.lora.roles) or 'none'}"
+        )
     policy = read_policy(model, found.learner)
+    if role is not None:
+        policy = replace(policy, adapters=policy.role_adapters[role])
     if adapter_only and hasattr(policy.module, SCORE_HEAD):
         raise ConfigError(
             f"{str(checkpoint)!r} belongs to a reward model, whose head is trained together with the "

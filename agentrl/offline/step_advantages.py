@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config.compose import load_config
-from agentrl.controller.credit import credit, group_attempts, with_reward
+from agentrl.controller.credit import credit, group_attempts, whitened, with_reward
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
@@ -41,7 +41,7 @@ def step_advantages(run: Path, file: Path) -> list[list[float]]:
     trajectories = decode(read_parquet(file))
     groups = with_reward(group_attempts([AttemptFacts.of(t) for t in trajectories]))
     groups = [group for group in groups if group.trajectories]
-    samples = credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size)
+    samples = whitened(credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size))
     masked = config.rollout.masked_outcomes
     known = {
         (ref.attempt.group_id, ref.attempt.member): ref.load().advantages

@@ -1,9 +1,9 @@
-"""Environment variables for external programs: what they need to run, without this process's API keys."""
+"""Environment variables for external programs, without this process's API keys; headers of servers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agentrl.errors import ConfigError
 
@@ -43,3 +43,18 @@ def clean_environment(names: Iterable[str], *, key: str) -> dict[str, str]:
             f"{key}: the environment variable {missing[0]!r} is not set; set it, or remove it from the config"
         )
     return {name: os.environ[name] for name in (*PASSED, *wanted) if name in os.environ}
+
+
+def header_values(headers_env: Mapping[str, str], *, key: str) -> dict[str, str]:
+    """Return HTTP headers whose values are secrets: header -> environment variable, as the config has them.
+
+    Args:
+        key: the config key of the mapping, for errors.
+
+    Raises:
+        ConfigError: a variable is not set.
+    """
+    for header, variable in headers_env.items():
+        if variable not in os.environ:
+            raise ConfigError(f"{key}.{header}={variable!r}: this environment variable is not set")
+    return {header: os.environ[variable] for header, variable in headers_env.items()}

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agentrl.plugins import ToolResult
 from agentrl.rollout.conversation_line import ConversationLine
 from agentrl.rollout.opponents import Opponent
@@ -22,6 +25,7 @@ class SpokenConversation:
     shown_tools: the schemas that its prompt lists.
     tools: the names of the tools that it may call; None: all of the attempt's.
     opponent: the frozen model that speaks in it; None: the policy.
+    opponent_versions: those of the opponent that sampled its turns, in order, each once.
     line: the line that goes on: the one sampled last, or one that begins anew (`restart`).
     sampled_line: the line sampled last; None before the first turn.
     last_turn: index, in the attempt, of the turn that the policy sampled last in it; CONTEXT_TURN: none.
@@ -33,6 +37,7 @@ class SpokenConversation:
     shown_tools: Sequence[JsonObject]
     tools: frozenset[str] | None = None
     opponent: Opponent | None = None
+    opponent_versions: list[int] = field(default_factory=list)
     line: ConversationLine = field(init=False)
     sampled_line: ConversationLine | None = None
     last_turn: int = CONTEXT_TURN
@@ -42,6 +47,12 @@ class SpokenConversation:
         self.line = self.sampled_line = line
         self.last_turn = turn.index
 
+    def heard(self, versions: NDArray[np.int32]) -> None:
+        """Note the versions of the opponent that sampled a turn's tokens."""
+        for version in versions.tolist():
+            if version not in self.opponent_versions:
+                self.opponent_versions.append(version)
+
     @property
     def has_spoken(self) -> bool:
         return self.sampled_line is not None
@@ -49,7 +60,9 @@ class SpokenConversation:
     def record(self) -> ConversationRecord:
         """Return what is stored of it beside its tokens."""
         said = () if self.sampled_line is None else self.sampled_line.recorded_messages
-        return ConversationRecord(self.name, said, None if self.opponent is None else self.opponent.name)
+        if self.opponent is None:
+            return ConversationRecord(self.name, said)
+        return ConversationRecord(self.name, said, self.opponent.name, tuple(self.opponent_versions))
 
 
 class ConversationVerbs(Protocol):

@@ -18,6 +18,7 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.plugins.call_threads import CallThreads
 from agentrl.rollout.attempt_log import AttemptLog
+from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.group_player import GroupPlayer, PlayLog
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.player import unplayed
@@ -250,6 +251,11 @@ class AgentLoopManager:
     def leased_groups(self) -> tuple[int, ...]:
         """The leased groups in play."""
         return tuple(self._leased)
+
+    def set_frozen_servers(self, started: StartedKeys) -> None:
+        """Use these servers for the opponents and the teacher that servers are started for."""
+        for stack in self._stacks:
+            stack.set_frozen_servers(started)
 
     async def aclose(self) -> None:
         """Stop the processes in which rewards run, and close the connections to opponents."""

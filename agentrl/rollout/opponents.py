@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentrl.config.opponents import OpponentConfig, without_server
+from agentrl.config.opponents import OpponentConfig, opponent_key, without_server
 from agentrl.errors import PluginError, ServerError
-from agentrl.rollout.frozen_servers import FrozenServers
+from agentrl.rollout.frozen_servers import FrozenServers, StartedKeys
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.server import Client
 from agentrl.sglang.client import SGLangClient
@@ -48,35 +48,60 @@ class Opponent:
             rid = f"{trajectory_key}-o{secrets.token_hex(4)}"
             generation = await client.generate(input_ids, params, rid=rid)
             if generation.finish_reason == "abort":
-                raise ServerError("a server of a frozen model interrupted a turn; nobody may pause it")
+                raise ServerError("a server of a frozen model interrupted a turn; only its run may pause it")
             return generation
 
         return await self.servers.ask(whole_turn)
 
 
 class Opponents:
-    """The opponents of a process. Their connections are opened when a conversation first needs them."""
+    """The opponents of a process. Their connections are opened when a conversation first needs them.
 
-    def __init__(self, configs: Mapping[str, OpponentConfig], connect: Connect = connect_frozen) -> None:
+    Args:
+        patience_s: how long a turn waits for the restart of a server that was started for an opponent.
+    """
+
+    def __init__(
+        self,
+        configs: Mapping[str, OpponentConfig],
+        connect: Connect = connect_frozen,
+        *,
+        patience_s: float = 0.0,
+    ) -> None:
         self._configs = configs
         self._connect = connect
+        self._patience_s = patience_s
+        self._started: StartedKeys = {}
         self._opened: dict[str, Opponent] = {}
 
     def find(self, name: str) -> Opponent:
         """Return the opponent `name`.
 
         Raises:
-            PluginError: `agent.opponents` does not name its servers.
-            ConfigError: the variable with its key is not set.
+            PluginError: `agent.opponents` does not name it.
+            ConfigError: the variable with the key of its servers is not set.
         """
         if name not in self._opened:
             if name not in self._configs:
                 raise PluginError(without_server(name, self._configs))
             config = self._configs[name]
-            key = server_key(config.api_key_env, f"agent.opponents.{name}.api_key_env")
-            servers = FrozenServers([self._connect(url, key) for url in config.urls])
-            self._opened[name] = Opponent(name, config.temperature, servers)
+            self._opened[name] = Opponent(name, config.temperature, self._servers(name, config))
         return self._opened[name]
+
+    def set_servers(self, started: StartedKeys) -> None:
+        """Use these servers for the opponents that servers are started for."""
+        self._started = started
+        for name, opponent in self._opened.items():
+            if self._configs[name].is_started:
+                opponent.servers.set_servers(started.get(opponent_key(name), {}))
+
+    def _servers(self, name: str, config: OpponentConfig) -> FrozenServers[Client]:
+        key = opponent_key(name)
+        if config.is_started:
+            return FrozenServers(self._connect, self._started.get(key, {}), patience_s=self._patience_s)
+        return FrozenServers(
+            self._connect, dict.fromkeys(config.urls, server_key(config.api_key_env, f"{key}.api_key_env"))
+        )
 
     async def aclose(self) -> None:
         """Close all connections."""

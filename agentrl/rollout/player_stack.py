@@ -4,6 +4,7 @@ tests.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
@@ -40,8 +42,10 @@ class Validating:
 @dataclass(frozen=True, slots=True, eq=False)
 class PlayerParts:
     """What all players of a process share. prompt: limits of the first prompt. connect: makes the clients of
-    opponents' servers. teacher: scores the attempts of training; None: there is none on servers. images:
-    takes the images of tools and partners; None: notes stand for them.
+    opponents' servers. frozen_patience_s: how long an opponent's turn waits for the restart of a server that
+    was started for it. adapters: name of a conversation with a LoRA adapter of its own -> that adapter.
+    teacher: scores the attempts of training; None: there is none on servers. images: takes the images of
+    tools and partners; None: notes stand for them.
     """
 
     plugins: Plugins
@@ -49,12 +53,18 @@ class PlayerParts:
     host: AsyncioHost
     prompt: PromptLimits
     connect: Connect = connect_frozen
+    frozen_patience_s: float = 0.0
+    adapters: Mapping[str, str] = field(default_factory=dict)
     teacher: Teacher | None = None
     images: ShownImages | None = None
 
     def open_tools(self, agent: AgentConfig) -> SharedTools:
         """Return the state of the tools that all players of the process share."""
         return SharedTools(self.plugins.tools, agent, host=self.host, codec=self.chat)
+
+    def open_opponents(self, agent: AgentConfig) -> Opponents:
+        """Return the opponents that all players of the process share."""
+        return Opponents(agent.opponents, self.connect, patience_s=self.frozen_patience_s)
 
     def open_stacks(
         self, agent: AgentConfig, reward: RewardConfig, turns: Router, validation: Validating | None
@@ -63,7 +73,7 @@ class PlayerParts:
         shared: dict[str, Any] = {
             "tools": self.open_tools(agent),
             "gateway": Gateway(agent.gateway),
-            "opponents": Opponents(agent.opponents, self.connect),
+            "opponents": self.open_opponents(agent),
         }
         training = validating = open_stack(agent, reward, turns, self, **shared, teacher=self.teacher)
         if validation is None and self.teacher is not None:
@@ -96,6 +106,12 @@ class PlayerStack:
     scorer: StackScorer
     opponents: Opponents = field(default_factory=lambda: Opponents({}))
     teacher: Teacher | None = None
+
+    def set_frozen_servers(self, started: StartedKeys) -> None:
+        """Use these servers for the opponents and the teacher that servers are started for."""
+        self.opponents.set_servers(started)
+        if self.teacher is not None:
+            self.teacher.set_servers(started)
 
     async def aclose(self) -> None:
         """Stop the processes in which rewards run, and close the connections to opponents and teacher."""
@@ -140,7 +156,7 @@ def open_stack(
     Raises:
         UserError: a reward is unknown or refuses its config, or the gateway cannot listen as configured.
     """
-    opponents = Opponents(agent.opponents, parts.connect) if opponents is None else opponents
+    opponents = parts.open_opponents(agent) if opponents is None else opponents
     open_session: OpenSession
     if isinstance(turns, MessageModel):
         open_session = partial(MessageSession, model=turns)
@@ -152,6 +168,7 @@ def open_stack(
             prompt=parts.prompt,
             gateway=Gateway(agent.gateway) if gateway is None else gateway,
             opponents=opponents,
+            adapters=parts.adapters,
             images=parts.images,
         )
     scorer = Scorer(

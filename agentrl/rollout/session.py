@@ -494,11 +494,14 @@ class TrajectorySession(AttemptSession):
         prompt: PromptLimits,
         gateway: Gateway,
         opponents: Opponents,
+        adapters: Mapping[str, str],
         images: ShownImages | None = None,
     ) -> None:
+        """adapters: name of a conversation with a LoRA adapter of its own -> that adapter."""
         super().__init__(parts)
         self._images = images if chat.images is not None else None
         self._opponents = opponents
+        self._adapters = adapters
         self._chat = chat.with_template_kwargs(parts.attempt.task.chat_template_kwargs)
         self._generator = generator
         self._prompt = prompt
@@ -590,6 +593,8 @@ class TrajectorySession(AttemptSession):
         if room < 1:
             raise self._end(Outcome.TRUNCATED)
         params = self._params(room if max_tokens is None else min(room, max_tokens))
+        speaks = self._own if spoken is None else spoken
+        params = replace(params, adapter=self._adapters.get(speaks.name))
         self._num_sampling += 1
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
@@ -606,7 +611,7 @@ class TrajectorySession(AttemptSession):
                 turn = line.record_turn(generation)
         finally:
             self._num_sampling -= 1
-        self._last_spoken = self._own if spoken is None else spoken
+        self._last_spoken = speaks
         self._last_spoken.said(line, turn)
         self._is_cut = turn.is_truncated
         return Sampled(turn, generation, num_prompt_tokens)
@@ -652,6 +657,7 @@ class TrajectorySession(AttemptSession):
                 )
             turn = line.record_turn(generation)
         spoken.said(line, turn)
+        spoken.heard(generation.versions)
         self._tally.count("num_opponent_turns")
         self._tally.count("num_opponent_tokens", len(generation.token_ids))
         return turn

@@ -7,21 +7,19 @@ learned from it without a teacher.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from agentrl.config.distillation import DistillationConfig
+from agentrl.config.distillation import TEACHER_SERVERS, DistillationConfig
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.rollout.frozen_servers import FrozenServers
+from agentrl.rollout.frozen_servers import FrozenServers, StartedKeys
 from agentrl.rollout.limits import server_key
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import Trajectory
-
-KEY = "algorithm.distillation.servers"
 
 
 class ScoringClient(Protocol):
@@ -37,14 +35,16 @@ class ScoringClient(Protocol):
 class Teacher:
     """Asks the teacher's servers for the log-probabilities of what the policy sampled."""
 
-    def __init__(self, connect: Callable[[], Sequence[ScoringClient]], *, timeout_s: float) -> None:
-        """connect: returns the clients of its servers, at the first attempt.
+    def __init__(
+        self, servers: FrozenServers[ScoringClient], *, timeout_s: float, is_started: bool = False
+    ) -> None:
+        """timeout_s: deadline of one attempt.
 
-        timeout_s: deadline of one attempt.
+        is_started: the servers were started for the teacher, so that `set_servers` names them.
         """
-        self._connect = connect
+        self._servers = servers
+        self._is_started = is_started
         self._timeout_s = timeout_s
-        self._servers: FrozenServers[ScoringClient] | None = None
 
     @classmethod
     def of(cls, config: DistillationConfig) -> Teacher | None:
@@ -55,11 +55,17 @@ class Teacher:
         """
         if not config.asks_servers:
             return None
-        key = server_key(config.servers.api_key_env, f"{KEY}.api_key_env")
-        return cls(
-            lambda: [SGLangClient(url, api_key=key) for url in config.servers.urls],
-            timeout_s=config.timeout_s,
-        )
+        own = config.servers
+        keys = dict.fromkeys(own.urls, server_key(own.api_key_env, f"{TEACHER_SERVERS}.api_key_env"))
+        # A teacher that is restarted is waited for until the deadline of the attempt.
+        patience_s = config.timeout_s if own.is_started else 0.0
+        servers = FrozenServers(connect_teacher, keys, patience_s=patience_s)
+        return cls(servers, timeout_s=config.timeout_s, is_started=own.is_started)
+
+    def set_servers(self, started: StartedKeys) -> None:
+        """Ask these servers, if they were started for the teacher."""
+        if self._is_started:
+            self._servers.set_servers(started.get(TEACHER_SERVERS, {}))
 
     async def taught(self, trajectory: Trajectory, *, key: str) -> Trajectory:
         """Return the trajectory with the teacher's log-probabilities of its action tokens.
@@ -73,14 +79,13 @@ class Teacher:
                 "the teacher's servers score only text, and the attempt shows images; give "
                 "algorithm.distillation a model instead of servers"
             )
-        servers = self._servers = self._servers or FrozenServers(self._connect())
         mask = trajectory.action_mask
         scores_T = np.zeros(len(mask), np.float32)
 
         async def score(number: int, start: int, end: int) -> None:
             first = int(mask[start:end].argmax())
             ids = trajectory.token_ids[start:end].tolist()
-            scores_T[start + first : end] = await servers.ask(
+            scores_T[start + first : end] = await self._servers.ask(
                 lambda client: client.prompt_logprobs(ids, first=first, rid=f"{key}-t{number}")
             )
 
@@ -97,6 +102,9 @@ class Teacher:
 
     async def aclose(self) -> None:
         """Close all connections."""
-        servers, self._servers = self._servers, None
-        if servers is not None:
-            await servers.aclose()
+        await self._servers.aclose()
+
+
+def connect_teacher(url: str, key: str | None) -> ScoringClient:
+    """Return the client of a server with the teacher."""
+    return SGLangClient(url, api_key=key)

@@ -30,6 +30,7 @@ from agentrl.errors import InfrastructureError
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
 from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.garbage import OldGarbage
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
@@ -160,6 +161,8 @@ class RolloutWorker:
                 chat,
                 self._host,
                 PromptLimits.of(settings.data),
+                frozen_patience_s=rollout.server_start_timeout_s,
+                adapters=model.lora.adapter_of_conversation,
                 teacher=Teacher.of(settings.distillation),
                 images=None
                 if settings.images is None
@@ -211,6 +214,10 @@ class RolloutWorker:
             self._old_garbage.collect()  # after a publish the servers have all requests, so a pause is cheap
 
         trio.from_thread.run_sync(set_servers, trio_token=self._token)
+
+    def set_frozen_servers(self, started: StartedKeys) -> None:
+        """Use these servers for the opponents and the teacher that servers were started for."""
+        trio.from_thread.run_sync(self._manager.set_frozen_servers, started, trio_token=self._token)
 
     def outstanding_tokens(self) -> dict[str, int]:
         """Return the estimated number of tokens still to be computed for running requests, by URL."""

@@ -133,14 +133,14 @@ def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None)
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:
     """Return SGLang's options for loading the policy's adapter at run time.
 
-    `max_loras_per_batch` is 2 because SGLang counts the base weights as one adapter.
+    `max_loras_per_batch` is one more than there are adapters, because SGLang counts the base weights as one.
     """
     modules = list(lora.target_modules) or ["all"]
     return {
         "enable_lora": True,
         "max_lora_rank": lora.rank,
         "lora_target_modules": modules,
-        "max_loras_per_batch": 2,
+        "max_loras_per_batch": 2 + len(lora.roles),
     }
 
 

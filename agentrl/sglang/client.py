@@ -70,7 +70,7 @@ class SGLangClient:
 
     Args:
         api_key: sent in the Authorization header; it appears in no message.
-        adapter: the LoRA adapter to sample with, None: the base weights.
+        adapter: the LoRA adapter to sample with, unless a request names another; None: the base weights.
         max_connections: of concurrent generations. All other calls have connections of their own and never
             wait for generations.
         unpublished: version to report for weights that were never published. None: such replies are errors,
@@ -114,7 +114,7 @@ class SGLangClient:
         sampling. A real SGLang ignores an abort of a request that it holds during a pause; `settle_aborts`
         repeats it.
         """
-        body = generate_body(input_ids, params, rid=rid, adapter=self._adapter)
+        body = generate_body(input_ids, params, rid=rid, adapter=params.adapter or self._adapter)
         if params.images:
             body |= images_body(input_ids, params.images, encoded=await _encoded(params.images))
         reply = (await self._sampled(body, rid)).json()
@@ -129,7 +129,11 @@ class SGLangClient:
         """Sample one continuation as `generate` does, and tell `into` its tokens as they arrive."""
         assert not params.images, "conversations that stream, those of the gateway, show no images"
         body = generate_body(
-            input_ids, params, rid=rid, adapter=self._adapter, stream_interval=STREAM_INTERVAL_TOKENS
+            input_ids,
+            params,
+            rid=rid,
+            adapter=params.adapter or self._adapter,
+            stream_interval=STREAM_INTERVAL_TOKENS,
         )
         reader = EventReader(self.url)
 

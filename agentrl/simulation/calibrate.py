@@ -30,6 +30,8 @@ _MOST_ATTEMPTS = 50_000
 _STEEPEST = 0.99
 """Largest share of a token's time that running requests explain: one alone must take some time."""
 _ROUNDING = 1e-9
+_NEEDED = ("time/step_s", "time/update_s", "rollout/action_tokens/mean", "rollout/trajectories")
+"""Metrics without which the learner has no speed."""
 _WARMUP = 2
 """First steps that are left out if there are enough others: compilers, caches, an empty pipeline."""
 
@@ -141,6 +143,11 @@ def _steps(folder: Path) -> list[StepRecord]:
     records = [record for record in read_metrics(path) if record.kind == "train"]
     if not records:
         raise DataError(f"{path} has no step of a training; calibrate with a run that made some")
+    for name in _NEEDED:
+        if not any(record.values.get(name, 0.0) > 0 for record in records):
+            raise DataError(
+                f"{path} has no {name} above 0 in any step; calibrate with a run that recorded it"
+            )
     return records[_WARMUP:] if len(records) > 2 * _WARMUP else records
 
 

@@ -15,6 +15,7 @@ from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.schema import Config
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.errors import ConfigError
 from agentrl.simulation.clock import run_virtually
 from agentrl.simulation.draws import Draws
 from agentrl.simulation.engine import ServerSpeed
@@ -171,9 +172,7 @@ class _Run:
     def __init__(self, schedule: Schedule) -> None:
         draws = Draws(schedule.seed)
         self.config = draw_config(draws.of("config"))
-        self.faults = without(
-            draw_faults(draws.of("faults"), most=_MOST_FAULTS, until_s=_FAULTS_UNTIL_S), schedule.kept
-        )
+        self.faults = without(faults_of(schedule.seed), schedule.kept)
         self._workload = draw_workload(draws.of("workload"), self.config)
         self._scripts = Scripts(self._workload, draws)
         self._costs = _Costs(draws.of("costs"))
@@ -354,6 +353,11 @@ class _Run:
         )
 
 
+def faults_of(seed: int) -> list[Fault]:
+    """Return all faults of the schedule with this seed."""
+    return draw_faults(Draws(seed).of("faults"), most=_MOST_FAULTS, until_s=_FAULTS_UNTIL_S)
+
+
 def run_schedule(schedule: Schedule) -> ScheduleResult:
     """Run a schedule and return what it came to."""
     run = _Run(schedule)
@@ -401,7 +405,15 @@ class Line:
 
 
 def hunt_lines(num: int, *, seed: int, kept: tuple[int, ...] | None = None) -> Iterator[Line]:
-    """Run `num` schedules from `seed` on, up to the first violation, and yield lines about them."""
+    """Run `num` schedules from `seed` on, up to the first violation, and yield lines about them.
+
+    Raises:
+        ConfigError: `kept` has a fault that the schedule of `seed` has not.
+    """
+    known = [fault.number for fault in faults_of(seed)]
+    if unknown := sorted(set(kept or ()) - set(known)):
+        has = f"faults 0 to {known[-1]}" if known else "no faults"
+        raise ConfigError(f"--faults {','.join(map(str, unknown))}: the schedule of --seed {seed} has {has}")
     num_events, virtual_s = 0, 0.0
     for count in range(num):
         result = run_schedule(Schedule(seed + count, kept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -61,10 +61,14 @@ class Simulated:
 
 
 class StepMeter:
-    """Measures the steps of a loop after the first `warmup`: `agentrl.simulation.loop.Watch`."""
+    """Measures the steps of a loop after the first `warmup`: `agentrl.simulation.loop.Watch`.
 
-    def __init__(self, *, warmup: int, grain: int) -> None:
+    on_step: called after each step.
+    """
+
+    def __init__(self, *, warmup: int, grain: int, on_step: Callable[[], None]) -> None:
         self._warmup = warmup
+        self._on_step = on_step
         self._grain = grain
         self._version = -1
         self._ends: list[float] = []
@@ -97,6 +101,7 @@ class StepMeter:
             self._ends = [trio.current_time()]
 
     def stepped(self, step: int) -> None:
+        self._on_step()
         self._ends.append(trio.current_time())
         self._step_phases.append(defaultdict(float))
         if len(self._ends) - 1 == self._warmup:

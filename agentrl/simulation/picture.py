@@ -61,4 +61,11 @@ def _stack(axis: Axes, found: Mapping[str, Mapping[str, float]], title: str, *, 
         axis.bar(list(found), heights, bottom=bottom, color=color, label=part)
         bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
     axis.set_title(title, pad=22)
-    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=min(5, len(parts)), columnspacing=0.8)
+    axis.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 0.98),
+        ncols=min(5, len(parts)),
+        columnspacing=0.6,
+        handlelength=1.0,
+        handletextpad=0.3,
+    )

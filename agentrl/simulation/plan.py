@@ -76,7 +76,9 @@ def make_plan(config: Config, size: ModelSize, num_gpus: int, *, max_staleness: 
     Raises:
         ConfigError: nothing fits; one line with what is missing and what would be right.
     """
-    _refuse_partial_nodes(config, num_gpus)
+    _refuse_gpus(config, num_gpus)
+    if max_staleness is not None and max_staleness < 0:
+        raise ConfigError(f"--max-staleness {max_staleness}: use 0 or more")
     bounds = STALENESS if max_staleness is None else (max_staleness,)
     found = list(_candidates(config, size, num_gpus, bounds))
     if not found:
@@ -204,16 +206,20 @@ def _others(found: Sequence[PlanCandidate], best: PlanCandidate) -> list[PlanCan
 # -------------------------------------------------------------------------------------------------- refusals
 
 
-def _refuse_partial_nodes(config: Config, num_gpus: int) -> None:
+def _refuse_gpus(config: Config, num_gpus: int) -> None:
     node = config.simulation.gpus_per_node
+    if num_gpus < 2:
+        raise ConfigError(f"--gpus {num_gpus}: learner and servers have GPUs of their own; use at least 2")
+    if num_gpus > _MOST_GPUS:
+        raise ConfigError(
+            f"--gpus {num_gpus:,}: use at most {_MOST_GPUS:,}, of which all divisions are tried"
+        )
     if num_gpus > node and num_gpus % node:
         near = num_gpus // node * node
         raise ConfigError(
             f"--gpus {num_gpus}: nodes have {node} GPUs; use {near} or {near + node}, or set "
             "simulation.gpus_per_node"
         )
-    if num_gpus < 2:
-        raise ConfigError(f"--gpus {num_gpus}: learner and servers have GPUs of their own; use at least 2")
 
 
 def _why_nothing_fits(config: Config, size: ModelSize, num_gpus: int) -> str:

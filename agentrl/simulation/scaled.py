@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from agentrl.config.schema import Config
+from agentrl.simulation.measure import Simulated
 
 MOST_ATTEMPTS = 256
 """Attempts of a step in a smaller simulation."""
@@ -37,6 +39,16 @@ def scaled(config: Config) -> tuple[Config, float]:
             "simulation": own.model_copy(update={"learner": learner}),
         }
     ), factor
+
+
+def whole(found: Simulated, factor: float) -> Simulated:
+    """Return the figures of the run itself from those of a simulation that is `factor` times smaller."""
+    return replace(
+        found,
+        tokens_per_step=factor * found.tokens_per_step,
+        sampled_per_step=factor * found.sampled_per_step,
+        most_in_flight=round(factor * found.most_in_flight),
+    )
 
 
 def _sizes(config: Config) -> tuple[int, int]:

@@ -13,12 +13,14 @@ from agentrl.buffer.journal import Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.config.schema import Config
 from agentrl.config.simulation import DistributionConfig
+from agentrl.errors import ConfigError
 from agentrl.simulation.clock import run_virtually
 from agentrl.simulation.draws import Draws
 from agentrl.simulation.fleet import FOLDER, VirtualFleet
 from agentrl.simulation.hunt import Tasks
 from agentrl.simulation.loop import DurableState, LearnerLoop
 from agentrl.simulation.measure import Simulated, StepMeter
+from agentrl.simulation.patience import MOST_TRIES, Patience
 from agentrl.simulation.process import BufferProcess
 from agentrl.simulation.speeds import Costs, find_size, server_speed
 from agentrl.simulation.turns import Turns
@@ -29,13 +31,20 @@ TEND_S = 5.0
 _GRAINS = 100
 """Simulated tokens of a mean attempt, if `simulation.grain_tokens` does not say otherwise."""
 _TRAVEL_S = 0.001
+_MOST_ATTEMPTS = 10_000_000
+"""Attempts that one simulation may play: half a day of CPU."""
+_MOST_TOKENS = 1_000_000
+"""Simulated tokens of a mean attempt: its prompts are lists."""
+_MOST_PROCESSES = 20_000
+"""Servers, or rollout actors, of one simulation."""
 
 
 def simulate(config: Config, *, scripts: ScriptSource | None = None) -> Simulated:
     """Simulate a training with this config. `scripts`: what attempts do; None: as the config draws it.
 
     Raises:
-        ConfigError: the size of the model is not known, or it does not fit on its servers.
+        ConfigError: the size of the model is not known, or it does not fit on its servers; the run is too
+            large to be simulated, or makes no steps.
     """
     run = _Simulation(config, scripts)
     return run_virtually(run.main, seed=config.trainer.seed)
@@ -54,12 +63,16 @@ class _Simulation:
         self._draws = Draws(config.trainer.seed)
         size = find_size(config)
         self._grain = own.grain_tokens or max(1, round(mean_attempt(config) / _GRAINS))
+        _refuse_too_large(config, warmup, self._grain)
         self._costs = Costs(config, size, self._grain)
         self._speed = server_speed(config, size, grain=self._grain)
-        self._scripts = scripts or Scripts(workload_of(config, self._grain), self._draws)
+        batch = config.buffer.groups_per_step * config.attempts_per_group
+        self._patience = Patience(
+            scripts or Scripts(workload_of(config, self._grain), self._draws), most=MOST_TRIES * batch
+        )
         limit = max(2, math.ceil(config.agent.max_response_tokens / self._grain) + 1)
         self._turns = Turns(limit)
-        self._meter = StepMeter(warmup=warmup, grain=self._grain)
+        self._meter = StepMeter(warmup=warmup, grain=self._grain, on_step=self._patience.stepped)
         self._num_failures = 0
 
     async def main(self) -> Simulated:
@@ -82,31 +95,34 @@ class _Simulation:
             clock=trio.current_time,
         )
         process = BufferProcess(lambda: buffer, travel_s=lambda: _TRAVEL_S)
-        async with trio.open_nursery() as nursery:
-            fleet = self._meter.fleet = VirtualFleet(
-                config,
-                nursery,
-                process,
-                self._scripts,
-                self._turns,
-                speeds={f"server-{i}": self._speed for i in range(max(1, config.rollout.num_started))},
-                tend_s=TEND_S,
-                name="actor",
-            )
-            self._meter.read_waits = lambda: process.waited_s["lease"]
-            loop = LearnerLoop(
-                config,
-                process,
-                fleet,
-                self._costs,
-                DurableState(),
-                self._meter,
-                total_steps=self._num_steps,
-            )
-            self._start_failures(nursery, fleet)
-            await loop.run()
-            nursery.cancel_scope.cancel()
+        with self._patience.scope:
+            async with trio.open_nursery() as nursery:
+                fleet = self._meter.fleet = VirtualFleet(
+                    config,
+                    nursery,
+                    process,
+                    self._patience,
+                    self._turns,
+                    speeds={f"server-{i}": self._speed for i in range(max(1, config.rollout.num_started))},
+                    tend_s=TEND_S,
+                    name="actor",
+                )
+                self._meter.read_waits = lambda: process.waited_s["lease"]
+                loop = LearnerLoop(
+                    config,
+                    process,
+                    fleet,
+                    self._costs,
+                    DurableState(),
+                    self._meter,
+                    total_steps=self._num_steps,
+                )
+                self._start_failures(nursery, fleet)
+                await loop.run()
+                nursery.cancel_scope.cancel()
         counts = buffer.counts()
+        if loop.step < self._num_steps:
+            raise ConfigError(self._patience.reason(loop.step + 1, fleet.actors, counts.dropped))
         assert counts.is_balanced, counts
         return self._meter.result(
             dropped=counts.dropped, num_failures=self._num_failures, most_in_flight=self._turns.most
@@ -128,6 +144,25 @@ class _Simulation:
             await trio.sleep(rng.expovariate(1 / (3600 * mtbf_h)))
             kill()
             self._num_failures += 1
+
+
+def _refuse_too_large(config: Config, warmup: int, grain: int) -> None:
+    """Raise ConfigError if a simulation would take days or too much memory: nothing of it is shortened."""
+    own, rollout = config.simulation, config.rollout
+    attempts = (warmup + own.steps) * config.buffer.groups_per_step * config.attempts_per_group
+    if attempts > _MOST_ATTEMPTS:
+        raise ConfigError(
+            f"simulation.steps={own.steps:,} after {warmup:,} of warm-up would play {attempts:,} attempts, "
+            f"each for milliseconds; simulate at most {_MOST_ATTEMPTS:,}: fewer steps or groups"
+        )
+    if (tokens := mean_attempt(config)) > _MOST_TOKENS * grain:
+        raise ConfigError(
+            f"simulation.grain_tokens={grain:,} makes {tokens / grain:,.0f} simulated tokens of a mean "
+            f"attempt; simulate at most {_MOST_TOKENS:,}: a larger grain, or null"
+        )
+    for key, num in (("num_servers", rollout.num_started), ("num_actors", rollout.num_actors)):
+        if num > _MOST_PROCESSES:
+            raise ConfigError(f"rollout.{key}={num:,}: simulate at most {_MOST_PROCESSES:,}")
 
 
 def mean_attempt(config: Config) -> float:

@@ -34,12 +34,14 @@ def parse_sweep(text: str) -> tuple[str, list[str]]:
     """Return the key and the values of `KEY=V1,V2,...`.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: it has another form, or a value twice.
     """
     name, _, values = text.partition("=")
     found = [value for value in values.split(",") if value]
     if not name or not found:
         raise ConfigError(f"--sweep {text}: use KEY=V1,V2,..., such as max_staleness=0,1,2,4")
+    if twice := [value for value in dict.fromkeys(found) if found.count(value) > 1]:
+        raise ConfigError(f"--sweep {text}: {', '.join(twice)} is given twice; leave out one")
     return full_key(name), found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.config.compose import dump_values
 from agentrl.config.schema import Config
@@ -24,17 +24,22 @@ def write_yaml(path: Path, text: str) -> None:
     Raises:
         ConfigError: the name does not end in .yaml, or the file cannot be written.
     """
-    refuse_other_suffix(path)
+    refuse_out(path, ".yaml")
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--out {path} cannot be written: {error.strerror}") from None
 
 
-def refuse_other_suffix(path: Path) -> None:
-    """Raise ConfigError unless a config at `path` can be loaded by its name."""
-    if path.suffix != ".yaml":
-        raise ConfigError(f"--out {path}: a config must end in .yaml")
+def refuse_out(path: Path, suffix: Literal[".yaml", ".png"]) -> None:
+    """Raise ConfigError unless a file of this suffix can be at `path`. For use before the work."""
+    if path.suffix != suffix:
+        kind = "config" if suffix == ".yaml" else "picture"
+        raise ConfigError(f"--out {path}: a {kind} must end in {suffix}")
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--out {path}: the folder {path.parent} does not exist; create it")
 
 
 def _differences(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

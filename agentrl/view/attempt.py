@@ -358,7 +358,10 @@ def _of_conversations(own: Trajectory) -> Iterator[ShownMessage]:
 
 
 def _title(one: ConversationRecord) -> str:
-    return one.name if one.opponent is None else f"{one.name} (opponent {one.opponent})"
+    if one.opponent is None:
+        return one.name
+    versions = [version for version in one.opponent_versions if version]  # 0: as it was started
+    return f"{one.name} (opponent {', version '.join([one.opponent, *map(str, versions)])})"
 
 
 def _message(index: int, message: Message, turn: int | None, conversation: str | None = None) -> ShownMessage:

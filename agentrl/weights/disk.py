@@ -15,9 +15,10 @@ from typing import Any
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused
 from agentrl.learner.learner import Learner
+from agentrl.learner.weights import adapter_folder
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.process_group import pickle_text
-from agentrl.sglang.protocol import POLICY_ADAPTER, parse_setting
+from agentrl.sglang.protocol import parse_setting
 from agentrl.sglang.weight_changes import CHANGES_FILE, CHANGES_FORMAT, CHANGES_LOADER
 from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, sum_bytes
 
@@ -52,7 +53,9 @@ class FolderTransport(Transport):
 
 
 class AdapterTransport(FolderTransport):
-    """Replaces the adapter of the previous version; the base weights stay as loaded at the servers' start."""
+    """Replaces the adapters of the previous version, that of the policy and those of roles; the base weights
+    stay as loaded at the servers' start.
+    """
 
     async def prepare(self, version: int) -> None:
         await self._learner.run(Learner.export_adapter, str(self._folder_of(version)))
@@ -61,12 +64,14 @@ class AdapterTransport(FolderTransport):
     async def send(self, version: int, servers: Sequence[SGLangClient], hold: Hold) -> Sent:
         folder = self._folder_of(version)
         size = sum_bytes(await self._learner.run(Learner.adapter_specs))
+        names = await self._learner.run(Learner.adapter_names)
 
         async def load(server: SGLangClient) -> None:
             async with hold(server):
-                with suppress(RequestRefused):  # no adapter is loaded before the first publish
-                    await server.unload_adapter(POLICY_ADAPTER)
-                await server.load_adapter(POLICY_ADAPTER, str(folder))
+                for name in names:
+                    with suppress(RequestRefused):  # no adapter is loaded before the first publish
+                        await server.unload_adapter(name)
+                    await server.load_adapter(name, str(adapter_folder(folder, name)))
                 await server.update_weight_version(version)
 
         return Sent(size * len(servers), await self._try_each(servers, load, num_bytes=size))

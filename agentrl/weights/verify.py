@@ -30,7 +30,6 @@ from agentrl.learner.batch import Floats, Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import POLICY_ADAPTER, adapter_tensor
 from agentrl.types import SamplingParams, TensorSpec
 from agentrl.weights.transport import LearnerCalls
 from agentrl.workers.workers import Workers
@@ -122,10 +121,7 @@ class Verifier:
         async with self._hashing:  # several servers ask at once, and the learner hashes once
             if key not in self._expected:
                 if self.is_alone:
-                    sums = await self.learner.run(Learner.adapter_checksums)
-                    self._expected[key] = {
-                        adapter_tensor(POLICY_ADAPTER, name): value for name, value in sums.items()
-                    }
+                    self._expected[key] = await self.learner.run(Learner.adapter_checksums)
                 else:
                     self._expected[key] = await self.learner.run(Learner.checksums, dtype, is_fused)
             return self._expected[key]

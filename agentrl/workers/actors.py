@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
 from trio.lowlevel import RunVar
 
-from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.errors import ActorDied, AgentRLError, InfrastructureError
 from agentrl.workers.host import ActorHost
 
 W = TypeVar("W")
@@ -219,7 +219,7 @@ def translate(error: RayError, *, who: str, timeout_s: float | None = None) -> A
     if isinstance(error, GetTimeoutError):
         return InfrastructureError(f"{who} did not answer within {timeout_s:g} s")
     if isinstance(error, DEATHS):
-        return _creation_cause(error, who) or InfrastructureError(f"{who} died{why_died(error)}")
+        return _creation_cause(error, who) or ActorDied(f"{who} died{why_died(error)}")
     return InfrastructureError(
         f"{who} failed: {type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1]}"
     )

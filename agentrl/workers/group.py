@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -152,6 +153,13 @@ class WorkerGroup(Workers[W]):
         )
         group.wait_until_ready()
         return group
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which calls the same ranks; only one process may call them at a time."""
+        make = partial(
+            WorkerGroup, name=self._name, deadlines=self._deadlines, num_replicas=self._num_replicas
+        )
+        return make, (self._hosts,)
 
     @property
     def is_lost(self) -> bool:

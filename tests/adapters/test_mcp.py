@@ -33,7 +33,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.adapters.mcp import result_text
 from agentrl.adapters.mcp_session import MCPSession
 from agentrl.config.agent import AgentConfig, MCPServerConfig
-from agentrl.errors import PluginError, ToolError
+from agentrl.errors import ConfigError, PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.testing.contracts import ToolContract
@@ -181,7 +181,7 @@ async def test_discovery_within_a_running_event_loop(url):
         ),
         (
             {"url": "http://127.0.0.1:9/mcp", "headers_env": {"Authorization": "NO_SUCH_KEY"}},
-            PluginError,
+            ConfigError,
             "agent.mcp_servers.s.headers_env.Authorization='NO_SUCH_KEY': this environment variable is not "
             "set",
         ),

@@ -56,13 +56,37 @@ def test_a_machine_has_no_internet_a_lease_and_a_lifetime_and_ends_with_its_box(
     trio.run(main)
 
 
-def test_a_start_that_is_cancelled_leaves_no_machine(cloud: Cloud) -> None:
+def test_a_start_that_is_cancelled_while_its_machine_is_made_leaves_none(cloud: Cloud) -> None:
     async def main() -> None:
-        with trio.CancelScope() as scope:
-            scope.cancel()
+        cloud.creating.clear()
+        cloud.may_create.clear()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(boxes().start, Start())
+                await trio.to_thread.run_sync(cloud.creating.wait, 30)
+                nursery.cancel_scope.cancel()
+                cloud.may_create.set()
+        finally:
+            cloud.may_create.set()
+        assert nursery.cancel_scope.cancelled_caught
+        assert cloud.num_made == 1
+        assert cloud.machines == {}
+
+    cloud.num_made = 0
+    trio.run(main)
+
+
+def test_a_template_without_python_is_told_at_the_start(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.boxes.machine_box.SERVANT", "raise SystemExit(127)")
+
+    async def main() -> None:
+        with pytest.raises(SandboxError, match=r"a machine needs python3, 3\.8 or newer"):
             await boxes().start(Start())
 
     trio.run(main)
+    assert cloud.machines == {}
 
 
 @pytest.mark.parametrize("refusals", [[429], [503, 429, 502]])
@@ -100,9 +124,23 @@ def test_a_template_that_is_not_there_is_the_rows_fault_and_a_wrong_key_is_not(c
     trio.run(main)
 
 
+def test_a_machine_that_is_lost_before_a_command_is_no_fault_of_the_attempt(cloud: Cloud) -> None:
+    async def main() -> None:
+        box = await boxes().start(Start(files={"a": b"1"}))
+        ((name, machine),) = cloud.machines.items()
+        del cloud.machines[name]
+        with pytest.raises(SandboxError, match="its files are gone"):
+            await box.read("a", max_bytes=1)
+        await box.stop()
+        machine.end()
+
+    trio.run(main)
+
+
 def test_a_machine_that_is_gone_ends_its_box(cloud: Cloud) -> None:
     async def main() -> None:
         box = await boxes().start(Start())
+        await box.run(["true"], **OUTPUT)
         ((name, machine),) = cloud.machines.items()
         del cloud.machines[name]
         for _ in range(2):

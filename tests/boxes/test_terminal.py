@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.boxes.terminal import TerminalTask, reward_of
+from agentrl.boxes.terminal import TerminalTask, reward_of, task_folders
 from agentrl.cli import app
 from agentrl.errors import ConfigError, DataError, ToolError
 from agentrl.plugins import load_plugins
@@ -122,6 +122,21 @@ def test_what_is_no_task_is_told_in_one_line(tmp_path: Path) -> None:
         TerminalTask.read(folder)
     with pytest.raises(ConfigError, match="which kind 'process' has not"):
         load_plugins().environments.create("terminal", {"terminal": {"kind": "process"}})
+
+
+@pytest.mark.parametrize("inside", ["", "older"])
+def test_tasks_in_the_older_layout_are_told_how_to_be_converted(tmp_path: Path, inside: str) -> None:
+    task(tmp_path / "tasks" / "harbors")
+    older = tmp_path / "tasks" / inside
+    older.mkdir(exist_ok=True)
+    (older / "task.yaml").write_text("instruction: Write Hello to hello.txt.")
+    with pytest.raises(
+        DataError, match=r"older layout .*harbor tasks migrate -i .* tests/test\.sh"
+    ) as raised:
+        task_folders(tmp_path / "tasks")
+    assert "\n" not in str(raised.value)
+    (older / "task.toml").write_text("")  # a task of both layouts is one of Harbor's
+    assert len(task_folders(tmp_path / "tasks")) == (2 if inside else 1)
 
 
 @pytest.mark.parametrize(

@@ -400,6 +400,35 @@ def test_a_run_that_does_not_fit_into_the_memory_is_warned_of(tmp_path: Path) ->
     assert memory_warning(HAND, granted_bytes=1) is None, "a model of unknown size"
 
 
+def test_frozen_models_are_told_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.json").write_text(json.dumps(SMOLLM2 | {"num_hidden_layers": 15}))
+    started = {"model": {"path": str(tmp_path / "old")}, "num_servers": 2}
+    attached = {"urls": ["http://127.0.0.1:1"]}
+    agent = {"max_response_tokens": 112, "opponents": {"old": started, "far": attached}}
+    asked = on_cpu(
+        tmp_path, agent=agent, algorithm={"distillation": {"servers": started | {"num_servers": 1}}}
+    )
+    lines = [" ".join(line.split()) for line in explain(asked).splitlines()]
+    folder = tmp_path / "old"
+    for line in (
+        f"agent.opponents.old {folder} on 2 servers that the run starts",
+        "agent.opponents.far attached: http://127.0.0.1:1",
+        f"algorithm.distillation.servers {folder} on 1 server that the run starts",
+        "pool main no GPU: 1 x actor, 1 x servers, 3 x frozen_servers",
+        # 15 x 3.54e6 + 28.3e6 parameters of 4 bytes; half of the cache of the policy
+        "memory of a server of opponent_old 2 x about 1.7 GiB = 0.3 GiB weights, up to three times in a "
+        "publish + 0.4 GiB KV cache of 16,384 tokens + 0.5 GiB process",
+    ):
+        assert line in lines, lines
+    agent = {"max_response_tokens": 112, "opponents": {"old": started, "past": {"refresh_steps": 20}}}
+    past = on_cpu(tmp_path, agent=agent)
+    follows = "on 1 server that the run starts; the policy takes its place every 20 steps"
+    assert f"agent.opponents.past {tmp_path} {follows}" in " ".join(explain(past).split())
+    only = on_cpu(tmp_path, agent=agent, trainer={"val_only": True})
+    assert [plan.key for plan in only.frozen_plans] == ["agent.opponents.old", "agent.opponents.past"]
+
+
 def test_a_reference_and_a_critic_are_counted(tmp_path: Path) -> None:
     """Four bytes, or two in bfloat16, and 16 bytes for each of 134.5 million parameters."""
     algorithm = {"kl": {"coefficient": 0.1}, "advantage": "gae"}

@@ -234,6 +234,33 @@ def test_roles_that_share_a_gpu_add_up_unless_servers_release_theirs(tmp_path: P
     )
 
 
+def test_servers_of_frozen_models_add_up_and_release_nothing(tmp_path: Path) -> None:
+    tiny = {**QWEN7, "num_hidden_layers": 14}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(tiny))
+    old = {"model": {"path": str(tmp_path / "small")}, "num_servers": 8, "sglang_args": {"tp_size": 2}}
+    given = {"agent": {"opponents": {"old": old}}, "cluster": {"gpu_memory_gb": 80}}
+    own = {"backend": "sglang", "num_servers": 8, "sglang": {"args": {"mem_fraction_static": 0.5}}}
+    config = on_gpus(tmp_path, rollout=own, **given)
+    # Half of 28 layers of 233 million parameters and both embeddings, over two ranks, two bytes each.
+    assert memory_lines(config)[2][0] == "a frozen server's GPU"
+    assert memory_lines(config)[2][1].startswith("agent.opponents.old: 4.4 GB weights + KV cache of 14.3 kB")
+    assert lines_of(config)["GPU of pool serving"] == "about 80.0 GB, 100% of 80.0 GB"
+    refuse_too_large(config)
+    own["sglang"] = {"args": {"mem_fraction_static": 0.6}}
+    config = on_gpus(tmp_path, rollout=own, **given)
+    with pytest.raises(ConfigError, match=r"a GPU of pool serving needs about 96\.0 GB"):
+        refuse_too_large(config)
+    old["sglang_args"] = {"tp_size": 1, "mem_fraction_static": 0.3}
+    refuse_too_large(on_gpus(tmp_path, rollout=own, **given))
+    colocated = {**given, "placement": SHARED, "cluster": {"gpu_memory_gb": 100}}
+    own["colocated"] = True
+    with_old = on_gpus(tmp_path, rollout=own, **colocated)
+    without = on_gpus(tmp_path, rollout=own, **(colocated | {"agent": {}}))
+    used = [float(lines_of(one)["GPU of pool all"].split()[1]) for one in (with_old, without)]
+    assert used[0] - used[1] == pytest.approx(30, abs=0.2)
+
+
 def test_critic_and_reward_model_have_lines_of_their_own(tmp_path: Path) -> None:
     config = on_gpus(
         tmp_path,

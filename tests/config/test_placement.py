@@ -72,6 +72,18 @@ def test_servers_alone_in_a_pool_share_all_of_it():
     ]
 
 
+def test_servers_of_frozen_models_stand_with_the_policys_or_in_a_pool_of_their_own():
+    pools = {"gpu": {"gpus_per_node": 4}}
+    shared = placement(pools).layout({"servers": 4, "frozen_servers": 2})
+    assert [spot.num_gpus for spot in shared.spots["servers"]] == [0.5, 0.5, 1, 1]
+    assert [(spot.num_gpus, spot.bundle) for spot in shared.spots["frozen_servers"]] == [(0.5, 0), (0.5, 1)]
+    apart = placement({**pools, "old": {"gpus_per_node": 4}}, servers="gpu", frozen_servers="old")
+    spots = apart.layout({"servers": 4, "frozen_servers": 2}).spots["frozen_servers"]
+    assert [(spot.pool, spot.num_gpus) for spot in spots] == [("old", 2)] * 2
+    with pytest.raises(ValueError, match="change the num_servers of opponents or teacher"):
+        apart.layout({"servers": 4, "frozen_servers": 3})
+
+
 def test_without_pools_everything_stands_anywhere_on_cpus():
     config = Config()
     layout = config.placement.layout(config.num_ranks)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from agentrl.config.algorithm import AlgorithmConfig
-from agentrl.controller.credit import NOTHING, Assessment, credit
+from agentrl.controller.credit import NOTHING, credit, whitened
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.types import ConversationRecord, Group, RewardEvent
+from parts.columns import assessment_of
 from parts.trajectories import facts, make_trajectory
 
 ROLES = ("main", "planner", "worker")
@@ -82,7 +83,7 @@ def alone(trajectory, conversation: int, *, group: int):
 
 def advantages(groups, algorithm, assessment=NOTHING):
     found = credit(facts(*groups), algorithm, group_size=None, assessment=assessment)
-    return [[ref.load() for ref in members] for members in found]
+    return [[ref.load() for ref in members] for members in whitened(found)]
 
 
 @settings(max_examples=30)
@@ -101,7 +102,9 @@ def test_own_credit_is_that_of_attempts_of_their_own(seed, estimator, segment_cr
     has_values = estimator == "gae"
     values = [rng.normal(size=t.num_action_tokens).astype(np.float32) for g in groups for t in g.trajectories]
     kl = [np.abs(v) for v in values]
-    assessment = Assessment(values=values if has_values else None, kl=kl, kl_coefficient=0.1)
+    assessment = assessment_of(
+        facts(*groups), values=values if has_values else None, kl=kl, kl_coefficient=0.1
+    )
     found = advantages(groups, algorithm, assessment)
 
     singles, where, own_values, own_kl = {}, [], [], []
@@ -127,7 +130,9 @@ def test_own_credit_is_that_of_attempts_of_their_own(seed, estimator, segment_cr
     expected = advantages(
         single_groups,
         algorithm.model_copy(update={"conversation_credit": "attempt"}),
-        Assessment(values=own_values if has_values else None, kl=own_kl, kl_coefficient=0.1),
+        assessment_of(
+            facts(*single_groups), values=own_values if has_values else None, kl=own_kl, kl_coefficient=0.1
+        ),
     )
     for (group, member, places), sample in zip(where, [s for g in expected for s in g], strict=True):
         np.testing.assert_array_equal(found[group][member].advantages[places], sample.advantages)

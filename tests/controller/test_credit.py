@@ -16,31 +16,30 @@ from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANT
 from agentrl.config.schema import Config
 from agentrl.controller.credit import (
     NOTHING,
-    Assessment,
-    action_batch,
-    advantage_options,
-    assessed,
     credit,
     group_attempts,
-    lay_in_positions,
     leave_out_masked,
     leave_out_old,
     split_minibatches,
+    whitened,
     with_reward,
 )
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, encode
 from agentrl.errors import ConfigError
+from agentrl.learner.action_batches import action_batch, advantage_options, sampling_order
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
+from agentrl.learner.token_credit import LoadedColumns, assessed
 from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+from parts.columns import assessment_of
 from parts.trajectories import facts, make_trajectory
 
 
 def credited(groups, algorithm, *, group_size, assessment=NOTHING):
     """Return the samples of trajectories in memory, as a rank loads them."""
     found = credit(facts(*groups), algorithm, group_size=group_size, assessment=assessment)
-    return [[ref.load() for ref in members] for members in found]
+    return [[ref.load() for ref in members] for members in whitened(found)]
 
 
 def batch_of(trajectories, *, group_size):
@@ -49,14 +48,11 @@ def batch_of(trajectories, *, group_size):
 
 def lay_on_tokens(trajectories, values_A):
     """Return f32[T] of each trajectory: `values_A`, in sampling order, on its action tokens."""
-    laid = [np.zeros(t.num_tokens, np.float32) for t in trajectories]
-    for own, t, values in zip(
-        laid,
-        trajectories,
-        lay_in_positions([AttemptFacts.of(t) for t in trajectories], values_A),
-        strict=True,
-    ):
-        own[t.action_mask] = values
+    laid, start = [np.zeros(t.num_tokens, np.float32) for t in trajectories], 0
+    for own, t in zip(laid, trajectories, strict=True):
+        positions = np.flatnonzero(t.action_mask)[sampling_order(AttemptFacts.of(t))]
+        own[positions] = values_A[start : start + len(positions)]
+        start += len(positions)
     return laid
 
 
@@ -189,7 +185,8 @@ def test_context_anywhere_changes_no_advantage_and_loses_no_reward(name, seed):
 def assessment_for(name, trajectories):
     """What `name` needs beside rewards: a critic's values."""
     values = [np.zeros(t.num_action_tokens, np.float32) for t in trajectories]
-    return Assessment(values=values) if name in CRITIC_ADVANTAGES else Assessment()
+    known = facts(Group(0, tuple(trajectories)))
+    return assessment_of(known, values=values) if name in CRITIC_ADVANTAGES else NOTHING
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -379,10 +376,9 @@ def test_tokens_that_lag_by_more_than_the_bound_leave_the_loss_and_keep_their_ad
 def test_a_kl_without_a_price_changes_no_reward():
     one = trajectory([[context(1), Piece(0, 2, 1.0)]])
     batch = batch_of([one], group_size=1)
-    kl, attempts = [np.array([3.0, 5.0], np.float32)], [AttemptFacts.of(one)]
-    assert assessed(batch, attempts, Assessment(kl=kl)).rewards_A.tolist() == [0.0, 1.0]
-    paid = assessed(batch, attempts, Assessment(kl=kl, kl_coefficient=0.5))
-    assert paid.rewards_A.tolist() == [-1.5, -1.5]
+    loaded = [LoadedColumns(None, 0.0, np.array([3.0, 5.0]), None)]
+    assert assessed(batch, loaded, kl_coefficient=0.0).rewards_A.tolist() == [0.0, 1.0]
+    assert assessed(batch, loaded, kl_coefficient=0.5).rewards_A.tolist() == [-1.5, -1.5]
 
 
 @pytest.mark.parametrize(
@@ -430,7 +426,7 @@ def test_rewards_that_an_estimator_is_not_made_for_end_with_one_line():
 
 def test_a_critic_whose_estimator_has_no_targets_for_it_ends_with_one_line():
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
-    values = Assessment(values=[np.zeros(1, np.float32)] * 2)
+    values = assessment_of(facts(Group(0, tuple(pair))), values=[np.zeros(1, np.float32)] * 2)
     with pytest.raises(ConfigError, match=r"advantage=grpo returns no value targets .* critic.enabled=false"):
         credited([Group(0, tuple(pair))], AlgorithmConfig(), group_size=2, assessment=values)
 

@@ -27,7 +27,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.assess import assess, settle
-from agentrl.controller.credit import Assessment, credit
+from agentrl.controller.credit import credit
 from agentrl.controller.learner import open_local_learner, plan_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.teacher import check_teacher
@@ -35,6 +35,7 @@ from agentrl.errors import ConfigError
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.types import Group
+from parts.columns import assessment_of
 from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes, write_tiny_model
 from parts.trajectories import facts, make_trajectory
 
@@ -80,9 +81,8 @@ def attempts():
 
 
 def credited(algorithm, kl):
-    [samples] = credit(
-        facts(Group(0, tuple(attempts()))), algorithm, group_size=2, assessment=Assessment(teacher_kl=kl)
-    )
+    groups = facts(Group(0, tuple(attempts())))
+    [samples] = credit(groups, algorithm, group_size=2, assessment=assessment_of(groups, teacher_kl=kl))
     return [ref.load().advantages for ref in samples]
 
 

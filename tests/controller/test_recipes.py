@@ -13,11 +13,12 @@ from agentrl.config.compose import load_config
 from agentrl.config.explain import explain
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.controller.credit import Assessment, credit, leave_out_old
+from agentrl.controller.credit import NOTHING, credit, leave_out_old, whitened
 from agentrl.errors import ConfigError
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.types import Group, Trajectory
+from parts.columns import assessment_of
 from parts.learner import lone_learner
 from parts.trajectories import facts, make_trajectory
 
@@ -74,10 +75,10 @@ def test_a_recipe_explains_itself_and_learns(recipe):
         if config.has_critic
         else None
     )
-    credited = credit(
-        facts(*groups), config.algorithm, group_size=GROUP_SIZE, assessment=Assessment(values=values)
-    )
-    samples = [ref.load() for group in credited for ref in group]
+    known = facts(*groups)
+    assessment = NOTHING if values is None else assessment_of(known, values=values)
+    credited = credit(known, config.algorithm, group_size=GROUP_SIZE, assessment=assessment)
+    samples = [ref.load() for group in whitened(credited) for ref in group]
     spec = LearnerSpec(
         ModelConfig(),
         LearnerConfig(optimizer=OptimizerConfig(lr=1e-2)),

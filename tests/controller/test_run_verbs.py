@@ -26,6 +26,8 @@ def run_of(calls, *, step=0):
     run.buffer = SimpleNamespace(run=lambda method, *_: verbs[method.__name__]())
     run.servers = SimpleNamespace(urls=["a"], urls_needing_weights=[])
     run.ranks = SimpleNamespace(roles=SimpleNamespace(learner=None))
+    run._has_learned = False
+    run._opponents = SimpleNamespace(restore=lambda *_, **__: None, refresh=lambda *_, **__: None)
     run._elastic = SimpleNamespace(attend=noted("attend to servers"))
     run._publishing = SimpleNamespace(version=4, publish=noted("publish"), set_learner=noted("set learner"))
     return run

@@ -26,6 +26,7 @@ from agentrl.data.arithmetic import write_arithmetic
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.fleet.servers import ServerFleet
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
@@ -101,7 +102,8 @@ class Standstill:
         self, driver: threading.Thread | None = None, *, silence_s: float = 0.5, answer_s: float = 2.0
     ) -> Watchdog:
         driver = driver or threading.current_thread()
-        parts = Parts(self.buffer, self.servers, self.rollouts, list, self.phases, driver)
+        frozen = FrozenFleet()
+        parts = Parts(self.buffer, self.servers, frozen, self.rollouts, list, self.phases, driver)
         return Watchdog(
             WatchedRun(parts, answer_s=answer_s),
             silence_s=silence_s,

@@ -24,6 +24,7 @@ from agentrl.data.trajectories import (
 from agentrl.errors import DataError
 from agentrl.types import (
     NO_VERSION,
+    ConversationRecord,
     Failure,
     ImageRef,
     Message,
@@ -198,6 +199,33 @@ def test_files_of_former_formats_are_read_and_lack_what_came_later(tmp_path: Pat
     )
     with pytest.raises(DataError, match="without the columns turn_ids"):
         read_parquet(tmp_path / "bad.parquet")
+
+
+def test_conversations_of_format_5_have_no_versions_of_opponents(tmp_path: Path):
+    others = (
+        ConversationRecord("main", (Message("user", "begin"),)),
+        ConversationRecord("other", (Message("user", "go"),), "past", (0, 7)),
+    )
+    trajectory = simple().replace(conversations=others, segment_conversations=(0,))
+    batch = encode([trajectory])
+    assert_same(decode(batch), [trajectory])
+    column = batch.column("conversations")
+    former = [
+        {name: value for name, value in one.items() if name != "opponent_versions"}
+        for one in column.to_pylist()[0]
+    ]
+    kind = pa.list_(
+        pa.struct([field for field in column.type.value_type if field.name != "opponent_versions"])
+    )
+    place = batch.schema.get_field_index("conversations")
+    table = pa.Table.from_batches([batch]).set_column(
+        place, pa.field("conversations", kind, nullable=False), pa.array([former], kind)
+    )
+    pq.write_table(
+        table.replace_schema_metadata({b"agentrl.trajectories": b"5"}), tmp_path / "former.parquet"
+    )
+    (found,) = decode(read_parquet(tmp_path / "former.parquet"))
+    assert found.conversations[1] == dataclasses.replace(others[1], opponent_versions=())
 
 
 def test_a_new_file_without_its_columns_is_refused(tmp_path: Path):

@@ -25,7 +25,6 @@ DIARY = "docs/log.md"
 OTHERS = {
     "verl's": {
         "ToolAgentLoop",
-        "agent_data",
         "default_compute_score",
         "mcp_servers_config_path",
         "tool_selected_list",
@@ -35,7 +34,6 @@ OTHERS = {
         "--enable-memory-saver --enable-weights-cpu-backup",
         "--lora-backend torch_native",
         "--lora-target-modules",
-        "--policy cache_aware",
         "flashinfer_trtllm",
         "power_of_two",
         "sglang_router",
@@ -58,9 +56,8 @@ OTHERS = {
         "environment.docker_image",
         "verifier.timeout_sec",
         "tests/test.sh",
-        "task.yaml",
-        "run-tests.sh",
     },
+    "seats of a game": {"player_0", "player_1"},
     "pytest's": {
         "tmp_path",
     },

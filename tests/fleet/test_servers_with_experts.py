@@ -15,6 +15,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.start import confirm_experts
 from agentrl.errors import ConfigError
 from agentrl.fleet.elastic import ElasticServers
+from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.sglang.client import SGLangClient
 
 SETTINGS = {
@@ -113,7 +114,8 @@ def test_a_server_that_joins_later_is_asked_once(host, tmp_path, replays):
     )
     elastic = ElasticServers(
         servers,
-        SimpleNamespace(outstanding_tokens=dict, lines=[]),
+        SimpleNamespace(outstanding_tokens=dict, lines=[], set_frozen_servers=lambda started: None),
+        FrozenFleet(),
         lone_adapter_of=None,
         replays_experts=replays,
         run_dir=tmp_path,

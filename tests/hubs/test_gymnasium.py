@@ -46,15 +46,23 @@ def test_a_game_is_played_to_its_end_and_its_rewards_are_the_attempts() -> None:
     assert played.outcome is Outcome.COMPLETED, played.failure
     assert [event.value for event in played.rewards] == [0.0]
     walked = acts("down", "1", "right", "down", "right", "right", "left", **LAKE)
+    assert walked.outcome is Outcome.COMPLETED, walked.failure
     assert [event.value for event in walked.rewards] == [1.0]
     told = answers(walked)
     assert told[0] == "  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG\nno points"
-    assert told[5].endswith("+1 points, the game is over")
-    assert "HFF[G]" in told[5]
-    assert "the game is over" in told[6]
+    assert len(told) == 5, "the end of the game ends the attempt: no turn reads the sixth answer"
     assert {"steps": 6.0, "is_over": 1.0}.items() <= {
         key.rsplit("/", 1)[-1]: value for key, value in walked.metrics.items()
     }.items()
+
+
+def test_what_is_told_at_the_end_and_after_it() -> None:
+    game = OpenGame(LAKE["game"], 0, LAKE["options"])
+    *_, told = [game.act(action) for action in ("down", "down", "right", "down", "right", "right")]
+    assert told.endswith("HFF[G]\n+1 points, the game is over")
+    with pytest.raises(WrongCall, match="the game is over"):
+        game.act("left")
+    game.close()
 
 
 @settings(max_examples=200)
@@ -133,6 +141,17 @@ def test_rows_begin_as_their_game_does(tmp_path: Path) -> None:
             begun.close()
         seeds[split] = {row["extra_info"]["environment_kwargs"]["seed"] for row in rows}
     assert not seeds["train"] & seeds["val"]
+
+
+def test_rows_without_rules_show_the_first_state_only(tmp_path: Path) -> None:
+    arguments = ["gymnasium", str(tmp_path), "--games=Blackjack-v1", "--no-about", "--system="]
+    done = CliRunner().invoke(data_app, [*arguments, "--train=3", "--val=0"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    for row in pq.read_table(tmp_path / "train.parquet").to_pylist():
+        (message,) = row["prompt"]
+        begun = OpenGame("Blackjack-v1", row["extra_info"]["environment_kwargs"]["seed"], "{}")
+        assert message["content"] == begun.seen
+        begun.close()
 
 
 class Picture(gymnasium.Env):

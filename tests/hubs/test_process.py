@@ -92,7 +92,10 @@ def played(main, program: HubProgram):
 
 
 def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(condition, seconds: float = 30.0) -> None:
@@ -255,3 +258,18 @@ def test_equal_programs_of_a_loop_share_a_process_and_other_loops_have_their_own
     first, second = asyncio.run(one()), asyncio.run(one())
     assert first != second
     wait_until(lambda: not is_running(first) and not is_running(second))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8])
+def test_a_loop_that_ends_during_a_start_ends_and_leaves_nothing(program, turns: int) -> None:
+    """`turns` of the loop after the first call, when the start is somewhere in the middle."""
+
+    async def main() -> None:
+        call = asyncio.create_task(hub_process(program).call("pid", {}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    asyncio.run(main())
+    wait_until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= children)

@@ -10,8 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli import data_app
-from agentrl.testing import Call, play
-from agentrl.types import Outcome
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
+from agentrl.plugins import load_plugins
+from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.testing import Call, ScriptedModel, Stage, play, tiny_chat
+from agentrl.types import Message, Outcome, Task
 from parts.installed import interpreter_with
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +78,26 @@ def load_environment(size: int = 4):
 
     rubric = vf.Rubric(funcs=[right, length], weights=[1.0, 0.0])
     return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=rubric, system_prompt="Add.")
+"""
+
+OF_V0_IN_GROUPS = """
+import verifiers as vf
+from datasets import Dataset
+
+
+def load_environment():
+    rows = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(4)]
+
+    def shortest(completions, answers) -> list[float]:
+        said = [completion[-1]["content"] for completion in completions]
+        right = [text for text, answer in zip(said, answers) if text.startswith(answer)]
+        return [float(bool(right) and text == min(right, key=len)) for text in said]
+
+    def length(completion):
+        return float(len(completion[-1]["content"]))
+
+    rubric = vf.Rubric(funcs=[shortest, length], weights=[1.0, 0.0])
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=rubric)
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -162,3 +187,33 @@ def test_an_environment_of_the_earlier_generation_is_played_and_scored(tmp_path)
     assert rewards(right) == [1.0]
     assert right.metrics["reward/verifiers/length"] == 1.0
     assert rewards(attempt(row, python, tmp_path, ["11"])) == [0.0]
+
+
+def test_a_group_of_the_earlier_generation_is_scored_together(tmp_path) -> None:
+    python = interpreter_with(EARLIER)
+    (tmp_path / "groups.py").write_text(OF_V0_IN_GROUPS)
+    row, *_ = rows_of(tmp_path / "rows", "groups", python, tmp_path, "--train=2", "--val=1")
+    plugins = load_plugins()
+    task = Task(
+        task_id="t",
+        data_source="verifiers/groups",
+        messages=(Message("user", "1 + 1?"),),
+        agent_name=plugins.agents.resolve("verifiers"),
+        environment_kwargs=row["extra_info"]["environment_kwargs"],
+    )
+    waiting = iter(["2", "2, I think", "3"])
+    stage = Stage(
+        ScriptedModel(tiny_chat(), lambda turn, prompt: next(waiting)),
+        plugins=plugins,
+        agent=AgentConfig(
+            environment_config={"verifiers": {"python": python, "path": [str(tmp_path)]}},
+            trajectory_timeout_s=240.0,
+        ),
+        rollout=RolloutConfig(group_size=3),
+        reward=RewardConfig(sources={"verifiers/groups": "verifiers_group"}),
+        prompt=PromptLimits(200, "error"),
+    )
+    played = stage.play(task, n=3)
+    said = {member.messages[-1].content: rewards(member) for member in played}
+    assert said == {"2": [1.0], "2, I think": [0.0], "3": [0.0]}
+    assert {member.metrics["reward/verifiers_group/length"] for member in played} == {1.0, 10.0}

@@ -13,9 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli import data_app
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
+from agentrl.config.rollout import RolloutConfig
 from agentrl.errors import ConfigError, DataError, UserError
-from agentrl.testing import play
-from agentrl.types import Outcome
+from agentrl.plugins import load_plugins
+from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.testing import ScriptedModel, Stage, play, tiny_chat
+from agentrl.types import Message, Outcome, Task
 from parts.verifiers_world import CONFIG, SMALL, TASK
 
 
@@ -84,6 +89,53 @@ def test_the_deadline_of_the_attempt_cancels_its_rollout() -> None:
     assert played.outcome is Outcome.TIMEOUT
 
 
+def group(said: list[str], *, max_turns: int = 4) -> list:
+    """Play a group in an environment that scores it together; each attempt says one of `said`."""
+    plugins = load_plugins()
+    task = Task(
+        task_id="t",
+        data_source="verifiers/sums",
+        messages=(Message("user", "3 + 1?"),),
+        agent_name=plugins.agents.resolve("verifiers"),
+        environment_kwargs={
+            "name": "verifiers",
+            "environment": "sums",
+            "arguments": '{"fault": "group"}',
+            "task": json.dumps(TASK),
+        },
+    )
+    waiting = iter(said)
+    stage = Stage(
+        ScriptedModel(tiny_chat(), lambda turn, prompt: next(waiting)),
+        plugins=plugins,
+        agent=AgentConfig(environment_config={"verifiers": CONFIG}, max_turns=max_turns),
+        rollout=RolloutConfig(group_size=len(said)),
+        reward=RewardConfig(sources={"verifiers/sums": "verifiers_group"}),
+        prompt=PromptLimits(200, "error"),
+    )
+    return stage.play(task, n=len(said))
+
+
+def test_a_group_is_scored_together() -> None:
+    played = group(["5", "4", "4, I think", "4."])
+    said = {member.messages[-1].content: rewards(member) for member in played}
+    assert said == {"5": [0.0], "4": [1.0], "4, I think": [0.0], "4.": [0.0]}
+    assert {member.metrics["reward/verifiers_group/compared"] for member in played} == {4.0}
+
+
+def test_attempts_that_a_budget_ends_are_not_compared() -> None:
+    played = group(["hm", "hm", "hm"], max_turns=1)
+    assert {member.outcome for member in played} == {Outcome.TURN_LIMIT}
+    assert [rewards(member) for member in played] == [[0.0]] * 3
+    assert {member.metrics["reward/verifiers_group/is_cut_off"] for member in played} == {1.0}
+
+
+def test_a_group_that_is_scored_one_by_one_is_told_of_its_reward() -> None:
+    played = attempt(["4"], row={"arguments": '{"fault": "group"}'})
+    assert played.outcome is Outcome.REWARD_ERROR
+    assert '{"verifiers/sums": "verifiers_group"}' in str(played.failure)
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -93,7 +145,6 @@ def test_the_deadline_of_the_attempt_cancels_its_rollout() -> None:
         ({"arguments": "{"}, "environment_kwargs.arguments must be a JSON object"),
         ({"environment": "no_such"}, "'no_such' cannot be imported"),
         ({"arguments": '{"colour": 1}'}, 'refuses {"colour": 1}'),
-        ({"arguments": '{"fault": "group"}'}, "scores a group together"),
     ],
 )
 def test_rows_that_make_no_sense_are_refused(row, says) -> None:

@@ -27,12 +27,11 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess
-from agentrl.controller.credit import Assessment, action_batch, assessed, credit
+from agentrl.controller.credit import credit
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.roles import Roles
 from agentrl.controller.specs import RoleSpecs, check_critic
-from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.critic import Critic, CriticSpec
@@ -106,7 +105,9 @@ def values_of(one, samples, max_tokens=1000):
     """Index -> f64[A], values in the order of action tokens."""
     found = {}
     for microbatch, values in zip(
-        shard(samples, max_tokens), one.values(shard(samples, max_tokens)), strict=True
+        shard(samples, max_tokens),
+        (a.numbers.load() for a in one.values(shard(samples, max_tokens), None)),
+        strict=True,
     ):
         indices = microbatch.sample_indices[microbatch.sequence_ids]
         found |= {int(index): values[indices == index] for index in np.unique(indices)}
@@ -376,22 +377,13 @@ def test_a_kl_that_is_not_finite_ends_the_run_as_the_learners_error(tmp_path):
     learner = open_local_learner(RoleSpecs.of(config, num_steps=1, dump_folder=str(tmp_path)).learner)
     with closing(learner.worker):
         roles = Roles(learner, reward_kl=RewardKL(config.algorithm.kl))
-        assert np.isfinite(np.concatenate(assess(roles, groups, config.algorithm, config.learner).kl)).all()
+        found = assess(roles, groups, config.algorithm, config.learner)
+        assert np.isfinite(np.concatenate([own.kl.load() for own in found.columns])).all()
         torch.nn.init.constant_(learner.worker._policy.tensors["model.norm.weight"], math.nan)
         with pytest.raises(
             LearnerError, match=r"^the policy's KL to the reference: \d+ of \d+ numbers are not finite"
         ):
             assess(roles, groups, config.algorithm, config.learner)
-
-
-def test_kl_in_the_reward_is_paid_by_every_action_token():
-    attempt = trajectory(np.random.default_rng(4))
-    kl = np.where(attempt.action_mask, np.arange(attempt.num_tokens) / 10, 0).astype(np.float32)
-    attempts = [AttemptFacts.of(attempt)]
-    batch = action_batch(attempts, group_size=1)
-    paid = assessed(batch, attempts, Assessment(kl=[kl[attempt.action_mask]], kl_coefficient=0.5))
-    order = sorted(np.flatnonzero(attempt.action_mask), key=lambda p: (attempt.turn_ids[p], p))
-    np.testing.assert_allclose(paid.rewards_A, batch.rewards_A.numpy() - 0.5 * kl[order], atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -483,7 +483,7 @@ def play(rank, world_size, port, folder):
         (folder / "facts.json").write_text(json.dumps(facts))
         published = load_file(folder / "published/adapter_model.safetensors")
         assert {
-            name: tensor_checksum(torch.tensor(tensor)) for name, tensor in published.items()
+            f"policy/{name}": tensor_checksum(torch.tensor(tensor)) for name, tensor in published.items()
         } == checksums
 
 

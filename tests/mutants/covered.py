@@ -218,8 +218,20 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/controller/credit.py": (
         "controller/test_credit.py",
         "rollout/test_forks.py",
+        "learner/test_token_credit.py",
         "learner/test_one_process.py",
         "learner/test_critic.py",
+    ),
+    "agentrl/controller/batch_scorer.py": ("controller/test_batch_scorer.py",),
+    "agentrl/data/token_columns.py": ("learner/test_token_credit.py",),
+    "agentrl/learner/action_batches.py": (
+        "controller/test_credit.py",
+        "controller/test_conversation_credit.py",
+    ),
+    "agentrl/learner/token_credit.py": (
+        "learner/test_token_credit.py",
+        "controller/test_conversation_credit.py",
+        "controller/test_distillation.py",
     ),
     "agentrl/learner/loss.py": ("learner/test_objective.py", "algorithms/test_policy_losses.py", *LEARNER),
     "agentrl/learner/packing.py": (

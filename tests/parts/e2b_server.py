@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
 from werkzeug import Request, Response
 from werkzeug.serving import make_server
 
@@ -64,9 +66,17 @@ class Machine:
 
 
 class Cloud:
-    """All machines. `refusals`: statuses with which the next requests for a machine are answered."""
+    """All machines.
+
+    refusals: statuses with which the next requests for a machine are answered. creating: a machine is asked
+    for; it is made when `may_create` is set.
+    """
 
     def __init__(self) -> None:
+        self.num_made = 0
+        self.creating = threading.Event()
+        self.may_create = threading.Event()
+        self.may_create.set()
         from e2b.envd.process.process_connect import ProcessWSGIApplication
 
         self.machines: dict[str, Machine] = {}
@@ -120,8 +130,11 @@ class Cloud:
             )
         if asked["templateID"] not in TEMPLATES:
             return _error(404, f"template '{asked['templateID']}' not found")
+        self.creating.set()
+        self.may_create.wait(30)
         name = uuid.uuid4().hex[:20]
         machine = self.machines[name] = Machine(asked)
+        self.num_made += 1
         return _json(
             201,
             {
@@ -146,7 +159,7 @@ class _Commands:
 
     def __getattr__(self, name: str) -> Any:
         def refused(*_: Any) -> Any:
-            raise NotImplementedError(name)
+            raise ConnectError(Code.UNIMPLEMENTED, f"the tests' server has no {name}")
 
         return refused
 

@@ -14,8 +14,8 @@ from agentrl.controller.assess import assess
 from agentrl.controller.learner import open_local_learner
 from agentrl.controller.roles import Roles
 from agentrl.errors import LearnerError
-from agentrl.rollout.teacher import Teacher
-from agentrl.sglang.client import SGLangClient
+from agentrl.rollout.frozen_servers import FrozenServers
+from agentrl.rollout.teacher import Teacher, connect_teacher
 from agentrl.types import Group
 from parts.learner import learner_spec
 from parts.trajectories import facts, make_trajectory
@@ -40,7 +40,8 @@ def attempts(rng):
 
 def taught_by(url, trajectories):
     async def main():
-        teacher = Teacher(lambda: [SGLangClient(url)], timeout_s=60)
+        servers = FrozenServers(connect_teacher, {url: None})
+        teacher = Teacher(servers, timeout_s=60)
         found = [await teacher.taught(t, key=f"attempt{t.member}") for t in trajectories]
         await teacher.aclose()
         return found
@@ -62,7 +63,7 @@ def assessed(spec, trajectories, **distillation):
     with local(replace(spec, algorithm=algorithm)) as learner:
         groups = facts(Group(0, tuple(trajectories)))
         config = LearnerConfig(microbatch_tokens=40)
-        return assess(Roles(learner), groups, algorithm, config).teacher_kl
+        return [own.teacher_kl.load() for own in assess(Roles(learner), groups, algorithm, config).columns]
 
 
 @pytest.mark.parametrize("mode", ["decoupled", "bypass"])

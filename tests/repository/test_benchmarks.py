@@ -18,6 +18,7 @@ from parts.learner import write_tiny_model
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PARTS = {
+    "controller_process",
     "instant_server",
     "lm_eval_side",
     "lm_eval_tasks",

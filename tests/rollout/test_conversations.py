@@ -90,7 +90,8 @@ def test_each_conversation_is_what_the_model_saw_and_every_token_is_counted_once
     assert [trajectory.turn_ids[event.position] for event in steps_given] == list(range(len(steps_given)))
     parts = AttemptFacts.of(trajectory).parts()
     assert sum(part.attempt.num_action_tokens for part in parts) == trajectory.num_action_tokens
-    np.testing.assert_array_equal(sum(part.is_own_A.astype(int) for part in parts), 1)
+    num_runs = len(AttemptFacts.of(trajectory).turns)
+    assert sorted(run for part in parts for run in part.runs) == list(range(num_runs))
     for name in set(NAMES):
         own = [turn for turn, (which, _) in enumerate(played) if NAMES[which] == name]
         if own:
@@ -177,7 +178,7 @@ MISTAKES = {
     "'main' is the session's own": lambda session, given: session.conversation("main", given),
     "a name has 1 to 64 letters": lambda session, given: session.conversation("a b", given),
     "pass a list of agentrl.types.Message": lambda session, given: session.conversation("a", ["x"]),
-    "opponent 'old' has no server: set agent.opponents.old.urls; configured: none": (
+    "opponent 'old' has no server: set agent.opponents.old.model.path or agent.opponents.old.urls": (
         lambda session, given: session.conversation("a", given, opponent="old")
     ),
     "which did not speak: there is no token to reward": (

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from pydantic import ValidationError
 from trio.testing import MockClock
 
@@ -131,6 +132,66 @@ def test_a_failing_server_is_left_for_the_next_and_three_failures_are_an_error()
         ask(None, refusing)
 
 
+def started(*, patience_s, **servers):
+    """Return opponents with one that servers are started for, and the function that plays its turn."""
+    config = {"old": OpponentConfig(model={"path": "old"})}
+    opponents = Opponents(config, lambda url, key: servers[f"{url} {key}"], patience_s=patience_s)
+
+    async def turn():
+        found = opponents.find("old")
+        return await found.generate([1], SamplingParams(4), trajectory_key="a")
+
+    return opponents, turn
+
+
+def test_a_turn_waits_while_the_server_of_a_started_opponent_starts_again():
+    down, up = Server([ServerError("reset")] * 99), Server(["stop"])
+    opponents, turn = started(patience_s=60.0, **{"http://a k": down, "http://b k": up})
+
+    async def main(after_s):
+        opponents.set_servers({"agent.opponents.old": {"http://a": "k"}})
+        async with trio.open_nursery() as nursery:
+
+            async def restart():
+                await trio.sleep(after_s / 2)
+                opponents.set_servers({"agent.opponents.old": {}})  # it is starting
+                await trio.sleep(after_s / 2)
+                opponents.set_servers({"agent.opponents.old": {"http://b": "k"}})
+
+            nursery.start_soon(restart)
+            return await turn()
+
+    assert trio.run(main, 30.0, clock=MockClock(autojump_threshold=0)).token_ids.tolist() == [7]
+    assert up.asked == 1
+    with pytest.raises(ExceptionGroup) as caught:
+        trio.run(main, 100.0, clock=MockClock(autojump_threshold=0))
+    assert caught.group_contains(ServerError, match="failures in a row, the last: no server")
+
+
+def test_a_request_to_a_server_that_left_is_made_again_elsewhere():
+    class Silent(Server):
+        async def generate(self, input_ids, params, *, rid):
+            self.asked += 1
+            await trio.sleep_forever()
+
+    silent, up = Silent([]), Server(["stop"])
+    opponents, turn = started(patience_s=60.0, **{"http://a k": silent, "http://b k": up})
+
+    async def main():
+        opponents.set_servers({"agent.opponents.old": {"http://a": "k"}})
+        async with trio.open_nursery() as nursery:
+
+            async def leave():
+                await trio.testing.wait_all_tasks_blocked()
+                opponents.set_servers({"agent.opponents.old": {"http://b": "k"}})
+
+            nursery.start_soon(leave)
+            return await turn()
+
+    assert trio.run(main, clock=MockClock(autojump_threshold=0)).token_ids.tolist() == [7]
+    assert (silent.asked, up.asked) == (1, 1)
+
+
 def test_an_opponent_whose_server_is_down_is_no_lost_game():
     def broken(turn, prompt):
         raise ServerError("down")
@@ -143,7 +204,18 @@ def test_an_opponent_whose_server_is_down_is_no_lost_game():
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        ({"urls": []}, "an opponent needs a server"),
+        ({"urls": []}, "an opponent needs a model: set model.path to have servers started, or urls"),
+        ({"model": {"path": "old"}, "urls": ["http://127.0.0.1:1"]}, "name two models; set model.path"),
+        (
+            {"num_servers": 2, "urls": ["http://127.0.0.1:1"]},
+            "num_servers=2 has no effect without model.path",
+        ),
+        ({"model": {"path": "old"}, "num_servers": 0}, "greater than or equal to 1"),
+        ({"model": {"path": "old"}, "tokenizer": "here"}, "tokenizer='here' has no effect without urls"),
+        ({"model": {"path": "old"}, "api_key_env": "KEY"}, "api_key_env='KEY' has no effect without urls"),
+        ({"model": {"path": "s3://"}}, "s3://"),
+        ({"refresh_steps": 0}, "greater than or equal to 1"),
+        ({"refresh_steps": 2, "urls": ["http://127.0.0.1:1"]}, "attached ones are never replaced"),
         ({"urls": ["http://10.0.0.7:1"]}, "set api_key_env"),
         ({"urls": ["localhost:1"]}, "is not the URL of a server"),
         ({}, "urls"),
@@ -175,5 +247,6 @@ def test_a_row_whose_opponent_has_no_server_is_refused_before_the_run():
     with pytest.raises(DataError) as caught:
         playable.check(task)
     assert str(caught.value) == (
-        "val:3: agent nim: opponent 'frozen' has no server: set agent.opponents.frozen.urls; configured: none"
+        "val:3: agent nim: opponent 'frozen' has no server: set agent.opponents.frozen.model.path or "
+        "agent.opponents.frozen.urls; configured: none"
     )

@@ -15,6 +15,7 @@ from agentrl.config.schema import Config
 from agentrl.data.trajectories import decode, encode
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.plugins import AgentLoop
+from agentrl.rollout.frozen_servers import FrozenServers
 from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import GreedySampling
@@ -44,9 +45,14 @@ def score(ids, place) -> float:
     return -(ids[place] + place / 100)
 
 
+def servers_of(*clients):
+    by_url = {f"http://{number}": client for number, client in enumerate(clients)}
+    return FrozenServers(lambda url, key: by_url[url], dict.fromkeys(by_url))
+
+
 def taught(trajectory, *servers, timeout_s=60.0):
     async def main():
-        teacher = Teacher(lambda: servers, timeout_s=timeout_s)
+        teacher = Teacher(servers_of(*servers), timeout_s=timeout_s)
         try:
             return await teacher.taught(trajectory, key="a")
         finally:
@@ -108,7 +114,7 @@ def test_an_attempt_that_no_teacher_scored_is_a_failure_without_rewards(stage, f
 
         with AsyncioHost() as host:
             parts = PlayerParts(world.plugins, world.chat, host, world.prompt)
-            teacher = Teacher(lambda: [server], timeout_s=60)
+            teacher = Teacher(servers_of(server), timeout_s=60)
             stack = open_stack(world.agent, world.reward, world.router, parts, teacher=teacher)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(world.router.watch)

@@ -22,6 +22,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -56,6 +57,7 @@ LAST_MOMENT = 0.7
 """No event is planned behind this share of the steps: some of them wait until a process is there again, while
 the run goes on.
 """
+RECENT_STEPS = 9
 APPEARS_S = 300.0
 """A process that was struck is there again by then; a driver that was started anew needs a while on a busy
 machine.
@@ -211,9 +213,9 @@ class Chaos:
 
     def _pause(self) -> bool:
         """Let a random part of some steps pass, so that events strike at any point of one."""
-        records = self.records()
-        step_s = records[-1].get("time/step_s", 1.0) if records else 1.0
-        ends = time.monotonic() + self._random.uniform(0, 2) * min(step_s, 10.0)
+        # Of the last steps, not of the last one: a step that was struck takes as long as many others.
+        times = [record.get("time/step_s", 1.0) for record in self.records()[-RECENT_STEPS:]] or [1.0]
+        ends = time.monotonic() + self._random.uniform(0, 2) * min(statistics.median(times), 10.0)
         return self._wait_until(lambda: time.monotonic() > ends)
 
     def _last_line(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 from run.chaos import KINDS, Chaos
 
 NUM_KILLS = 8
-NUM_STEPS = 60
+NUM_STEPS = 120
 
 
 @pytest.mark.slow

@@ -1,29 +1,16 @@
 """A whole run with a teacher on two ranks, and its replay."""
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 import agentrl
-from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ConfigError
 from agentrl.offline.replay import load_replay_config, replay
 from agentrl.serving.launch import EmbeddedServer
 from agentrl.serving.supervisor import Supervisor
+from parts.frozen import write_frozen
 
 pytestmark = pytest.mark.usefixtures("one_ray")
-
-
-def write_teacher(world, folder):
-    """Write a random model with the policy's tokenizer, with half of its layers."""
-    torch.manual_seed(11)
-    config = AutoConfig.from_pretrained(world.folder / "model")
-    config.num_hidden_layers = 1
-    config.layer_types = config.layer_types[:1]
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    write_tiny_tokenizer(folder)
-    return folder
 
 
 @pytest.mark.slow
@@ -36,7 +23,7 @@ def test_a_teacher_on_two_ranks_scores_what_was_sampled_and_again_in_a_replay(wo
         "trainer.save_freq=-1",
         "buffer.max_staleness=0",
         "rollout.group_size=1",
-        f"algorithm.distillation.teacher={write_teacher(world, tmp_path / 'teacher')}",
+        f"algorithm.distillation.teacher={write_frozen(world.folder / 'model', tmp_path / 'teacher')}",
         "algorithm.distillation.with_rewards=false",
     ]
     result = agentrl.train(agentrl.load_config(str(world.config), overrides))
@@ -51,7 +38,7 @@ def test_a_teacher_on_two_ranks_scores_what_was_sampled_and_again_in_a_replay(wo
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(world, tmp_path):
-    teacher = write_teacher(world, tmp_path / "teacher")
+    teacher = write_frozen(world.folder / "model", tmp_path / "teacher")
     file = teacher / "tokenizer.json"
     file.write_text(file.read_text().replace("<|im_end|>", "<|end|>"))
     config = agentrl.load_config(
@@ -65,7 +52,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(worl
 
 @pytest.mark.slow
 def test_a_teacher_on_a_server_says_what_the_role_says_and_a_replay_needs_no_server(world, tmp_path):
-    teacher = write_teacher(world, tmp_path / "teacher")
+    teacher = write_frozen(world.folder / "model", tmp_path / "teacher")
     server = Supervisor(
         EmbeddedServer(EmbeddedServerConfig(), "float32"),
         log_file=tmp_path / "teacher.log",

@@ -141,11 +141,11 @@ def test_new_weights_never_see_old_keys_not_even_of_a_cancelled_request():
         assert_exact(other, prompt, job)
 
 
-def test_requests_with_and_without_an_adapter_share_nothing():
+def test_requests_of_different_adapters_share_nothing():
     async def script(engine):
-        return [await run(engine, PROMPT, sees_adapter=sees) for sees in (False, True, True, False)]
+        return [await run(engine, PROMPT, adapter=name) for name in (None, "a", "b", "a", "b", None)]
 
-    assert [job.num_cached_tokens for job in with_engine(script)] == [0, 0, 16, 16]
+    assert [job.num_cached_tokens for job in with_engine(script)] == [0, 0, 0, 16, 16, 16]
 
 
 def test_flushing_forgets_prefixes():

@@ -161,8 +161,11 @@ def test_bad_input_is_answered_in_a_line(run: Path, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"")
     with pytest.raises(DataError, match="has no step of a training"):
         calibrate(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(StepRecord("train", 1, 1, 0.0, {"time/step_s": 1.0}).to_line())
+    with pytest.raises(DataError, match=r"metrics\.jsonl has no time/update_s above 0 in any step"):
+        calibrate(tmp_path)
     for arguments, why in (
-        (["--calibrate", str(run), "run.yaml"], "needs nothing else"),
+        (["--calibrate", str(run), "run.yaml"], "has its own configs; leave out run.yaml"),
         (["--calibrate", str(run), "--out", "x.png"], "a config must end in .yaml"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -22,6 +22,7 @@ class Recorded:
         self.lineage = SimpleNamespace(lags=None)
         self.roles = None
         self.proximal_folder = None
+        self.column_folder = lambda: nullcontext(None)
 
     def take(self) -> list[object]:
         self.calls.append("take")

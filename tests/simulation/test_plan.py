@@ -25,7 +25,8 @@ from agentrl.simulation.layouts import splits
 from agentrl.simulation.measure import Simulated
 from agentrl.simulation.plan import Plan, make_plan
 from agentrl.simulation.plan_text import Checked, check, plan_lines
-from agentrl.simulation.scaled import MOST_ATTEMPTS, scaled
+from agentrl.simulation.scaled import MOST_ATTEMPTS, scaled, whole
+from agentrl.simulation.simulate import simulate
 from agentrl.simulation.written import config_yaml
 
 MODELS = ("qwen2.5-1.5b", "qwen3-8b", "qwen2.5-32b", "qwen3-30b-a3b", "llama-3.1-70b")
@@ -132,6 +133,27 @@ def test_a_smaller_simulation_has_the_same_load_per_server() -> None:
     assert small.simulation.learner.mfu * factor == pytest.approx(whole.simulation.learner.mfu)
 
 
+def test_a_plan_keeps_what_overrides_ask() -> None:
+    """Also arguments of the servers, to which a plan adds its own."""
+    asked = ["rollout.sglang.args={attention_backend: fa3}", "model.lora.rank=32", "simulation.turns.mean=3"]
+    result = CliRunner().invoke(app, ["plan", "qwen3-8b", "--estimate", *asked], catch_exceptions=False)
+    assert result.exit_code == 0
+    for line in ("attention_backend: fa3", "tp_size: ", "rank: 32", "mean: 3.0"):
+        assert line in result.stdout
+
+
+def test_a_smaller_simulation_gives_back_the_tokens_of_the_run() -> None:
+    """The same attempts per server and as slow a learner, and a fraction of the tokens."""
+    plan = planned("qwen2.5-1.5b", "h100", 64, 4096)
+    assert plan is not None
+    small, factor = scaled(plan.config)
+    found = simulate(small)
+    own = whole(found, factor)
+    assert own.tokens_per_s == pytest.approx(factor * found.tokens_per_s)
+    tokens = own.tokens_per_step / (plan.config.buffer.groups_per_step * plan.config.attempts_per_group)
+    assert tokens == pytest.approx(found.mean_tokens)
+
+
 def test_the_command(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -160,6 +182,20 @@ def test_the_command(tmp_path: Path) -> None:
     ("arguments", "why"),
     [
         ("gpt-9", r"model.path='gpt-9' has no config.json of a known architecture; .* qwen3-8b"),
+        ("qwen3-8b --gpus 0", r"--gpus 0: learner and servers have GPUs of their own; use at least 2"),
+        ("qwen3-8b --gpus 1000000", r"--gpus 1,000,000: use at most 4,096"),
+        ("qwen3-8b --max-staleness -1", r"--max-staleness -1: use 0 or more"),
+        ("qwen3-8b --groups 0", r"buffer.groups_per_step: 0 is wrong; it must be at least 1$"),
+        ("qwen3-8b --group-size 1", r"rollout.group_size=1 with algorithm.advantage=grpo.* or gae$"),
+        (
+            "qwen3-8b learner.world_size=33",
+            r"learner.world_size=33: a plan decides learner.world_size itself, here \d+; leave it out$",
+        ),
+        (
+            "qwen3-8b buffer.max_staleness=7",
+            r"a plan decides buffer.max_staleness itself, here \d; leave it out; use --max-staleness",
+        ),
+        ("qwen3-8b --out missing/plan.yaml", r"--out missing/plan.yaml: the folder missing does not exist"),
         ("qwen3-8b --gpus 12", r"--gpus 12: nodes have 8 GPUs; use 8 or 16"),
         ("qwen3-8b --gpus 1", r"--gpus 1: learner and servers have GPUs of their own; use at least 2"),
         ("qwen3-8b --context 1000", r"--context 1000 leaves nothing beside --prompt-tokens 1024"),

@@ -7,10 +7,7 @@ import atexit
 import json
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,7 +25,9 @@ from agentrl.testing.contracts import (
     ToolContract,
 )
 from parts.generators import origin, small_generators
+from parts.json_server import completion, json_server
 from parts.openenv_server import counting, openenv_server
+from parts.textarena_world import CONFIG as TEXTARENA
 from parts.verifiers_world import CONFIG, TASK
 
 # ------------------------------------------------------------------------------------------------------ tools
@@ -183,6 +182,23 @@ class TestVerifiersEnvironment(EnvironmentContract):
     bad_kwargs = ({}, {"environment": "sums"}, {**environment_kwargs, "speed": 1})
 
 
+class TestTextArenaGame(EnvironmentContract):
+    environment = "textarena"
+    config = TEXTARENA
+    environment_kwargs = {"game": "Climb-v0", "seed": 3}
+    bad_kwargs = (
+        {},
+        {"game": "Clime-v0"},
+        {"game": "Climb-v0", "seed": -1},
+        {"game": "Climb-v0", "options": "[]"},
+        {"game": "Climb-v0", "options": '{"colour": 1}'},
+        {"game": "Climb-v0", "players": 2},
+        {"game": "Climb-v0", "seat": 0},
+        {"game": "Climb-v0", "speed": 1},
+    )
+    calls = (("act", {"action": "1"}),)
+
+
 # ----------------------------------------------------------------------------------------------- interactions
 
 
@@ -222,43 +238,6 @@ class TestScripted(InteractionContract):
         {"rules": [{"pattern": "a"}]},
         {"rules": [{"pattern": "a", "reply": "x", "reward": "much"}]},
     )
-
-
-@contextmanager
-def json_server(answer) -> Iterator[str]:
-    """Answer each POST with the JSON of `answer(body)`."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            reply = json.dumps(
-                answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            ).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, *_) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def completion(text: str) -> dict:
-    return {
-        "choices": [{"message": {"role": "assistant", "content": text}}],
-        "usage": {"completion_tokens": 3},
-    }
 
 
 class TestSimulatedUser(InteractionContract):
@@ -346,6 +325,16 @@ class TestVerifiersAgent(AgentContract):
         "environment": "verifiers",
         "environment_kwargs": TestVerifiersEnvironment.environment_kwargs,
         "environment_config": {"verifiers": CONFIG},
+    }
+
+
+class TestTextArenaAgent(AgentContract):
+    agent = "textarena"
+    turns = ("2", "2")
+    settings = {
+        "environment": "textarena",
+        "environment_kwargs": TestTextArenaGame.environment_kwargs,
+        "environment_config": {"textarena": TEXTARENA},
     }
 
 
@@ -508,6 +497,23 @@ class TestOpenEnvReward(RewardContract):
 class TestVerifiersReward(RewardContract):
     reward = "verifiers"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without its environment
+
+
+class TestVerifiersGroupReward(RewardContract):
+    reward = "verifiers_group"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without its environment
+
+
+class TestTextArenaReward(RewardContract):
+    reward = "textarena"
+    examples = (RewardExample(("look", "done"), None),)  # an attempt without a game
+
+
+class TestTau2Reward(RewardContract):
+    reward = "tau2"
+    goal = json.dumps({"database": {}, "told": ["600"], "actions": [], "basis": ["DB", "COMMUNICATE"]})
+    examples = (RewardExample(("look", "done"), None, ground_truth=goal),)  # an attempt without a database
+    bad_rows = ({"ground_truth": ""}, {"ground_truth": "{}"}, {"ground_truth": "[]"})
 
 
 class TestGameReward(RewardContract):

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
-from agentrl.config.rollout import EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
+from agentrl.config.rollout import MAX_ADAPTERS, EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
 from agentrl.config.schema import Config
 from agentrl.controller.start import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
@@ -375,8 +375,15 @@ def test_names_of_adapters_are_checked(learner, server, tmp_path):
         with pytest.raises(RequestRefused, match="no LoRA adapter 'policy' is loaded"):
             await client.unload_adapter(POLICY_ADAPTER)
         await client.load_adapter(POLICY_ADAPTER, str(tmp_path / "good"))
-        with pytest.raises(RequestRefused, match="one LoRA adapter at a time"):
+        with pytest.raises(RequestRefused, match="'policy' is loaded already; unload it first"):
+            await client.load_adapter(POLICY_ADAPTER, str(tmp_path / "good"))
+        others = [f"other{number}" for number in range(MAX_ADAPTERS - 1)]
+        for name in others:
+            await client.load_adapter(name, str(tmp_path / "good"))
+        with pytest.raises(RequestRefused, match=f"at most {MAX_ADAPTERS} LoRA adapters"):
             await client.load_adapter("second", str(tmp_path / "good"))
+        for name in others:
+            await client.unload_adapter(name)
         stranger = SGLangClient(client.url, adapter="second")
         with pytest.raises(RequestRefused, match="'second'"):
             await stranger.generate(PROMPT, GREEDY, rid="stranger")

@@ -4,7 +4,7 @@ scan         discounted sums to the end of each trajectory, without a loop over 
 gae          gae, gae_turn
 groups       grpo, dr_grpo, rloo, opo, gpg, max_rl
 pass_at_k    grpo_passk, pass_at_k
-reinforce    reinforce_plus_plus, reinforce_plus_plus_baseline, remax; whiten
+reinforce    reinforce_plus_plus, reinforce_plus_plus_baseline, remax; whiten, and its moments
 turns        turn_group, gigpo
 """
 
@@ -17,12 +17,17 @@ import torch
 from agentrl.algorithms.advantages.gae import gae, gae_turn
 from agentrl.algorithms.advantages.groups import dr_grpo, gpg, grpo, max_rl, opo, rloo
 from agentrl.algorithms.advantages.pass_at_k import grpo_passk, pass_at_k
-from agentrl.algorithms.advantages.reinforce import reinforce_plus_plus, reinforce_plus_plus_baseline, remax
+from agentrl.algorithms.advantages.reinforce import (
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    returns_to_go,
+)
 from agentrl.algorithms.advantages.turns import gigpo, turn_group
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit, RunCredit
 from agentrl.algorithms.registry import find_function
 
-__all__ = ["ESTIMATORS", "Estimator", "checked", "find_estimator"]
+__all__ = ["ESTIMATORS", "SEPARATE_ESTIMATORS", "WHITENED", "Estimator", "checked", "find_estimator"]
 
 Estimator = Callable[[ActionBatch, AdvantageOptions], Credit | RunCredit]
 
@@ -46,6 +51,17 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gae_turn": gae_turn,
 }
 """Registered name (`algorithm.advantage`) -> estimator."""
+
+SEPARATE_ESTIMATORS: Mapping[str, Callable[[ActionBatch, AdvantageOptions], Credit]] = {
+    "reinforce_plus_plus": returns_to_go,
+    "gae": gae,
+    "gae_turn": gae_turn,
+}
+"""Those that look at each trajectory alone, so that the trajectories may be on different ranks; see
+`WHITENED`.
+"""
+WHITENED = frozenset({"reinforce_plus_plus"})
+"""Whose advantages are those of SEPARATE_ESTIMATORS, whitened over the batch."""
 
 
 def find_estimator(name: str) -> Estimator:

@@ -92,12 +92,10 @@ class Environments:
         if seat:
             raise Refused("`seat` is for environments of verifiers.v1; leave it out")
         self._env = verifiers.load_environment(name, **arguments)
-        if any(
-            self._env.rubric._is_group_func(function) for function in self._env.rubric._get_reward_funcs()
-        ):
-            raise Refused(
-                f"environment {name!r} scores a group together; attempts are scored one by one here"
-            )
+        rubric = self._env.rubric
+        self.is_grouped = any(rubric._is_group_func(function) for function in rubric._get_reward_funcs())
+        if self.is_grouped:
+            self._env.set_score_rollouts(False)
 
     async def open(self) -> None:
         return
@@ -121,8 +119,40 @@ class Environments:
             output = await self._env.run_rollout(task, client, model, {}, max_retries=0)
         if error := output.get("error"):
             return {"error": str(error)[:MAX_ERROR_CHARS]}
+        if self.is_grouped:
+            rollout = {name: output.get(name) for name in ("completion", "stop_condition", "is_truncated")}
+            kept = json.loads(json.dumps({"input": task, **rollout}, default=_plain))
+            return {"reward": 0.0, "metrics": {}, "stop": output.get("stop_condition"), "rollout": kept}
         metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
         return {"reward": output["reward"], "metrics": metrics, "stop": output.get("stop_condition")}
+
+    async def score(self, rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Score the rollouts of a group together."""
+        from verifiers.types import State
+
+        states = []
+        for rollout in rollouts:
+            state = State(input=dict(rollout["input"]), trajectory=[], metrics={}, reward=0.0)
+            for name in ("stop_condition", "is_truncated"):
+                state[name] = rollout[name]
+            state["prompt"] = _of_package(rollout["input"].get("prompt"))
+            state["completion"] = _of_package(rollout["completion"])
+            states.append(state)
+        await self._env.rubric.score_group(states)
+        return [{"reward": float(state["reward"]), "metrics": dict(state["metrics"])} for state in states]
+
+
+def _of_package(messages: Any) -> Any:
+    """Return messages in the classes of the package, if its version has any."""
+    try:
+        from verifiers.utils.message_utils import normalize_messages  # type: ignore[import-not-found]
+    except ImportError:
+        return messages
+    return normalize_messages(messages) if isinstance(messages, list) else messages
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else str(value)
 
 
 Opened = Tasksets | Environments
@@ -152,6 +182,21 @@ async def play(
         raise ValueError(f"the environment gave the reward {played['reward']}")
     played["metrics"] = {k: v for k, v in played.get("metrics", {}).items() if math.isfinite(v)}
     return played
+
+
+async def score(
+    environment: str, arguments: dict[str, Any], seat: dict[str, Any], rollouts: list[dict[str, Any]]
+) -> Any:
+    """Return reward and metrics of each rollout of a group that is scored together."""
+    opened = await _opened(environment, arguments, seat)
+    if not isinstance(opened, Environments):
+        raise Refused(f"environment {environment!r} does not score a group together")
+    scored = await opened.score(rollouts)
+    for one in scored:
+        if not math.isfinite(one["reward"]):
+            raise ValueError(f"the environment gave the reward {one['reward']}")
+        one["metrics"] = {k: float(v) for k, v in one["metrics"].items() if math.isfinite(v)}
+    return scored
 
 
 async def _opened(environment: str, arguments: dict[str, Any], seat: dict[str, Any]) -> Opened:
@@ -191,4 +236,4 @@ def _messages(prompt: Any, system: str | None) -> list[dict[str, str]]:
     return [*first, *rest]
 
 
-serve({"tasks": tasks, "play": play})
+serve({"tasks": tasks, "play": play, "score": score})

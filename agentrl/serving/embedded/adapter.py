@@ -1,9 +1,9 @@
-"""A LoRA adapter of the served model: checked as a whole, then computed unmerged, x W + scale * x A B.
+"""LoRA adapters of the served model: each checked as a whole, then computed unmerged, x W + scale * x A B.
 
 There are two reasons not to merge. The learner computes it unmerged too: in bfloat16, a merged weight is
 rounded to its own precision, and the effect of a small step is lost. And the base weights need no second copy
-from which to start the next adapter. Requests with and without the adapter share a forward: a mask over the
-packed tokens selects those that use it.
+from which to start the next adapter. Requests with different adapters, and without one, share a forward: a
+mask over the packed tokens selects those that use each.
 """
 
 from __future__ import annotations
@@ -67,14 +67,16 @@ class Adapter:
         }
 
 
-class AdapterSlot:
-    """The one adapter in a model's linear layers. Change it only while the generation thread is parked."""
+class AdapterSlots:
+    """The adapters in a model's linear layers, by name. Change them only while the generation thread is
+    parked.
+    """
 
     def __init__(self, model: PreTrainedModel, *, max_rank: int) -> None:
         self._model = model
         self._max_rank = max_rank
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._rows: Sequence[tuple[int, bool]] = ()
+        self._hooks: dict[str, list[torch.utils.hooks.RemovableHandle]] = {}
+        self._rows: Sequence[tuple[int, str | None]] = ()
 
     def read(self, folder: str) -> Adapter:
         """Read an adapter in peft's format; raise WeightsRefused if it does not fit the model."""
@@ -115,33 +117,36 @@ class AdapterSlot:
         check_finite({f"{name}.lora_A": down, f"{name}.lora_B": up})
         return LowRankPair(down, up, scale)
 
-    def put(self, adapter: Adapter | None) -> None:
-        """Use `adapter` from the next forward on; None: no adapter."""
-        for hook in self._hooks:
-            hook.remove()
-        pairs = adapter.pairs if adapter is not None else {}
-        self._hooks = [
-            self._model.get_submodule(name).register_forward_hook(partial(self._add, pair))
-            for name, pair in pairs.items()
+    def put(self, name: str, adapter: Adapter) -> None:
+        """Let requests that name it use `adapter`, from the next forward on."""
+        assert name not in self._hooks, "the name is taken"
+        self._hooks[name] = [
+            self._model.get_submodule(layer).register_forward_hook(partial(self._add, name, pair))
+            for layer, pair in adapter.pairs.items()
         ]
 
-    def expect(self, rows: Sequence[tuple[int, bool]]) -> None:
-        """Set the packing of the next forward: per request, its tokens and whether it uses the adapter."""
+    def remove(self, name: str) -> None:
+        """Forget an adapter, which no request may use any more."""
+        for hook in self._hooks.pop(name):
+            hook.remove()
+
+    def expect(self, rows: Sequence[tuple[int, str | None]]) -> None:
+        """Set the packing of the next forward: per request, its tokens and its adapter's name, if any."""
         self._rows = rows
 
     def _add(
-        self, pair: LowRankPair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor
+        self, adapter: str, pair: LowRankPair, layer: nn.Module, inputs: tuple[Tensor], output: Tensor
     ) -> Tensor | None:
         x = inputs[0]
-        if not any(sees for _, sees in self._rows):
+        if not any(name == adapter for _, name in self._rows):
             return None
-        if all(sees for _, sees in self._rows):
+        if all(name == adapter for _, name in self._rows):
             return output + pair.product(x)
         # False for the padding after the requests.
         mask_T = torch.zeros(x.shape[-2], 1, dtype=torch.bool, device=x.device)
         start = 0
-        for num_tokens, sees in self._rows:
-            mask_T[start : start + num_tokens] = sees
+        for num_tokens, name in self._rows:
+            mask_T[start : start + num_tokens] = name == adapter
             start += num_tokens
         return torch.where(mask_T, output + pair.product(x), output)
 

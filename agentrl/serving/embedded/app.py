@@ -229,9 +229,11 @@ class App:
         return self._adapters()
 
     def _adapters(self) -> Response:
-        held = self._service.adapter
         return json_response(
-            {"success": True, "loaded_adapters": {held.name: held.folder} if held is not None else {}}
+            {
+                "success": True,
+                "loaded_adapters": {name: held.folder for name, held in self._service.adapters.items()},
+            }
         )
 
     async def begin_update(self, request: Request) -> Response:

@@ -41,7 +41,7 @@ from transformers.generation.continuous_batching.utils import find_head_dim, fin
 from agentrl.algorithms.vision import TEXT_CONFIG
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
-from agentrl.serving.embedded.adapter import AdapterSlot
+from agentrl.serving.embedded.adapter import AdapterSlots
 from agentrl.serving.embedded.attention import PagedAttention, Row
 from agentrl.serving.embedded.experts import ExpertLog, RecordedExperts
 from agentrl.serving.embedded.given_images import GivenImage
@@ -73,7 +73,7 @@ class Job:
     key: str
     sampling: RowSampling
     finished: asyncio.Future[None]
-    sees_adapter: bool = False
+    adapter: str | None = None
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
     num_cached_tokens: int | None = None  # of the prompt; None until its first forward
     experts: RecordedExperts | None = None  # None: not asked for
@@ -104,7 +104,7 @@ class Engine:
         self._manager = self.model.init_continuous_batching(
             generation_config=greedy, continuous_batching_config=_batching(config)
         )
-        self.adapter_slot = AdapterSlot(model, max_rank=config.max_lora_rank)
+        self.adapters = AdapterSlots(model, max_rank=config.max_lora_rank)
         self._attention = attention = PagedAttention()
         self._images = images
         self.has_images = images is not None
@@ -113,7 +113,7 @@ class Engine:
         self._manager.logit_processor = _Processors(
             _Sampling(self._jobs, self._fail, experts),
             self._jobs,
-            self.adapter_slot,
+            self.adapters,
             attention,
             self._allocator,
             images,
@@ -153,7 +153,7 @@ class Engine:
         max_new_tokens: int,
         stop_ids: frozenset[int],
         sampling: RowSampling,
-        sees_adapter: bool = False,
+        adapter: str | None = None,
         records_experts: bool = False,
         images: Sequence[EmbeddedImage] = (),
         images_key: str = "",
@@ -167,8 +167,8 @@ class Engine:
         """
         # Not the rid: after a cancellation the manager may hold the request for one more forward, and the
         # client may reuse its rid at once.
-        key = request_id(f"{self._num_flushes}.{sees_adapter}.{images_key}", next(self._numbers))
-        job = Job(key, sampling, asyncio.get_running_loop().create_future(), sees_adapter)
+        key = request_id(f"{self._prefixes_of(adapter)}.{images_key}", next(self._numbers))
+        job = Job(key, sampling, asyncio.get_running_loop().create_future(), adapter)
         job.experts = RecordedExperts() if records_experts else None
         job.images = images
         self._jobs[job.key] = job
@@ -180,6 +180,10 @@ class Engine:
             eos_token_id=sorted(stop_ids) or [-1],
         )
         return job
+
+    def _prefixes_of(self, adapter: str | None) -> str:
+        """Return the name of the requests that may share prefixes: of the same weights and adapter."""
+        return f"{self._num_flushes}.{'' if adapter is None else adapter.encode().hex()}"
 
     def flush_prefixes(self) -> None:
         """Let no later request find a prefix of an earlier one."""
@@ -193,7 +197,7 @@ class Engine:
         self._manager.output_router.result_handlers.pop(job.key, None)
         _resolve(job.finished, error)
 
-    async def computes(self, *, with_adapter: bool) -> bool:
+    async def computes(self, adapter: str | None) -> bool:
         """Return whether the weights compute finite values for a few tokens spread over the vocabulary.
 
         Nothing else may run meanwhile: all activations are watched, not only those of the probe.
@@ -204,9 +208,7 @@ class Engine:
         probe = list(range(0, self.vocab_size, -(-self.vocab_size // _PROBE_TOKENS)))
         activations = Activations(self.model)
         await self.while_parked(activations.start)
-        job = self.submit(
-            probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, sees_adapter=with_adapter
-        )
+        job = self.submit(probe, max_new_tokens=1, stop_ids=frozenset(), sampling=GREEDY, adapter=adapter)
         try:
             await job.finished
         except NotFinite:
@@ -275,7 +277,7 @@ class Engine:
     def _score(self, input_ids: list[int], first: int) -> list[float]:
         paged = self.model.config.get_text_config()._attn_implementation
         ids_T = torch.tensor(input_ids, device=self.model.device)
-        self.adapter_slot.expect([(len(input_ids), False)])
+        self.adapters.expect([(len(input_ids), None)])
         if self._images is not None:
             self._images.expect_text()
         self._use_attention("sdpa")  # the paged attention knows only the manager's requests
@@ -360,7 +362,7 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 class _Processors(ContinuousBatchingLogitsProcessorList):
     """The list of logits processors: sampling alone.
 
-    It sees all requests of a forward beforehand, so it also tells the attention, the adapter slot, the log of
+    It sees all requests of a forward beforehand, so it also tells the attention, the adapters, the log of
     experts and the images whose tokens they get.
     """
 
@@ -368,7 +370,7 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         self,
         sampling: _Sampling,
         jobs: dict[str, Job],
-        slot: AdapterSlot,
+        adapters: AdapterSlots,
         attention: PagedAttention,
         allocator: Callable[[], Any],
         images: ImageRows | None,
@@ -376,7 +378,7 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         super().__init__(LogitsProcessorList([sampling]))
         self.tensors_required = 1  # the list counts only the processors that it converted itself
         self._jobs = jobs
-        self._slot = slot
+        self._adapters = adapters
         self._attention = attention
         self._experts = sampling.experts
         self._allocator = allocator
@@ -395,9 +397,9 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         if self._images is not None:
             shown = {job.key: job.images for job in jobs if job is not None and job.images}
             self._images.expect(rows, shown)
-        self._slot.expect(
+        self._adapters.expect(
             [
-                (row.num_queries, job is not None and job.sees_adapter)
+                (row.num_queries, None if job is None else job.adapter)
                 for row, job in zip(rows, jobs, strict=True)
             ]
         )

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrl.config.rollout import MAX_ADAPTERS
 from agentrl.serving.embedded.adapter import Adapter
 from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.bounded_repr import shown
@@ -65,9 +66,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """The adapter that requests may name."""
+    """An adapter that requests may name."""
 
-    name: str
     folder: str
     adapter: Adapter
 
@@ -115,7 +115,7 @@ class Service:
         self.version = version
         self.is_paused = False
         self.is_warm = False
-        self.adapter: LoadedAdapter | None = None
+        self.adapters: dict[str, LoadedAdapter] = {}
         self._weights = weights
         # None: unknown. Only weights from the learner's disk transport have a name.
         self._weights_name: str | None = None
@@ -183,7 +183,7 @@ class Service:
     async def _run(self, entry: _Entry) -> None:
         request = entry.request
         # After the gate: a request that waited for a publish sees the adapter that it brought.
-        if request.adapter is not None and (self.adapter is None or self.adapter.name != request.adapter):
+        if request.adapter is not None and request.adapter not in self.adapters:
             raise BadRequest(f"no LoRA adapter {shown(request.adapter)} is loaded; {self._loaded_text()}")
         with self._running():
             images = await self.engine.embed(request.images) if request.images else ()
@@ -194,7 +194,7 @@ class Service:
                 max_new_tokens=request.max_new_tokens,
                 stop_ids=request.stop_ids,
                 sampling=request.sampling,
-                sees_adapter=request.adapter is not None,
+                adapter=request.adapter,
                 records_experts=request.experts_from is not None,
                 images=images,
                 images_key=key_of(request.images),
@@ -223,7 +223,7 @@ class Service:
                 self._idle.set()
 
     def _loaded_text(self) -> str:
-        return f"loaded: {self.adapter.name!r}" if self.adapter is not None else "none is"
+        return f"loaded: {', '.join(map(repr, self.adapters))}" if self.adapters else "none is"
 
     def _result(self, entry: _Entry, *, was_admitted: bool) -> Result:
         request = entry.request
@@ -516,15 +516,15 @@ class Service:
             session.num_coming -= 1
 
     async def _check(self, undo: Undo) -> None:
-        """Run a short forward on the changed weights, with and without the adapter; roll back if not finite.
+        """Run a short forward on the changed weights, without and with each adapter; roll back if not finite.
 
         Raises:
             WeightsRefused: the forward is not finite; the old weights are restored.
         """
         if not undo.is_needed:
             return
-        for with_adapter in (False, True) if self.adapter is not None else (False,):
-            if not await self.engine.computes(with_adapter=with_adapter):
+        for adapter in (None, *self.adapters):
+            if not await self.engine.computes(adapter):
                 await self.engine.while_parked(undo.restore)
                 raise WeightsRefused(
                     "a forward of these weights is not finite, so that nothing could be sampled; the old "
@@ -534,38 +534,40 @@ class Service:
     async def load_adapter(self, name: str, folder: str) -> None:
         """Load the LoRA adapter of `folder`; raise WrongState or WeightsRefused, with nothing changed."""
         async with self._disk_lock:
-            adapter = await in_thread(partial(self.engine.adapter_slot.read, folder))
+            adapter = await in_thread(partial(self.engine.adapters.read, folder))
             async with self._exclusive(abort_all=False):
-                if self.adapter is not None:
+                if name in self.adapters:
+                    raise WrongState(f"LoRA adapter {shown(name)} is loaded already; unload it first")
+                if len(self.adapters) == MAX_ADAPTERS:
                     raise WrongState(
-                        f"the embedded server holds one LoRA adapter at a time; {self._loaded_text()}, "
-                        "unload it first"
+                        f"the embedded server holds at most {MAX_ADAPTERS} LoRA adapters; "
+                        f"{self._loaded_text()}, unload one first"
                     )
-                await self.engine.while_parked(partial(self.engine.adapter_slot.put, adapter))
-                if not await self.engine.computes(with_adapter=True):
-                    await self.engine.while_parked(partial(self.engine.adapter_slot.put, None))
+                await self.engine.while_parked(partial(self.engine.adapters.put, name, adapter))
+                if not await self.engine.computes(name):
+                    await self.engine.while_parked(partial(self.engine.adapters.remove, name))
                     raise WeightsRefused(
                         "a forward with this adapter is not finite, so that nothing could be sampled; it is "
                         "not loaded"
                     )
-                self.adapter = LoadedAdapter(name, folder, adapter)
+                self.adapters[name] = LoadedAdapter(folder, adapter)
 
     async def unload_adapter(self, name: str) -> None:
         """Unload the adapter once nothing runs; raise WrongState if no adapter has this name."""
         async with self._exclusive(abort_all=False):
-            if self.adapter is None or self.adapter.name != name:
+            if name not in self.adapters:
                 raise WrongState(f"no LoRA adapter {shown(name)} is loaded; {self._loaded_text()}")
-            await self.engine.while_parked(partial(self.engine.adapter_slot.put, None))
-            self.adapter = None
+            await self.engine.while_parked(partial(self.engine.adapters.remove, name))
+            del self.adapters[name]
 
     async def checksums(self) -> dict[str, str]:
-        """Return {name: sha256} of all weights; tensors of the adapter are named `adapter/tensor`."""
+        """Return {name: sha256} of all weights; tensors of an adapter are named `adapter/tensor`."""
         async with self._update_lock:
             self._check_not_lent()
             found = await in_thread(self._weights.checksums)
-            if self.adapter is not None:
-                own = await in_thread(self.adapter.adapter.checksums)
-                found |= {adapter_tensor(self.adapter.name, name): value for name, value in own.items()}
+            for adapter, loaded in self.adapters.items():
+                own = await in_thread(loaded.adapter.checksums)
+                found |= {adapter_tensor(adapter, name): value for name, value in own.items()}
             return found
 
     def rename(self, version: str) -> None:

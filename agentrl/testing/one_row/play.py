@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import trio
@@ -14,6 +14,8 @@ import trio
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.config.data import DataConfig
+from agentrl.config.distillation import DistillationConfig
+from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.data.checked_dataset import Playable
 from agentrl.data.dataset import Dataset
@@ -21,15 +23,18 @@ from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
+from agentrl.rollout.frozen_models import resolve_opponents
 from agentrl.rollout.limits import model_limits
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.shown_images import ShownImages
+from agentrl.serving.frozen import start_frozen
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Lease, Task, Trajectory
 
@@ -60,7 +65,7 @@ def play_row(
 
     Raises:
         UserError: the config, the row, or something that they refer to is wrong.
-        ServerError: no server answers.
+        ServerError: no server answers, or one does not start: the policy's, or an opponent's.
     """
     key: Literal["train_files", "val_files"] = "val_files" if is_validation else "train_files"
     check_prepared(config, splits=[key])
@@ -71,24 +76,38 @@ def play_row(
     if is_validation:
         config = config.of_validation
     playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
-    with TemporaryDirectory(prefix="agentrl_play_") as scratch:
-        images = Path(scratch)
+    with tempfile.TemporaryDirectory(prefix="agentrl-play-") as scratch:
+        images = Path(scratch, IMAGES)
         task = read_task(config.data, key, row, playable.agents, images=images)
         with concerning(task.task_id):
             playable.check(task)
+        config = _with_opponents(config, weights, playable.opponents(task))
         vocab_size, context_tokens = model_limits(weights, chat)
-        with open_model(
-            model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
-        ) as client:
+        with (
+            start_frozen(config.frozen_plans, Path(scratch), say=say) as frozen,
+            open_model(
+                model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
+            ) as client,
+        ):
             router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
 
             def open_manager(host: AsyncioHost) -> AgentLoopManager:
                 shown = ShownImages(config.data.images, images)
                 parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data), images=shown)
-                return AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
+                manager = AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
+                manager.set_frozen_servers(frozen.keys())
+                return manager
 
             trajectory = trio.run(_play, open_manager, router, task, sampling)
     return PlayedRow(task, trajectory, chat)
+
+
+def _with_opponents(config: Config, policy: ModelConfig, names: Sequence[str]) -> Config:
+    """Return the config with the opponents that a row needs, all checked, and without teacher."""
+    needed = {name: config.agent.opponents[name] for name in names}
+    agent = resolve_opponents(config.agent.model_copy(update={"opponents": needed}), policy)
+    algorithm = config.algorithm.model_copy(update={"distillation": DistillationConfig()})
+    return config.model_copy(update={"agent": agent, "algorithm": algorithm})
 
 
 def read_task(

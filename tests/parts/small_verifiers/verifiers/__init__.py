@@ -30,6 +30,20 @@ class Rubric:
     def _is_group_func(self, function: Any) -> bool:
         return self._is_of_group
 
+    async def score_group(self, states: list[State]) -> None:
+        """The shortest of the right answers gets a point."""
+        said = [state["completion"][-1]["content"] for state in states]
+        right = [
+            text for state, text in zip(states, said, strict=True) if text[0] == state["input"]["answer"]
+        ]
+        for state, text in zip(states, said, strict=True):
+            state["reward"] = float(bool(right) and text == min(right, key=len))
+            state["metrics"] = {"compared": len(states)}
+
+
+class State(dict):
+    """What is known of a rollout."""
+
 
 class Environment:
     """Asks once more as long as the answer is "hm"; a right answer is worth a point."""
@@ -37,6 +51,10 @@ class Environment:
     def __init__(self, size: int, fault: str) -> None:
         self.rubric = Rubric(fault == "group")
         self._size, self._fault = size, fault
+        self._is_scored = True
+
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        self._is_scored = score_rollouts
 
     def get_dataset(self) -> list[dict[str, Any]]:
         return [
@@ -63,6 +81,9 @@ class Environment:
                 if said != "hm":
                     break
                 messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+        if not self._is_scored:
+            completion = [{"role": "assistant", "content": said}]
+            return {"completion": completion, "stop_condition": "done", "is_truncated": False, "reward": 0.0}
         reward = float("nan") if self._fault == "nan" else float(said == input["answer"])
         return {"reward": reward, "metrics": {"length": len(said)}, "stop_condition": "done"}
 
@@ -74,4 +95,4 @@ def load_environment(name: str, size: int = 8, fault: str = "") -> Environment:
 
 
 types = sys.modules[f"{__name__}.types"] = _types.ModuleType(f"{__name__}.types")
-types.ClientConfig = ClientConfig
+types.ClientConfig, types.State = ClientConfig, State

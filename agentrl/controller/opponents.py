@@ -1,0 +1,130 @@
+"""Opponents that follow the policy: every few steps its weights become theirs
+(`agent.opponents.NAME.refresh_steps`).
+
+A *snapshot* is the policy after a step, exported to a folder that the opponents' servers read. Those that the
+newest checkpoints need to resume from are kept.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from agentrl.config.opponents import OpponentConfig, opponent_key
+from agentrl.errors import DiskError
+from agentrl.fleet.frozen_servers import FrozenFleet, PolicySnapshot
+from agentrl.learner.learner import Learner
+from agentrl.weights.pace import Pace
+from agentrl.workers.workers import Workers
+
+FOLDER = "opponents"
+_NAME = re.compile(r"step_(\d{6,})_v(\d+)")
+
+
+class OpponentRefresh:
+    """Gives opponents the snapshots that are due.
+
+    Args:
+        folder: of the snapshots.
+        checkpoints: returns the steps of the checkpoints that a run may resume from.
+        timeout_s: deadline of one server's update, beside the time for its bytes.
+    """
+
+    def __init__(
+        self,
+        opponents: Mapping[str, OpponentConfig],
+        frozen: FrozenFleet,
+        *,
+        folder: Path,
+        checkpoints: Callable[[], Collection[int]],
+        timeout_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._intervals = {
+            name: one.refresh_steps for name, one in opponents.items() if one.refresh_steps is not None
+        }
+        self._frozen = frozen
+        self._folder = folder
+        self._checkpoints = checkpoints
+        self._pace = Pace(timeout_s)
+        self._say = say
+        self._current: dict[str, PolicySnapshot | None] = dict.fromkeys(self._intervals)
+
+    def refresh(self, learner: Workers[Learner], *, step: int, version: int) -> None:
+        """Replace the opponents that are due after `step` by the policy, whose version is `version`."""
+        due = [name for name, interval in self._intervals.items() if step > 0 and step % interval == 0]
+        if due and (snapshot := self._export(learner, step=step, version=version)) is not None:
+            for name in due:
+                self._replace(name, snapshot)
+            self._remove_unneeded(step)
+
+    def restore(self, learner: Workers[Learner], *, step: int, version: int) -> None:
+        """Give all opponents the snapshots that they have after `step`, at a resume or after a recovery."""
+        for name, interval in self._intervals.items():
+            wanted = step - step % interval
+            if wanted == 0:
+                if self._current[name] is not None:  # back to a step before the first one
+                    self._replace(name, None)
+                continue
+            snapshot = self._find(wanted)
+            if snapshot is None:
+                self._say(
+                    f"opponent {name}: the snapshot of step {wanted} is not in {self._folder}; it gets the "
+                    f"policy of step {step}"
+                )
+                snapshot = self._export(learner, step=step, version=version)
+            if snapshot is not None:
+                self._replace(name, snapshot)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step of the policy that each opponent is; 0 before the first refresh."""
+        return {
+            f"opponents/{name}/step": float(0 if snapshot is None else snapshot.step)
+            for name, snapshot in self._current.items()
+        }
+
+    def _export(self, learner: Workers[Learner], *, step: int, version: int) -> PolicySnapshot | None:
+        folder = self._folder / f"step_{step:06d}_v{version}"
+        for former in self._folder.glob(f"step_{step:06d}_v*"):  # of a branch that the run left
+            if former != folder:
+                shutil.rmtree(former, ignore_errors=True)
+        try:
+            learner.run(Learner.export, str(folder))
+        except DiskError as error:
+            self._say(f"opponents stay as they are at step {step}: {error}")
+            return None
+        return _snapshot(folder)
+
+    def _find(self, step: int) -> PolicySnapshot | None:
+        return next((_snapshot(folder) for folder in self._folder.glob(f"step_{step:06d}_v*")), None)
+
+    def _replace(self, name: str, snapshot: PolicySnapshot | None) -> None:
+        num_bytes = 0
+        if snapshot is not None:
+            num_bytes = sum(file.stat().st_size for file in Path(snapshot.folder).glob("*.safetensors"))
+        self._current[name] = snapshot
+        self._frozen.replace(
+            opponent_key(name),
+            snapshot,
+            timeout_s=self._pace.allowed_s(num_bytes),
+            limit=self._pace.limit(num_bytes),
+        )
+        what = "its first weights" if snapshot is None else f"the policy of step {snapshot.step}"
+        self._say(f"opponent {name} is {what}")
+
+    def _remove_unneeded(self, step: int) -> None:
+        """Remove snapshots that neither an opponent nor a checkpoint needs, nor one that is being written."""
+        steps = {*self._checkpoints(), step, *(step - interval for interval in self._intervals.values())}
+        needed = {one - one % interval for one in steps for interval in self._intervals.values()}
+        for folder in self._folder.glob("step_*"):
+            found = _NAME.fullmatch(folder.name)
+            if found is not None and int(found[1]) not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _snapshot(folder: Path) -> PolicySnapshot:
+    found = _NAME.fullmatch(folder.name)
+    assert found is not None, folder
+    return PolicySnapshot(str(folder.resolve()), int(found[1]), int(found[2]))
