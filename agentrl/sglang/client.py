@@ -19,6 +19,7 @@ from agentrl.errors import DiskError, RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply, OnData
 from agentrl.images.files import as_sent
 from agentrl.sglang.protocol import (
+    READS_POSITIONS,
     ModelInfo,
     PauseMode,
     Pulse,
@@ -27,6 +28,7 @@ from agentrl.sglang.protocol import (
     check_read_ids,
     error_message,
     generate_body,
+    has_other_placeholders,
     images_body,
     parse_checksums,
     parse_generation,
@@ -116,6 +118,7 @@ class SGLangClient:
         """
         body = generate_body(input_ids, params, rid=rid, adapter=params.adapter or self._adapter)
         if params.images:
+            await self._check_placeholders(input_ids, params.images)
             body |= images_body(input_ids, params.images, encoded=await _encoded(params.images))
         reply = (await self._sampled(body, rid)).json()
         generation = self._parsed(reply, params, len(input_ids))
@@ -148,6 +151,19 @@ class SGLangClient:
         if not is_finished(reader.last):
             raise ServerError(f"{self.url} ended a stream before its generation")
         return self._parsed(reader.last, params, len(input_ids))
+
+    async def _check_placeholders(self, input_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
+        """Refuse a prompt with images that the server cannot read.
+
+        SGLang takes each placeholder for an image, and never answers if there are more of them than images.
+        """
+        if not has_other_placeholders(input_ids, images):
+            return
+        if (await self.server_info()).get(READS_POSITIONS) is not True:
+            raise RequestRefused(
+                f"{self.url} takes every placeholder of images for an image, and the policy sampled one; the "
+                "embedded server reads such prompts"
+            )
 
     async def _sampled(self, body: Mapping[str, Any], rid: str, on_data: OnData | None = None) -> HttpReply:
         """Return the reply to a request for a generation; if cancelled, abort the request on the server."""

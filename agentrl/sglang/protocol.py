@@ -62,6 +62,8 @@ class Pulse:
 IMAGE_POSITIONS = "image_positions"
 """Field of /generate for the embedded server: where the placeholders of images are in `input_ids`. Other
 tokens with the same id were sampled. SGLang ignores it."""
+READS_POSITIONS = "reads_image_positions"
+"""Field of /server_info: the server knows IMAGE_POSITIONS."""
 
 
 def adapter_tensor(adapter: str, name: str) -> str:
@@ -127,6 +129,12 @@ def images_body(
     }
 
 
+def has_other_placeholders(input_ids: Sequence[int], images: Sequence[PlacedImage]) -> bool:
+    """Return whether a prompt with images has placeholders that stand for none, because they were sampled."""
+    placeholder = input_ids[images[0].position]
+    return sum(token == placeholder for token in input_ids) > sum(image.num_tokens for image in images)
+
+
 def check_read_ids(reply: Any, input_ids: Sequence[int], *, server: str) -> None:
     """Check that a server read the tokens that it was sent: it expands the placeholders of images itself.
 
@@ -139,7 +147,7 @@ def check_read_ids(reply: Any, input_ids: Sequence[int], *, server: str) -> None
         raise RequestRefused(
             f"{server} {what}, for a prompt with images; start SGLang with the environment variable "
             "SGLANG_MM_AVOID_RETOKENIZE=1, and with the settings of the image processor that this run has "
-            f"({SETTINGS_FILE}); or the policy sampled a placeholder of images, which SGLang takes for one"
+            f"({SETTINGS_FILE})"
         )
 
 

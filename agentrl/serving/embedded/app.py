@@ -45,6 +45,7 @@ from agentrl.serving.embedded.requests import RequestLimits, parse_generate, par
 from agentrl.serving.embedded.service import Result, Service
 from agentrl.serving.embedded.streams import events
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
+from agentrl.sglang.protocol import READS_POSITIONS
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -162,8 +163,9 @@ class App:
         return json_response({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
 
     async def server_info(self, request: Request) -> Response:
-        state = {"is_paused": self._service.is_paused, "knows_changes": True, "stages_updates": True}
-        return json_response({**self._info, **self._model_info(), **state})
+        can = {"knows_changes": True, "stages_updates": True, READS_POSITIONS: True}
+        state = {"is_paused": self._service.is_paused}
+        return json_response({**self._info, **self._model_info(), **state, **can})
 
     async def model_info(self, request: Request) -> Response:
         return json_response(self._model_info())
