@@ -299,7 +299,7 @@ def _resolved(config: Config) -> Config:
     with concerning("learner.linear_kernels"):
         check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     if config.has_critic:
-        check_critic(config.critic_model, config.learner)
+        check_critic(config.critic_model, config.model, config.learner)
     if config.teacher_model is not None:
         check_teacher(config.teacher_model, config.model, config.learner)
     return config

@@ -101,6 +101,20 @@ def check_vision(model: ModelConfig, learner: LearnerConfig) -> None:
             )
 
 
+def check_sees(model: ModelConfig, policy: ModelConfig) -> None:
+    """Raise if the policy sees images, and a model that scores its tokens does not.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if not all(one.path for one in (model, policy)):
+        return
+    if sees_images(Path(policy.path)) and not sees_images(Path(model.path)):
+        raise ConfigError(
+            f"model.path={model.path!r} does not see images, and the policy does; use a model that sees"
+        )
+
+
 def check_replay(model: ModelConfig) -> None:
     """Raise if there are no experts for `rollout.replay_experts`.
 
@@ -145,11 +159,16 @@ def check_balance(model: ModelConfig, *, has_routers: bool, has_score_head: bool
 
 
 def check_value_head(model: ModelConfig) -> None:
-    """Raise if a classifier's head is not one linear score.
+    """Raise if a model cannot be a critic or a reward model: its head is to be one linear score.
 
     Raises:
-        ConfigError: it classifies tokens, or has several labels.
+        ConfigError: it sees images, classifies tokens, or has several labels.
     """
+    if model.path and sees_images(Path(model.path)):
+        raise ConfigError(
+            f"model.path={model.path!r} sees images, which critics and reward models may not; use a text "
+            "model"
+        )
     classifier = find_own_head(model)
     if classifier is None:
         return

@@ -27,7 +27,7 @@ from agentrl.algorithms.vision import attention_of_parts, find_vision
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.model_kind import sees_images
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner import sharding
 from agentrl.learner.architecture import (
     check_balance,
@@ -141,7 +141,13 @@ class Policy:
         return self.score(microbatch, positions, targets, temperature=temperature)[0]
 
     def forward_input(self, microbatch: Microbatch, positions_P: Tensor) -> ForwardInput:
-        """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output."""
+        """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output.
+
+        Raises:
+            LearnerError: the microbatch has images, and the model does not see.
+        """
+        if microbatch.images and self.images is None:
+            raise LearnerError("an attempt shows images, and the model that scores its tokens does not see")
         return ForwardInput.of(
             microbatch,
             positions_P,
@@ -423,11 +429,6 @@ def _outline_stored(
     else:
         check_policy(model)
     sees = sees_images(Path(model.path))
-    if sees and has_score_head:
-        raise ConfigError(
-            f"model.path={model.path!r} sees images, which critics and reward models may not; use a "
-            "text model"
-        )
     language_model = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     is_new_head = has_score_head and find_own_head(model) is None
     try:

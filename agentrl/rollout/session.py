@@ -15,7 +15,7 @@ import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
-from agentrl.errors import PluginError
+from agentrl.errors import DataError, PluginError
 from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.plugins.functions import NAME
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -546,7 +546,13 @@ class TrajectorySession(AttemptSession):
             TrajectoryEnd: the program failed after the trajectory had ended; its error is a consequence of
                 the end.
             ServerError, ConfigError: a request failed with this error, however the program handled it.
+            DataError: the task shows images, which do not reach the program.
         """
+        if any(message.images for message in self._attempt.task.messages):
+            raise DataError(
+                "the task's messages contain images, which programs behind the gateway do not get; use an "
+                "agent that samples by its session, such as tool_agent"
+            )
         served = GatewaySession(self, self._chat, streams=self._gateway.streams)
         reaction: Exception | None = None
         async with self._gateway.open(served) as (endpoint, failures):
