@@ -57,7 +57,7 @@ def _keepers(command: str | None, cloud: str | None) -> Sequence[Keeper]:
     if command is not None and cloud is not None:
         raise ConfigError(f"--command {command} is of an engine, --cloud {cloud} has none: give one of them")
     if cloud is not None:
-        boxes = {"e2b": E2bBoxes, "daytona": DaytonaBoxes}[cloud](lifetime_s=1)
+        boxes = E2bBoxes(lifetime_s=1) if cloud == "e2b" else DaytonaBoxes(lifetime_s=1)
         boxes.check()
         return [boxes]
     return installed_engines() if command is None else [Containers(tuple(shlex.split(command)))]
