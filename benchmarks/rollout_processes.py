@@ -68,6 +68,7 @@ MILLI = 1000.0
 class Figures:
     """Times are of one call unless noted. `*_cpu_*`: of the calling thread of the buffer's process.
 
+    seconds_per_token, mean_tokens: of the servers (paced_server.py).
     add_calls, added: calls, and attempts in them. most_in_flight: attempts that were played at the same time.
     process_mb: memory of a rollout process, with its part of shared pages (mean), at the end.
     buffer_cpu_s: of the buffer's process for the whole run. lost: groups or attempts.
@@ -76,6 +77,8 @@ class Figures:
     processes: int
     groups: int
     group_size: int
+    seconds_per_token: float
+    mean_tokens: float
     most_in_flight: int
     add_calls: int
     added: int
@@ -307,8 +310,12 @@ def run(
     for step in range(1, args.staleness + 2):
         batch = None
         while batch is None:
-            most = max(most, int(sum(stats["in_flight"] for stats in processes.ask("stats"))))
-            if buffer.counts().ready < args.groups:
+            in_flight = int(sum(stats["in_flight"] for stats in processes.ask("stats")))
+            most = max(most, in_flight)
+            ready = buffer.counts().ready
+            passed = time.monotonic() - started
+            print(f"{passed:4.0f} s: {in_flight:,} attempts in flight, {ready:,} groups ready", flush=True)
+            if ready < args.groups:
                 time.sleep(POLL_S)
                 continue
             began, cpu = time.perf_counter(), time.thread_time()
@@ -333,6 +340,8 @@ def run(
         processes=args.processes,
         groups=args.groups,
         group_size=args.group_size,
+        seconds_per_token=args.seconds_per_token,
+        mean_tokens=args.mean_tokens,
         most_in_flight=most,
         add_calls=len(wall),
         added=int(sizes.sum()),
@@ -359,7 +368,7 @@ def main() -> None:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--staleness", type=int, default=1)
     parser.add_argument("--servers", type=int, default=4, help="processes that answer")
-    parser.add_argument("--seconds-per-token", type=float, default=0.5)
+    parser.add_argument("--seconds-per-token", type=float, default=0.05)
     parser.add_argument("--mean-tokens", type=float, default=100.0, help="of a turn")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()

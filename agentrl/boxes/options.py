@@ -7,12 +7,13 @@ import logging
 import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agentrl.boxes.audit import Containers
 from agentrl.boxes.box import BoxMaker
 from agentrl.boxes.bubblewrap import BubblewrapBoxes
 from agentrl.boxes.container import ContainerBoxes
+from agentrl.boxes.daytona import DaytonaBoxes
 from agentrl.boxes.e2b import E2bBoxes
 from agentrl.boxes.fusion import FusionBoxes
 from agentrl.boxes.leases import Keeper, sweep
@@ -24,7 +25,7 @@ from agentrl.sandbox import Limits, Sandbox, SandboxOptions, Wall
 log = logging.getLogger(__name__)
 
 FOLDER = re.compile(r"(/(?!\.\.?(/|$))[^/]+)+")
-BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion", "e2b"]
+BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion", "e2b", "daytona"]
 
 
 class WorkspaceOptions(Options):
@@ -34,7 +35,7 @@ class WorkspaceOptions(Options):
     image: str | None = Field(
         None,
         description="Image of rows that name none: a name that the engine knows, for bubblewrap a folder "
-        "with an unpacked root file system, for e2b a template.",
+        "with an unpacked root file system, for e2b a template, for daytona a snapshot.",
     )
     folder: str | None = Field(
         None,
@@ -48,8 +49,8 @@ class WorkspaceOptions(Options):
     url: str | None = Field(None, description="Server of kind fusion, such as http://127.0.0.1:8080.")
     api_key_env: str | None = Field(
         None,
-        description="Environment variable with the key of kind fusion or e2b; None: none for fusion, "
-        "E2B_API_KEY for e2b.",
+        description="Environment variable with the key of kind fusion, e2b or daytona; None: none for "
+        "fusion, that of the client for the others: E2B_API_KEY, DAYTONA_API_KEY.",
     )
     warm: int = Field(
         0,
@@ -81,18 +82,27 @@ class WorkspaceOptions(Options):
         (), description="Walls of the sandbox that may be missing on this machine (docs/sandbox.md)."
     )
 
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _is_known(cls, kind: object) -> object:
+        if kind == "modal":
+            raise ValueError(
+                "kind 'modal' is not supported: use e2b or daytona, or podman on machines of your own"
+            )
+        return kind
+
     @model_validator(mode="after")
     def _has_what_its_kind_knows(self) -> WorkspaceOptions:
         if self.kind in ("process", "fusion") and (self.image is not None or self.folder is not None):
             raise ValueError(
                 f"kind {self.kind!r} has no images: leave out image and folder, or use another kind"
             )
-        if self.kind in ("process", "fusion", "e2b") and self.scratch:
+        if self.kind in ("process", "fusion", "e2b", "daytona") and self.scratch:
             raise ValueError(f"kind {self.kind!r} has no further writable folders: leave out scratch")
         if (self.kind == "fusion") != (self.url is not None):
             raise ValueError("url: kind fusion needs the URL of its server, and no other kind has one")
-        if self.api_key_env is not None and self.kind not in ("fusion", "e2b"):
-            raise ValueError(f"kind {self.kind!r} has no api_key_env; it is for fusion and e2b")
+        if self.api_key_env is not None and self.kind not in ("fusion", "e2b", "daytona"):
+            raise ValueError(f"kind {self.kind!r} has no api_key_env; it is for fusion, e2b and daytona")
         if self.command is not None and self.kind not in ("podman", "docker"):
             raise ValueError(f"kind {self.kind!r} has no command; it is for podman and docker")
         if self.folder is not None and not FOLDER.fullmatch(self.folder):
@@ -121,7 +131,7 @@ def _keeper(maker: BoxMaker) -> Keeper | None:
     match maker:
         case ContainerBoxes():
             return Containers(maker.command)
-        case E2bBoxes():
+        case E2bBoxes() | DaytonaBoxes():
             return maker
     return None
 
@@ -157,3 +167,6 @@ def _maker(options: WorkspaceOptions) -> BoxMaker:
         case "e2b":
             key = secret(options.api_key_env, plugin="boxes of kind 'e2b'")
             return E2bBoxes(lifetime_s=options.lifetime_s, image=image, folder=folder, api_key=key)
+        case "daytona":
+            key = secret(options.api_key_env, plugin="boxes of kind 'daytona'")
+            return DaytonaBoxes(lifetime_s=options.lifetime_s, image=image, folder=folder, api_key=key)

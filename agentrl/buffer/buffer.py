@@ -279,7 +279,7 @@ class ReplayBuffer:
             if groups is None:
                 return None
             self._last_lags = Counter(self._groups.lag(group) for group in groups)
-            stored = [data for group in groups for data in self._rows.of(group)]
+            stored = self._rows.of(groups)
             self._rows.hold_batch(self._groups.step if step is None else step, groups)
         return self._rows.read(stored)  # outside the lock, because there may be thousands
 
@@ -417,7 +417,7 @@ class ReplayBuffer:
             # After a power loss, groups that the checkpoint learned from must not be ready again.
             self._journal.sync()
             state = self._groups.state()
-            stored = [data for group in self._groups.ready.values() for data in self._rows.of(group)]
+            stored = self._rows.of(self._groups.ready.values())
         return self._rows.write_state(state, stored)
 
     def restore(self, data: bytes) -> None:

@@ -355,14 +355,20 @@ class Journal:
         """
         yield from self._records.events(self._head)
 
-    def attempts(self, group_id: int, owner: str) -> dict[int, bytes]:
-        """Return the stored trajectories of a group from one owner: member -> Arrow IPC stream.
+    def read(self, keys: Iterable[AttemptKey]) -> list[bytes]:
+        """Return what is stored of each of these attempts.
 
         Raises:
-            CheckpointError: a trajectory is damaged.
+            CheckpointError: one of them is damaged.
         """
-        stored = self._stored.get(group_id, {}).get(owner, {})
-        return {member: self._records.data_of(attempt) for member, attempt in stored.items()}
+        return self._records.data_of_all(
+            [self._stored[group_id][owner][member] for group_id, owner, member in keys]
+        )
+
+    def attempts(self, group_id: int, owner: str) -> dict[int, bytes]:
+        """Return what is stored of a group's attempts from one owner: member -> data (see `read`)."""
+        members = self._stored.get(group_id, {}).get(owner, {})
+        return dict(zip(members, self._records.data_of_all(list(members.values())), strict=True))
 
     def plays(self) -> list[tuple[int, str]]:
         """Return the (group id, owner) pairs of which attempts are stored."""

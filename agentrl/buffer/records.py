@@ -272,9 +272,23 @@ class Records:
         ]
 
     def data_of(self, attempt: StoredAttempt) -> bytes:
-        """Return the Arrow IPC stream of an attempt, verified against its checksum."""
-        rows = list(self._rows("SELECT data FROM attempts WHERE number = ?", attempt.number))
-        data = rows[0][0] if rows else None
+        """Return what is stored of an attempt, verified against its checksum."""
+        return self.data_of_all([attempt])[0]
+
+    def data_of_all(self, attempts: Sequence[StoredAttempt]) -> list[bytes]:
+        """Return what is stored of each attempt, verified against its checksum.
+
+        It is one query, because a thread that begins or ends one may wait for the interpreter's lock.
+        """
+        found = dict(
+            self._rows(
+                "SELECT number, data FROM attempts WHERE number IN (SELECT value FROM json_each(?))",
+                json.dumps([attempt.number for attempt in attempts]),
+            )
+        )
+        return [self._verified(attempt, found.get(attempt.number)) for attempt in attempts]
+
+    def _verified(self, attempt: StoredAttempt, data: object) -> bytes:
         if not isinstance(data, bytes) or not attempt.is_of(data):
             group_id, owner, member = attempt.key
             raise damaged(

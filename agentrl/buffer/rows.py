@@ -79,10 +79,9 @@ class Rows:
 
     # --------------------------------------------------------------------------------------------------- read
 
-    def of(self, group: ReadyGroup) -> list[bytes]:
-        """Return the facts of a ready group's attempts as they are stored, ordered by member (see `read`)."""
-        found = self._journal.attempts(group.group_id, group.owner)
-        return [found[member] for member in group.members]
+    def of(self, groups: Iterable[ReadyGroup]) -> list[bytes]:
+        """Return the facts of ready groups' attempts as they are stored, by group and member (see `read`)."""
+        return self._journal.read((g.group_id, g.owner, m) for g in groups for m in g.members)
 
     def read(self, stored: Iterable[bytes]) -> list[AttemptFacts]:
         return [AttemptFacts.from_json(data, self._folder) for data in stored]
@@ -92,7 +91,7 @@ class Rows:
         that did not fail, or their conversations of one name.
         """
         compared: dict[str, list[float]] = {}
-        for attempt in self.read(self.of(group)):
+        for attempt in self.read(self.of([group])):
             if attempt.outcome in SCORED_OUTCOMES:
                 for name, reward in attempt.compared_rewards(credit):
                     compared.setdefault(name, []).append(reward)

@@ -26,7 +26,8 @@ def boxes(
         ),
     ] = None,
     cloud: Annotated[
-        Literal["e2b"] | None, typer.Option(help="Look there instead, with the key of its client's variable.")
+        Literal["e2b", "daytona"] | None,
+        typer.Option(help="Look there instead, with the key of its client's variable."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -50,12 +51,13 @@ def boxes(
 
 def _keepers(command: str | None, cloud: str | None) -> Sequence[Keeper]:
     from agentrl.boxes.audit import Containers, installed_engines
+    from agentrl.boxes.daytona import DaytonaBoxes
     from agentrl.boxes.e2b import E2bBoxes
 
     if command is not None and cloud is not None:
         raise ConfigError(f"--command {command} is of an engine, --cloud {cloud} has none: give one of them")
     if cloud is not None:
-        boxes = E2bBoxes(lifetime_s=1)
+        boxes = E2bBoxes(lifetime_s=1) if cloud == "e2b" else DaytonaBoxes(lifetime_s=1)
         boxes.check()
         return [boxes]
     return installed_engines() if command is None else [Containers(tuple(shlex.split(command)))]

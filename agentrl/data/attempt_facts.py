@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -266,7 +267,7 @@ class AttemptFacts:
     @classmethod
     def _of_values(cls, values: dict[str, Any], folder: Path) -> AttemptFacts:
         name, *place = values["source"]
-        values["source"] = TrajectoryRef(str(folder / name), *place)
+        values["source"] = TrajectoryRef(os.path.join(folder, name), *place)
         values["outcome"] = Outcome(values["outcome"])
         values["rewards"] = tuple(RewardEvent(*event) for event in values["rewards"])
         values["failure"] = None if values["failure"] is None else _failure_of(values["failure"])
@@ -274,10 +275,8 @@ class AttemptFacts:
             values[pairs] = tuple(tuple(pair) for pair in values[pairs])
         if "prompts" in values:  # an earlier version marked only the first action token
             values["marks"] = [[] if prompt is None else [prompt] for prompt in values.pop("prompts")]
-        for names in (
-            "conversation_names",
-            "segment_conversations",
-        ):  # journals of earlier versions lack them
+        # Journals of earlier versions lack them.
+        for names in ("conversation_names", "segment_conversations"):
             values[names] = tuple(values.get(names, ()))
         values["marks"] = tuple(tuple((length, key) for length, key in own) for own in values["marks"])
         values["reward_places"] = tuple(values["reward_places"])

@@ -107,6 +107,7 @@ def test_a_box_that_takes_too_much_memory_is_told_as_such() -> None:
     ("config", "text"),
     [
         ({"kind": "cloud"}, "environment 'workspace': kind: "),
+        ({"kind": "modal"}, "kind 'modal' is not supported"),
         ({"boxes": 1}, "environment 'workspace': boxes: "),
         ({"max_boxes": 0}, "environment 'workspace': max_boxes: "),
         ({"image": "python:3.12"}, "kind 'process' has no images"),

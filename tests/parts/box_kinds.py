@@ -17,10 +17,14 @@ import pytest
 from agentrl.boxes import BoxMaker
 from agentrl.boxes.bubblewrap import BubblewrapBoxes
 from agentrl.boxes.container import ContainerBoxes, limit_of_processes
+from agentrl.boxes.daytona import DaytonaBoxes
 from agentrl.boxes.e2b import E2bBoxes
 from agentrl.boxes.fusion import FusionBoxes
 from agentrl.boxes.process_box import ProcessBoxes
 from agentrl.sandbox import Limits, Sandbox, SandboxOptions
+from parts.daytona_server import KEY as DAYTONA_KEY
+from parts.daytona_server import Cloud as DaytonaCloud
+from parts.daytona_server import daytona_server
 from parts.e2b_server import KEY as E2B_KEY
 from parts.e2b_server import Cloud, e2b_server
 from parts.fusion_server import KEY, fusion_server
@@ -124,6 +128,21 @@ def e2b() -> BoxMaker:
     return E2bBoxes(lifetime_s=300, api_key=E2B_KEY)
 
 
+@functools.cache
+def daytona_cloud() -> DaytonaCloud:
+    """Return the cloud of this test process, which Daytona's client finds by its environment."""
+    server = contextlib.ExitStack()
+    url, cloud = server.enter_context(daytona_server())
+    atexit.register(server.close)
+    os.environ |= {"DAYTONA_API_URL": url, "DAYTONA_TARGET": "us"}
+    return cloud
+
+
+def daytona() -> BoxMaker:
+    daytona_cloud()
+    return DaytonaBoxes(lifetime_s=300, api_key=DAYTONA_KEY)
+
+
 LIVING: dict[str, Callable[[], BoxMaker]] = {
     "process": process,
     "bubblewrap": bubblewrap,
@@ -131,7 +150,7 @@ LIVING: dict[str, Callable[[], BoxMaker]] = {
     "podman": podman,
 }
 """Those in which processes outlive their command."""
-MAKERS = {**LIVING, "fusion": fusion, "e2b": e2b}
+MAKERS = {**LIVING, "fusion": fusion, "e2b": e2b, "daytona": daytona}
 
 
 def named(name: str) -> list[str]:

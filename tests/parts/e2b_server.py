@@ -7,17 +7,10 @@ machine is a folder, in which the tests' own programs run without walls.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from connectrpc.code import Code
@@ -25,44 +18,10 @@ from connectrpc.errors import ConnectError
 from werkzeug import Request, Response
 from werkzeug.serving import make_server
 
+from parts.cloud_machine import Machine
+
 KEY = "e2b_0123456789"
 TEMPLATES = ("base", "other")
-
-
-@dataclass
-class Machine:
-    """A machine: its home folder, and the processes that were started in it."""
-
-    asked: dict[str, Any]
-    home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="agentrl-e2b-")))
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def start(self, command: list[str], envs: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Start a command; everything that it starts has the machine's mark in its environment."""
-        process = subprocess.Popen(
-            command,
-            cwd=self.home,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], **envs, "HOME": str(self.home), "E2B_MACHINE": self.token},
-        )
-        self.processes.append(process)
-        return process
-
-    def end(self) -> None:
-        """Kill all of its processes, whatever their parents and sessions."""
-        mark = f"E2B_MACHINE={self.token}".encode()
-        for found in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if mark in found.read_bytes().split(b"\0"):
-                    os.kill(int(found.parent.name), signal.SIGKILL)
-            except OSError:
-                continue
-        for process in self.processes:
-            process.wait()
-        shutil.rmtree(self.home, ignore_errors=True)
 
 
 class Cloud:
@@ -73,12 +32,12 @@ class Cloud:
     """
 
     def __init__(self) -> None:
+        from e2b.envd.process.process_connect import ProcessWSGIApplication
+
         self.num_made = 0
         self.creating = threading.Event()
         self.may_create = threading.Event()
         self.may_create.set()
-        from e2b.envd.process.process_connect import ProcessWSGIApplication
-
         self.machines: dict[str, Machine] = {}
         self.refusals: list[int] = []
         self.keys: set[str] = set()
