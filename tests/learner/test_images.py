@@ -114,7 +114,9 @@ def test_what_is_not_tested_with_images_is_refused_by_name(seeing, changes):
 def test_a_model_that_does_not_see_scores_no_images(seeing, tokens, tmp_path):
     write_tiny_model(tmp_path / "text", 400)
     text = ModelConfig(path=str(tmp_path / "text"))
-    with pytest.raises(ConfigError, match=r"distillation.teacher: model.path=.* does not see images, and the"):
+    with pytest.raises(
+        ConfigError, match=r"distillation.teacher: model.path=.* does not see images, and the"
+    ):
         check_teacher(text, ModelConfig(path=str(seeing)), LearnerConfig())
     with pytest.raises(ConfigError, match=r"the policy .* sees images, and critics do not"):
         check_critic(text, ModelConfig(path=str(seeing)), LearnerConfig())
