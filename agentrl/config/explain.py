@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
-from agentrl.config.explain_images import image_lines, image_warning
+from agentrl.config.explain_images import image_lines, image_warnings
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_memory import memory_lines
 from agentrl.config.explain_publish import publish_line
@@ -347,8 +347,7 @@ def _size(arguments: Mapping[str, object], *names: str) -> int:
 
 def _rollout_warnings(config: Config) -> Iterator[str]:
     rollout, agent, numbers = config.rollout, config.agent, RunSize.of(config)
-    if (warning := image_warning(config)) is not None:
-        yield warning
+    yield from image_warnings(config)
     if config.attempts_per_group > rollout.max_concurrent_trajectories:
         yield (
             f"a group of {config.attempts_per_group} attempts exceeds "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,13 +53,22 @@ def image_lines(config: Config) -> list[tuple[str, str]]:
     ]
 
 
-def image_warning(config: Config) -> str | None:
-    """Return a warning if an image may be longer than prompts may be."""
+def image_warnings(config: Config) -> Iterator[str]:
+    """Yield a warning if an image may be longer than prompts may be, or servers may keep what a former model
+    saw.
+    """
     cost = ImageCost.of(config.model)
-    if cost is None or cost.max_tokens <= config.data.max_prompt_tokens:
-        return None
-    return (
-        f"an image may take {cost.max_tokens:,} tokens, and data.max_prompt_tokens is "
-        f"{config.data.max_prompt_tokens:,}: rows with large images are left out or refused; raise it, or "
-        f"lower max_pixels in {_FILE} of the model"
-    )
+    if cost is None:
+        return
+    if cost.max_tokens > config.data.max_prompt_tokens:
+        yield (
+            f"an image may take {cost.max_tokens:,} tokens, and data.max_prompt_tokens is "
+            f"{config.data.max_prompt_tokens:,}: rows with large images are left out or refused; raise it, "
+            f"or lower max_pixels in {_FILE} of the model"
+        )
+    if config.rollout.urls:
+        yield (
+            "SGLang keeps what the tower of the model it began with made of images: the servers at "
+            "rollout.urls must have been started with this run's model, or with SGLANG_VLM_CACHE_SIZE_MB=0 "
+            "(docs/images.md)"
+        )
