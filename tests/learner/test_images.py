@@ -9,12 +9,10 @@ from agentrl.algorithms.vision import PatchReader
 from agentrl.chat.codec import find_image_tokens, load_tokenizer
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
-from agentrl.controller.specs import check_critic
-from agentrl.controller.teacher import check_teacher
-from agentrl.errors import ConfigError, DiskError, LearnerError
+from agentrl.errors import ConfigError, DiskError
 from agentrl.learner.layout import check_folder
 from agentrl.learner.packing import pack
-from parts.learner import learner_spec, lone_learner, write_tiny_model
+from parts.learner import learner_spec, lone_learner
 from parts.vision import forward_of, sample_with_images, stored, write_seeing_model
 
 SIZES = [(84, 56), (30, 120), (60, 61), (28, 28)]
@@ -109,23 +107,6 @@ def test_what_is_not_tested_with_images_is_refused_by_name(seeing, changes):
     model = ModelConfig(path=str(seeing), **changes.get("model", {}))
     with pytest.raises(ConfigError, match="is not tested with a model that sees"):
         check_folder(model, LearnerConfig(**changes.get("learner", {})))
-
-
-def test_a_model_that_does_not_see_scores_no_images(seeing, tokens, tmp_path):
-    write_tiny_model(tmp_path / "text", 400)
-    text = ModelConfig(path=str(tmp_path / "text"))
-    with pytest.raises(
-        ConfigError, match=r"distillation.teacher: model.path=.* does not see images, and the"
-    ):
-        check_teacher(text, ModelConfig(path=str(seeing)), LearnerConfig())
-    with pytest.raises(ConfigError, match=r"the policy .* sees images, and critics do not"):
-        check_critic(text, ModelConfig(path=str(seeing)), LearnerConfig())
-    with pytest.raises(ConfigError, match=r"critic: .* sees images, which critics and reward models may not"):
-        check_critic(ModelConfig(path=str(seeing)), text, LearnerConfig())
-    one = sample_with_images(0, stored(tmp_path, (28, 28)), tokens)
-    [[microbatch]] = pack([one], max_tokens=1000, world_size=1)
-    with lone_learner(learner_spec(text)) as blind, pytest.raises(LearnerError, match="does not see"):
-        blind._policy.score_actions(microbatch, temperature=1.0)
 
 
 def test_an_image_that_is_gone_is_named(learner, tokens, tmp_path):

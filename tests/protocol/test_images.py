@@ -113,11 +113,16 @@ def sampling(images, num_tokens=12):
     return SamplingParams(num_tokens, ignore_eos=True, images=tuple(images))
 
 
+def before_placeholder(tokens, generation):
+    """Return how many tokens were sampled up to the first placeholder: `forward_of` replaces those."""
+    sampled = generation.token_ids.tolist()
+    return sampled.index(tokens.placeholder) + 1 if tokens.placeholder in sampled else len(sampled)
+
+
 def check(expected, tokens, ids, placed, generation):
     """Check the log-probabilities up to the first placeholder that was sampled."""
-    sampled = generation.token_ids.tolist()
-    end = sampled.index(tokens.placeholder) + 1 if tokens.placeholder in sampled else len(sampled)
-    right = expected([*ids, *sampled], placed)[len(ids) - 1 :]
+    end = before_placeholder(tokens, generation)
+    right = expected([*ids, *generation.token_ids], placed)[len(ids) - 1 :]
     np.testing.assert_allclose(generation.logprobs[:end], right[:end], atol=1e-4)
 
 
@@ -205,6 +210,37 @@ def test_sglang_keeps_what_a_former_tower_saw(talk, tokens, tmp_path, models, ex
     _, after = talk(lambda client: across_an_update(client, models[2], ids, placed))
     with pytest.raises(AssertionError):
         check(expected[2], tokens, ids, placed, after)
+
+
+@SGLANG
+def test_an_update_amid_generations_shows_the_image_to_the_new_weights(talk, tokens, refs, models, expected):
+    """`retract` computes the prompt anew."""
+    ids, placed = prompt_of(tokens, refs)
+    done = []
+
+    async def script(client):
+        async def ask(number):
+            done.append(await client.generate(ids, sampling(placed, 100), rid=f"u{number}"))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(8):
+                nursery.start_soon(ask, number)
+            while (await client.loads()).num_used_tokens <= len(ids) + 40:
+                await trio.sleep(0.005)
+            await client.pause("retract")
+            await client.update_weights_from_disk(str(models[1]), version=1, flush_cache=True)
+            await client.resume()
+
+    talk(script)
+    assert {int(version) for generation in done for version in generation.versions} == {0, 1}
+    checked = set()
+    for generation in done:
+        end = before_placeholder(tokens, generation)
+        both = np.array([one([*ids, *generation.token_ids], placed)[len(ids) - 1 :] for one in expected[:2]])
+        versions = generation.versions[:end]
+        np.testing.assert_allclose(generation.logprobs[:end], both[versions, np.arange(end)], atol=1e-4)
+        checked |= set(versions.tolist())
+    assert checked == {0, 1}
 
 
 def with_a_sampled_placeholder(tokens, refs):
