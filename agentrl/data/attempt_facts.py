@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.data.prefix_marks import Mark, find_marks
 from agentrl.errors import CheckpointError
+from agentrl.fast_pickle import pickled_fast
 from agentrl.types import (
     MAIN_CONVERSATION,
     NO_VERSION,
@@ -38,6 +39,7 @@ Runs = tuple[tuple[int, int], ...]
 """Pairs (value, number of neighbors that have it)."""
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
     """The facts of one attempt. Fields that are not explained here are those of `Trajectory`.
