@@ -16,8 +16,6 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.fast_pickle import pickled_fast
-
 Role = Literal["system", "user", "assistant", "tool"]
 JsonObject = Mapping[str, Any]
 
@@ -176,7 +174,6 @@ class Turn:
         return self.message.tool_calls
 
 
-@pickled_fast
 @dataclass(frozen=True, slots=True)
 class RewardEvent:
     """A named reward on one token.

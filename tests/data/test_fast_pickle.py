@@ -1,4 +1,4 @@
-"""`pickled_fast`: what comes back equals what was pickled, with each protocol, also where defaults were left."""
+"""`pickled_fast`: what comes back equals what was pickled."""
 
 import copy
 import pickle
