@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -69,6 +70,7 @@ class E2bBoxes(BoxMaker):
 
     def _machine(self, image: str | None) -> _E2bMachine:
         create = _client().Sandbox.create
+        ends_at = time.monotonic() + self._lifetime_s
         try:
             made = _asked(
                 lambda: create(
@@ -81,34 +83,55 @@ class E2bBoxes(BoxMaker):
             )
         except MachineGone as error:
             raise DataError(f"image {image!r}: E2B has no such template: {error}") from error
-        return _E2bMachine(made)
+        return _E2bMachine(made, ends_at=ends_at)
 
 
 class _E2bMachine:
-    """A machine, by the client's object for it."""
+    """A machine, by the client's object for it. ends_at: when E2B ends it, by the monotonic clock."""
 
-    def __init__(self, sandbox: Any) -> None:
+    def __init__(self, sandbox: Any, *, ends_at: float) -> None:
         self._sandbox = sandbox
+        self._ends_at = ends_at
 
     def run(self, command: str, *, timeout_s: float) -> str | None:
         client = _client()
         try:
-            return str(_asked(lambda: self._sandbox.commands.run(command, timeout=timeout_s)).stdout)
-        except client.CommandExitException:
-            return None
-        except client.TimeoutException as error:
-            if _asked(self._sandbox.is_running):  # what runs there keeps the servant from answering
-                return None
-            raise MachineGone(_line(error)) from error
+            return str(self._played(lambda: self._sandbox.commands.run(command, timeout=timeout_s)).stdout)
+        except (client.CommandExitException, client.TimeoutException):
+            return None  # after a timeout: what runs there keeps the servant from answering
 
     def write(self, path: str, content: bytes) -> None:
-        _asked(lambda: self._sandbox.files.write(path, content, use_octet_stream=True))
+        self._played(lambda: self._sandbox.files.write(path, content, use_octet_stream=True))
 
-    def read(self, path: str) -> bytes:
-        return bytes(_asked(lambda: self._sandbox.files.read(path, format="bytes")))
+    def read(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._played(lambda: self._sandbox.files.read(path, format="bytes")))
+        except _client().FileNotFoundException:
+            return None
 
     def end(self) -> None:
         _asked(self._sandbox.kill)
+
+    def _played(self, method: Callable[[], T]) -> T:
+        """Ask the machine. If this fails, what became of the machine decides whose fault it is.
+
+        Raises:
+            MachineGone: its lifetime is over, or E2B does not know it any more, as after a command that shut
+                it down. SandboxError: E2B paused it, or broke. As `_asked` if the machine runs.
+        """
+        try:
+            return _asked(method)
+        except (MachineGone, SandboxError, _client().TimeoutException) as failure:
+            try:
+                state = str(_asked(self._sandbox.get_info).state)
+            except MachineGone as gone:
+                is_old = time.monotonic() >= self._ends_at
+                raise MachineGone("its lifetime is over" if is_old else str(gone)) from failure
+            if state != "running":
+                raise SandboxError(f"E2B: the machine is {state} before its time") from failure
+            if isinstance(failure, MachineGone):
+                raise SandboxError(f"E2B: the machine runs, but is not reached: {failure}") from failure
+            raise
 
 
 def _client() -> Any:
@@ -129,17 +152,18 @@ def _asked(method: Callable[[], T]) -> T:
 
     Raises:
         MachineGone: E2B does not know the machine, or the template. SandboxError: E2B broke.
-        CommandExitException, TimeoutException: of the client, for a command that failed or took too long.
+        CommandExitException, FileNotFoundException, TimeoutException: of the client, for a command that
+            failed, a file that is not there, and a command that took too long.
     """
     from e2b import exceptions
 
     client = _client()
     try:
         return method()
+    except (client.CommandExitException, exceptions.FileNotFoundException):
+        raise
     except (exceptions.NotFoundException, exceptions.SandboxNotRunningException) as error:
         raise MachineGone(_line(error)) from error
-    except client.CommandExitException:
-        raise
     except Exception as error:
         if getattr(error, "status_code", None) == NOT_FOUND:
             raise MachineGone(_line(error)) from error

@@ -41,7 +41,7 @@ Ended = api_pb2.GenericResult
 
 @dataclass
 class Command:
-    """A command in a sandbox. result: exit code, output, errors. file, stdin: for Modal's program for files."""
+    """A command in a sandbox. result: exit code, output, errors. file, stdin: for Modal's file program."""
 
     result: asyncio.Future[tuple[int, bytes, bytes]]
     file: dict[str, Any] = field(default_factory=dict)
