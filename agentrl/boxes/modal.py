@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -264,7 +265,7 @@ class _Heartbeats:
             with self._lock:
                 living = tuple(self._sandboxes)
             try:
-                asked(lambda living=living: _signed(living), within_s=REQUEST_S, again=())
+                asked(functools.partial(_signed, living), within_s=REQUEST_S, again=())
             except SandboxError as error:
                 log.info("not all boxes got a sign of life: %s", error)
 
