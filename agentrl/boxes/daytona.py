@@ -175,6 +175,8 @@ class _DaytonaMachine:
                 state = str(found.state.value)
             except _NotFound:
                 state = "destroyed"
+            except _TooLong as error:  # that of a question is not that of a command
+                raise SandboxError(str(error)) from error
             if state == "started":
                 raise
             if state in STOPPED or time.monotonic() >= self._ends_at:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import httpx
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 DEFAULT_FOLDER = "work"
 NOT_FOUND = 404
+LATE_S = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Before each look at a machine that is not reached, and that E2B still takes for running."""
 
 
 class E2bBoxes(BoxMaker):
@@ -97,8 +99,8 @@ class _E2bMachine:
         client = _client()
         try:
             return str(self._played(lambda: self._sandbox.commands.run(command, timeout=timeout_s)).stdout)
-        except (client.CommandExitException, client.TimeoutException):
-            return None  # after a timeout: what runs there keeps the servant from answering
+        except (client.CommandExitException, _TooLong):
+            return None  # if it is late, what runs there keeps the servant from answering
 
     def write(self, path: str, content: bytes) -> None:
         self._played(lambda: self._sandbox.files.write(path, content, use_octet_stream=True))
@@ -121,17 +123,39 @@ class _E2bMachine:
         """
         try:
             return _asked(method)
-        except (MachineGone, SandboxError, _client().TimeoutException) as failure:
+        except (MachineGone, SandboxError) as failure:
+            is_gone = isinstance(failure, MachineGone)
             try:
-                state = str(_asked(self._sandbox.get_info).state)
+                state = self._state(LATE_S if is_gone else LATE_S[:1])
             except MachineGone as gone:
                 is_old = time.monotonic() >= self._ends_at
                 raise MachineGone("its lifetime is over" if is_old else str(gone)) from failure
             if state != "running":
                 raise SandboxError(f"E2B: the machine is {state} before its time") from failure
-            if isinstance(failure, MachineGone):
+            if is_gone:
                 raise SandboxError(f"E2B: the machine runs, but is not reached: {failure}") from failure
             raise
+
+    def _state(self, waits_s: Iterable[float]) -> str:
+        """Return what E2B takes the machine for. waits_s: before each look, as long as it is running.
+
+        Raises:
+            MachineGone: E2B does not know it. SandboxError: E2B does not tell.
+        """
+        state = ""
+        for wait_s in waits_s:
+            time.sleep(wait_s)
+            try:
+                state = str(_asked(self._sandbox.get_info).state)
+            except _TooLong as error:  # that of a question is not that of a command
+                raise SandboxError(str(error)) from error
+            if state != "running":
+                break
+        return state
+
+
+class _TooLong(SandboxError):
+    """A request, or the command in it, did not end in time."""
 
 
 def _client() -> Any:
@@ -151,9 +175,9 @@ def _asked(method: Callable[[], T]) -> T:
     """Call a method of the client, which retries by itself what E2B asks to retry.
 
     Raises:
-        MachineGone: E2B does not know the machine, or the template. SandboxError: E2B broke.
-        CommandExitException, FileNotFoundException, TimeoutException: of the client, for a command that
-            failed, a file that is not there, and a command that took too long.
+        MachineGone: E2B does not know the machine, or the template. SandboxError: E2B broke; its subclass
+            says that it took too long. CommandExitException, FileNotFoundException: of the client, for a
+            command that failed and a file that is not there.
     """
     from e2b import exceptions
 
@@ -168,9 +192,8 @@ def _asked(method: Callable[[], T]) -> T:
         if getattr(error, "status_code", None) == NOT_FOUND:
             raise MachineGone(_line(error)) from error
         is_broken = isinstance(error, (exceptions.SandboxUnreachableException, httpx.HTTPError))
-        if isinstance(error, client.TimeoutException) and not is_broken:
-            raise
-        raise SandboxError(f"E2B: {_line(error)}") from error
+        is_late = isinstance(error, client.TimeoutException) and not is_broken
+        raise (_TooLong if is_late else SandboxError)(f"E2B: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:

@@ -47,6 +47,8 @@ IMAGE_S = 1200.0
 START_S = 120.0
 REQUEST_S = 30.0
 """Seconds for a request that runs no command."""
+LATE_S = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""Before each look at a sandbox that a worker does not know, and that Modal still takes for running."""
 STILL_RUNS = -1
 """The client's exit code of a command that has not ended at its deadline."""
 BEATS = 3
@@ -90,7 +92,7 @@ class ModalBoxes(BoxMaker):
         client_module()
         if missing := [name for name in TOKEN_ENV if not os.environ.get(name)]:
             raise ConfigError(
-                f"kind: modal: there is no token: set the environment variable {' and '.join(missing)}"
+                f"kind: modal: there is no token: {' and '.join(missing)} must be set in the environment"
             )
 
     async def start(self, start: Start) -> OpenBox:
@@ -201,8 +203,9 @@ class _ModalMachine:
         except SandboxError as failure:
             if self._is_ended:  # by this process, while a cancelled request was going on
                 raise
+            waits_s = LATE_S if isinstance(failure, NotThere) else LATE_S[:1]
             try:
-                end = asked(self._end, within_s=START_S)
+                end = asked(functools.partial(self._end, waits_s), within_s=START_S)
             except NotThere:
                 end = _End("Modal does not know it", is_lost=True)
             if end is None:
@@ -211,15 +214,20 @@ class _ModalMachine:
                 raise SandboxError(f"Modal: the sandbox is lost: {end.reason}") from failure
             raise MachineGone(end.reason) from failure
 
-    async def _end(self) -> _End | None:
-        """Return how the sandbox ended; None if it runs.
+    async def _end(self, waits_s: Iterable[float]) -> _End | None:
+        """Return how the sandbox ended; None if it runs. waits_s: before each look for an end.
 
         The client tells a timeout, a termination and an exit code. A sandbox that Modal ended by itself has
         none: it was idle, its worker was lost, or never had room for it.
         """
-        exception = client_module().exception
-        if (code := await self._sandbox.poll.aio()) is None:
+        code = None
+        for wait_s in waits_s:
+            await asyncio.sleep(wait_s)
+            if (code := await self._sandbox.poll.aio()) is not None:
+                break
+        if code is None:
             return None
+        exception = client_module().exception
         try:
             await self._sandbox.wait.aio()
         except exception.SandboxTimeoutError:
@@ -264,6 +272,8 @@ class _Heartbeats:
             time.sleep(self._every_s)
             with self._lock:
                 living = tuple(self._sandboxes)
+            if not living:
+                continue
             try:
                 asked(functools.partial(_signed, living), within_s=REQUEST_S, again=())
             except SandboxError as error:

@@ -23,6 +23,7 @@ OUTPUT = {"timeout_s": 60.0, "max_output_bytes": 10_000}
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    monkeypatch.setattr("agentrl.boxes.e2b.LATE_S", (0.0,) * 5)
     monkeypatch.setenv("E2B_API_KEY", KEY)
     found = e2b_cloud()
     yield found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import string
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import trio
+import yaml
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 from typer.testing import CliRunner
@@ -32,6 +35,7 @@ TRIES = len(WAITS_S) + 1
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     monkeypatch.setattr("agentrl.boxes.modal_cloud.WAITS_S", (0.0,) * len(WAITS_S))
+    monkeypatch.setattr("agentrl.boxes.modal.LATE_S", (0.0,) * 5)
     found = modal_cloud()
     found.num_made = 0
     yield found
@@ -277,6 +281,24 @@ def test_how_a_sandbox_ended_decides_whose_fault_it_is(
     trio.run(main)
 
 
+@pytest.mark.parametrize(("num_late", "error"), [(4, BoxEnded), (9, SandboxError)])
+def test_modal_may_tell_later_how_a_sandbox_ended(
+    cloud: Cloud, num_late: int, error: type[Exception]
+) -> None:
+    async def main() -> None:
+        box = await boxes().start(Start())
+        await box.run(["true"], **OUTPUT)
+        ((name, _),) = cloud.machines.items()
+        cloud.end(name, Ended.GENERIC_STATUS_FAILURE, 137)
+        cloud.num_late = num_late
+        with pytest.raises(error):
+            await box.run(["true"], **OUTPUT)
+        cloud.num_late = 0
+        await box.stop()
+
+    trio.run(main)
+
+
 def test_a_sandbox_that_modal_does_not_know_is_lost_until_its_lifetime_is_over(cloud: Cloud) -> None:
     async def main() -> None:
         for lifetime_s, error, text in (
@@ -459,13 +481,29 @@ def test_the_tools_of_a_workspace_work_on_a_sandbox(cloud: Cloud) -> None:
     trio.run(main)
 
 
+def test_the_example_of_the_page_starts_boxes(cloud: Cloud) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "boxes.md").read_text(encoding="utf-8")
+    (example,) = [
+        block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "kind: modal" in block
+    ]
+    config = yaml.safe_load(example)["agent"]["environment_config"]["workspace"]
+
+    async def main() -> None:
+        workspace = Workspace(config)
+        await workspace.start(files={"a.txt": "one\n"})
+        assert (await workspace.bash("cat a.txt")).text == "one"
+        await workspace.close()
+
+    trio.run(main)
+
+
 def test_bad_options_are_answered_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in TOKEN:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match="variable MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"):
+    with pytest.raises(ConfigError, match="no token: MODAL_TOKEN_ID and MODAL_TOKEN_SECRET must"):
         boxes().check()
     monkeypatch.setenv("MODAL_TOKEN_ID", TOKEN["MODAL_TOKEN_ID"])
-    with pytest.raises(ConfigError, match=r"variable MODAL_TOKEN_SECRET$"):
+    with pytest.raises(ConfigError, match="no token: MODAL_TOKEN_SECRET must be set"):
         boxes().check()
     with pytest.raises(ValueError, match="kind 'modal' has no api_key_env"):
         WorkspaceOptions(kind="modal", api_key_env="KEY")

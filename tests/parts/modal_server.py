@@ -52,6 +52,7 @@ class Cloud:
     """All sandboxes.
 
     refusals: with which the next requests for a sandbox are answered. busy: those of the next commands.
+    num_late: of the next questions how a sandbox ended, those that are answered as if it ran.
     num_lost_answers: of the next requests for a sandbox, those that are done but not answered. ends: how
     sandboxes ended that are no more. beats: sandboxes that got a sign of life. creating, building: a sandbox
     or an image is asked for; it is made when `may_create` or `may_build` is set.
@@ -66,6 +67,7 @@ class Cloud:
         self.apps: list[str] = []
         self.num_made = 0
         self.num_lost_answers = 0
+        self.num_late = 0
         self.creating, self.building = threading.Event(), threading.Event()
         self.may_create, self.may_build = threading.Event(), threading.Event()
         self.may_create.set()
@@ -188,7 +190,10 @@ class Control(Answering):
     async def on_SandboxWaitV2(self, request: Any) -> AsyncIterator[Any]:
         if request.sandbox_id not in self.cloud.machines:
             self._known(request.sandbox_id)
-        yield api_pb2.SandboxWaitResponse(result=self.cloud.ends.get(request.sandbox_id))
+        is_late = self.cloud.num_late > 0
+        self.cloud.num_late -= is_late
+        result = None if is_late else self.cloud.ends.get(request.sandbox_id)
+        yield api_pb2.SandboxWaitResponse(result=result)
 
     async def on_SandboxTerminateV2(self, request: Any) -> AsyncIterator[Any]:
         if request.sandbox_id in self.cloud.machines:
