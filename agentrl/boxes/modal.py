@@ -177,7 +177,15 @@ class _ModalMachine:
         self._is_ended = True
         self._heartbeats.discard(self._sandbox)
         with contextlib.suppress(NotThere):
-            asked(self._sandbox.terminate.aio, within_s=START_S)
+            asked(self._terminated, within_s=START_S)
+
+    async def _terminated(self) -> None:
+        """End the sandbox and the connection to its worker."""
+        try:
+            await self._sandbox.terminate.aio()
+        except client_module().exception.ClientClosed:  # both have ended before
+            return
+        await self._sandbox.detach.aio()
 
     async def _output(self, line: str, seconds: int) -> tuple[int, bytes]:
         """Run a line of a shell; return its exit code and its standard output."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import string
 import subprocess
@@ -356,6 +357,22 @@ def test_a_sandbox_gets_signs_of_life_until_its_box_is_stopped(cloud: Cloud) -> 
             await trio.sleep(0.01)
         assert name not in cloud.beats
         await other.stop()
+
+    trio.run(main)
+
+
+def test_a_box_that_was_stopped_keeps_no_connection(cloud: Cloud) -> None:
+    async def main() -> None:
+        maker = boxes()
+        counts = []
+        for _ in range(3):
+            box = await maker.start(Start())
+            await box.run(["true"], **OUTPUT)
+            counts.append(len(os.listdir("/proc/self/fd")))
+            await box.stop()
+        with trio.fail_after(60):
+            while len(os.listdir("/proc/self/fd")) >= min(counts):
+                await trio.sleep(0.01)
 
     trio.run(main)
 
