@@ -370,7 +370,7 @@ def test_a_box_that_was_stopped_keeps_no_connection(cloud: Cloud) -> None:
             await box.run(["true"], **OUTPUT)
             counts.append(len(os.listdir("/proc/self/fd")))
             await box.stop()
-        with trio.fail_after(60):
+        with trio.fail_after(20):
             while len(os.listdir("/proc/self/fd")) >= min(counts):
                 await trio.sleep(0.01)
 
