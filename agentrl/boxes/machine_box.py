@@ -41,8 +41,8 @@ class Machine(Protocol):
     def write(self, path: str, content: bytes) -> None:
         """Write a file."""
 
-    def read(self, path: str) -> bytes:
-        """Return a file's content."""
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content, None if there is no such file."""
 
     def end(self) -> None:
         """End the machine. Safe to call again, also after it has gone."""
@@ -117,7 +117,10 @@ class MachineBox(AskedBox):
         told = told.strip()
         if not told.startswith("@"):
             return read_frame(base64.b64decode(told, validate=True))
-        return read_frame(await call(lambda: self._machine.read(told[1:])))
+        frame_told = await call(lambda: self._machine.read(told[1:]))
+        if frame_told is None:
+            raise ValueError("its answer is not there any more")
+        return read_frame(frame_told)
 
 
 async def call(method: Callable[[], T]) -> T:
