@@ -26,7 +26,12 @@ _WORLD = pa.struct(
         *(("players", pa.int64()), ("seat", pa.int64()), ("opponent", _TEXT)),
     ]
 )
-TEXTARENA_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD))
+TEXTARENA_SCHEMA = row_schema(
+    ("index", pa.int64()),
+    ("split", _TEXT),
+    ("environment_kwargs", _WORLD),
+    ("tool_selection", pa.list_(_TEXT)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,11 @@ async def _row(
         "prompt": RowStyle(agent, system=system).prompt(begun.seen),
         "ability": "game",
         "reward_model": {"style": "rule", "ground_truth": None},
-        "extra_info": {"index": index, "split": split, "environment_kwargs": {"name": KEY, **asdict(row)}},
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "environment_kwargs": {"name": KEY, **asdict(row)},
+            "tool_selection": ["act"] if by_tool else [],
+        },
         "agent_name": agent,
     }

@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl.cli import data_app
+from agentrl.config.agent import AgentConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.opponents import OpponentConfig
+from agentrl.data.checked_dataset import Playable, check_training_data
 from agentrl.errors import ConfigError, DataError, EnvironmentFailed, UserError
 from agentrl.hubs.process import HubProcess
 from agentrl.hubs.textarena import Match, OpenMatch, TextArenaOptions, program_of
-from agentrl.testing import Call, play
+from agentrl.plugins import load_plugins
+from agentrl.testing import Call, play, tiny_chat
 from agentrl.types import Outcome
 from parts.textarena_world import CONFIG, SMALL
 
@@ -224,6 +229,17 @@ def test_rows_are_written_and_can_be_played(tmp_path: Path) -> None:
     assert train[0]["prompt"][-1]["content"] == "to 3"
     row = {key: value for key, value in worlds[0].items() if key != "name"}
     assert sorted(rewards(attempt(["1", "2"], row=row))) == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("options", [[], ["--turns"], ["--games=Race-v0", "--opponent=frozen"]])
+def test_a_run_accepts_the_rows(tmp_path: Path, options: list[str]) -> None:
+    data(tmp_path, *options)
+    agent = AgentConfig(
+        environment_config={"textarena": CONFIG},
+        opponents={"frozen": OpponentConfig(urls=("http://127.0.0.1:30100",))},
+    )
+    rows = DataConfig(train_files=[str(tmp_path / "train.parquet")], max_prompt_tokens=512)
+    assert check_training_data(rows, Playable(agent, load_plugins(), tiny_chat())) == 4
 
 
 def test_an_opponent_plays_each_seat(tmp_path: Path) -> None:

@@ -163,6 +163,36 @@ def test_a_lake_of_gymnasium(world, tmp_path) -> None:
     assert all(0 <= record["rollout/reward_mean"] <= 1 for record in records)
 
 
+def test_customers_at_the_desk(world, tmp_path) -> None:
+    """Tasks in tau2-bench's layout, with the domain of examples/desk.py and a customer of two replies."""
+    desk = EXAMPLES / "desk"
+    database = json.dumps({"database": f"{desk}/database.json"})
+    options = [
+        f"--tasks={desk}/tasks.json",
+        "--environment=desk",
+        f"--plugin={desk}.py",
+        "--partner=scripted",
+    ]
+    options += [f"--policy=@{desk}/policy.md", f"--config={database}", "--val=1"]
+    written(world, tmp_path, "tau2", *options)
+    trained(
+        world,
+        tmp_path,
+        world.config,
+        f"model.path={world.folder}/model",
+        f"agent.plugins=[{desk}.py]",
+        f"agent.environment_config.desk={database}",
+        "agent.interaction_config.scripted.replies=[Cancel it., Thank you.]",
+        "agent.tools=[]",
+        "agent.max_response_tokens=400",
+        "data.max_prompt_tokens=4096",
+    )
+    attempts = stored(tmp_path, "trajectories")
+    assert len(attempts) == 24
+    assert all(attempt.reward == 0.0 for attempt in attempts), "a random model cancels nothing"
+    assert {attempt.metrics["reward/tau2/database"] for attempt in attempts} <= {0.0, 1.0}
+
+
 def test_two_seats_of_textarena(world, tmp_path) -> None:
     """One policy plays against itself, and in validation against its start, whose server the run starts."""
     python = interpreter_with("textarena==0.7.4")
