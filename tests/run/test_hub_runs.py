@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -175,17 +176,20 @@ def test_customers_at_the_desk(world, tmp_path) -> None:
     ]
     options += [f"--policy=@{desk}/policy.md", f"--config={database}", "--val=1"]
     written(world, tmp_path, "tau2", *options)
+    model = shutil.copytree(world.folder / "model", tmp_path / "warm_start") / "config.json"
+    longer = json.loads(model.read_text()) | {"max_position_embeddings": 4096}  # four tools are described
+    model.write_text(json.dumps(longer))
     trained(
         world,
         tmp_path,
         world.config,
-        f"model.path={world.folder}/model",
         f"agent.plugins=[{desk}.py]",
         f"agent.environment_config.desk={database}",
         "agent.interaction_config.scripted.replies=[Cancel it., Thank you.]",
         "agent.tools=[]",
         "agent.max_response_tokens=400",
-        "data.max_prompt_tokens=4096",
+        "data.max_prompt_tokens=3000",
+        "learner.microbatch_tokens=4096",
     )
     attempts = stored(tmp_path, "trajectories")
     assert len(attempts) == 24
