@@ -184,7 +184,7 @@ def test_customers_at_the_desk(world, tmp_path) -> None:
         tmp_path,
         world.config,
         f"agent.plugins=[{desk}.py]",
-        f"agent.environment_config.desk={database}",
+        f"agent.environment_config.desk.database={desk}/database.json",
         "agent.interaction_config.scripted.replies=[Cancel it., Thank you.]",
         "agent.tools=[]",
         "agent.max_response_tokens=400",
