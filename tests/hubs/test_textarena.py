@@ -251,6 +251,15 @@ def test_an_opponent_plays_each_seat(tmp_path: Path) -> None:
     assert [message["role"] for message in train[0]["prompt"]] == ["user"]
 
 
+def test_the_fewest_players_are_found_however_a_game_refuses_others(tmp_path: Path) -> None:
+    """What a row shows is what its attempts begin with, whose number of players is known."""
+    data(tmp_path, "--games=Choosy-v0")
+    row, *_ = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    world = {key: value for key, value in row["extra_info"]["environment_kwargs"].items() if key != "name"}
+    assert world["players"] == 2
+    assert spoken(attempt(["1", "2", "1"], row=world))["player_0"][0] == row["prompt"][-1]["content"]
+
+
 def test_turns_are_chosen_for_games_of_one_player(tmp_path: Path) -> None:
     data(tmp_path, "--games=Climb-v0", "--turns")
     rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
@@ -265,6 +274,7 @@ def test_turns_are_chosen_for_games_of_one_player(tmp_path: Path) -> None:
         (["--games=Race-v0,Race-v0"], ConfigError, "each once"),
         (["--options={"], ConfigError, "not valid JSON"),
         (["--players=7"], DataError, "refuses 7 players"),
+        (["--games=Choosy-v0", "--players=1"], DataError, "refuses 1 players: Choosy is for 2 players"),
         (["--games=Climb-v0", "--opponent=frozen"], ConfigError, "has one player"),
         (["--python=/no/such/python"], ConfigError, "textarena.python='/no/such/python' is no program"),
     ],

@@ -45,10 +45,8 @@ class Game:
         self.rewards: dict[str, float] | None = None
         self.about: dict[Any, dict[str, Any]] = {}
         with self._own_luck():
-            random.seed(seed)
+            _seed(seed)
             self._env = _made(name, options)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(seed % 2**32)
             self.num_players = _reset(self._env, name, seed, num_players)
 
     def act(self, text: str) -> None:
@@ -131,14 +129,24 @@ def _made(name: str, options: dict[str, Any]) -> Any:
         raise Refused(f"game {name!r} cannot be made: {type(error).__name__}: {_line(error)}") from error
 
 
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
 def _reset(env: Any, name: str, seed: int, num_players: int) -> int:
-    """Reset a game; return its number of players."""
+    """Reset a game; return its number of players.
+
+    Most games refuse a number of players by `assert`, some by a ValueError.
+    """
     refused: Exception | None = None
     for number in [num_players] if num_players else range(1, MAX_PLAYERS + 1):
+        _seed(seed)  # a number that was refused leaves no trace in what a later one begins with
         try:
             env.reset(num_players=number, seed=seed)
             return number
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:
             refused = error
     asked = f"{num_players}" if num_players else f"1 to {MAX_PLAYERS}"
     raise Refused(f"game {name!r} refuses {asked} players: {_line(refused)}") from refused

@@ -94,6 +94,17 @@ class Climb(Race):
     seats = 1
 
 
+class Choosy(Race):
+    """Draws a die before it refuses a number of players, by a ValueError."""
+
+    def reset(self, num_players: int, seed: int | None = None) -> None:
+        begins_with = random.randint(1, 10**6)
+        if num_players != self.seats:
+            raise ValueError(f"Choosy is for {self.seats} players")
+        super().reset(num_players, seed)
+        self.state.tell(f"it begins with {begins_with}")
+
+
 class Wordy(Race):
     def __init__(self) -> None:
         raise LookupError("****\n  Resource words not found")
@@ -103,4 +114,4 @@ def make(game: str, **options: Any) -> Any:
     return Wrapper(ENV_REGISTRY[game](**options))
 
 
-ENV_REGISTRY |= {"Race-v0": Race, "Climb-v0": Climb, "Wordy-v0": Wordy}
+ENV_REGISTRY |= {"Race-v0": Race, "Climb-v0": Climb, "Choosy-v0": Choosy, "Wordy-v0": Wordy}
