@@ -92,7 +92,7 @@ async def _row(
     game = list(rows.games)[index % len(rows.games)]
     match = Match(game, first + index, rows.games[game], rows.players)
     begun = OpenMatch(process)
-    await begun.begin(match, options.modules)
+    await begun.begin(match, options)
     await begun.close()
     opponent = (rows.opponents or {}).get(split)
     if opponent is not None and begun.num_players == 1:

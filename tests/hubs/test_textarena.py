@@ -27,6 +27,8 @@ from agentrl.testing import Call, play, tiny_chat
 from agentrl.types import Outcome
 from parts.textarena_world import CONFIG, SMALL
 
+OPTIONS = TextArenaOptions(**CONFIG)
+
 
 def attempt(turns, *, agent: str = "textarena", row: dict | None = None, config=None, **settings):
     return play(
@@ -165,7 +167,7 @@ async def told(process: HubProcess, seeds: list[int], order: list[int]) -> list[
     """Begin a game per seed, take actions in the given order of games, and return what each was told."""
     matches = [OpenMatch(process) for _ in seeds]
     for match, seed in zip(matches, seeds, strict=True):
-        await match.begin(Match("Climb-v0", seed, '{"goal": 99}'), ())
+        await match.begin(Match("Climb-v0", seed, '{"goal": 99}'), OPTIONS)
     seen: list[list[str]] = [[] for _ in seeds]
     for number in order:
         await matches[number].act("1")
@@ -181,7 +183,7 @@ def test_games_side_by_side_have_the_luck_of_games_alone(seeds: list[int], data:
     order = data.draw(st.lists(st.sampled_from(range(len(seeds))), min_size=1, max_size=12))
 
     async def both() -> tuple[list[list[str]], list[list[str]]]:
-        process = HubProcess(program_of(TextArenaOptions(**CONFIG)))
+        process = HubProcess(program_of(OPTIONS))
         try:
             mixed = await told(process, seeds, order)
             alone = [(await told(process, [seed], [0] * order.count(i)))[0] for i, seed in enumerate(seeds)]
@@ -193,12 +195,31 @@ def test_games_side_by_side_have_the_luck_of_games_alone(seeds: list[int], data:
     assert mixed == alone
 
 
+def test_a_game_that_never_returns_fails_and_the_others_go_on() -> None:
+    async def played() -> None:
+        process = HubProcess(program_of(OPTIONS))
+        try:
+            other, hanging = OpenMatch(process), OpenMatch(process)
+            await other.begin(Match("Climb-v0"), OPTIONS)
+            await hanging.begin(Match("Climb-v0"), OPTIONS.model_copy(update={"step_timeout_s": 0.2}))
+            with pytest.raises(EnvironmentFailed, match="longer than step_timeout_s"):
+                await hanging.act("hang")
+            await other.act("2")
+            assert other.seen.startswith("2, die")
+        finally:
+            await process.close()
+
+    asyncio.run(played())
+    failed = attempt(["hang"], config={"step_timeout_s": 0.5})
+    assert (failed.outcome, failed.rewards) == (Outcome.ENVIRONMENT_ERROR, ())
+
+
 def test_a_game_does_not_go_on_in_a_process_that_was_started_again() -> None:
     async def played() -> None:
-        process = HubProcess(program_of(TextArenaOptions(**CONFIG)))
+        process = HubProcess(program_of(OPTIONS))
         try:
             match = OpenMatch(process)
-            await match.begin(Match("Climb-v0"), ())
+            await match.begin(Match("Climb-v0"), OPTIONS)
             await process.close()
             with pytest.raises(EnvironmentFailed, match="the game is gone"):
                 await match.act("1")

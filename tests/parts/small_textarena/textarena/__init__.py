@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import random
+import time
+from contextlib import suppress
 from typing import Any
 
 from textarena.envs.registration import ENV_REGISTRY
@@ -68,6 +70,10 @@ class Race:
             raise RuntimeError("no such move")
         if action == "[die]":
             os._exit(7)
+        if action == "[hang]":
+            with suppress(Exception):
+                time.sleep(600)
+            time.sleep(600)
         state.tell(action, sender=seat)
         self.is_invalid = action.strip("[]") not in map(str, range(1, self.step_size + 1))
         if self.is_invalid:
