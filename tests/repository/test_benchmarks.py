@@ -84,6 +84,7 @@ SHORT: dict[str, str] = {
     "--kill-every 10 --out {out}",
     "view_live": f"--runs {{runs}} --out {{out}} {QUICK_RUN}",
     "view_attempts": "--files 4 --rows 40 --tokens 12 --out {out}",
+    "worlds": "--out {out}",
     "sync_vs_async": "--steps 2 --warmup 5 --seconds-per-token 0.0005 --mean-tokens 20 --out {out}",
 }
 DEADLINE_S = 900
