@@ -1,4 +1,4 @@
-"""Nim by one policy or two, against its past or its start: win rates against the warm start, which stays frozen.
+"""Nim by one policy or two, against its past or its start: win rates against the warm start, which is frozen.
 
     python benchmarks/nim.py --setups self_play --steps 80 --out docs/results/nim.json
     python benchmarks/nim.py --setups roles past --steps 80 --out docs/results/opponents.json
@@ -10,8 +10,8 @@ Writes the rows, imitates random legal moves, and trains that policy. The setups
     past            against the policy of the last tenth step
     roles           an adapter for each seat
 
-The runs serve the opponents. Validation plays each pile from both sides. The exit code is 1 if a win rate does
-not rise by `--rise`.
+The runs serve the opponents. Validation plays each pile from both sides. The exit code is 1 if a win rate
+does not rise by `--rise`.
 """
 
 from __future__ import annotations
