@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 from agentrl.config.opponents import OpponentConfig, opponent_key
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
+from agentrl.figures.trajectory_metrics import is_correct
 from agentrl.fleet.frozen_servers import FrozenFleet, PolicySnapshot
 from agentrl.learner.learner import Learner
+from agentrl.types import SCORED_OUTCOMES
 from agentrl.weights.pace import Pace
 from agentrl.workers.workers import Workers
 
 FOLDER = "opponents"
+FIRST_VERSION = 0
+"""Of an opponent that was never replaced."""
 _NAME = re.compile(r"step_(\d{6,})_v(\d+)")
 
 
@@ -28,6 +34,7 @@ class OpponentRefresh:
 
     Args:
         folder: of the snapshots.
+        published: version -> step of all policies that the run has published so far.
         checkpoints: returns the steps of the checkpoints that a run may resume from.
         timeout_s: deadline of one server's update, beside the time for its bytes.
     """
@@ -38,6 +45,7 @@ class OpponentRefresh:
         frozen: FrozenFleet,
         *,
         folder: Path,
+        published: Mapping[int, int],
         checkpoints: Callable[[], Collection[int]],
         timeout_s: float,
         say: Callable[[str], None],
@@ -47,6 +55,7 @@ class OpponentRefresh:
         }
         self._frozen = frozen
         self._folder = folder
+        self._steps = {**published, FIRST_VERSION: 0}
         self._checkpoints = checkpoints
         self._pace = Pace(timeout_s)
         self._say = say
@@ -78,15 +87,38 @@ class OpponentRefresh:
             if snapshot is not None:
                 self._replace(name, snapshot)
 
-    def metrics(self) -> dict[str, float]:
-        """Return the step of the policy that each opponent is; 0 before the first refresh."""
-        return {
-            f"opponents/{name}/step": float(0 if snapshot is None else snapshot.step)
-            for name, snapshot in self._current.items()
-        }
+    def metrics(self, batch: Sequence[AttemptFacts]) -> dict[str, float]:
+        """Return the step of the policy that each opponent is (0: before the first refresh), and the results
+        of the attempts of a batch by the opponent's version.
+
+        `opponents/<name>/behind/<n>/` + `trajectories`, `accuracy`: of the attempts whose opponent was the
+        policy `n` steps before that one. An attempt during which the opponent was replaced counts for the
+        later policy.
+        """
+        values: dict[str, float] = {}
+        for name, snapshot in self._current.items():
+            step = 0 if snapshot is None else snapshot.step
+            values[f"opponents/{name}/step"] = float(step)
+            for former, results in sorted(self._by_step(name, batch).items(), reverse=True):
+                prefix = f"opponents/{name}/behind/{step - former}/"
+                values[f"{prefix}trajectories"] = float(len(results))
+                values[f"{prefix}accuracy"] = mean(results)
+        return values
+
+    def _by_step(self, name: str, batch: Sequence[AttemptFacts]) -> dict[int, list[float]]:
+        """Return step of the opponent's policy -> accuracy of each scored attempt in which it spoke."""
+        found: dict[int, list[float]] = {}
+        for attempt in batch:
+            versions = dict(attempt.opponents).get(name, ())
+            # Attempts of a resumed run may be older than this opponent, and have versions of other servers.
+            step = self._steps.get(versions[-1]) if versions else None
+            if step is not None and attempt.outcome in SCORED_OUTCOMES:
+                found.setdefault(step, []).append(is_correct(attempt))
+        return found
 
     def _export(self, learner: Workers[Learner], *, step: int, version: int) -> PolicySnapshot | None:
         folder = self._folder / f"step_{step:06d}_v{version}"
+        self._steps[version] = step
         for former in self._folder.glob(f"step_{step:06d}_v*"):  # of a branch that the run left
             if former != folder:
                 shutil.rmtree(former, ignore_errors=True)

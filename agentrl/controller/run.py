@@ -136,6 +136,7 @@ class Run:
             config.agent.opponents,
             self.frozen,
             folder=run_dir.root / OPPONENTS,
+            published=run_dir.published(),
             checkpoints=lambda: [one.step for one in complete_checkpoints(run_dir.checkpoints)],
             timeout_s=config.rollout.weights.timeout_s,
             say=observer.say,
