@@ -50,9 +50,7 @@ class OpponentRefresh:
         timeout_s: float,
         say: Callable[[str], None],
     ) -> None:
-        self._intervals = {
-            name: one.refresh_steps for name, one in opponents.items() if one.refresh_steps is not None
-        }
+        self._intervals = _intervals(opponents)
         self._frozen = frozen
         self._folder = folder
         self._steps = {**published, FIRST_VERSION: 0}
@@ -72,12 +70,12 @@ class OpponentRefresh:
     def restore(self, learner: Workers[Learner], *, step: int, version: int) -> None:
         """Give all opponents the snapshots that they have after `step`, at a resume or after a recovery."""
         for name, interval in self._intervals.items():
-            wanted = step - step % interval
+            wanted = _last_due(step, interval)
             if wanted == 0:
                 if self._current[name] is not None:  # back to a step before the first one
                     self._replace(name, None)
                 continue
-            snapshot = self._find(wanted)
+            snapshot = _find(self._folder, wanted)
             if snapshot is None:
                 self._say(
                     f"opponent {name}: the snapshot of step {wanted} is not in {self._folder}; it gets the "
@@ -129,9 +127,6 @@ class OpponentRefresh:
             return None
         return _snapshot(folder)
 
-    def _find(self, step: int) -> PolicySnapshot | None:
-        return next((_snapshot(folder) for folder in self._folder.glob(f"step_{step:06d}_v*")), None)
-
     def _replace(self, name: str, snapshot: PolicySnapshot | None) -> None:
         num_bytes = 0
         if snapshot is not None:
@@ -149,11 +144,30 @@ class OpponentRefresh:
     def _remove_unneeded(self, step: int) -> None:
         """Remove snapshots that neither an opponent nor a checkpoint needs, nor one that is being written."""
         steps = {*self._checkpoints(), step, *(step - interval for interval in self._intervals.values())}
-        needed = {one - one % interval for one in steps for interval in self._intervals.values()}
+        needed = {_last_due(one, interval) for one in steps for interval in self._intervals.values()}
         for folder in self._folder.glob("step_*"):
             found = _NAME.fullmatch(folder.name)
             if found is not None and int(found[1]) not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def needed_snapshots(opponents: Mapping[str, OpponentConfig], folder: Path, step: int) -> list[Path]:
+    """Return the snapshots in `folder` that a run resumed after `step` gives its opponents."""
+    steps = {_last_due(step, interval) for interval in _intervals(opponents).values()}
+    found = [_find(folder, one) for one in sorted(steps)]
+    return [Path(snapshot.folder) for snapshot in found if snapshot is not None]
+
+
+def _intervals(opponents: Mapping[str, OpponentConfig]) -> dict[str, int]:
+    return {name: one.refresh_steps for name, one in opponents.items() if one.refresh_steps is not None}
+
+
+def _last_due(step: int, interval: int) -> int:
+    return step - step % interval
+
+
+def _find(folder: Path, step: int) -> PolicySnapshot | None:
+    return next((_snapshot(found) for found in folder.glob(f"step_{step:06d}_v*")), None)
 
 
 def _snapshot(folder: Path) -> PolicySnapshot:
