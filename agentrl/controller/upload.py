@@ -291,7 +291,7 @@ class RunUpload:
             there = {name.partition("/")[0] for name in (self._place / CHECKPOINTS).files()}
             old += [name for name in there - kept if name not in old]
             self._has_looked = True
-        needed = {"journal": {self._index.journal}, **self._needed}
+        needed: dict[str, Collection[str | None]] = {"journal": {self._index.journal}, **self._needed}
         files = [
             name
             for name in self._index.files
