@@ -19,7 +19,7 @@ from agentrl.config.schema import Config
 from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.servers import ask, judge_facts, judge_sglang, why_not_loaded
 from agentrl.doctor.subject import Subject, model_folder
-from agentrl.errors import ConfigError, ServerError
+from agentrl.errors import ConfigError, ServerError, UserError
 from agentrl.rollout.frozen_models import resolve_servers
 from agentrl.rollout.trio_run import in_trio
 from agentrl.serving.embedded.server import named_key
@@ -46,7 +46,7 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
             yield Diagnosis(key, "wrong", why, "see docs/seats.md, or docs/distillation.md for a teacher")
             continue
         for url in servers.urls:
-            yield _ask(f"{key} {url}", url, named_key(servers.api_key_env))
+            yield _ask(f"{key} {url}", url, servers.api_key_env)
     plans = [plan for plan in config.frozen_plans if plan.key not in refused]
     if config.rollout.backend == "embedded":
         for plan in plans:
@@ -107,10 +107,10 @@ def _refusal(config: Config, key: str, servers: FrozenServersConfig) -> str | No
     return None
 
 
-def _ask(part: str, url: str, api_key: str | None) -> Diagnosis:
+def _ask(part: str, url: str, key_variable: str | None) -> Diagnosis:
     try:
-        return judge_facts(in_trio(ask, url, api_key), part)
-    except ServerError as error:
+        return judge_facts(in_trio(ask, url, named_key(key_variable)), part)
+    except (ServerError, UserError) as error:
         return Diagnosis(part, "wrong", str(error), f"start it first: `curl {url}/server_info`")
 
 
