@@ -16,6 +16,8 @@ from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.frozen_servers import FrozenPlan, FrozenServersConfig
 from agentrl.config.opponents import opponent_key
 from agentrl.config.schema import Config
+from agentrl.config.storage_urls import is_url
+from agentrl.data.model_source import is_hub_id
 from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.servers import ask, judge_facts, judge_sglang, why_not_loaded
 from agentrl.doctor.subject import Subject, model_folder
@@ -95,10 +97,8 @@ def _sections(config: Config) -> dict[str, FrozenServersConfig]:
 
 def _refusal(config: Config, key: str, servers: FrozenServersConfig) -> str | None:
     """Return why a run would refuse a frozen model; None if it would not, or if a model is elsewhere."""
-    own = servers.model.path
-    if model_folder(config.model.path) is None or (
-        own and model_folder(own) is None and not Path(own).is_dir()
-    ):
+    path = servers.model.path
+    if model_folder(config.model.path) is None or is_hub_id(path) or is_url(path):
         return None
     try:
         resolve_servers(servers, config.model, key=key)
