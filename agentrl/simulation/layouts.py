@@ -56,7 +56,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenServers:
+class FrozenNeeds:
     """Servers of opponents and of a teacher. tp: GPUs of each."""
 
     count: int
@@ -100,7 +100,7 @@ def splits(num_gpus: int, gpus_per_node: int) -> Iterator[Split]:
                 yield Split(Pool(mixed, share), Pool(mixed, gpus_per_node - share), mixed * gpus_per_node)
 
 
-def splits_beside(frozen: FrozenServers, num_gpus: int, gpus_per_node: int) -> Iterator[Split]:
+def splits_beside(frozen: FrozenNeeds, num_gpus: int, gpus_per_node: int) -> Iterator[Split]:
     """Yield the ways to divide GPUs that leave some for servers of frozen models: on the only node, on nodes
     of their own, or on those of the servers.
     """
@@ -119,7 +119,7 @@ def splits_beside(frozen: FrozenServers, num_gpus: int, gpus_per_node: int) -> I
                 yield Split(Pool(learner, node), beside, (learner + servers) * node, pool)
 
 
-def frozen_servers(config: Config) -> FrozenServers | None:
+def frozen_servers(config: Config) -> FrozenNeeds | None:
     """Return the servers of opponents and a teacher, as small as their models allow; None if the run starts
     none.
 
@@ -130,7 +130,7 @@ def frozen_servers(config: Config) -> FrozenServers | None:
     if not plans:
         return None
     count = sum(plan.rollout.num_started for plan in plans)
-    return FrozenServers(count, max(_frozen_tp(config, plan) for plan in plans))
+    return FrozenNeeds(count, max(_frozen_tp(config, plan) for plan in plans))
 
 
 def _frozen_tp(config: Config, plan: FrozenPlan) -> int:

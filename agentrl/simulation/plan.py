@@ -18,7 +18,7 @@ from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.simulation.estimate import Estimator, StepEstimate
 from agentrl.simulation.layouts import (
-    FrozenServers,
+    FrozenNeeds,
     LearnerLayout,
     Pool,
     Split,
@@ -167,7 +167,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _candidates(
-    config: Config, size: ModelSize, num_gpus: int, bounds: Sequence[int], frozen: FrozenServers | None
+    config: Config, size: ModelSize, num_gpus: int, bounds: Sequence[int], frozen: FrozenNeeds | None
 ) -> Iterator[PlanCandidate]:
     sizes = server_sizes(config, size)
     layouts: dict[int, LearnerLayout | None] = {}
@@ -190,7 +190,7 @@ def _candidates(
                 yield PlanCandidate(split, layout, tp, bound, estimate, None if frozen is None else frozen.tp)
 
 
-def _splits(config: Config, num_gpus: int, frozen: FrozenServers | None) -> Iterator[Split]:
+def _splits(config: Config, num_gpus: int, frozen: FrozenNeeds | None) -> Iterator[Split]:
     node = config.simulation.gpus_per_node
     return splits(num_gpus, node) if frozen is None else splits_beside(frozen, num_gpus, node)
 

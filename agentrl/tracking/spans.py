@@ -49,21 +49,13 @@ class TracedBlock:
         self._offer = offer
 
     def __enter__(self) -> None:
-        self._start_ns = time.time_ns()
+        self._start_ns, self._started = time.time_ns(), time.monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        end_ns = self._start_ns + round((time.monotonic() - self._started) * 1e9)
         error = None if kind is None else kind.__name__
-        span = Span(
-            new_trace_id(),
-            new_span_id(),
-            None,
-            self._name,
-            self._start_ns,
-            time.time_ns(),
-            self._attributes,
-            error,
-        )
-        self._offer([span])
+        ids = new_trace_id(), new_span_id(), None
+        self._offer([Span(*ids, self._name, self._start_ns, end_ns, self._attributes, error)])
 
 
 def new_trace_id() -> int:

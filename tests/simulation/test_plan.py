@@ -21,7 +21,7 @@ from agentrl.config.model_presets import PRESETS, known_size
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.simulation.estimate import StepEstimate
-from agentrl.simulation.layouts import FrozenServers, splits, splits_beside
+from agentrl.simulation.layouts import FrozenNeeds, splits, splits_beside
 from agentrl.simulation.measure import Simulated
 from agentrl.simulation.plan import Plan, make_plan
 from agentrl.simulation.plan_text import Checked, check, plan_lines
@@ -157,7 +157,7 @@ def test_servers_of_frozen_models_have_gpus_of_their_own(index: int, one: int, o
 def test_fewer_gpus_have_fewer_splits_beside_frozen_servers(
     count: int, tp: int, one: int, other: int
 ) -> None:
-    frozen = FrozenServers(count, tp)
+    frozen = FrozenNeeds(count, tp)
     fewer, more = (set(splits_beside(frozen, num, 8)) for num in sorted((one, other)))
     assert fewer <= more
     for own in more:
