@@ -14,6 +14,7 @@ MOST_STEPS = 8
 
 _ATTEMPTS = re.compile(r"(rollout|val)/opponent/(.+)/trajectories")
 _BEHIND = re.compile(r"opponents/(.+)/behind/(-?\d+)/trajectories")
+_STEP = re.compile(r"(opponents)/([^/]+)/step")
 
 
 @dataclass(slots=True)
@@ -35,12 +36,16 @@ class Won:
 
 def opponent_lines(records: Sequence[StepRecord]) -> list[str]:
     """Return a line for each opponent: attempts that were trained on and their accuracy, by the policy that
-    the opponent was, and the accuracy in the first and the last validation. `records`: of all steps.
+    the opponent was, and the accuracy in the first and the last validation.
+
+    records: of all steps. Of an opponent without attempts they tell only if it follows the policy.
     """
     trained: dict[str, Won] = {}
     by_step: defaultdict[str, dict[int, Won]] = defaultdict(dict)
     validated: defaultdict[str, list[float]] = defaultdict(list)
+    following: set[str] = set()
     for record in records:
+        following.update(name for _, name in _found(_STEP, record))
         for kind, name in _found(_ATTEMPTS, record):
             prefix = f"{kind}/opponent/{name}/"
             if kind == "rollout":
@@ -53,7 +58,7 @@ def opponent_lines(records: Sequence[StepRecord]) -> list[str]:
             won.add(record.values, f"opponents/{name}/behind/{behind}/")
     return [
         f"opponent {name}: {_text(trained.get(name), by_step.get(name, {}), validated.get(name, []))}"
-        for name in sorted({*trained, *validated})
+        for name in sorted({*trained, *validated, *following})
     ]
 
 
@@ -77,4 +82,4 @@ def _text(trained: Won | None, by_step: Mapping[int, Won], validated: Sequence[f
     if validated:
         first, *others = (f"{accuracy:.3f}" for accuracy in validated)
         parts.append(f"in validation {first}" + (f" -> {others[-1]}" if others else ""))
-    return "; ".join(parts)
+    return "; ".join(parts) or "it took part in no attempt; do rows name it?"
