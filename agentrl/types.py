@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,11 +100,81 @@ class ToolCall:
     error: str | None = None
 
 
+IMAGE_MARK = "<image>"
+"""Stands in the content of a message where an image of it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image as plugins give it: the bytes of a PNG, JPEG or WebP file."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """A stored image: its identity and size in pixels. The bytes stay in a file, which is written once.
+
+    sha256: hex, of the file's bytes.
+    path: of the file; "" if it is not stored, as in checks of a dataset.
+    """
+
+    sha256: str
+    width: int
+    height: int
+    path: str = field(default="", compare=False)
+
+    def read(self) -> bytes:
+        """Return the bytes of the file.
+
+        Raises:
+            OSError: there is no such file, or it has other bytes.
+        """
+        with open(self.path, "rb") as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise OSError(f"{self.path} does not match its checksum")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image among tokens: it takes `rows` x `columns` placeholders from `position` on.
+
+    cell_pixels: width and height of the part of the resized image that one placeholder stands for.
+    """
+
+    image: ImageRef
+    position: int
+    rows: int
+    columns: int
+    cell_pixels: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def width(self) -> int:
+        """Of the resized image, in pixels."""
+        return self.columns * self.cell_pixels
+
+    @property
+    def height(self) -> int:
+        """Of the resized image, in pixels."""
+        return self.rows * self.cell_pixels
+
+    def moved(self, by: int) -> PlacedImage:
+        """Return the image `by` tokens further on."""
+        return dataclasses.replace(self, position=self.position + by)
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One chat message. It is derived from tokens; tokens are never derived from it.
 
-    `reasoning` holds the assistant's thinking, which `content` does not include.
+    `reasoning` holds the assistant's thinking, which `content` does not include. `images`, if any, are those
+    at the IMAGE_MARKs of the content, in order; without images, an IMAGE_MARK is plain text.
     """
 
     role: Role
@@ -112,6 +183,7 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str = ""
+    images: tuple[ImageRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +303,7 @@ class Trajectory:
     segment_conversations: of each segment, the index of its conversation. Empty if there was only one.
     teacher_logprobs: f32[A], log-probabilities of the action tokens by a teacher on servers. Empty if none
         was asked.
+    images: by their positions in `token_ids`. Their placeholders are context.
     """
 
     group_id: int
@@ -256,6 +329,7 @@ class Trajectory:
     conversations: tuple[ConversationRecord, ...] = ()
     segment_conversations: tuple[int, ...] = ()
     teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         lengths = {
@@ -371,6 +445,7 @@ class SamplingParams:
     experts_from: return the experts of the tokens from this index on (of prompt and answer together); None:
         of no token.
     adapter: the LoRA adapter to sample with, if it is not the one of all requests; None: it is.
+    images: of the prompt, by their positions in it.
     """
 
     max_new_tokens: int
@@ -382,6 +457,7 @@ class SamplingParams:
     ignore_eos: bool = False
     experts_from: int | None = None
     adapter: str | None = None
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

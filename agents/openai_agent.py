@@ -26,7 +26,7 @@ import math
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 import trio
 from pydantic import Field, model_validator
 
-from agentrl.errors import PluginError
+from agentrl.errors import DataError, PluginError
 from agentrl.plugins import AgentLoop, OpenAIEndpoint, Reference, Session
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.variables import clean_environment
@@ -84,6 +84,19 @@ class OpenAIAgent(AgentLoop):
         self._target = None if self._options.target is None else load_target(self._options.target)
         passed = clean_environment(self._options.pass_env, key="agent.agent_config.openai_agent.pass_env")
         self._environment = passed | self._options.env
+
+    def prompt(self, task: Task, tools: Sequence[JsonObject]) -> Sequence[Message]:
+        """Return the messages that the program gets.
+
+        Raises:
+            DataError: they contain images, which it does not get.
+        """
+        if any(message.images for message in task.messages):
+            raise DataError(
+                f"{task.task_id}: messages contain images, which programs of openai_agent do not get; name "
+                "another agent for the row, such as tool_agent"
+            )
+        return super().prompt(task, tools)
 
     async def run(self, task: Task, session: Session) -> None:
         async with session.serve_openai() as endpoint:

@@ -29,6 +29,7 @@ from agentrl.data.attempt_files import FOLDER
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import DataError
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.sandbox import sandbox_reports
@@ -152,6 +153,7 @@ class TrainingBuffer(ReplayBuffer):
             shuffle=settings.data.shuffle
             and not settings.data.curriculum.is_used,  # a curriculum orders the rows
             max_rows=settings.data.max_train_rows,
+            images=None if folder is None else folder.resolve() / IMAGES,
         )
         template = chat.check_template(
             list(check.tools.values()),
@@ -273,5 +275,6 @@ def subject_of(settings: BufferSettings) -> str:
 
 
 def _data_of(settings: BufferSettings) -> JsonObject:
-    """Return the data section without what concerns validation."""
-    return {name: value for name, value in settings.data.model_dump(mode="json").items() if "val" not in name}
+    """Return the data section without what concerns validation, and without images, which name no rows."""
+    data = settings.data.model_dump(mode="json", exclude={"images"})
+    return {name: value for name, value in data.items() if "val" not in name}

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from agentrl.chat.assistant_style import AssistantStyle
 from agentrl.chat.check import TemplateReport, check, shows_tools
-from agentrl.chat.codec import THOUGHT, TURN, Codec, added_tokens, load_tokenizer
+from agentrl.chat.codec import THOUGHT, TURN, Codec, added_tokens, find_image_tokens, load_tokenizer
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.formats import NO_FORMAT, detect_format, get_format
 from agentrl.chat.packaged import fitting_templates, missing_tokens
@@ -26,6 +26,7 @@ from agentrl.chat.template_arguments import json_copy
 from agentrl.chat.turn_reader import TurnReader
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError, DataError, concerning
+from agentrl.images.layout import ImageTokens
 from agentrl.types import JsonObject, Message
 
 QUICK_CHECK = 40
@@ -46,16 +47,19 @@ class Chat:
         eos_token_ids: Sequence[int],
         tool_format: str,
         edits: Edits = "fork",
+        images: ImageTokens | None = None,
     ) -> None:
         """Combine the parts; `eos_token_ids[0]` is the token with which the template ends an assistant turn.
 
         `edits`: what a conversation does when the template edits its history (`model.template_edits`).
+        `images`: how images become tokens; None: the model does not see.
         """
         self.tool_format = detect_format(template.text) if tool_format == "auto" else tool_format
         self._is_format_forced = tool_format not in ("auto", NO_FORMAT)
         self._tokenizer = tokenizer
         self.eos_token_ids: tuple[int, ...] = tuple(eos_token_ids)
-        codec = Codec(tokenizer, template_text=template.text, eos_token_ids=self.eos_token_ids)
+        self.images = images
+        codec = Codec(tokenizer, template_text=template.text, eos_token_ids=self.eos_token_ids, images=images)
         self.vocab_size = codec.vocab_size
         self._edits: Edits = edits
         self._renderer = Renderer(template, codec, get_format(self.tool_format).parse, self.eos_token_ids)
@@ -83,6 +87,7 @@ class Chat:
             eos_token_ids=self.eos_token_ids,
             tool_format=self.tool_format,
             edits=self._edits,
+            images=self.images,
         )
 
     @property
@@ -179,7 +184,14 @@ class Chat:
         eos_token_ids = find_turn_ends(
             tokenizer, template, _configured_eos(Path(folder), tokenizer, template)
         )
-        return cls(tokenizer, template, eos_token_ids=eos_token_ids, tool_format=tool_format, edits=edits)
+        return cls(
+            tokenizer,
+            template,
+            eos_token_ids=eos_token_ids,
+            tool_format=tool_format,
+            edits=edits,
+            images=find_image_tokens(Path(folder), tokenizer),
+        )
 
     @classmethod
     def of(cls, model: ModelConfig) -> Chat:

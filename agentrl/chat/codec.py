@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from agentrl.errors import ConfigError
-from agentrl.types import Role
+from agentrl.errors import ConfigError, DataError
+from agentrl.images.layout import PLACEHOLDER, SETTINGS_FILE, ImageLayout, ImageTokens
+from agentrl.types import ImageRef, PlacedImage, Role
 
 SPLIT = "\ufdd0"
 """Inserted into content after the first character of a control token. Encoding cuts the text at this mark, so
@@ -47,8 +48,18 @@ class Codec:
     Content without control tokens is encoded as `apply_chat_template` would encode it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, template_text: str, eos_token_ids: Sequence[int]) -> None:
-        """`eos_token_ids` end an assistant turn; the first is the one that the template writes."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template_text: str,
+        eos_token_ids: Sequence[int],
+        images: ImageTokens | None = None,
+    ) -> None:
+        """`eos_token_ids` end an assistant turn; the first is the one that the template writes. `images`: of
+        a model that sees; None: it does not.
+        """
+        self.images = images
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
@@ -62,11 +73,13 @@ class Codec:
         self.turn_end = _any_of(turn_ends)
         self.special_tokens = tuple(sorted(special))
         self._special = _any_of(special)
+        # Only the template writes placeholders: each stands for an image.
+        placeholders = [] if images is None else [str(tokenizer.id_to_token(images.placeholder))]
         self._control: dict[Role, re.Pattern[str]] = {
             "system": self._special,
             "user": self._special,
             "tool": _any_of([*special, *written]),
-            "assistant": self.turn_end,
+            "assistant": _any_of([*turn_ends, *placeholders]),
         }
 
     @property
@@ -93,6 +106,28 @@ class Codec:
         for piece in rest:
             ids += self.encode(self.end_of_turn + piece)[1:]
         return ids
+
+    def place_images(self, ids: list[int], images: Sequence[ImageRef]) -> tuple[list[int], list[PlacedImage]]:
+        """Return rendered ids with the placeholders of all images, and where the images are.
+
+        Raises:
+            ConfigError: the template does not show all images.
+            DataError: the model does not see, or an image has no grid.
+        """
+        return self.seeing().expand(ids, images) if images else (ids, [])
+
+    def seeing(self) -> ImageTokens:
+        """Return how images become tokens.
+
+        Raises:
+            DataError: the model does not see.
+        """
+        if self.images is None:
+            raise DataError(
+                f"messages contain images, and the model's folder has no {SETTINGS_FILE}: it does not see; "
+                "use a model such as Qwen2.5-VL, or remove the images"
+            )
+        return self.images
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
@@ -140,6 +175,24 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def find_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokens | None:
+    """Return how images become tokens of the model in `folder`; None if it does not see.
+
+    Raises:
+        ConfigError: its settings are malformed, or the tokenizer has no placeholder.
+    """
+    layout = ImageLayout.read(folder)
+    if layout is None:
+        return None
+    placeholder = tokenizer.token_to_id(PLACEHOLDER)
+    if placeholder is None:
+        raise ConfigError(
+            f"{folder / SETTINGS_FILE} is of a model that sees, but the tokenizer has no {PLACEHOLDER}; use "
+            "the model's own tokenizer"
+        )
+    return ImageTokens(layout, placeholder)
 
 
 def added_tokens(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -12,7 +12,7 @@ from agentrl.chat.equality import is_same_message
 from agentrl.chat.renderer import HistoryEdited, Renderer, SampledTurn, Tools, num_answers
 from agentrl.chat.template import TemplateMessage
 from agentrl.errors import DataError
-from agentrl.types import Message
+from agentrl.types import Message, PlacedImage
 
 Cut = Literal["left", "right", "middle"]
 Edits = Literal["fork", "refuse"]
@@ -23,12 +23,13 @@ class Block:
     """The tokens that `next_prompt()` appends, and the render they come from.
 
     If the template edited the history, `edit` says how. The ids are then a whole prompt that begins a new
-    segment.
+    segment. images: by their positions in the ids.
     """
 
     text: str
     history: list[TemplateMessage]
     ids: list[int]
+    images: list[PlacedImage]
     edit: str | None = None
 
 
@@ -50,6 +51,7 @@ class Conversation:
     ) -> None:
         """`edits`: on an edited history, `fork` starts a new segment and `refuse` raises ConfigError."""
         self.token_ids: list[int] = []
+        self.images: list[PlacedImage] = []  # by their positions in `token_ids`
         self.num_forks = 0
         self.last_edit: str | None = None  # how the template edited the history at the last fork
         self._renderer = renderer
@@ -97,9 +99,11 @@ class Conversation:
             return []
         block = self._prepared()
         if block.edit is not None:
-            self.token_ids = []
+            self.token_ids, self.images = [], []
             self.num_forks += 1
             self.last_edit = block.edit
+        if block.images:
+            self.images += [image.moved(len(self.token_ids)) for image in block.images]
         self.token_ids += block.ids
         self._rendered, self._history = block.text, block.history
         self._pending = []
@@ -165,7 +169,8 @@ class Conversation:
         """Shorten the longest messages until the prompt has at most `max_tokens` tokens.
 
         Returns whether anything was cut. `left` drops the start of a message's content, `right` the end,
-        `middle` the middle. The system message, the tools and the template's own text stay whole.
+        `middle` the middle. The system message, messages with images, the tools and the template's own text
+        stay whole.
 
         Raises:
             DataError: the prompt is too long even with all other contents empty.
@@ -173,7 +178,10 @@ class Conversation:
         assert not self.token_ids, "a prompt is cut before it is rendered"
         is_cut = False
         while (excess := self.num_pending_tokens() - max_tokens) > 0:
-            lengths = [0 if message.role == "system" else len(message.content) for message in self._pending]
+            lengths = [
+                0 if message.role == "system" or message.images else len(message.content)
+                for message in self._pending
+            ]
             if not any(lengths):
                 raise DataError(
                     f"the prompt has {max_tokens + excess} tokens even without its user messages; at most "
@@ -197,7 +205,11 @@ class Conversation:
         """Render all messages as one prompt."""
         history = [self._renderer.shown(message) for message in self._messages]
         text, ids = self._renderer.prompt(history, self._tools)
-        return Block(text, history, ids, edit)
+        return Block(text, history, *self._placed(ids, self._messages), edit)
+
+    def _placed(self, ids: list[int], messages: Sequence[Message]) -> tuple[list[int], list[PlacedImage]]:
+        """Return ids with the placeholders of the images of `messages`, which they render."""
+        return self._renderer.codec.place_images(ids, [i for message in messages for i in message.images])
 
     def _block(self) -> Block:
         renderer = self._renderer
@@ -209,7 +221,7 @@ class Conversation:
             ids = renderer.after_turn(text, len(self._rendered), self._turn, self._pending)
         except HistoryEdited as edit:
             return self._fork(text, str(edit))
-        return Block(text, history, ids)
+        return Block(text, history, *self._placed(ids, self._pending))
 
     def _fork(self, text: str, edit: str) -> Block:
         whole = self._whole(edit=edit)

@@ -19,6 +19,7 @@ def is_same_message(mine: Message, theirs: Message) -> bool:
     return (
         mine.role == theirs.role
         and mine.content.strip() == theirs.content.strip()
+        and mine.images == theirs.images
         and mine.tool_call_id == theirs.tool_call_id
         and len(mine.tool_calls) == len(theirs.tool_calls)
         and all(map(_is_same_call, mine.tool_calls, theirs.tool_calls))

@@ -15,7 +15,8 @@ from agentrl.chat.differences import first_difference
 from agentrl.chat.parsing import Parser
 from agentrl.chat.recent import Recent
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
-from agentrl.types import Message, Role
+from agentrl.errors import DataError
+from agentrl.types import IMAGE_MARK, Message, Role
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -97,7 +98,7 @@ class Renderer:
 
     def shown(self, message: Message) -> TemplateMessage:
         """Return a message as the dictionary for the template, with its content protected (see `Codec`)."""
-        content = self.codec.protect(message.content, message.role)
+        content = self._content(message)
         if message.role == "assistant":
             thought = self.codec.protect(message.reasoning, message.role) if message.reasoning else None
             calls = [
@@ -113,6 +114,23 @@ class Renderer:
         if message.tool_call_id is not None:
             result["tool_call_id"] = message.tool_call_id
         return result
+
+    def _content(self, message: Message) -> Any:
+        """Return the protected content: text, or with images a list of parts."""
+        if not message.images:
+            return self.codec.protect(message.content, message.role)
+        self.codec.seeing()
+        texts = message.content.split(IMAGE_MARK)
+        if len(texts) != len(message.images) + 1:
+            raise DataError(
+                f"a message of the {message.role} has {len(message.images)} images, but {IMAGE_MARK} "
+                f"{len(texts) - 1} times in its content"
+            )
+        parts: list[dict[str, str]] = []
+        for index, text in enumerate(texts):
+            parts += [{"type": "image"}] if index else []
+            parts += [{"type": "text", "text": self.codec.protect(text, message.role)}] if text else []
+        return parts
 
     def sampled(self, turn: SampledTurn, results: Sequence[Message]) -> TemplateMessage:
         """Return the dictionary that represents a sampled turn, with placeholders for its text.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from agentrl.chat.conversation import Conversation, Edits
 from agentrl.chat.renderer import Renderer, Tools
 from agentrl.errors import ConfigError
-from agentrl.types import Message
+from agentrl.types import Message, PlacedImage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +27,13 @@ class Replay:
         token_ids: i32[T].
         mask: bool[T], True on tokens that the assistant wrote.
         segment_starts: index of the first token of each segment.
+        images: by their positions in `token_ids`.
     """
 
     token_ids: NDArray[np.int32]
     mask: NDArray[np.bool_]
     segment_starts: tuple[int, ...]
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,12 +67,16 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edi
     ids: list[int] = []
     mask: list[bool] = []
     starts = [0]
+    images: list[PlacedImage] = []
     for step in replay_steps(renderer, messages, tools, edits=edits):
         if step.edit is not None:
             starts.append(len(ids))
+        # A step's images are the last of its conversation, whose tokens begin where the segment does.
+        begin = len(ids) - starts[-1]
+        images += [image.moved(starts[-1]) for image in step.conversation.images if image.position >= begin]
         ids += step.ids
         mask += [step.is_turn] * len(step.ids)
-    return Replay(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_), tuple(starts))
+    return Replay(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_), tuple(starts), tuple(images))
 
 
 def replay_steps(

@@ -76,7 +76,7 @@ def export(
         typer.Option(help="Role whose adapter is meant (model.lora.roles); default: the policy's own."),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the adapter's base model, if it has moved.")
+        str | None, typer.Option(help="Folder or hub id of the base model, if it has moved.")
     ] = None,
     trust: Annotated[
         bool,

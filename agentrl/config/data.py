@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from agentrl.config.curriculum import CurriculumConfig
+from agentrl.config.images import ImagesConfig
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import PathsOrURLs
 
@@ -55,3 +56,4 @@ class DataConfig(Section):
         "extra_info", description="Column of {tools_kwargs, interaction_kwargs, ...}."
     )
     agent_name_key: str = Field("agent_name", description="Column that chooses the agent; may be absent.")
+    images: ImagesConfig = ImagesConfig()

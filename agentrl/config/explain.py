@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
+from agentrl.config.explain_images import image_lines, image_warnings
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_memory import memory_lines
 from agentrl.config.explain_publish import publish_line
@@ -213,7 +214,7 @@ def _run_lines(config: Config, num_train_rows: int | None) -> Lines:
     trainer, groups = config.trainer, config.buffer.groups_per_step
     if config.data.max_train_rows is not None and num_train_rows is not None:
         num_train_rows = min(num_train_rows, config.data.max_train_rows)
-    lines = _adapter_lines(config.model.lora)
+    lines = [*_adapter_lines(config.model.lora), *image_lines(config)]
     if num_train_rows is not None:
         lines.append(
             ("one epoch", f"{num_train_rows / groups:,.1f} steps = {num_train_rows:,} rows / {groups:,}")
@@ -348,6 +349,7 @@ def _size(arguments: Mapping[str, object], *names: str) -> int:
 
 def _rollout_warnings(config: Config) -> Iterator[str]:
     rollout, agent, numbers = config.rollout, config.agent, RunSize.of(config)
+    yield from image_warnings(config)
     if config.attempts_per_group > rollout.max_concurrent_trajectories:
         yield (
             f"a group of {config.attempts_per_group} attempts exceeds "

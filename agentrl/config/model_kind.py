@@ -18,7 +18,11 @@ QUANTIZED = (
     "quantized; the learner publishes unquantized weights (model.dtype), and a server cannot load them into "
     "quantized weights"
 )
-MULTIMODAL = "a model for images, video or sound; only text conversations are supported"
+SEEING = ("qwen2_5_vl",)
+"""`model_type` of models whose images are supported (docs/images.md)."""
+MULTIMODAL = (
+    "a model for images, video or sound of an architecture that is not supported; supported is Qwen2.5-VL"
+)
 
 _NUM_EXPERTS = (
     "num_experts",
@@ -28,6 +32,7 @@ _NUM_EXPERTS = (
     "num_routed_experts",
     "n_experts",
 )
+_SEEING_BY_NAME = re.compile(r"(?<![a-z])qwen2\.5-vl(?![a-z])", re.IGNORECASE)
 _TESTED_BY_NAME = re.compile(
     r"mixtral|olmoe|(?<![a-z])qwen(1\.5|2)-(moe|\d+b-a\d)|(?<![a-z])qwen3-(coder-)?\d+b-a\d", re.IGNORECASE
 )
@@ -58,15 +63,30 @@ def find_obstacles(path: str) -> list[str]:
     file = Path(path).expanduser() / "config.json"
     if not file.is_file():
         found = [what for what, pattern in _BY_NAME.items() if pattern.search(path)]
-        return [what for what in found if what != EXPERTS or not _TESTED_BY_NAME.search(path)]
+        tested = {EXPERTS: _TESTED_BY_NAME, MULTIMODAL: _SEEING_BY_NAME}
+        return [what for what in found if what not in tested or not tested[what].search(path)]
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []  # the run itself reports a broken file at its start
     if not isinstance(description, Mapping):
         return []
-    is_multimodal = any(description.get(name) for name in _OTHER_MODALITIES)
+    is_multimodal = description.get("model_type") not in SEEING and any(
+        description.get(name) for name in _OTHER_MODALITIES
+    )
     return [*find_refused(description), *([MULTIMODAL] if is_multimodal else [])]
+
+
+def sees_images(folder: Path) -> bool:
+    """Return whether the model in a folder is one whose images are supported, by its config.json."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return False
+    try:
+        description = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # whoever loads the model reports a broken file
+    return isinstance(description, Mapping) and description.get("model_type") in SEEING
 
 
 def find_refused(description: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
+from agentrl.config.images import ImagesConfig
 from agentrl.config.learner import LearnerConfig, refuse_shared_prefix
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.placement import PlacementConfig
@@ -55,6 +56,7 @@ class SFTDataConfig(Section):
         description="What to do with a longer conversation: leave it out, or cut it after `max_tokens`; both "
         "are counted.",
     )
+    images: ImagesConfig = ImagesConfig()
 
     @model_validator(mode="after")
     def _names_both_or_none(self) -> SFTDataConfig:

@@ -66,8 +66,13 @@ class Conversations:
         rendered, of edited histories the last.
 
         Raises:
-            ConfigError: the chat template refuses the conversation.
+            ConfigError: the chat template refuses the conversation, or it shows images.
         """
+        if any(message.images for message in attempt.messages):
+            raise ConfigError(
+                f"reward_model: the conversation of {attempt.task.task_id} shows images, which reward models "
+                "do not see; use another reward for such rows"
+            )
         last = next(
             (i for i in reversed(range(len(attempt.messages))) if attempt.messages[i].role == "assistant"),
             None,

@@ -33,6 +33,7 @@ from agentrl.data.atomic_files import write_atomically
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.data.token_columns import FOLDER as COLUMNS
 from agentrl.errors import ConfigError
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.tracking.unwritten import AppendedFile
 
 
@@ -88,6 +89,11 @@ class RunDir:
     @property
     def proximal(self) -> Path:
         return self.root / PROXIMAL
+
+    @property
+    def images(self) -> Path:
+        """Folder of the images in trajectories; absolute, for processes that run elsewhere."""
+        return self.root.resolve() / IMAGES
 
     def weights(self, config: WeightsConfig) -> Path:
         """Return the folder of the disk transport."""

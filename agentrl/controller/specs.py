@@ -9,6 +9,7 @@ from agentrl.algorithms.aggregation import Aggregation
 from agentrl.config.algorithm import KLConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
+from agentrl.config.model_kind import sees_images
 from agentrl.config.proximal import score_reasons
 from agentrl.config.schema import Config
 from agentrl.data.model_source import resolve_model
@@ -82,12 +83,18 @@ def _in_reward(kl: KLConfig) -> KLConfig | None:
     return kl if kl.place == "reward" and kl.coefficient > 0 else None
 
 
-def check_critic(model: ModelConfig, learner: LearnerConfig) -> None:
-    """Check before any rank starts that a critic can be built from `model`.
+def check_critic(model: ModelConfig, policy: ModelConfig, learner: LearnerConfig) -> None:
+    """Check before any rank starts that a critic of `policy`, a resolved model, can be built from `model`.
 
     Raises:
-        ConfigError: the model does not exist, its head is not one linear value, or ranks cannot shard it.
+        ConfigError: the model does not exist, its head is not one linear value, ranks cannot shard it, or the
+            policy sees images.
     """
+    if policy.path and sees_images(Path(policy.path)):
+        raise ConfigError(
+            f"the policy (model.path={policy.path!r}) sees images, and critics do not; use an estimator "
+            "without a critic, such as algorithm.advantage=grpo"
+        )
     try:
         model = resolve_model(model)
         check_value_head(model)

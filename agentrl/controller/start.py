@@ -232,7 +232,8 @@ def _launch_rollouts(
     # Other nodes, too, read the files.
     is_synced = config.buffer.journal_sync == "machine" or len(ray.nodes()) > 1
     files = AttemptFiles.create(run_dir.root.resolve() / FOLDER, is_synced=is_synced)
-    return RolloutFleet(RolloutSettings.of(config), buffer, files, key_of=servers.key_of)
+    settings = RolloutSettings.of(config, images=run_dir.images)
+    return RolloutFleet(settings, buffer, files, key_of=servers.key_of)
 
 
 def _planned_ranks(
@@ -308,7 +309,7 @@ def _resolved(config: Config) -> Config:
     with concerning("learner.linear_kernels"):
         check_linear_kernels(config.learner.linear_kernels, device=config.placement.device_of("actor"))
     if config.has_critic:
-        check_critic(config.critic_model, config.learner)
+        check_critic(config.critic_model, config.model, config.learner)
     if config.teacher_model is not None:
         check_teacher(config.teacher_model, config.model, config.learner)
     return config
@@ -412,7 +413,13 @@ def _open_validation(
     if not config.data.val_files:
         return None
     playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
-    dataset = build_dataset(config.data, config.data.val_files, playable, max_rows=config.data.max_val_rows)
+    dataset = build_dataset(
+        config.data,
+        config.data.val_files,
+        playable,
+        max_rows=config.data.max_val_rows,
+        images=run_dir.images,
+    )
     folder = run_dir.validation_data if config.trainer.keep_trajectories else None
     return Validation(
         dataset, config.eval, rewards=rewards, folder=folder, num_examine=config.reward.num_examine

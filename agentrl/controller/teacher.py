@@ -10,7 +10,7 @@ from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, concerning
-from agentrl.learner.architecture import check_policy
+from agentrl.learner.architecture import check_policy, check_sees
 from agentrl.learner.layout import check_folder
 from agentrl.rollout.limits import num_ids_of
 
@@ -21,12 +21,14 @@ def check_teacher(teacher: ModelConfig, policy: ModelConfig, learner: LearnerCon
     """Check before any rank starts that `teacher` can score the tokens of `policy`, a resolved model.
 
     Raises:
-        ConfigError: the teacher does not exist, is no causal language model, has another tokenizer, has no
-            embedding for an id that the policy may sample, or ranks cannot divide it.
+        ConfigError: the teacher does not exist, is no causal language model, does not see what the policy
+            sees, has another tokenizer, has no embedding for an id that the policy may sample, or ranks
+            cannot divide it.
     """
     with concerning(KEY):
         teacher = resolve_model(teacher)
         check_policy(teacher)
+        check_sees(teacher, policy)
         check_folder(teacher, learner)
         _check_tokenizer(Path(teacher.path), Path(policy.tokenizer_path or policy.path))
     own, its = num_ids_of(policy), num_ids_of(teacher)

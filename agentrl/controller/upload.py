@@ -31,6 +31,7 @@ from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.data.checkpoint_files import MANIFEST, read_manifest
 from agentrl.data.storage import StoragePath
 from agentrl.errors import AgentRLError, StorageError
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.tracking.unwritten import UnwrittenFiles
 
 STREAMS = 4
@@ -217,6 +218,7 @@ class RunUpload:
             "trajectories": self._dir.rollout_data,
             "validation": self._dir.validation_data,
             "proximal": self._dir.proximal,
+            IMAGES: self._dir.images,
             **{name: root / name for name in ("alarms", "watchdog", "policy")},
         }
         for name, folder in folders.items():

@@ -48,8 +48,8 @@ class AttemptFacts:
     turns: runs (turn, action tokens) in the order of positions.
     versions: pairs (version, number of action tokens that it sampled), ascending.
     reward_places: of each reward, the index of its token among the action tokens in the order of positions.
-    marks: of each segment, see `find_marks`; empty with recorded experts: equal tokens may have gone to
-        different ones.
+    marks: of each segment, see `find_marks`; empty with recorded experts, to which equal tokens may have gone
+        differently, and with images, whose placeholders are equal.
     anchors: of each turn that has action tokens, in order; None if one of them has no anchor.
     needs_tool: `extra_info.needs_tool` of the task.
     conversation_names: the names of the attempt's conversations; () if there was only one.
@@ -325,7 +325,7 @@ def _opponents(t: Trajectory) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def _marks(t: Trajectory) -> tuple[tuple[Mark, ...], ...]:
-    if t.experts_of_tokens is not None:
+    if t.experts_of_tokens is not None or t.images:
         return tuple(() for _ in t.segment_starts)
     return find_marks(t.token_ids, t.action_mask, t.segment_starts)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DiskError, JournalError
 from agentrl.fast_pickle import pickled_fast
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.types import Trajectory
 
 FOLDER = "attempts"
@@ -61,7 +62,8 @@ class TrajectoryRef:
             raise DiskError(
                 f"the trajectory at byte {self.offset} of {self.path} does not match its checksum"
             )
-        [trajectory] = decode(from_ipc(data), has_messages=has_messages)
+        images = Path(self.path).parent.parent / IMAGES  # they are kept when this file is removed
+        [trajectory] = decode(from_ipc(data), has_messages=has_messages, images=images)
         return trajectory
 
 

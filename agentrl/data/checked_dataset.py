@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from agentrl.config.agent import AgentConfig
@@ -39,12 +40,13 @@ def build_dataset(
     shuffle: bool = False,
     max_rows: int | None = None,
     change: Callable[[Task], Task] | None = None,
+    images: Path | None = None,
 ) -> Dataset:
     """Open `files`, measure every prompt with the tools it offers, and check that every row can be played.
 
     Args:
         seed: of the order of the rows, if `shuffle`.
-        change: applied to each task before it is measured and checked, see Dataset.
+        change, images: see Dataset; a task is changed before it is measured and checked.
 
     Raises:
         DataError: a row is malformed, or cannot be scored.
@@ -60,6 +62,7 @@ def build_dataset(
         check=playable.check,
         max_rows=max_rows,
         change=change,
+        images=images,
     )
 
 

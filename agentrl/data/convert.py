@@ -28,7 +28,8 @@ from agentrl.data.instructions import (
 from agentrl.data.originals import SPLITS, DataFile, OriginalSource, open_originals, read_originals
 from agentrl.data.pass_rates import first_user_text
 from agentrl.data.problems import Columns, Problem, ProblemReader, read_aime, read_gsm8k, read_math
-from agentrl.data.rows import AgentChoice, RowPlace
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import AgentChoice
 from agentrl.data.selection import Candidate, Selection, normalise, select, splits_of
 from agentrl.data.task_rows import RowStyle, task_row, task_schema
 from agentrl.errors import DataError

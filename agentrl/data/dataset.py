@@ -9,15 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.data import DataConfig
 from agentrl.data.files import RowFile, file_ids, open_rows
-from agentrl.data.reader import task_reader
-from agentrl.data.rows import AgentChoice, RowPlace
+from agentrl.data.reader import TaskReader, task_reader
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, DataError, PluginError
+from agentrl.images.files import ImageBounds, ImageFolder
 from agentrl.types import Task
 
 
@@ -52,6 +55,7 @@ class Dataset:
         check: Callable[[Task], None] | None = None,
         max_rows: int | None = None,
         change: Callable[[Task], Task] | None = None,
+        images: Path | None = None,
     ) -> None:
         """Open `files`, read each row once, and keep the rows whose prompt fits.
 
@@ -61,6 +65,8 @@ class Dataset:
                 `check`, rows are not read before use.
             check: raises if a task cannot be played (unknown reward, tool, ...).
             max_rows: use only this many rows, from the beginning.
+            images: folder in which `task` stores the images of its row; None: they are only checked, and the
+                tasks cannot be played.
 
         Raises:
             DataError: no file, a missing file, a malformed row, an overlong prompt under the policy `error`,
@@ -73,8 +79,9 @@ class Dataset:
         self._files: list[RowFile] = [open_rows(path) for path in files]
         self._ids = file_ids(files)
         self._starts = np.concatenate([[0], np.cumsum([len(file) for file in self._files], dtype=np.int64)])
-        read = task_reader(config, agents)
-        self._read = read if change is None else lambda row, place: change(read(row, place))
+        bounds = ImageBounds(config.images.max_bytes, config.images.max_pixels)
+        self._read = _changed(task_reader(config, agents, ImageFolder(bounds)), change)
+        self._read_to_play = _changed(task_reader(config, agents, ImageFolder(bounds, images)), change)
         self._seed, self._shuffle = seed, shuffle
         self._orders: dict[int, NDArray[np.int64]] = {}
         self._lock = threading.Lock()
@@ -109,7 +116,7 @@ class Dataset:
         number = int(self._kept[self._order(epoch)[index]]) if self._shuffle else int(self._kept[index])
         which = int(np.searchsorted(self._starts, number, side="right")) - 1
         row = number - int(self._starts[which])
-        return self._read(self._files[which].row(row), self._place(which, row))
+        return self._read_to_play(self._files[which].row(row), self._place(which, row))
 
     def check_first(
         self, rows_per_file: int, *, measure: Callable[[Task], int], check: Callable[[Task], None]
@@ -156,6 +163,10 @@ class Dataset:
     def _place(self, which: int, row: int) -> RowPlace:
         file = self._files[which]
         return RowPlace(file.path, self._ids[which], row, file.line(row))
+
+
+def _changed(read: TaskReader, change: Callable[[Task], Task] | None) -> TaskReader:
+    return read if change is None else lambda row, place: change(read(row, place))
 
 
 def _select(

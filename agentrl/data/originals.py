@@ -11,7 +11,7 @@ import orjson
 
 from agentrl.data.fetched import fetched
 from agentrl.data.files import RawRow, open_rows
-from agentrl.data.rows import RowPlace
+from agentrl.data.row_place import RowPlace
 from agentrl.errors import DataError
 
 SUFFIXES = (".parquet", ".jsonl", ".json")

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.config.data import DataConfig
-from agentrl.data.rows import AgentChoice, Row, RowPlace, read_row
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import AgentChoice, Row, read_row
 from agentrl.errors import DataError, PluginError
+from agentrl.images.files import ImageFolder
 from agentrl.plugins import import_source
 from agentrl.types import Task
 
@@ -16,14 +18,15 @@ TaskReader = Callable[[Row, RowPlace], Task]
 """Raises DataError or PluginError with file and row."""
 
 
-def task_reader(config: DataConfig, agents: AgentChoice) -> TaskReader:
-    """Return the reader of `data.reader`, else the reader of the configured columns.
+def task_reader(config: DataConfig, agents: AgentChoice, folder: ImageFolder | None = None) -> TaskReader:
+    """Return the reader of `data.reader`, else the reader of the configured columns, which stores images in
+    `folder`.
 
     Raises:
         DataError: `data.reader` does not name a function.
     """
     if config.reader is None:
-        return lambda row, place: read_row(row, place, config, agents)
+        return lambda row, place: read_row(row, place, config, agents, folder)
     source, function = config.reader, load_function(config.reader)
     return lambda row, place: _read_with(function, source, row, place, agents)
 

@@ -2,6 +2,7 @@
 
     data_source   str                      selects the reward
     prompt        [{role, content}, ...]   the conversation so far
+    images        [{bytes} or {path}, ...] optional: the images at the `<image>` in the prompt, in order
     ability       str                      a label; optional
     reward_model  {style, ground_truth}    optional: the reward decides whether it needs a ground truth
     extra_info    {tools_kwargs: {name: {create_kwargs: {...}}}, interaction_kwargs: {name, ...},
@@ -20,32 +21,15 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from agentrl.config.data import DataConfig
-from agentrl.errors import DataError, PluginError
-from agentrl.types import JsonObject, Message, Role, Task, ToolCall
+from agentrl.data.row_images import NO_IMAGES, RowImages
+from agentrl.data.row_place import RowPlace
+from agentrl.errors import PluginError
+from agentrl.images.files import ImageFolder
+from agentrl.types import IMAGE_MARK, ImageRef, JsonObject, Message, Role, Task, ToolCall
 
 Row = Mapping[str, Any]
-MULTIMODAL_COLUMNS = ("images", "videos")
+REFUSED_COLUMNS = ("videos", "audios")
 ROLES: tuple[str, ...] = get_args(Role)
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlace:
-    """Location of a row, for errors and for the task id."""
-
-    file: str
-    file_id: str  # short, and unique among the dataset's files
-    row: int
-    line: int | None = None  # line of a text file, counted from 1
-
-    @property
-    def task_id(self) -> str:
-        return f"{self.file_id}:{self.row}"
-
-    def error(self, field: str, problem: str) -> DataError:
-        return DataError(f"{self}: field {field!r}: {problem}")
-
-    def __str__(self) -> str:
-        return f"{self.file}: row {self.row}" + ("" if self.line is None else f" (line {self.line})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +64,22 @@ class AgentChoice:
         return self.resolve(named or implied)
 
 
-def read_row(row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice) -> Task:
-    """Return the row's Task.
+def read_row(
+    row: Row, place: RowPlace, config: DataConfig, agents: AgentChoice, folder: ImageFolder | None = None
+) -> Task:
+    """Return the row's Task. `folder` checks and stores its images; None: rows with images are refused.
 
     Raises:
-        DataError: the row is malformed, or contains images or video.
+        DataError: the row is malformed, or contains video or sound.
         PluginError: the row names an unknown agent.
     """
-    for column in MULTIMODAL_COLUMNS:
+    for column in REFUSED_COLUMNS:
         if row.get(column):
-            raise place.error(column, "images and video are not supported; remove such rows")
-    messages = read_messages(row.get(config.prompt_key), place, config.prompt_key)
+            raise place.error(column, "video and sound are not supported; remove such rows")
+    images = RowImages(
+        row.get(config.images.key), place, config.images.key, folder, max_images=config.images.max_images
+    )
+    messages = read_messages(row.get(config.prompt_key), place, config.prompt_key, images)
     reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
     extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
     tools_kwargs = _tools_kwargs(extra_info, place, config.extra_info_key)
@@ -164,20 +153,26 @@ def _interaction_kwargs(
 # --------------------------------------------------------------------------------------------------- messages
 
 
-def read_messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
-    """Return the chat messages of a field, at least one.
+def read_messages(
+    value: Any, place: RowPlace, field: str, images: RowImages = NO_IMAGES
+) -> tuple[Message, ...]:
+    """Return the chat messages of a field, at least one. Their images come from `images` and from content
+    parts.
 
     Raises:
-        DataError: the field is not a list of {role, content, tool_calls, ...}, or contains images or video.
+        DataError: the field is not a list of {role, content, tool_calls, ...}, or contains video or images
+            that cannot be taken.
     """
     if not isinstance(value, list):
         raise place.error(field, f"must be a list of {{role, content}}, is {_short(value)}")
     if not value:
         raise place.error(field, "must contain at least one message, is empty")
-    return tuple(_message(item, place, f"{field}[{index}]") for index, item in enumerate(value))
+    messages = tuple(_message(item, place, f"{field}[{index}]", images) for index, item in enumerate(value))
+    images.check_all_taken(field)
+    return messages
 
 
-def _message(value: Any, place: RowPlace, field: str) -> Message:
+def _message(value: Any, place: RowPlace, field: str, images: RowImages) -> Message:
     if not isinstance(value, Mapping):
         raise place.error(field, f"must be an object {{role, content}}, is {_short(value)}")
     role = value.get("role")
@@ -186,9 +181,14 @@ def _message(value: Any, place: RowPlace, field: str) -> Message:
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list):
         raise place.error(f"{field}.tool_calls", f"must be a list of calls, is {_short(calls)}")
+    content, shown = _content(
+        value.get("content"), place, f"{field}.content", images, may_be_absent=bool(calls)
+    )
+    if shown and role == "assistant":
+        raise place.error(f"{field}.content", "an assistant message contains an image; policies write text")
     return Message(
         role=role,
-        content=_content(value.get("content"), place, f"{field}.content", may_be_absent=bool(calls)),
+        content=content,
         tool_calls=tuple(
             _tool_call(call, index, place, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)
         ),
@@ -197,28 +197,44 @@ def _message(value: Any, place: RowPlace, field: str) -> Message:
         reasoning=_text(
             value.get("reasoning_content") or value.get("reasoning"), place, f"{field}.reasoning_content"
         ),
+        images=shown,
     )
 
 
-def _content(value: Any, place: RowPlace, field: str, *, may_be_absent: bool) -> str:
+def _content(
+    value: Any, place: RowPlace, field: str, images: RowImages, *, may_be_absent: bool
+) -> tuple[str, tuple[ImageRef, ...]]:
+    """Return the text of a message, and the images at its marks."""
     if isinstance(value, str):
-        return value
+        return value, images.at_marks(value, field)
     if value is None and may_be_absent:
-        return ""
+        return "", ()
     if not isinstance(value, list):
         raise place.error(field, f"must be a string, is {_short(value)}")
-    texts = []
+    texts: list[str] = []
+    shown: list[ImageRef] = []
     for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            problem = (
-                "images and video are not supported"
-                if kind in ("image", "image_url", "video", "video_url")
-                else "must be a text part"
-            )
-            raise place.error(f"{field}[{index}]", f"{problem}, is {_short(part)}")
-        texts.append(part["text"])
-    return "".join(texts)
+        text, found = _part(part, place, f"{field}[{index}]", images)
+        texts.append(text)
+        shown += found
+    content = "".join(texts)
+    if shown and content.count(IMAGE_MARK) != len(shown):
+        raise place.error(
+            field, f"contains images, and a text part with {IMAGE_MARK}, which stands for an image; change it"
+        )
+    return content, tuple(shown)
+
+
+def _part(part: Any, place: RowPlace, field: str, images: RowImages) -> tuple[str, tuple[ImageRef, ...]]:
+    """Return the text of a content part, or the mark of its image, and its images."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("image", "image_url"):
+        return IMAGE_MARK, (images.of_part(part, field),)
+    if kind == "text" and isinstance(part.get("text"), str):
+        return part["text"], images.at_marks(part["text"], field)
+    is_other = kind in ("video", "video_url", "audio", "input_audio")
+    problem = "video and sound are not supported" if is_other else "must be a text or image part"
+    raise place.error(field, f"{problem}, is {_short(part)}")
 
 
 def _tool_call(value: Any, index: int, place: RowPlace, field: str) -> ToolCall:

@@ -23,22 +23,30 @@ from agentrl.errors import DataError
 from agentrl.types import (
     ConversationRecord,
     Failure,
+    ImageRef,
     Message,
     Outcome,
+    PlacedImage,
     PluginId,
     RewardEvent,
     ToolCall,
     Trajectory,
 )
 
-FORMAT = b"6"
+FORMAT = b"7"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
-FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5"})
+FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5", b"6"})
 """Older versions that can still be decoded. In version 2, `failure` was only its text. Before version 6,
-conversations had no `opponent_versions`.
+conversations had no `opponent_versions`; before version 7, messages had no images.
 """
 
-_SINCE = {"experts": 4, "conversations": 5, "segment_conversations": 5, "teacher_logprobs": 5}
+_SINCE = {
+    "experts": 4,
+    "conversations": 5,
+    "segment_conversations": 5,
+    "teacher_logprobs": 5,
+    "images": 7,
+}
 """Columns that files of former formats do not have, and the version that added them."""
 
 TOOL_CALL = pa.struct(
@@ -49,6 +57,17 @@ TOOL_CALL = pa.struct(
         pa.field("error", pa.large_string()),
     ]
 )
+# The bytes of an image are in a file beside the trajectories, named by its hash.
+_IMAGE_FIELDS = [
+    pa.field("sha256", pa.string(), nullable=False),
+    pa.field("width", pa.int32(), nullable=False),
+    pa.field("height", pa.int32(), nullable=False),
+]
+IMAGE = pa.struct(_IMAGE_FIELDS)
+_PLACE_FIELDS = ("position", "rows", "columns", "cell_pixels")
+PLACED_IMAGE = pa.struct(
+    [*_IMAGE_FIELDS, *(pa.field(name, pa.int64(), nullable=False) for name in _PLACE_FIELDS)]
+)
 MESSAGE = pa.struct(
     [
         pa.field("role", pa.string(), nullable=False),
@@ -57,6 +76,7 @@ MESSAGE = pa.struct(
         pa.field("tool_call_id", pa.large_string()),
         pa.field("name", pa.large_string()),
         pa.field("reasoning", pa.large_string(), nullable=False),
+        pa.field("images", pa.list_(IMAGE), nullable=False),
     ]
 )
 CONVERSATION = pa.struct(
@@ -110,6 +130,7 @@ SCHEMA = pa.schema(
         pa.field("conversations", pa.list_(CONVERSATION), nullable=False),  # empty: only one
         pa.field("segment_conversations", pa.list_(pa.int32()), nullable=False),
         pa.field("teacher_logprobs", pa.large_list(pa.float32()), nullable=False),
+        pa.field("images", pa.list_(PLACED_IMAGE), nullable=False),
     ],
     metadata={b"agentrl.trajectories": FORMAT},
 )
@@ -164,19 +185,23 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "is_greedy": lambda t: t.is_greedy,
         "conversations": lambda t: [_encode_conversation(one) for one in t.conversations],
         "segment_conversations": lambda t: t.segment_conversations,
+        "images": lambda t: [_encode_placed(image) for image in t.images],
     }
     for name, value_of in values.items():
         columns[name] = pa.array([value_of(t) for t in trajectories], type=SCHEMA.field(name).type)
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def decode(batch: pa.RecordBatch, *, has_messages: bool = True) -> list[Trajectory]:
+def decode(
+    batch: pa.RecordBatch, *, has_messages: bool = True, images: Path | None = None
+) -> list[Trajectory]:
     """Return the trajectories of a batch that has at least the columns of SCHEMA.
 
     The arrays are read-only views of the batch's memory.
 
     has_messages: False: leave `messages`, `conversations` and `extra_info` empty; to decode them takes
         longest.
+    images: folder of the images that they show; None: the images cannot be read.
     """
     columns = {name: _decode_arrays(batch, name) for name in _ARRAY_DTYPES}
     left_out = frozenset() if has_messages else _TEXTS
@@ -193,15 +218,16 @@ def decode(batch: pa.RecordBatch, *, has_messages: bool = True) -> list[Trajecto
             data_source=plain["data_source"][row],
             agent_name=plain["agent_name"][row],
             segment_starts=tuple(plain["segment_starts"][row]),
-            messages=tuple(_decode_message(message) for message in plain["messages"][row]),
+            messages=tuple(_decode_message(message, images) for message in plain["messages"][row]),
             rewards=tuple(RewardEvent(**event) for event in plain["rewards"][row]),
             outcome=Outcome(plain["outcome"][row]),
             failure=_decode_failure(plain["failure"][row]),
             metrics=dict(plain["metrics"][row]),
             extra_info=json.loads(plain["extra_info"][row]),
             is_greedy=plain["is_greedy"][row],
-            conversations=tuple(_decode_conversation(one) for one in plain["conversations"][row]),
+            conversations=tuple(_decode_conversation(one, images) for one in plain["conversations"][row]),
             segment_conversations=tuple(plain["segment_conversations"][row]),
+            images=tuple(_decode_placed(fields, images) for fields in plain["images"][row]),
             **{name: arrays[row] for name, arrays in columns.items()},  # type: ignore[arg-type]  # the schema has checked their dtypes
         )
         for row in range(batch.num_rows)
@@ -248,8 +274,8 @@ def _encode_conversation(one: ConversationRecord) -> dict[str, Any]:
     }
 
 
-def _decode_conversation(fields: dict[str, Any]) -> ConversationRecord:
-    messages = tuple(_decode_message(message) for message in fields["messages"])
+def _decode_conversation(fields: dict[str, Any], folder: Path | None) -> ConversationRecord:
+    messages = tuple(_decode_message(message, folder) for message in fields["messages"])
     versions = tuple(fields["opponent_versions"]) if "opponent_versions" in fields else ()
     return ConversationRecord(fields["name"], messages, fields["opponent"], versions)
 
@@ -272,10 +298,29 @@ def _encode_message(message: Message) -> dict[str, Any]:
         "tool_call_id": call_id,
         "name": name,
         "reasoning": _unicode(message.reasoning),
+        "images": [_encode_image(image) for image in message.images],
     }
 
 
-def _decode_message(fields: dict[str, Any]) -> Message:
+def _encode_image(image: ImageRef) -> dict[str, Any]:
+    return {"sha256": image.sha256, "width": image.width, "height": image.height}
+
+
+def _decode_image(fields: dict[str, Any], folder: Path | None) -> ImageRef:
+    sha256 = fields["sha256"]
+    path = "" if folder is None else str(folder / sha256)
+    return ImageRef(sha256, fields["width"], fields["height"], path)
+
+
+def _encode_placed(placed: PlacedImage) -> dict[str, Any]:
+    return _encode_image(placed.image) | {name: getattr(placed, name) for name in _PLACE_FIELDS}
+
+
+def _decode_placed(fields: dict[str, Any], folder: Path | None) -> PlacedImage:
+    return PlacedImage(_decode_image(fields, folder), *(fields[name] for name in _PLACE_FIELDS))
+
+
+def _decode_message(fields: dict[str, Any], folder: Path | None) -> Message:
     calls = tuple(
         ToolCall(
             id=call["id"],
@@ -286,7 +331,13 @@ def _decode_message(fields: dict[str, Any]) -> Message:
         for call in fields["tool_calls"]
     )
     return Message(
-        fields["role"], fields["content"], calls, fields["tool_call_id"], fields["name"], fields["reasoning"]
+        fields["role"],
+        fields["content"],
+        calls,
+        fields["tool_call_id"],
+        fields["name"],
+        fields["reasoning"],
+        tuple(_decode_image(image, folder) for image in fields.get("images", ())),
     )
 
 

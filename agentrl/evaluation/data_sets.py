@@ -90,11 +90,13 @@ def open_data_set(
     *,
     agent: str | None,
     max_rows: int | None,
+    images: Path,
 ) -> DataSet:
     """Read and check all rows of a file, with the data set's prompt template applied.
 
     Args:
         agent: full name of the agent that plays every row, whatever agent the row names; None: the rows' own.
+        images: folder in which the images of rows are stored.
 
     Raises:
         UserError: a row is malformed, or cannot be played or scored.
@@ -105,7 +107,7 @@ def open_data_set(
         task = applied(task, template)
         return task if agent is None else dataclasses.replace(task, agent_name=agent)
 
-    dataset = build_dataset(settings.data, [file], playable, max_rows=max_rows, change=change)
+    dataset = build_dataset(settings.data, [file], playable, max_rows=max_rows, change=change, images=images)
     return DataSet(name, dataset, template, producer_of(settings, template))
 
 

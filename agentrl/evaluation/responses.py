@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.config.data import DataConfig
-from agentrl.data.rows import RowPlace, read_messages, without_nulls
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import read_messages, without_nulls
 from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Unreachable
 from agentrl.types import Message, Outcome, Task

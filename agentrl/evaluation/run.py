@@ -42,6 +42,7 @@ from agentrl.evaluation.scratch import scratch_folder
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.time_left import TimeLeft
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -57,6 +58,7 @@ from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import PlayLoop
 from agentrl.rollout.server import Client
+from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.tracing import WorkerTracing
 from agentrl.rollout.trio_run import in_trio
 from agentrl.serving.frozen import StartedFrozen, start_frozen
@@ -163,8 +165,11 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
         )
         playable = Playable(config.agent, plugins, chat, check)
         agent = None if request.agent is None else plugins.agents.resolve(request.agent)
+        images = request.folder.resolve() / IMAGES
         data_sets = tuple(
-            open_data_set(name, file, settings, playable, agent=agent, max_rows=request.max_rows)
+            open_data_set(
+                name, file, settings, playable, agent=agent, max_rows=request.max_rows, images=images
+            )
             for name, file in files.items()
         )
         problems = tuple(problems_of(data_sets, config.eval.n))
@@ -256,8 +261,10 @@ async def _play(
         shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
     )
     with AsyncioHost() as host:
+        images = ShownImages(config.data.images, prepared.request.folder.resolve() / IMAGES)
         patience_s = config.rollout.server_start_timeout_s
-        parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data), frozen_patience_s=patience_s)
+        prompt = PromptLimits.of(config.data)
+        parts = PlayerParts(plugins, chat, host, prompt, frozen_patience_s=patience_s, images=images)
         stack = open_stack(config.agent, reward, turns, parts)
         attempts = ProblemPlayer(
             stack.player,

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.chat.template import read_json
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
-from agentrl.config.model_kind import find_refused, has_experts
+from agentrl.config.model_kind import find_refused, has_experts, sees_images
 from agentrl.errors import ConfigError
 
 _CLASSIFIER = "Classification"
@@ -77,6 +77,44 @@ def check_experts(model: ModelConfig, learner: LearnerConfig) -> None:
             )
 
 
+def check_vision(model: ModelConfig, learner: LearnerConfig) -> None:
+    """Raise if a model that sees is combined with something that is not tested with images.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if not (model.path and sees_images(Path(model.path))):
+        return
+    refused = [
+        (model.lora.rank > 0, f"model.lora.rank={model.lora.rank}", "use model.lora.rank=0 (full weights)"),
+        *(
+            (getattr(learner, name) > 1, f"learner.{name}={getattr(learner, name)}", f"use learner.{name}=1")
+            for name in ("sequence_parallel", "tensor_parallel", "expert_parallel")
+        ),
+        (learner.compile, "learner.compile=true", "use learner.compile=false"),
+        (learner.activation_offload, "learner.activation_offload=true", "use false"),
+    ]
+    for is_set, key, instead in refused:
+        if is_set:
+            raise ConfigError(
+                f"{key} is not tested with a model that sees (model.path={model.path!r}); {instead}"
+            )
+
+
+def check_sees(model: ModelConfig, policy: ModelConfig) -> None:
+    """Raise if the policy sees images, and a model that scores its tokens does not.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if not all(one.path for one in (model, policy)):
+        return
+    if sees_images(Path(policy.path)) and not sees_images(Path(model.path)):
+        raise ConfigError(
+            f"model.path={model.path!r} does not see images, and the policy does; use a model that sees"
+        )
+
+
 def check_replay(model: ModelConfig) -> None:
     """Raise if there are no experts for `rollout.replay_experts`.
 
@@ -121,11 +159,16 @@ def check_balance(model: ModelConfig, *, has_routers: bool, has_score_head: bool
 
 
 def check_value_head(model: ModelConfig) -> None:
-    """Raise if a classifier's head is not one linear score.
+    """Raise if a model cannot be a critic or a reward model: its head is to be one linear score.
 
     Raises:
-        ConfigError: it classifies tokens, or has several labels.
+        ConfigError: it sees images, classifies tokens, or has several labels.
     """
+    if model.path and sees_images(Path(model.path)):
+        raise ConfigError(
+            f"model.path={model.path!r} sees images, which critics and reward models may not; use a text "
+            "model"
+        )
     classifier = find_own_head(model)
     if classifier is None:
         return

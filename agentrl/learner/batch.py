@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.data.prefix_marks import Mark, find_marks
+from agentrl.types import PlacedImage
 
 Floats = NDArray[np.floating]
 
@@ -59,6 +60,7 @@ class Sample:
     returns: regression targets of the critic; None without a critic.
     experts: i16[T, W], see `Trajectory.experts`; None: not recorded.
     segment_names: the conversation of each segment; (): not known.
+    images: by their positions in `token_ids`, in order.
     """
 
     index: int
@@ -72,6 +74,7 @@ class Sample:
     returns: NDArray[np.float32] | None = None
     experts: NDArray[np.int16] | None = None
     segment_names: tuple[str, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
     def __post_init__(self) -> None:
         columns = (
@@ -110,7 +113,8 @@ class Sample:
         num_actions = np.add.reduceat(self.action_mask, self.segment_starts, dtype=np.int64)
         segments = tuple(zip(self.segment_lengths.tolist(), num_actions.tolist(), strict=True))
         marks = find_marks(self.token_ids, self.action_mask, self.segment_starts)
-        if self.experts is not None:  # equal tokens may have gone to different experts
+        # Equal tokens may have gone to different experts, and equal placeholders are of different images.
+        if self.experts is not None or self.images:
             marks = tuple(() for _ in marks)
         return SampleShape(segments, int(self.loss_mask.sum()), marks)
 
@@ -124,7 +128,10 @@ class Sample:
         names = names or [()] * len(self.segment_starts)
         return [
             Sample(
-                **columns | {name: c[a:b] for name, c in per_token.items()} | alone | {"segment_names": own}
+                **columns
+                | {name: c[a:b] for name, c in per_token.items()}
+                | alone
+                | {"segment_names": own, "images": images_between(self.images, a, b)}
             )
             for (a, b), own in zip(bounds, names, strict=True)
         ]
@@ -136,12 +143,19 @@ class Sample:
         token_ids: NDArray[np.int32],
         mask: NDArray[np.bool_],
         segment_starts: tuple[int, ...] = (0,),
+        images: tuple[PlacedImage, ...] = (),
     ) -> Sample:
         """Return a sample for supervised learning; `mask` (bool[T]) is True on the tokens to learn."""
         mask = mask.copy()
         mask[list(segment_starts)] = False  # nothing predicts the first token of a segment
         zeros = np.zeros(len(token_ids), np.float32)
-        return cls(index, np.asarray(token_ids, np.int32), mask, mask, zeros, zeros, segment_starts)
+        ids = np.asarray(token_ids, np.int32)
+        return cls(index, ids, mask, mask, zeros, zeros, segment_starts, images=images)
+
+
+def images_between(images: Sequence[PlacedImage], start: int, end: int) -> tuple[PlacedImage, ...]:
+    """Return the images at tokens `start` to `end`, by their positions from `start` on."""
+    return tuple(image.moved(-start) for image in images if start <= image.position < end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +182,8 @@ class Microbatch:
         `Trajectory.experts`); None: none is.
     segment_names: the conversation of each of the G segments; () if that is not known of all, or if segments
         continue others.
+    images: by their positions in the microbatch, in order.
+    rope_positions: i64[3, T], positions with three axes (see `images.layout`); None: there are no images.
     """
 
     token_ids: NDArray[np.int64]
@@ -189,6 +205,8 @@ class Microbatch:
     returns: Floats | None = None
     experts: NDArray[np.int16] | None = None
     segment_names: tuple[str, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
+    rope_positions: NDArray[np.int64] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
-from agentrl.learner.architecture import check_experts
+from agentrl.learner.architecture import check_experts, check_vision
 from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.experts import check_expert_parallel
 from agentrl.learner.sequence_parallel import check_sequence_parallel, find_mixers
@@ -24,6 +24,7 @@ def check_layout(config: PretrainedConfig, model: ModelConfig, learner: LearnerC
         ConfigError: its heads, layers or experts cannot be divided evenly, or another option conflicts.
     """
     check_experts(model, learner)
+    check_vision(model, learner)
     check_expert_parallel(config, model.path, learner.expert_parallel)
     check_tensor_parallel(config, learner.tensor_parallel, divides_experts=learner.expert_parallel > 1)
     check_sequence_parallel(config, learner.sequence_parallel, tensor_parallel=learner.tensor_parallel)
@@ -52,6 +53,7 @@ def check_folder(model: ModelConfig, learner: LearnerConfig) -> None:
         ConfigError: the model does not exist, or ranks cannot divide it.
     """
     check_experts(model, learner)
+    check_vision(model, learner)
     if learner.num_replicas == 1 and learner.expert_parallel == 1:
         return
     from transformers import AutoConfig

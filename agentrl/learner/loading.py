@@ -89,7 +89,7 @@ def outline(
     kind: Any,
     model: ModelConfig,
     *,
-    attention: str,
+    attention: str | Mapping[str, str],
     dtype: torch.dtype,
     num_labels: int | None = None,
     new_head: str | None = None,
@@ -98,6 +98,7 @@ def outline(
 
     Args:
         kind: transformers' auto class.
+        attention: a name, or one for each part of the config.
         num_labels: of a classifier, instead of the config's.
         new_head: name of a layer that the files do not contain; it is initialized from the current seed.
 
@@ -130,7 +131,7 @@ def outline(
 
 
 def _build(
-    kind: Any, config: Any, model: ModelConfig, *, attention: str, dtype: torch.dtype
+    kind: Any, config: Any, model: ModelConfig, *, attention: str | Mapping[str, str], dtype: torch.dtype
 ) -> PreTrainedModel:
     """Return the model with its weights on the meta device, none of them tied, and computed buffers."""
     from transformers import initialization
@@ -333,7 +334,7 @@ def _load_whole(
     kind: Any,
     model: ModelConfig,
     *,
-    attention: str,
+    attention: str | Mapping[str, str],
     dtype: torch.dtype,
     new_head: str | None,
     **options: Any,

@@ -23,9 +23,11 @@ from torch.distributed import ProcessGroup
 
 from agentrl.algorithms.linear_kernels import use_linear_kernels
 from agentrl.algorithms.logprob_kernels import choose_kernels
+from agentrl.algorithms.vision import attention_of_parts, find_vision
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
-from agentrl.errors import ConfigError
+from agentrl.config.model_kind import sees_images
+from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner import sharding
 from agentrl.learner.architecture import (
     check_balance,
@@ -38,6 +40,7 @@ from agentrl.learner.attention import SEGMENT_SDPA, choose_attention, register_a
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.experts import divide_experts
 from agentrl.learner.forward_input import ForwardInput
+from agentrl.learner.images import ImageInput
 from agentrl.learner.layout import check_layout
 from agentrl.learner.loading import Outline, outline
 from agentrl.learner.lora import (
@@ -83,6 +86,7 @@ class Policy:
     uses_adapters: False computes without them.
     sequence_group: the ranks that share each microbatch (sequence parallelism); None: not shared.
     routing: of its experts.
+    images: of a model that sees; None: it does not.
     """
 
     module: PreTrainedModel
@@ -98,6 +102,7 @@ class Policy:
     uses_adapters: bool = True
     sequence_group: ProcessGroup | None = None
     routing: Routing = field(default_factory=Routing)
+    images: ImageInput | None = None
 
     def without_adapters(self) -> Policy:
         """Return the policy with its adapters switched off, i.e. as before training. Shares the weights."""
@@ -124,7 +129,8 @@ class Policy:
         self.token_roles.expect(microbatch, self.device)
         request = ScoreRequest(given.positions, given.own(targets_A), temperature)
         adapters = nullcontext() if self.uses_adapters else switched_off(self.module)
-        with adapters, self.routing.directed(given):
+        images = nullcontext() if self.images is None else self.images.shown(microbatch, given)
+        with adapters, self.routing.directed(given), images:
             logprobs, entropies = self.module(score=request, **given.arguments)
         return given.join(logprobs), given.join(entropies)
 
@@ -135,7 +141,13 @@ class Policy:
         return self.score(microbatch, positions, targets, temperature=temperature)[0]
 
     def forward_input(self, microbatch: Microbatch, positions_P: Tensor) -> ForwardInput:
-        """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output."""
+        """Return the input of this rank's forward; `positions_P` (i64[P]) are read from the output.
+
+        Raises:
+            LearnerError: the microbatch has images, and the model does not see.
+        """
+        if microbatch.images and self.images is None:
+            raise LearnerError("an attempt shows images, and the model that scores its tokens does not see")
         return ForwardInput.of(
             microbatch,
             positions_P,
@@ -258,6 +270,9 @@ def build_policy(
     check_layout(module.config, model, learner)
     # Before adapters and FSDP rename weights and classes.
     pieces = find_pieces(module)
+    vision = find_vision(module)
+    if vision is not None:
+        vision.tower.requires_grad_(False)
     if place.device.type == "cpu" and module.config._experts_implementation != _EXPERT_LOOP:
         module.set_experts_implementation(_EXPERT_LOOP)
     routing = Routing()
@@ -277,7 +292,11 @@ def build_policy(
     if model.lora.path:
         read_adapters(module, Path(model.lora.path))
     policy = as_policy(module, class_name, attention, place.device, published_dtype, pieces)
-    return replace(policy, sequence_group=place.sequence_group, routing=routing)
+    images = None
+    if vision is not None:
+        folder = Path(model.tokenizer_path or model.path)
+        images = ImageInput(vision, folder, place.device, computes_always=place.world_size > 1)
+    return replace(policy, sequence_group=place.sequence_group, routing=routing, images=images)
 
 
 def _routing(
@@ -399,18 +418,24 @@ def outline_module(
 def _outline_stored(
     model: ModelConfig, attention: str, dtype: torch.dtype, *, has_score_head: bool
 ) -> Outline:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
 
     if has_score_head:
         check_value_head(model)
     else:
         check_policy(model)
+    sees = sees_images(Path(model.path))
+    language_model = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     is_new_head = has_score_head and find_own_head(model) is None
     try:
         return outline(
-            AutoModelForSequenceClassification if has_score_head else AutoModelForCausalLM,
+            AutoModelForSequenceClassification if has_score_head else language_model,
             model,
-            attention=attention,
+            attention=attention_of_parts(attention) if sees else attention,
             dtype=dtype,
             num_labels=1 if has_score_head else None,
             new_head=SCORE_HEAD if is_new_head else None,

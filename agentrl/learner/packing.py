@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.learner import SharedPrefix
-from agentrl.learner.batch import Microbatch, Sample, SampleShape
+from agentrl.images.layout import rope_positions
+from agentrl.learner.batch import Microbatch, Sample, SampleShape, images_between
 from agentrl.learner.prefix_tree import PrefixTree, prefix_lengths, segment_costs
 from agentrl.learner.shared_prefix import Bundle, PackedPiece, bundle_pieces
 
@@ -293,6 +294,12 @@ def _concatenate(bundles: Sequence[Bundle], by_place: Mapping[int, Sample]) -> M
         returns=_join([s.returns for s in samples], actions),
         experts=_experts(samples, positions, num_tokens=int(starts[-1])),
         segment_names=_segment_names(bundles, samples),
+        images=tuple(
+            image.moved(int(own[0]))
+            for sample, own in zip(samples, positions, strict=True)
+            for image in sample.images
+        ),
+        rope_positions=_rope_positions(samples, positions, position_ids),
     )
 
 
@@ -312,6 +319,24 @@ def _experts(
         if sample.experts is not None:
             experts[own] = sample.experts
     return experts
+
+
+def _rope_positions(
+    samples: Sequence[Sample], positions: Sequence[NDArray[np.int64]], position_ids: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
+    """Return i64[3, T], the positions with three axes; None without images."""
+    if not any(sample.images for sample in samples):
+        return None
+    rope = np.tile(position_ids, (3, 1))
+    for sample, own in zip(samples, positions, strict=True):
+        if not sample.images:
+            continue
+        assert (np.diff(own) == 1).all(), "a sample with images shares no tokens"
+        bounds = itertools.pairwise((*sample.segment_starts, sample.num_tokens))
+        rope[:, own] = np.concatenate(
+            [rope_positions(images_between(sample.images, a, b), 0, b - a) for a, b in bounds], axis=1
+        )
+    return rope
 
 
 def _segment_names(bundles: Sequence[Bundle], samples: Sequence[Sample]) -> tuple[str, ...]:

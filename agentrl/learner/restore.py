@@ -20,8 +20,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from agentrl.algorithms.vision import find_vision
 from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
+from agentrl.config.model_kind import sees_images
 from agentrl.errors import CheckpointError
 from agentrl.learner.checkpoint import DESCRIPTION, FAILURES, MODEL, reason
 from agentrl.learner.lora import add_adapter
@@ -51,12 +53,18 @@ def read_model_config(folder: Path) -> ModelConfig:
     return model.model_copy(update={"lora": model.lora.model_copy(update={"path": ""})})
 
 
+def needs_base(model: ModelConfig, folder: Path) -> bool:
+    """Return whether what `Learner.save` wrote into `folder` lacks the weights that were not trained: those
+    below a LoRA adapter, or the tower for images.
+    """
+    return model.lora.rank > 0 or sees_images(folder / DESCRIPTION)
+
+
 def read_policy(model: ModelConfig, folder: Path) -> Policy:
     """Return the policy that `Learner.save` wrote into `folder`; a reward model with its head.
 
     Args:
-        model: the learner's config. `model.path` is read only with a LoRA adapter, whose base is not in the
-            checkpoint.
+        model: the learner's config. `model.path` is read only if `needs_base`.
 
     Raises:
         ConfigError: the base model cannot be loaded.
@@ -71,6 +79,14 @@ def read_policy(model: ModelConfig, folder: Path) -> Policy:
         add_adapter(module, model.lora, dtype=torch.float32)
         if head is not None:
             attach_score_head(module, head, dtype=torch.float32)
+        found.fill(torch.device("cpu"))
+    elif needs_base(model, folder):
+        found = outline_module(model, _ATTENTION, dtype, from_scratch=None)
+        module = found.module
+        class_name, pieces = type(module).__name__, find_pieces(module)
+        vision = find_vision(module)
+        assert vision is not None, "a model that sees"
+        vision.tower.requires_grad_(False)
         found.fill(torch.device("cpu"))
     else:
         module = _empty_module(model, folder / DESCRIPTION, dtype)

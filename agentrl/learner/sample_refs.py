@@ -102,6 +102,7 @@ class SampleRef:
             returns=None if own.returns is None else _on_actions(own.returns, mask),
             experts=stored.experts_of_tokens,
             segment_names=self.attempt.segment_names,
+            images=stored.images,
         )
         return self._with_end(sample) if self.has_end else sample
 

@@ -43,6 +43,7 @@ _COPIED = (
     "merges.txt",
     "*.model",
     "*.jinja",
+    "*processor_config.json",  # settings for images
 )
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

@@ -21,7 +21,7 @@ from agentrl.granted import granted
 from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION
 from agentrl.learner.lora import adapter_tensors, write_adapter
-from agentrl.learner.restore import read_model_config, read_policy
+from agentrl.learner.restore import needs_base, read_model_config, read_policy
 from agentrl.learner.score_head import SCORE_HEAD
 
 
@@ -39,12 +39,12 @@ def export_checkpoint(
     """Write the policy of a checkpoint to `out`, in one process without Ray.
 
     A checkpoint of full weights is self-contained. A LoRA checkpoint also needs its base model, at the run's
-    `model.path` or at `base`.
+    `model.path` or at `base`; so does one of a model that sees, whose tower is not trained.
 
     Args:
         adapter_only: write the LoRA adapter alone.
         role: whose adapter is merged or written (`model.lora.roles`); None: the policy's own.
-        base: folder or hub id of the base model of the adapter.
+        base: folder or hub id of the base model.
         trusts_code: run the code that the checkpoint's `model.trust_remote_code` and `model.external_lib`
             name.
         verify: how much of the checkpoint is verified before it is read.
@@ -70,7 +70,7 @@ def export_checkpoint(
             f"{str(checkpoint)!r} has no LoRA adapter: all weights were trained; export it without --adapter"
         )
     base_name = model.path
-    if model.lora.rank > 0:
+    if needs_base(model, found.learner):
         model = resolve_model(model)
     if role is not None and role not in model.lora.roles:
         raise ConfigError(

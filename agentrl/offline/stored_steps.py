@@ -12,6 +12,7 @@ from agentrl.controller.credit import group_attempts
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import DataError
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.types import Group
 
 _STEP_FILE = re.compile(r"step_(\d+)\.parquet")
@@ -87,7 +88,8 @@ class StoredSteps:
             DataError: the file contains no trajectories of this format.
         """
         batch = read_parquet(self.files[step - 1])
-        groups = tuple(group_attempts([AttemptFacts.of(t) for t in decode(batch)]))
+        images = self.files[step - 1].parent.parent / IMAGES
+        groups = tuple(group_attempts([AttemptFacts.of(t) for t in decode(batch, images=images)]))
         if "learned_by" in batch.schema.names and batch.num_rows > 0:
             version = batch.column("learned_by")[0].as_py()
         else:  # a lower bound, for files without it: the newest version of any token

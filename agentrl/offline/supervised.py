@@ -6,6 +6,7 @@ SFT also makes the quickstart's initial policy. A reward model is a sequence cla
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from agentrl.adapters.catalog import agent_plugins
@@ -16,9 +17,10 @@ from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.data.sent import mirrored_folder
 from agentrl.errors import ConfigError
 from agentrl.fleet.user_files import check_files
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.learner.score_head import ScoreHead
 from agentrl.offline.supervised_data import Examples, read_conversations, read_pairs
-from agentrl.offline.supervised_loop import SupervisedJob, model_with_tokenizer, run_job
+from agentrl.offline.supervised_loop import SupervisedJob, model_with_tokenizer, run_folder, run_job
 
 _PADDING = ("pad_token", "unk_token", "bos_token", "eos_token")
 
@@ -53,6 +55,8 @@ def _train_locally(name: str, noun: str, config: SFTConfig | RMConfig, read: Cal
     plugins = agent_plugins(config.agent)
     model = model_with_tokenizer(config)
     chat, data = Chat.of(model), config.data
+    if isinstance(config, SFTConfig):
+        read = partial(read, images=run_folder(config.trainer).resolve() / IMAGES)
     train = read(data.train_files, data, chat, plugins)
     validation = read(data.val_files, data, chat, plugins) if data.val_files else None
     head = ScoreHead(find_padding(model, chat, train)) if isinstance(config, RMConfig) else None

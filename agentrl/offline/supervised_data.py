@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,9 +16,12 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.replay import Replay
 from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
-from agentrl.data.rows import RowPlace, read_messages, without_nulls
+from agentrl.data.row_images import NO_IMAGES, RowImages
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import read_messages, without_nulls
 from agentrl.errors import ConfigError, DataError, PluginError, concerning
-from agentrl.learner.batch import Sample
+from agentrl.images.files import ImageBounds, ImageFolder
+from agentrl.learner.batch import Sample, images_between
 from agentrl.plugins import Plugins
 from agentrl.types import JsonObject, Message
 
@@ -98,11 +103,13 @@ class ExampleRenderer:
 # ---------------------------------------------------------------------------------------------- conversations
 
 
-def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, plugins: Plugins) -> Examples:
+def read_conversations(
+    files: Sequence[str], config: SFTDataConfig, chat: Chat, plugins: Plugins, *, images: Path | None = None
+) -> Examples:
     """Render every conversation of `files`. The loss covers what the assistant wrote, tool calls included.
 
     With `prompt_key` and `response_key` it covers only the response: assistant messages of the prompt are
-    context.
+    context. Images are stored in the folder `images`; None: they are only checked.
 
     Raises:
         UserError: a malformed row, an unknown tool, or no conversation that fits `data.max_tokens`.
@@ -111,17 +118,21 @@ def read_conversations(files: Sequence[str], config: SFTDataConfig, chat: Chat, 
         chat, plugins, tools_key=config.tools_key, kwargs_key=config.chat_template_kwargs_key
     )
 
+    bounds = ImageBounds(config.images.max_bytes, config.images.max_pixels)
+    folder = ImageFolder(bounds, images)
+
     def build(row: RawRow, place: RowPlace) -> Replay:
+        key = config.images.key
+        shown = RowImages(row.get(key), place, key, folder, max_images=config.images.max_images)
         if config.prompt_key is None or config.response_key is None:
-            return renderer.render(
-                row, place, read_messages(_column(row, config.messages_key), place, config.messages_key)
-            )
-        prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key)
+            messages = read_messages(_column(row, config.messages_key), place, config.messages_key, shown)
+            return renderer.render(row, place, messages)
+        prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key, shown)
         response = _column(row, config.response_key)
         if not isinstance(response, str):
             raise place.error(config.response_key, f"must be text, is {_short(response)}")
         replay = renderer.render(row, place, [*prompt, Message("assistant", response)])
-        return Replay(replay.token_ids, _last_turn(replay.mask), replay.segment_starts)
+        return dataclasses.replace(replay, mask=_last_turn(replay.mask))
 
     examples = _collect(files, build, lambda index, replay: _imitate(index, replay, config))
     return _some(examples, files, what="conversation", max_tokens=config.max_tokens)
@@ -132,8 +143,12 @@ def _imitate(index: int, replay: Replay, config: SFTDataConfig) -> tuple[Sample 
     if is_long and config.overlong == "drop":
         return None, True
     end = config.max_tokens
+    # Not within an image: all its placeholders are shown, or none.
+    end = next((i.position for i in replay.images if i.position < end < i.position + i.num_tokens), end)
     starts = tuple(start for start in replay.segment_starts if start < end)
-    sample = Sample.supervised(index, replay.token_ids[:end], replay.mask[:end], starts)
+    sample = Sample.supervised(
+        index, replay.token_ids[:end], replay.mask[:end], starts, images_between(replay.images, 0, end)
+    )
     return (sample if sample.loss_mask.any() else None), is_long
 
 
@@ -274,10 +289,11 @@ def _parsed(value: Any, place: RowPlace, field: str, *, what: str) -> Any:
         raise place.error(field, f"must be {what}, or one as JSON text: {error}") from error
 
 
-def _prompt(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
+def _prompt(value: Any, place: RowPlace, field: str, images: RowImages = NO_IMAGES) -> tuple[Message, ...]:
     if value is None:
         raise place.error(field, "must be text or messages, is missing")
-    return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)
+    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    return read_messages(messages, place, field, images)
 
 
 def _short(value: Any) -> str:

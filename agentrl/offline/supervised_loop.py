@@ -87,12 +87,13 @@ class SupervisedJob:
 
     @property
     def run_dir(self) -> Path:
-        output = Path(self.config.trainer.output)
-        return (
-            Path(self.config.trainer.run_dir)
-            if self.config.trainer.run_dir
-            else output.with_name(f"{output.name}_run")
-        )
+        return run_folder(self.config.trainer)
+
+
+def run_folder(trainer: SFTTrainerConfig) -> Path:
+    """Return the folder of checkpoints and logs."""
+    output = Path(trainer.output)
+    return Path(trainer.run_dir) if trainer.run_dir else output.with_name(f"{output.name}_run")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agentrl.plugins.tools import Runtime
-from agentrl.types import JsonObject, Message
+from agentrl.types import Image, JsonObject, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class InteractionReply:
     is_done: the conversation is over; the text is not appended.
     metrics: summed over the trajectory.
     state: describes the environment before the next turn, as in ToolResult.
+    images: shown to the model before the text, if it sees (docs/images.md).
     """
 
     text: str
@@ -25,6 +26,7 @@ class InteractionReply:
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: str | None = None
+    images: tuple[Image, ...] = ()
 
 
 class Interaction(ABC):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from agentrl.types import JsonObject
+from agentrl.types import Image, JsonObject
 
 Runtime = Literal["asyncio", "trio"]
 
@@ -27,6 +27,7 @@ class ToolResult:
     state: describes the environment after the call, for estimators that compare turns taken in the same state
         (gigpo).
         None: the messages shown to the model identify the state.
+    images: shown to the model before the text, if it sees (docs/images.md).
     """
 
     text: str
@@ -35,6 +36,7 @@ class ToolResult:
     is_error: bool = False
     is_final: bool = False
     state: str | None = None
+    images: tuple[Image, ...] = ()
 
 
 class WrongCall(Exception):

@@ -131,6 +131,7 @@ class ConversationLine:
             self._segment = self._recorder.begin_segment(self._owner)
         if self._context:
             self._segment.append_context(self._context)
+            self._segment.images = tuple(self.conversation.images)
             self._context = []
         self._num_recorded_messages = len(self.conversation.messages)
         return Turn(self._segment.append_generation(generation, anchor=state), message, is_truncated)

@@ -15,7 +15,7 @@ import numpy as np
 from agentrl.chat.chat import Chat
 from agentrl.chat.conversation import Conversation
 from agentrl.chat.template_arguments import json_copy
-from agentrl.errors import PluginError
+from agentrl.errors import DataError, PluginError
 from agentrl.rollout.anchors import anchor
 from agentrl.rollout.conversation_line import ConversationLine
 from agentrl.rollout.conversations import SpokenConversation
@@ -47,6 +47,16 @@ class UncountedChat:
         )
 
     def open(self, messages: Sequence[Message], tools: Sequence[JsonObject]) -> Messages:
+        """Open a conversation.
+
+        Raises:
+            DataError: a message has images.
+        """
+        if any(message.images for message in messages):
+            raise DataError(
+                "messages contain images, which are not sent to a server of messages; evaluate with weights, "
+                "or with an SGLang server"
+            )
         return Messages(messages)
 
     def with_template_kwargs(self, given: Mapping[str, Any]) -> UncountedChat:

@@ -27,6 +27,7 @@ from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
+from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
 
 
@@ -43,7 +44,8 @@ class PlayerParts:
     """What all players of a process share. prompt: limits of the first prompt. connect: makes the clients of
     opponents' servers. frozen_patience_s: how long an opponent's turn waits for the restart of a server that
     was started for it. adapters: name of a conversation with a LoRA adapter of its own -> that adapter.
-    teacher: scores the attempts of training; None: there is none on servers.
+    teacher: scores the attempts of training; None: there is none on servers. images: takes the images of
+    tools and partners; None: notes stand for them.
     """
 
     plugins: Plugins
@@ -54,6 +56,7 @@ class PlayerParts:
     frozen_patience_s: float = 0.0
     adapters: Mapping[str, str] = field(default_factory=dict)
     teacher: Teacher | None = None
+    images: ShownImages | None = None
 
     def open_tools(self, agent: AgentConfig) -> SharedTools:
         """Return the state of the tools that all players of the process share."""
@@ -166,6 +169,7 @@ def open_stack(
             gateway=Gateway(agent.gateway) if gateway is None else gateway,
             opponents=opponents,
             adapters=parts.adapters,
+            images=parts.images,
         )
     scorer = Scorer(
         reward,

@@ -21,6 +21,7 @@ from agentrl.types import (
     Generation,
     Message,
     Outcome,
+    PlacedImage,
     RewardEvent,
     Task,
     Trajectory,
@@ -65,10 +66,12 @@ class Segment:
 
     pieces: its tokens in order: the turn's index and generation; for context, CONTEXT_TURN and ids.
     conversation: index of the conversation that it belongs to.
+    images: by their positions among its tokens.
     """
 
     def __init__(self, turns: AttemptTurns, conversation: int = 0) -> None:
         self.conversation = conversation
+        self.images: Sequence[PlacedImage] = ()
         self.pieces: list[tuple[int, Generation | Sequence[int]]] = []
         self.num_tokens = 0
         self.experts: list[NDArray[np.int16]] = []  # i16[., W], of its first `num_known_experts` tokens
@@ -160,7 +163,7 @@ class TrajectoryRecorder:
         for segment in segments:
             for turn, piece in segment.pieces:
                 tokens.add(turn, piece)
-        starts = itertools.accumulate((segment.num_tokens for segment in segments[:-1]), initial=0)
+        starts = tuple(itertools.accumulate((segment.num_tokens for segment in segments[:-1]), initial=0))
         task = attempt.task
         return Trajectory(
             group_id=attempt.group_id,
@@ -179,12 +182,18 @@ class TrajectoryRecorder:
             failure=failure,
             metrics=dict(metrics),
             extra_info=task.extra_info,
-            segment_starts=tuple(starts),
+            segment_starts=starts,
             is_greedy=attempt.is_greedy,
             anchors=np.array(self._turns.anchors, np.int64),
             experts=_joined_experts(segments),
             conversations=conversations,
             segment_conversations=tuple(s.conversation for s in segments) if conversations else (),
+            images=tuple(
+                image.moved(start)
+                # Without segments, there is a start.
+                for segment, start in zip(segments, starts, strict=False)
+                for image in segment.images
+            ),
         )
 
     def _begun(self) -> list[Segment]:

@@ -15,7 +15,7 @@ import trio
 
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
-from agentrl.errors import PluginError
+from agentrl.errors import DataError, PluginError
 from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.plugins.functions import NAME
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -30,6 +30,7 @@ from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
 from agentrl.rollout.sampling import Generator, Sampling
 from agentrl.rollout.scopes import GENERATE
+from agentrl.rollout.shown_images import ShownImages, without_images
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
@@ -38,6 +39,7 @@ from agentrl.types import (
     MAIN_CONVERSATION,
     Failure,
     Generation,
+    ImageRef,
     JsonObject,
     Message,
     Outcome,
@@ -78,6 +80,8 @@ class AttemptSession(ABC):
     """
 
     limits: TurnLimits
+    _images: ShownImages | None = None
+    """Takes the images of tools and partners; None: notes stand for them."""
 
     def __init__(self, parts: SessionParts) -> None:
         agent, sampling = parts.agent, parts.sampling
@@ -174,12 +178,14 @@ class AttemptSession(ABC):
         return await self.show_answers(self._own, turn)
 
     async def run_tools(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        """Run calls concurrently and append nothing. Results are cut to their output budgets.
+        """Run calls concurrently and append nothing. Results are cut to their output budgets, and notes
+        stand for their images.
 
         Raises:
             ToolError: a tool broke.
         """
-        return await self.answers(self._own, calls)
+        results = await self.answers(self._own, calls)
+        return [replace(result, text=without_images(result.text, result.images)) for result in results]
 
     def add_user_message(self, text: str) -> None:
         """Append a user message. The model sees it at the next `generate`."""
@@ -240,12 +246,29 @@ class AttemptSession(ABC):
             ToolError: a tool broke.
         """
         results = await self.answers(spoken, turn.tool_calls)
-        messages = [
-            Message("tool", result.text, tool_call_id=call.id, name=call.name or None)
-            for call, result in zip(turn.tool_calls, results, strict=True)
-        ]
+        messages: list[Message] = []
+        for call, result in zip(turn.tool_calls, results, strict=True):
+            said = [*spoken.line.messages, *messages]
+            content, images = await self._shown(result, by=f"tool {call.name!r}", said=said)
+            messages.append(
+                Message("tool", content, tool_call_id=call.id, name=call.name or None, images=images)
+            )
         spoken.line.conversation.add_messages(messages)
         return messages
+
+    async def _shown(
+        self, answer: ToolResult | InteractionReply, *, by: str, said: Sequence[Message]
+    ) -> tuple[str, tuple[ImageRef, ...]]:
+        """Return the content and the images of the message that shows an answer.
+
+        Raises:
+            ToolError: it has images that cannot be shown.
+        """
+        if not answer.images:
+            return answer.text, ()
+        if self._images is None:
+            return without_images(answer.text, answer.images), ()
+        return await self._images.show(answer.text, answer.images, by=by, said=said)
 
     async def answers(self, spoken: SpokenConversation, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         """Run calls concurrently and append nothing.
@@ -331,7 +354,9 @@ class AttemptSession(ABC):
         if reply.state is not None:
             self._own.line.reported_states.append(reply.state)
         if not reply.is_done:
-            self._own.line.conversation.add_messages([Message("user", reply.text)])
+            by = f"interaction {self._partner.name!r}"
+            content, images = await self._shown(reply, by=by, said=self.messages)
+            self._own.line.conversation.add_messages([Message("user", content, images=images)])
         return reply
 
     async def run_asyncio(self, function: Callable[..., Awaitable[T]], *args: object) -> T:
@@ -437,6 +462,12 @@ class AttemptSession(ABC):
             raise TrajectoryEnd(self._ended)
 
 
+def _with_images(params: SamplingParams, line: ConversationLine) -> SamplingParams:
+    """Return the parameters with the images of the line's prompt."""
+    images = line.conversation.images
+    return replace(params, images=tuple(images)) if images else params
+
+
 def _messages_of(messages: Sequence[Message], what: str) -> list[Message]:
     """Return the messages as a list; raise PluginError if they are no messages, or none."""
     given = list(messages)
@@ -464,9 +495,11 @@ class TrajectorySession(AttemptSession):
         gateway: Gateway,
         opponents: Opponents,
         adapters: Mapping[str, str],
+        images: ShownImages | None = None,
     ) -> None:
         """adapters: name of a conversation with a LoRA adapter of its own -> that adapter."""
         super().__init__(parts)
+        self._images = images if chat.images is not None else None
         self._opponents = opponents
         self._adapters = adapters
         self._chat = chat.with_template_kwargs(parts.attempt.task.chat_template_kwargs)
@@ -513,7 +546,13 @@ class TrajectorySession(AttemptSession):
             TrajectoryEnd: the program failed after the trajectory had ended; its error is a consequence of
                 the end.
             ServerError, ConfigError: a request failed with this error, however the program handled it.
+            DataError: the task shows images, which do not reach the program.
         """
+        if any(message.images for message in self._attempt.task.messages):
+            raise DataError(
+                "the task's messages contain images, which programs behind the gateway do not get; use an "
+                "agent that samples by its session, such as tool_agent"
+            )
         served = GatewaySession(self, self._chat, streams=self._gateway.streams)
         reaction: Exception | None = None
         async with self._gateway.open(served) as (endpoint, failures):
@@ -567,6 +606,7 @@ class TrajectorySession(AttemptSession):
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 with line.turn() as token_ids:
                     num_prompt_tokens = len(token_ids)
+                    params = _with_images(params, line)
                     if self._sampling.replay_experts:
                         params = replace(params, experts_from=line.num_known_experts)
                     sampled = await self._generator.generate(
@@ -617,7 +657,9 @@ class TrajectorySession(AttemptSession):
         with self._tally.timed("opponent_s"), where:
             with line.turn() as token_ids:
                 generation = self._stopped(
-                    await opponent.generate(token_ids, params, trajectory_key=self._attempt.key)
+                    await opponent.generate(
+                        token_ids, _with_images(params, line), trajectory_key=self._attempt.key
+                    )
                 )
             turn = line.record_turn(generation)
         spoken.said(line, turn)

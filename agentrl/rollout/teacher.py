@@ -15,7 +15,7 @@ import trio
 from numpy.typing import NDArray
 
 from agentrl.config.distillation import TEACHER_SERVERS, DistillationConfig
-from agentrl.errors import ServerError
+from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.frozen_servers import FrozenServers, StartedKeys
 from agentrl.rollout.limits import server_key
 from agentrl.sglang.client import SGLangClient
@@ -74,6 +74,11 @@ class Teacher:
             RequestRefused: a server calls the tokens invalid.
             ServerError: servers failed repeatedly, or the deadline passed.
         """
+        if trajectory.images:
+            raise RequestRefused(
+                "the teacher's servers score only text, and the attempt shows images; give "
+                "algorithm.distillation a model instead of servers"
+            )
         mask = trajectory.action_mask
         scores_T = np.zeros(len(mask), np.float32)
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -40,6 +41,7 @@ from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import LiveScopes, PlayLoop
 from agentrl.rollout.server import Client
 from agentrl.rollout.shipment import TrajectorySink
+from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
 from agentrl.rollout.tracing import WorkerTracing
 from agentrl.sglang.client import SGLangClient
@@ -64,6 +66,7 @@ class RolloutSettings:
 
     attempts_per_group: of training, the greedy one included.
     run: name of the run, for traces.
+    images: folder of the images that tools and partners show; None: notes stand for them.
     validation: settings of validation that differ from training; None if there are none.
     """
 
@@ -78,9 +81,10 @@ class RolloutSettings:
     attempts_per_group: int
     run: str
     validation: Validating | None
+    images: Path | None = None
 
     @classmethod
-    def of(cls, config: Config) -> RolloutSettings:
+    def of(cls, config: Config, *, images: Path | None = None) -> RolloutSettings:
         own = config.of_validation
         validation = None if own is config else Validating(own.agent.tools, own.reward)
         return cls(
@@ -95,6 +99,7 @@ class RolloutSettings:
             attempts_per_group=config.attempts_per_group,
             run=f"{config.trainer.project_name}/{config.trainer.experiment_name}",
             validation=validation,
+            images=images,
         )
 
 
@@ -160,6 +165,9 @@ class RolloutWorker:
                 frozen_patience_s=rollout.server_start_timeout_s,
                 adapters=model.lora.adapter_of_conversation,
                 teacher=Teacher.of(settings.distillation),
+                images=None
+                if settings.images is None
+                else ShownImages(settings.data.images, settings.images),
             ),
             attempts_per_group=settings.attempts_per_group,
             validation=settings.validation,

@@ -101,10 +101,12 @@ class SGLangServer:
         ]
 
     def environment(self) -> Mapping[str, str]:
+        # Otherwise the tokens of a prompt with images would be decoded, and made anew from the text.
+        own = {"SGLANG_MM_AVOID_RETOKENIZE": "1", **self.config.env}
         if not self.loads_changes:
-            return self.config.env
+            return own
         path = self.config.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        return {**self.config.env, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(LOADER_FOLDER)]))}
+        return {**own, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(LOADER_FOLDER)]))}
 
 
 def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Launcher:

@@ -15,16 +15,21 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from agentrl.errors import RequestRefused, ServerError
+from agentrl.errors import DiskError, RequestRefused, ServerError
 from agentrl.http.client import HttpClient, HttpReply, OnData
+from agentrl.images.files import as_sent
 from agentrl.sglang.protocol import (
+    READS_POSITIONS,
     ModelInfo,
     PauseMode,
     Pulse,
     ServerLoad,
     bucket_body,
+    check_read_ids,
     error_message,
     generate_body,
+    has_other_placeholders,
+    images_body,
     parse_checksums,
     parse_generation,
     parse_load,
@@ -43,7 +48,7 @@ from agentrl.sglang.streamed import (
     is_finished,
     known_ids,
 )
-from agentrl.types import Generation, SamplingParams, TensorSpec
+from agentrl.types import Generation, PlacedImage, SamplingParams, TensorSpec
 
 _ABORT_GRACE_S = 2.0
 """Seconds that a cancelled generation may spend on aborting its request on the server."""
@@ -112,13 +117,20 @@ class SGLangClient:
         repeats it.
         """
         body = generate_body(input_ids, params, rid=rid, adapter=params.adapter or self._adapter)
-        reply = await self._sampled(body, rid)
-        return self._parsed(reply.json(), params, len(input_ids))
+        if params.images:
+            await self._check_placeholders(input_ids, params.images)
+            body |= images_body(input_ids, params.images, encoded=await _encoded(params.images))
+        reply = (await self._sampled(body, rid)).json()
+        generation = self._parsed(reply, params, len(input_ids))
+        if params.images and len(generation.token_ids):
+            check_read_ids(reply, input_ids, server=self.url)
+        return generation
 
     async def stream(
         self, input_ids: Sequence[int], params: SamplingParams, *, rid: str, into: StreamedTokens
     ) -> Generation:
         """Sample one continuation as `generate` does, and tell `into` its tokens as they arrive."""
+        assert not params.images, "conversations that stream, those of the gateway, show no images"
         body = generate_body(
             input_ids,
             params,
@@ -139,6 +151,19 @@ class SGLangClient:
         if not is_finished(reader.last):
             raise ServerError(f"{self.url} ended a stream before its generation")
         return self._parsed(reader.last, params, len(input_ids))
+
+    async def _check_placeholders(self, input_ids: Sequence[int], images: Sequence[PlacedImage]) -> None:
+        """Refuse a prompt with images that the server cannot read.
+
+        SGLang takes each placeholder for an image, and never answers if there are more of them than images.
+        """
+        if not has_other_placeholders(input_ids, images):
+            return
+        if (await self.server_info()).get(READS_POSITIONS) is not True:
+            raise RequestRefused(
+                f"{self.url} takes every placeholder of images for an image, and the policy sampled one; the "
+                "embedded server reads such prompts"
+            )
 
     async def _sampled(self, body: Mapping[str, Any], rid: str, on_data: OnData | None = None) -> HttpReply:
         """Return the reply to a request for a generation; if cancelled, abort the request on the server."""
@@ -386,6 +411,22 @@ class SGLangClient:
         if 400 <= reply.status < 500 and reply.status not in _BUSY | excused:
             raise RequestRefused(message, status=reply.status)
         raise ServerError(message, status=reply.status)
+
+
+async def _encoded(images: Sequence[PlacedImage]) -> list[str]:
+    """Return images as they are sent.
+
+    Raises:
+        DiskError: one cannot be read.
+    """
+
+    def encode() -> list[str]:
+        return [as_sent(placed.image, placed.width, placed.height) for placed in images]
+
+    try:
+        return await trio.to_thread.run_sync(encode)
+    except OSError as error:
+        raise DiskError(f"an image cannot be read: {error}") from error
 
 
 async def for_each(

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.errors import ServerError
-from agentrl.types import Generation, SamplingParams, TensorSpec
+from agentrl.errors import RequestRefused, ServerError
+from agentrl.images.layout import SETTINGS_FILE, collapse
+from agentrl.types import Generation, PlacedImage, SamplingParams, TensorSpec
 
 PauseMode = Literal["abort", "retract", "in_place"]
 
@@ -56,6 +57,13 @@ class Pulse:
 
     is_paused: bool
     load: ServerLoad
+
+
+IMAGE_POSITIONS = "image_positions"
+"""Field of /generate for the embedded server: where the placeholders of images are in `input_ids`. Other
+tokens with the same id were sampled. SGLang ignores it."""
+READS_POSITIONS = "reads_image_positions"
+"""Field of /server_info: the server knows IMAGE_POSITIONS."""
 
 
 def adapter_tensor(adapter: str, name: str) -> str:
@@ -100,6 +108,47 @@ def generate_body(
     if adapter is not None:
         body["lora_path"] = adapter  # SGLang's field for the name of a loaded adapter
     return body
+
+
+def images_body(
+    input_ids: Sequence[int], images: Sequence[PlacedImage], *, encoded: Sequence[str]
+) -> dict[str, Any]:
+    """Return the fields of POST /generate for a prompt with images, in place of those of `generate_body`.
+
+    SGLang expands one placeholder per image itself. The reply then shows which tokens it read.
+
+    Args:
+        encoded: the images as they are sent, in base64.
+    """
+    collapsed, starts = collapse(input_ids, images)
+    return {
+        "input_ids": collapsed,
+        "image_data": list(encoded),
+        IMAGE_POSITIONS: starts,
+        "return_prompt_token_ids": True,
+    }
+
+
+def has_other_placeholders(input_ids: Sequence[int], images: Sequence[PlacedImage]) -> bool:
+    """Return whether a prompt with images has placeholders that stand for none, because they were sampled."""
+    placeholder = input_ids[images[0].position]
+    return sum(token == placeholder for token in input_ids) > sum(image.num_tokens for image in images)
+
+
+def check_read_ids(reply: Any, input_ids: Sequence[int], *, server: str) -> None:
+    """Check that a server read the tokens that it was sent: it expands the placeholders of images itself.
+
+    Raises:
+        RequestRefused: it read others, or does not say which.
+    """
+    found = reply.get("prompt_token_ids") if isinstance(reply, Mapping) else None
+    if found != [int(token) for token in input_ids]:
+        what = "does not say which tokens it read" if found is None else "read other tokens than it was sent"
+        raise RequestRefused(
+            f"{server} {what}, for a prompt with images; start SGLang with the environment variable "
+            "SGLANG_MM_AVOID_RETOKENIZE=1, and with the settings of the image processor that this run has "
+            f"({SETTINGS_FILE})"
+        )
 
 
 def prompt_body(input_ids: Sequence[int], *, first: int, rid: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ RENAMED: Mapping[str, str] = {
     "data.train_max_samples": "data.max_train_rows; null for all rows",
     "data.val_max_samples": "data.max_val_rows; null for all rows",
     "data.reward_fn_key": "data.data_source_key",
+    "data.image_key": "data.images.key",
     "data.max_prompt_length": "data.max_prompt_tokens",
     "data.max_response_length": "agent.max_response_tokens; for the whole trajectory, tool output included, "
     "as in verl",

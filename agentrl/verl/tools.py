@@ -11,15 +11,17 @@ As in verl, a class has one instance per process, which distinguishes attempts b
 
 from __future__ import annotations
 
+import base64
 import inspect
+import io
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
 from agentrl.plugins.sources import locate
-from agentrl.types import JsonObject
+from agentrl.types import Image, JsonObject
 from agentrl.verl import loading
 
 BASE = "verl.tools.base_tool:BaseTool"
@@ -108,17 +110,22 @@ class VerlFunctionTool(Tool):
 def tool_result(answer: object, name: str) -> ToolResult:
     """Convert verl's (response, reward, metrics).
 
-    The response is text or a ToolResponse; its images and videos are replaced by a note.
+    The response is text or a ToolResponse; its videos are replaced by a note.
 
     Raises:
-        ToolError: it has another type.
+        ToolError: it, or an image of it, has another type.
     """
     if not (isinstance(answer, tuple) and len(answer) == 3):
         raise ToolError(
             f"tool {name!r} returned {type(answer).__name__}; verl's tools return (response, reward, metrics)"
         )
     response, reward, metrics = answer
-    return ToolResult(_text(response, name), reward=loading.number(reward), metrics=loading.metrics(metrics))
+    return ToolResult(
+        _text(response, name),
+        reward=loading.number(reward),
+        metrics=loading.metrics(metrics),
+        images=tuple(_image(image, name) for image in getattr(response, "image", None) or ()),
+    )
 
 
 def _text(response: Any, name: str) -> str:
@@ -128,10 +135,26 @@ def _text(response: Any, name: str) -> str:
         raise ToolError(
             f"tool {name!r} answered with {type(response).__name__}; text or verl's ToolResponse is expected"
         )
-    omitted = [
-        f"[{kind} omitted]" for kind in ("image", "video") for _ in getattr(response, kind, None) or ()
-    ]
+    omitted = ["[video omitted]" for _ in getattr(response, "video", None) or ()]
     return "\n".join([*([response.text] if response.text else []), *omitted])
+
+
+def _image(value: Any, name: str) -> Image:
+    """Return an image in a form of verl's tools: a picture of Pillow, bytes, {bytes}, or a data URI."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("image")
+    if isinstance(value, bytes):
+        return Image(value)
+    if isinstance(value, str) and value.startswith("data:"):
+        return Image(base64.b64decode(value.partition(",")[2]))
+    if not hasattr(value, "save"):
+        raise ToolError(
+            f"tool {name!r} answered with an image of type {type(value).__name__}; a picture of Pillow, "
+            "bytes or a data URI is expected"
+        )
+    file = io.BytesIO()
+    value.save(file, "PNG")
+    return Image(file.getvalue())
 
 
 def _tool_of_entry(entry: dict[str, Any], *, where: str) -> type[Tool]:

@@ -489,7 +489,7 @@ def show_tokens(
         start=start,
         total=own.num_tokens,
         ids=ids,
-        texts=None if texts is None else texts.of(ids),
+        texts=None if texts is None else _with_image_marks(own, texts.of(ids), start),
         mask=[int(sampled) for sampled in mask],
         logprobs=[float(f"{p:.5g}") if is_own else None for p, is_own in zip(logprobs, mask, strict=True)],
         versions=[version if is_own else None for version, is_own in zip(versions, mask, strict=True)],
@@ -498,6 +498,15 @@ def show_tokens(
         advantages=None if advantages is None else [float(f"{a:.5g}") for a in advantages[start:end]],
         ratios=None if proximal is None else _ratios(own, proximal)[start:end],
     )
+
+
+def _with_image_marks(own: Trajectory, texts: list[str], start: int) -> list[str]:
+    """Return the texts of the tokens from `start` on, with one mark in place of an image's placeholders."""
+    for image in own.images:
+        first, last = image.position - start, image.position + image.num_tokens - start
+        for place in range(max(first, 0), min(last, len(texts))):
+            texts[place] = f"[image {image.columns}x{image.rows}]" if place == max(first, 0) else ""
+    return texts
 
 
 def _ratios(own: Trajectory, proximal: NDArray[np.float32]) -> list[float | None]:
@@ -529,7 +538,15 @@ def whole_text(own: Trajectory, *, message: int, part: str, call: int, start: in
 
 
 def exact_prompt(own: Trajectory, texts: TokenTexts | None) -> ShownText:
-    """Return what the model read before its first turn, token for token."""
+    """Return what the model read before its first turn, token for token; an image is one mark."""
     actions = np.flatnonzero(own.action_mask)
-    ids = own.token_ids[: actions[0] if len(actions) else None].tolist()
-    return ShownText.of(" ".join(map(str, ids)) if texts is None else texts.joined(ids), 10 * MAX_TEXT)
+    end = int(actions[0]) if len(actions) else own.num_tokens
+    ids = own.token_ids[:end].tolist()
+    if texts is None:
+        return ShownText.of(" ".join(map(str, ids)), 10 * MAX_TEXT)
+    pieces, start = [], 0
+    for image in own.images:
+        if image.position < end:
+            pieces += [texts.joined(ids[start : image.position]), f"[image {image.columns}x{image.rows}]"]
+            start = image.position + image.num_tokens
+    return ShownText.of("".join([*pieces, texts.joined(ids[start:])]), 10 * MAX_TEXT)

@@ -281,7 +281,7 @@ def test_validations_are_told_as_they_will_be_made(trainer, said):
             {"model": {"path": "Qwen/Qwen3-8B-FP8"}},
             "model.path=Qwen/Qwen3-8B-FP8 will not run: it is quantized",
         ),
-        ({"model": {"path": "Qwen/Qwen2.5-VL-7B-Instruct"}}, "it is a model for images"),
+        ({"model": {"path": "Qwen/Qwen3-VL-8B-Instruct"}}, "it is a model for images"),
         (
             {"rollout": {"backend": "sglang", "sglang": {"args": {"quantization": "fp8"}}}},
             "quantization=fp8 will not run",

@@ -215,7 +215,7 @@ def test_the_first_publish_compares_before_it_touches_a_server(dense, tmp_path):
         *(
             (name, MULTIMODAL)
             for name in (
-                "Qwen/Qwen2.5-VL-7B-Instruct",
+                "Qwen/Qwen3-VL-8B-Instruct",
                 "OpenGVLab/InternVL2_5-4B",
                 "zai/glm-4.1v-9b",
                 "Qwen/Qwen2.5-Omni-7B",

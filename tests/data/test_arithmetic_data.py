@@ -16,7 +16,8 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.data import DataConfig
 from agentrl.data import arithmetic
 from agentrl.data.arithmetic import ArithmeticMix, normalize, split_of, write_arithmetic
-from agentrl.data.rows import AgentChoice, RowPlace, read_row
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import AgentChoice, read_row
 from agentrl.errors import ConfigError, DataError
 from agentrl.rewards.gsm8k import extract_answer, is_correct
 from agentrl.types import Message, ToolCall

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agentrl.data.code_problems import read_code
 from agentrl.data.originals import Original, OriginalSource, open_originals, read_originals, split_of
 from agentrl.data.problems import Columns, boxed_answer, read_aime, read_gsm8k, read_math
-from agentrl.data.rows import RowPlace
+from agentrl.data.row_place import RowPlace
 from agentrl.errors import DataError
 from agentrl.rewards.boxed import last_boxed
 from agentrl.rewards.code_cases import Cases, read_cases

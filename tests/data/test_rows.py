@@ -13,7 +13,8 @@ from agentrl.config.data import DataConfig
 from agentrl.data.checked_dataset import agent_choice
 from agentrl.data.files import open_rows
 from agentrl.data.reader import task_reader
-from agentrl.data.rows import AgentChoice, RowPlace, read_row, without_nulls
+from agentrl.data.row_place import RowPlace
+from agentrl.data.rows import AgentChoice, read_row, without_nulls
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins import load_plugins
 from agentrl.types import Message, Task
@@ -125,14 +126,14 @@ def test_columns_are_found_by_their_configured_names():
         ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
-            "field 'prompt[0].content[0]': images and video are not",
+            "field 'prompt[0].content[0]': has <image> more often than 'images' has images (0)",
         ),
         (
             {"prompt": [{"role": "user", "content": [{"type": "audio"}]}]},
-            "field 'prompt[0].content[0]': must be a text part",
+            "field 'prompt[0].content[0]': video and sound are not supported",
         ),
-        ({"images": [{"bytes": b""}]}, "field 'images': images and video are not supported"),
-        ({"videos": ["a.mp4"]}, "field 'videos': images and video are not supported"),
+        ({"images": [{"bytes": b""}]}, "field 'images': has 1 images, but 'prompt' has <image> 0 times"),
+        ({"videos": ["a.mp4"]}, "field 'videos': video and sound are not supported"),
         ({"data_source": None}, "field 'data_source': must be a non-empty string, is missing"),
         ({"data_source": ""}, "field 'data_source': must be a non-empty string, is empty"),
         ({"reward_model": "rule"}, "field 'reward_model': must be an object, is 'rule'"),

@@ -26,8 +26,10 @@ from agentrl.types import (
     NO_VERSION,
     ConversationRecord,
     Failure,
+    ImageRef,
     Message,
     Outcome,
+    PlacedImage,
     PluginId,
     RewardEvent,
     ToolCall,
@@ -170,7 +172,7 @@ def test_foreign_bytes_and_files_are_named(tmp_path: Path):
         from_ipc(b"nothing of the kind")
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"x": [1]}), other)
-    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 6"):
+    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 7"):
         read_parquet(other)
     with pytest.raises(DataError, match="does not exist"):
         read_parquet(tmp_path / "none.parquet")
@@ -179,8 +181,9 @@ def test_foreign_bytes_and_files_are_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("former", "lacks"),
     [
-        ("4", ("conversations", "segment_conversations")),
-        ("3", ("experts", "conversations", "segment_conversations")),
+        ("5", ("images",)),
+        ("4", ("images", "conversations", "segment_conversations")),
+        ("3", ("images", "experts", "conversations", "segment_conversations")),
     ],
 )
 def test_files_of_former_formats_are_read_and_lack_what_came_later(tmp_path: Path, former, lacks):
@@ -230,3 +233,15 @@ def test_a_new_file_without_its_columns_is_refused(tmp_path: Path):
     pq.write_table(table, tmp_path / "new.parquet")
     with pytest.raises(DataError, match="without the columns conversations"):
         read_parquet(tmp_path / "new.parquet")
+
+
+def test_images_are_stored_by_reference(tmp_path: Path):
+    image = ImageRef("ab12", 30, 20, "/elsewhere/ab12")
+    shown = simple().replace(
+        messages=(Message("user", "<image>?", images=(image,)),),
+        images=(PlacedImage(image, 1, 2, 3, 28),),
+    )
+    [found] = decode(from_ipc(to_ipc(encode([shown]))), images=tmp_path)
+    assert found.images == shown.images
+    assert found.messages == shown.messages
+    assert found.images[0].image.path == found.messages[0].images[0].path == str(tmp_path / "ab12")

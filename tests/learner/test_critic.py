@@ -447,9 +447,9 @@ def test_a_critic_that_cannot_be_built_is_refused_before_ranks_start(tmp_path, m
     )
     config = {"model": {"path": "judge"}, "algorithm": {"advantage": "gae"}}
     built, refused = Config.model_validate(config), Config.model_validate(config | options)
-    check_critic(built.critic_model, built.learner)
+    check_critic(built.critic_model, built.model, built.learner)
     with pytest.raises(ConfigError, match=message):
-        check_critic(refused.critic_model, refused.learner)
+        check_critic(refused.critic_model, refused.model, refused.learner)
     assert not Config.model_validate(options).has_critic  # without one, nothing is asked
 
 

@@ -3,7 +3,7 @@
 ROWS = [
     {"types", "errors", "fast_pickle", "granted", "guard", "heap", "loopback", "ports", "terminal_text"},
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},
-    {"verl"},
+    {"verl", "images"},
     {"data", "chat", "dialects", "sglang", "algorithms", "rewards", "adapters", "boxes"},
     {"rollout", "serving", "buffer", "learner", "figures", "hubs"},
     {"evaluation", "testing", "fleet", "weights", "view"},

@@ -134,7 +134,7 @@ def test_a_server_computes_as_its_config_says(model, tmp_path, vnni, monkeypatch
     class Loaded(Exception):
         pass
 
-    def engine(model, config):
+    def engine(model, config, images):
         raise Loaded(model)
 
     model.save_pretrained(tmp_path)

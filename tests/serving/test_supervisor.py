@@ -610,7 +610,7 @@ def test_the_launcher_follows_the_backend():
         *("--dtype", "bfloat16", "--weight-version", "3", "--tp-size", "2"),
     ]
     assert Path(command[0]).name.startswith("python")
-    assert made.environment() == {"A": "1"}
+    assert made.environment() == {"A": "1", "SGLANG_MM_AVOID_RETOKENIZE": "1"}
     recording = launcher(
         RolloutConfig(backend="sglang", replay_experts=True), ModelConfig(), api_key=None
     ).command("m", weight_version="3", host="127.0.0.1", port=5)

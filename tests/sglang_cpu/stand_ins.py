@@ -1,5 +1,5 @@
-"""What a real SGLang on a CPU lacks: packages that it imports at its start and that a text model never calls,
-and memory to pin.
+"""What a real SGLang on a CPU lacks: packages that it imports at its start and that no model on a CPU calls,
+operators that such packages register, and memory to pin.
 
 A `.pth` file of the environment imports this module into each of its Python processes. An import that nothing
 else can answer is answered by an empty module, each attribute of which is a class that does nothing: it
@@ -22,7 +22,6 @@ PACKAGES = frozenset(
         "sgl_kernel",
         "soundfile",
         "tiktoken",
-        "torchvision",
         "triton",
         "zstandard",
     }
@@ -109,15 +108,52 @@ class StandIns:
 class Arrivals:
     """The first of the import system's finders.
 
-    It finds nothing: it sees packages of SGLang come that pin memory wherever they run.
+    It finds nothing: it sees packages of SGLang come that pin memory wherever they run, and torchvision,
+    which models that see need.
     """
 
     def find_spec(self, name, path=None, target=None):
+        if name == "torchvision" and not declared:
+            declare_operators()
         if name == "sglang.srt.lora":
             leave_memory_unpinned()
         if name == "sglang.srt.state_capturer":
             leave_memory_unregistered()
         return
+
+
+OPERATORS = {
+    "torchvision": {
+        "nms": "(Tensor a, Tensor b, float c) -> Tensor",
+        "qnms": "(Tensor a, Tensor b, float c) -> Tensor",
+    },
+    "sgl_kernel": dict.fromkeys(
+        (
+            "chunk_gated_delta_rule_cpu",
+            "fused_gdn_gating_cpu",
+            "fused_qk_gemma_rmsnorm_cpu",
+            "fused_qk_gemma_rmsnorm_with_gate_cpu",
+            "fused_qk_rmsnorm_cpu",
+            "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+            "fused_qkvzba_split_reshape_cat_cpu",
+            "fused_sigmoid_mul_cpu",
+        ),
+        "(Tensor a) -> Tensor",
+    ),
+}
+declared = []
+"""torch forgets operators with the object that declared them."""
+
+
+def declare_operators():
+    """Declare operators whose libraries are built for CUDA. Imports ask for them, and nothing calls them."""
+    import torch
+
+    for namespace, operators in OPERATORS.items():
+        library = torch.library.Library(namespace, "FRAGMENT")
+        declared.append(library)
+        for name, signature in operators.items():
+            library.define(f"{name}{signature}")
 
 
 def leave_memory_unregistered():

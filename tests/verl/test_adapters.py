@@ -27,7 +27,7 @@ from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.testing.contracts import InteractionContract, ToolContract
-from agentrl.types import Message
+from agentrl.types import Image, Message
 
 # The YAML of verl's GSM8K example with a tool, and the one with an interaction, in the form that its
 # documents give.
@@ -301,7 +301,7 @@ class Recording(BaseTool):
 
     async def execute(self, instance_id, parameters, **kwargs):
         self.seen.append(("execute", instance_id, parameters, kwargs))
-        return ToolResponse(text="look", image=["a picture"]), 0.5, {"status": "fine", "count": 2, "share": float("nan")}
+        return ToolResponse(text="look", image=[b"a picture"]), 0.5, {"status": "fine", "count": 2, "share": float("nan")}
 
     async def calc_reward(self, instance_id, **kwargs):
         self.seen.append(("calc_reward", instance_id, kwargs))
@@ -339,7 +339,8 @@ def test_what_a_row_gives_reaches_each_method(module, create, seen, expected, re
     async def main(call) -> None:
         await call(lambda: tool.start(a=1))
         result = await call(tool.call, {"x": 0})
-        assert (result.text, result.reward, result.metrics) == ("look\n[image omitted]", 0.5, {"count": 2.0})
+        assert (result.text, result.reward, result.metrics) == ("look", 0.5, {"count": 2.0})
+        assert result.images == (Image(b"a picture"),)
         assert await call(tool.score) == score
         await call(tool.close)
 

@@ -523,9 +523,9 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"{ACTOR}.megatron.expert_model_parallel_size=8", "no expert parallelism of Megatron"),
         ("critic.megatron.pipeline_model_parallel_size=2", "no pipeline parallelism"),
         (f"{MODEL}=Qwen/Qwen3-Next-80B-A3B", "a mixture of experts"),
-        (f"{MODEL}=Qwen/Qwen2.5-VL-7B-Instruct", "a model for images"),
+        (f"{MODEL}=Qwen/Qwen3-VL-8B-Instruct", "a model for images"),
         (f"{MODEL}=Qwen/Qwen3-8B-FP8", "quantized"),
-        ("data.image_key=images", "are not supported"),
+        ("data.video_key=videos", "are not supported"),
         (f"{ROLLOUT}.quantization=fp8", "never quantized"),
         (f"+{ACTOR}.megatron.override_transformer_config.fp8=hybrid", "never quantized"),
         (f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8", "never quantized"),
@@ -652,7 +652,7 @@ def test_a_launch_is_told_from_other_programs():
 def test_a_whole_config_of_verl_may_name_columns_that_no_row_has():
     media = {"data.image_key": "images", "data.video_key": "videos", "data.train_batch_size": 8}
     assert translate(WrittenConfig(media)).obstacles == ()
-    assert len(translate(WrittenConfig(media | {"data.image_key": "pictures"})).obstacles) == 2
+    assert len(translate(WrittenConfig(media | {"data.video_key": "films"})).obstacles) == 1
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from agentrl.serving.embedded.requests import RequestLimits, parse_generate, par
 from agentrl.serving.embedded.service import Result, Service
 from agentrl.serving.embedded.streams import events
 from agentrl.serving.embedded.weights import WeightsRefused, parse_specs
+from agentrl.sglang.protocol import READS_POSITIONS
 from agentrl.sglang.weight_changes import CHANGES_FORMAT
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -107,11 +108,12 @@ class App:
             meta["routed_experts"] = base64.b64encode(result.experts.astype(np.int32).tobytes()).decode()
         # The stop token is in the ids but not in the text.
         text_ids = ids[:-1] if result.finish == "stop" else ids
-        return {
+        answer = {
             "text": self._decode(text_ids, request.skip_special_tokens),
             "output_ids": ids,
             "meta_info": meta,
         }
+        return answer | {"prompt_token_ids": request.input_ids} if request.returns_prompt else answer
 
     async def abort(self, request: Request) -> Response:
         body = await read_body(request)
@@ -161,8 +163,9 @@ class App:
         return json_response({"timestamp": time.time(), "version": self._info["version"], "loads": [load]})
 
     async def server_info(self, request: Request) -> Response:
-        state = {"is_paused": self._service.is_paused, "knows_changes": True, "stages_updates": True}
-        return json_response({**self._info, **self._model_info(), **state})
+        can = {"knows_changes": True, "stages_updates": True, READS_POSITIONS: True}
+        state = {"is_paused": self._service.is_paused}
+        return json_response({**self._info, **self._model_info(), **state, **can})
 
     async def model_info(self, request: Request) -> Response:
         return json_response(self._model_info())

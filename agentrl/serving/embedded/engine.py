@@ -18,7 +18,7 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -38,11 +38,14 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 from transformers.generation.continuous_batching.utils import find_head_dim, find_num_key_value_heads
 
+from agentrl.algorithms.vision import TEXT_CONFIG
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.serving.embedded.adapter import AdapterSlots
 from agentrl.serving.embedded.attention import PagedAttention, Row
 from agentrl.serving.embedded.experts import ExpertLog, RecordedExperts
+from agentrl.serving.embedded.given_images import GivenImage
+from agentrl.serving.embedded.image_rows import EmbeddedImage, ImageRows
 from agentrl.serving.embedded.memory import LentMemory
 from agentrl.serving.embedded.prefixes import SCHEDULER, request_id
 from agentrl.serving.embedded.sampler import GREEDY, RowSampling, sample
@@ -74,6 +77,7 @@ class Job:
     samples: list[tuple[int, float]] = field(default_factory=list)  # (token, logprob)
     num_cached_tokens: int | None = None  # of the prompt; None until its first forward
     experts: RecordedExperts | None = None  # None: not asked for
+    images: Sequence[EmbeddedImage] = ()
     uniforms: random.Random = field(init=False)  # one number per token
 
     def __post_init__(self) -> None:
@@ -83,7 +87,10 @@ class Job:
 class Engine:
     """Continuous batching of one model. For one event loop."""
 
-    def __init__(self, model: PreTrainedModel, config: EmbeddedServerConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: EmbeddedServerConfig, *, images: ImageRows | None = None
+    ) -> None:
+        """images: of a model that sees; None: it gets only text."""
         _check_cache_fits(model, config)
         self.model = model.eval()
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index, union-attr]
@@ -99,6 +106,8 @@ class Engine:
         )
         self.adapters = AdapterSlots(model, max_rank=config.max_lora_rank)
         self._attention = attention = PagedAttention()
+        self._images = images
+        self.has_images = images is not None
         experts = ExpertLog(model)
         self.has_experts = not experts.is_empty
         self._manager.logit_processor = _Processors(
@@ -107,12 +116,17 @@ class Engine:
             self.adapters,
             attention,
             self._allocator,
+            images,
         )
         if not _has_sliding_window(model):
             name = f"agentrl_paged_{next(_ENGINES)}"
             AttentionInterface.register(name, attention)
             # After the manager exists: its constructor accepts only transformers' own implementations.
-            self.model.set_attn_implementation(name)
+            self._use_attention(name)
+
+    def _use_attention(self, name: str) -> None:
+        """Let the language model use an attention of this name; a tower for images keeps its own."""
+        self.model.set_attn_implementation(name if self._images is None else {TEXT_CONFIG: name})
 
     def start(self) -> None:
         self._manager.start()
@@ -141,17 +155,22 @@ class Engine:
         sampling: RowSampling,
         adapter: str | None = None,
         records_experts: bool = False,
+        images: Sequence[EmbeddedImage] = (),
+        images_key: str = "",
     ) -> Job:
         """Queue a request. Its `finished` resolves after the last token, or raises EngineError or NotFinite.
+
+        `images`: of the prompt; `images_key`: of `image_rows.key_of`.
 
         The caller must have checked what would end the loop: at least one id, all ids within the vocabulary,
         max_new_tokens >= 1, and prompt plus max_new_tokens within `cache_tokens`.
         """
         # Not the rid: after a cancellation the manager may hold the request for one more forward, and the
         # client may reuse its rid at once.
-        key = request_id(self._prefixes_of(adapter), next(self._numbers))
+        key = request_id(f"{self._prefixes_of(adapter)}.{images_key}", next(self._numbers))
         job = Job(key, sampling, asyncio.get_running_loop().create_future(), adapter)
         job.experts = RecordedExperts() if records_experts else None
+        job.images = images
         self._jobs[job.key] = job
         self._manager.register_result_handler(job.key, lambda output: self._finish(job, output.error))
         self._manager.add_request(
@@ -209,6 +228,8 @@ class Engine:
         def parked() -> T:
             with self._manager.pause():
                 self.flush_prefixes()
+                if self._images is not None:
+                    self._images.forget()
                 try:
                     return work()
                 finally:
@@ -237,12 +258,29 @@ class Engine:
             raise NotFinite("the weights compute values that are not finite for this prompt")
         return found
 
+    async def embed(self, images: Sequence[GivenImage]) -> Sequence[EmbeddedImage]:
+        """Return images with their embeddings. The generation loop waits while they are computed."""
+        rows = self._images
+        assert rows is not None, "a request with images for a model that does not see"
+
+        def parked() -> list[EmbeddedImage]:
+            with self._manager.pause():
+                embedded = rows.embed(images)
+                if self.model.device.type == "cuda":
+                    torch.cuda.synchronize(self.model.device)  # forwards run on a stream of their own
+                return embedded
+
+        async with self._scoring:
+            return await in_thread(parked)
+
     @torch.inference_mode()
     def _score(self, input_ids: list[int], first: int) -> list[float]:
-        paged = self.model.config._attn_implementation
+        paged = self.model.config.get_text_config()._attn_implementation
         ids_T = torch.tensor(input_ids, device=self.model.device)
         self.adapters.expect([(len(input_ids), None)])
-        self.model.set_attn_implementation("sdpa")  # the paged attention knows only the manager's requests
+        if self._images is not None:
+            self._images.expect_text()
+        self._use_attention("sdpa")  # the paged attention knows only the manager's requests
         try:
             num_kept = len(input_ids) - first
             logits_TV = self.model(
@@ -251,7 +289,7 @@ class Engine:
             scores_T = logits_TV.float().log_softmax(-1).gather(1, ids_T[first + 1 :, None])
             return scores_T.flatten().tolist()
         finally:
-            self.model.set_attn_implementation(paged)
+            self._use_attention(paged)
 
     async def lend_memory(self) -> LentMemory | None:
         """Free the memory of weights and cache; None on a CPU, where nothing would be gained.
@@ -324,8 +362,8 @@ class _Sampling(ContinuousBatchingLogitsProcessor):
 class _Processors(ContinuousBatchingLogitsProcessorList):
     """The list of logits processors: sampling alone.
 
-    It sees all requests of a forward beforehand, so it also tells the attention, the adapters and the log
-    of experts whose tokens they get.
+    It sees all requests of a forward beforehand, so it also tells the attention, the adapters, the log of
+    experts and the images whose tokens they get.
     """
 
     def __init__(
@@ -335,6 +373,7 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         adapters: AdapterSlots,
         attention: PagedAttention,
         allocator: Callable[[], Any],
+        images: ImageRows | None,
     ) -> None:
         super().__init__(LogitsProcessorList([sampling]))
         self.tensors_required = 1  # the list counts only the processors that it converted itself
@@ -343,6 +382,7 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         self._attention = attention
         self._experts = sampling.experts
         self._allocator = allocator
+        self._images = images
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
         # transformers has already counted the new tokens: `current_len` includes them.
@@ -354,6 +394,9 @@ class _Processors(ContinuousBatchingLogitsProcessorList):
         self._attention.expect(rows)
         wanted = {job.key: job.experts for job in jobs if job is not None and job.experts is not None}
         self._experts.expect(rows, wanted, self._allocator())
+        if self._images is not None:
+            shown = {job.key: job.images for job in jobs if job is not None and job.images}
+            self._images.expect(rows, shown)
         self._adapters.expect(
             [
                 (row.num_queries, None if job is None else job.adapter)

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.images.layout import ImageTokens
 from agentrl.serving.embedded.bodies import MAX_TEXT, BadRequest, flag_of, integer_of, number_of
 from agentrl.serving.embedded.bounded_repr import shown
+from agentrl.serving.embedded.given_images import GivenImage, read_images
 from agentrl.serving.embedded.sampler import RowSampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -32,13 +34,13 @@ _GREEDY_BELOW = 1e-6
 _TOP_LEVEL_OFF: Mapping[str, tuple[Any, ...]] = {
     name: (None, False, 0, [], {})
     for name in (
-        "text", "input_embeds", "image_data", "video_data", "audio_data", "top_logprobs_num",
+        "text", "input_embeds", "video_data", "audio_data", "top_logprobs_num",
         "token_ids_logprob",
         "return_text_in_logprobs", "return_hidden_states", "return_sampling_mask",
-        "return_entropy",
-        "return_prompt_token_ids", "session_params", "custom_logit_processor",
+        "return_entropy", "session_params", "custom_logit_processor",
     )
 }  # fmt: skip
+_NO_IMAGES: tuple[Any, ...] = (None, [], "")
 _SAMPLING_OFF: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1),
     "stop": (None, [], ""),
@@ -72,7 +74,8 @@ _SAMPLING_WITHOUT_EFFECT = ("spaces_between_special_tokens", "no_stop_trim")
 class RequestLimits:
     """What a request may ask for. `eos_ids` end every generation that does not ignore them.
 
-    has_experts: whether the server can tell which experts computed a token.
+    has_experts: whether the server can tell which experts computed a token. images: how images become tokens;
+    None: the model does not see.
     """
 
     vocab_size: int
@@ -80,6 +83,7 @@ class RequestLimits:
     cache_tokens: int
     eos_ids: frozenset[int]
     has_experts: bool = False
+    images: ImageTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class GenerateRequest:
     """One prompt to continue. `adapter` names a LoRA adapter; None samples from the base weights.
 
     experts_from: return the experts of the tokens from this one on; None: of none.
+    images: of the prompt; `input_ids` has all their placeholders.
+    returns_prompt: return the tokens of the prompt, as they were read.
     """
 
     rid: str
@@ -99,6 +105,8 @@ class GenerateRequest:
     adapter: str | None = None
     experts_from: int | None = None
     prompt_logprobs_from: int | None = None
+    images: tuple[GivenImage, ...] = ()
+    returns_prompt: bool = False
 
 
 def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateRequest], bool]:
@@ -130,8 +138,18 @@ def parse_generate(body: Any, limits: RequestLimits) -> tuple[list[GenerateReque
     adapters = _per_prompt(body.get("lora_path"), len(prompts), name="lora_path", is_batch=is_batch)
     experts_from = _parse_experts(body, limits)
     logprobs_from = _parse_prompt_logprobs(body, limits)
+    images: tuple[GivenImage, ...] = ()
+    if body.get("image_data") not in _NO_IMAGES:
+        if is_batch or experts_from is not None or logprobs_from is not None:
+            raise BadRequest(
+                "`image_data` is for one prompt on the embedded server, without experts and without "
+                "log-probabilities of the prompt"
+            )
+        _check_prompt(prompts[0], limits)
+        prompts[0], images = read_images(body, prompts[0], limits.images)
+    returns_prompt = flag_of(body, "return_prompt_token_ids", False)
     requests = [
-        _parse_one(*each, experts_from, logprobs_from, limits)
+        _parse_one(*each, experts_from, logprobs_from, images, returns_prompt, limits)
         for each in zip(prompts, rids, params, return_logprob, adapters, strict=True)
     ]
     if len({request.rid for request in requests}) < len(requests):
@@ -195,6 +213,8 @@ def _parse_one(
     adapter: Any,
     experts_from: int | None,
     logprobs_from: int | None,
+    images: tuple[GivenImage, ...],
+    returns_prompt: bool,
     limits: RequestLimits,
 ) -> GenerateRequest:
     if adapter is not None and not (isinstance(adapter, str) and len(adapter) <= MAX_TEXT):
@@ -235,6 +255,8 @@ def _parse_one(
         adapter=adapter or None,
         experts_from=experts_from,
         prompt_logprobs_from=logprobs_from,
+        images=images,
+        returns_prompt=returns_prompt,
     )
 
 

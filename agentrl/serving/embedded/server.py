@@ -20,16 +20,19 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from agentrl.config.model_kind import sees_images
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
 from agentrl.heap import without_collections
+from agentrl.images.layout import PLACEHOLDER, ImageLayout, ImageTokens
 from agentrl.loopback import is_local
 from agentrl.plugins.sources import import_source
 from agentrl.serving.embedded.app import App, Decode, build_app
 from agentrl.serving.embedded.engine import Engine
+from agentrl.serving.embedded.image_rows import ImageRows
 from agentrl.serving.embedded.layers import prepare_layers
 from agentrl.serving.embedded.requests import GenerateRequest, RequestLimits
 from agentrl.serving.embedded.sampler import GREEDY
@@ -109,7 +112,8 @@ def serve(
     with without_collections():
         model = _load(model_path, dtype, trust_remote_code=trust_remote_code)
     prepare_layers(model, config.linear_kernels, config.quantization)
-    engine = Engine(model, config)
+    images = ImageRows.of(model, Path(model_path))
+    engine = Engine(model, config, images=images)
     limits = _limits(model, engine, model_path)
     ending = _Ending()
 
@@ -195,8 +199,9 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _load(model_path: str, dtype: str, *, trust_remote_code: bool) -> PreTrainedModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = AutoModelForImageTextToText if sees_images(Path(model_path)) else AutoModelForCausalLM
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = kind.from_pretrained(
             model_path,
             dtype=getattr(torch, dtype),
             attn_implementation="sdpa",
@@ -216,8 +221,19 @@ def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> RequestL
             f"the config of {model_path!r} does not say max_position_embeddings, the model's context length"
         )
     return RequestLimits(
-        engine.vocab_size, int(context), engine.cache_tokens, _eos_ids(model), engine.has_experts
+        engine.vocab_size,
+        int(context),
+        engine.cache_tokens,
+        _eos_ids(model),
+        engine.has_experts,
+        _image_tokens(model_path) if engine.has_images else None,
     )
+
+
+def _image_tokens(model_path: str) -> ImageTokens | None:
+    layout, file = ImageLayout.read(Path(model_path)), Path(model_path) / "tokenizer.json"
+    placeholder = Tokenizer.from_file(str(file)).token_to_id(PLACEHOLDER) if file.is_file() else None
+    return None if layout is None or placeholder is None else ImageTokens(layout, placeholder)
 
 
 def _eos_ids(model: PreTrainedModel) -> frozenset[int]:

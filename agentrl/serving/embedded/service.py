@@ -28,6 +28,7 @@ from agentrl.serving.embedded.bodies import BadRequest
 from agentrl.serving.embedded.bounded_repr import shown
 from agentrl.serving.embedded.engine import Engine, Job
 from agentrl.serving.embedded.groups import UpdateGroups, WrongState
+from agentrl.serving.embedded.image_rows import key_of
 from agentrl.serving.embedded.memory import LentMemory
 from agentrl.serving.embedded.requests import GenerateRequest
 from agentrl.serving.embedded.threads import in_thread
@@ -75,7 +76,7 @@ class LoadedAdapter:
 class _Entry:
     """A request in flight. `job` is None until the engine accepts it.
 
-    `starts` has (version, index of the first token sampled under it).
+    `starts` has (version, index of the first token sampled under it). is_aborted: before it had a job.
     """
 
     request: GenerateRequest
@@ -84,6 +85,7 @@ class _Entry:
     job: Job | None = None
     starts: list[tuple[str, int]] = field(default_factory=list)
     prompt_logprobs: list[float] | None = None
+    is_aborted: bool = False
 
 
 @dataclass(eq=False)
@@ -183,17 +185,22 @@ class Service:
         # After the gate: a request that waited for a publish sees the adapter that it brought.
         if request.adapter is not None and request.adapter not in self.adapters:
             raise BadRequest(f"no LoRA adapter {shown(request.adapter)} is loaded; {self._loaded_text()}")
-        job = self.engine.submit(
-            request.input_ids,
-            max_new_tokens=request.max_new_tokens,
-            stop_ids=request.stop_ids,
-            sampling=request.sampling,
-            adapter=request.adapter,
-            records_experts=request.experts_from is not None,
-        )
-        entry.job = job
-        entry.starts = [(self.version, 0)]
         with self._running():
+            images = await self.engine.embed(request.images) if request.images else ()
+            if entry.is_aborted:
+                return
+            job = self.engine.submit(
+                request.input_ids,
+                max_new_tokens=request.max_new_tokens,
+                stop_ids=request.stop_ids,
+                sampling=request.sampling,
+                adapter=request.adapter,
+                records_experts=request.experts_from is not None,
+                images=images,
+                images_key=key_of(request.images),
+            )
+            entry.job = job
+            entry.starts = [(self.version, 0)]
             try:
                 await job.finished
             finally:
@@ -248,7 +255,9 @@ class Service:
             return
         if entry.job is not None:
             self.engine.cancel(entry.job)
-        elif entry.admitted is not None and not entry.admitted.done():
+            return
+        entry.is_aborted = True  # its images may be on their way
+        if entry.admitted is not None and not entry.admitted.done():
             entry.admitted.set_result(False)
 
     def abort_all(self) -> None:

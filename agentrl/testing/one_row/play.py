@@ -23,6 +23,7 @@ from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
+from agentrl.images.files import FOLDER as IMAGES
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
@@ -32,6 +33,7 @@ from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
+from agentrl.rollout.shown_images import ShownImages
 from agentrl.serving.frozen import start_frozen
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Lease, Task, Trajectory
@@ -74,27 +76,29 @@ def play_row(
     if is_validation:
         config = config.of_validation
     playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
-    task = read_task(config.data, key, row, playable.agents)
-    with concerning(task.task_id):
-        playable.check(task)
-    config = _with_opponents(config, weights, playable.opponents(task))
-    vocab_size, context_tokens = model_limits(weights, chat)
-    with (
-        tempfile.TemporaryDirectory(prefix="agentrl-play-") as logs,
-        start_frozen(config.frozen_plans, Path(logs), say=say) as frozen,
-        open_model(
-            model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
-        ) as client,
-    ):
-        router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
+    with tempfile.TemporaryDirectory(prefix="agentrl-play-") as scratch:
+        images = Path(scratch, IMAGES)
+        task = read_task(config.data, key, row, playable.agents, images=images)
+        with concerning(task.task_id):
+            playable.check(task)
+        config = _with_opponents(config, weights, playable.opponents(task))
+        vocab_size, context_tokens = model_limits(weights, chat)
+        with (
+            start_frozen(config.frozen_plans, Path(scratch), say=say) as frozen,
+            open_model(
+                model, config.rollout, weights, chat, starts_server=starts_server, read=read, say=say
+            ) as client,
+        ):
+            router = Router(lambda url: client, vocab_size=vocab_size, context_tokens=context_tokens)
 
-        def open_manager(host: AsyncioHost) -> AgentLoopManager:
-            parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data))
-            manager = AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
-            manager.set_frozen_servers(frozen.keys())
-            return manager
+            def open_manager(host: AsyncioHost) -> AgentLoopManager:
+                shown = ShownImages(config.data.images, images)
+                parts = PlayerParts(plugins, chat, host, PromptLimits.of(config.data), images=shown)
+                manager = AgentLoopManager(config.agent, config.rollout, config.reward, router, parts)
+                manager.set_frozen_servers(frozen.keys())
+                return manager
 
-        trajectory = trio.run(_play, open_manager, router, task, sampling)
+            trajectory = trio.run(_play, open_manager, router, task, sampling)
     return PlayedRow(task, trajectory, chat)
 
 
@@ -107,9 +111,16 @@ def _with_opponents(config: Config, policy: ModelConfig, names: Sequence[str]) -
 
 
 def read_task(
-    config: DataConfig, key: Literal["train_files", "val_files"], row: int, agents: AgentChoice
+    config: DataConfig,
+    key: Literal["train_files", "val_files"],
+    row: int,
+    agents: AgentChoice,
+    *,
+    images: Path | None = None,
 ) -> Task:
     """Return one dataset row as a task. Overlong prompts are not filtered, so that rows keep their numbers.
+
+    images: folder in which its images are stored; None: they are only checked.
 
     Raises:
         ConfigError: there are no files, or the row does not exist.
@@ -118,7 +129,7 @@ def read_task(
     files = getattr(config, key)
     if not files:
         raise ConfigError(f"data.{key} is empty: there is no row to play")
-    dataset = Dataset(files, config, agents=agents, seed=0, shuffle=False, max_rows=row + 1)
+    dataset = Dataset(files, config, agents=agents, seed=0, shuffle=False, max_rows=row + 1, images=images)
     if row >= len(dataset):
         raise ConfigError(f"row {row} does not exist: data.{key} have {len(dataset)} rows, counted from 0")
     return dataset.task(row)

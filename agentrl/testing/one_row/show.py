@@ -84,15 +84,22 @@ def transcript_line(message: Message) -> Text:
 
 def coloured_tokens(played: PlayedRow) -> Text:
     """Return the text of all tokens with different styles for action and context tokens; rewards and forks
-    are inserted.
+    are inserted. An image is one mark.
     """
     trajectory, text = played.trajectory, Text()
     forks = set(trajectory.segment_starts[1:])
+    images = {image.position: image for image in trajectory.images}
     for start, end in stretches(trajectory):
         if start in forks:
             text.append("[fork: a segment begins]", style=FORK_STYLE)
         style = ACTION_STYLE if trajectory.action_mask[start] else CONTEXT_STYLE
-        text.append(played.chat.decode(trajectory.token_ids[start:end].tolist()), style=style)
+        image = images.get(start)
+        shown = (
+            played.chat.decode(trajectory.token_ids[start:end].tolist())
+            if image is None
+            else f"[image {image.columns}x{image.rows}]"
+        )
+        text.append(shown, style=style)
         for event in trajectory.rewards:
             if event.position == end - 1:
                 text.append(f"[{event.name} {event.value:+g}]", style=REWARD_STYLE)
@@ -100,12 +107,14 @@ def coloured_tokens(played: PlayedRow) -> Text:
 
 
 def stretches(trajectory: Trajectory) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of runs of action or context tokens, split after each reward and before each fork.
+    """Yield (start, end) of runs of action or context tokens, split after each reward, before each fork, and
+    around images.
 
     Whole runs are decoded at once, because one character can consist of several tokens.
     """
     num, mask = trajectory.num_tokens, trajectory.action_mask
     cuts = {event.position + 1 for event in trajectory.rewards} | set(trajectory.segment_starts)
+    cuts |= {place for i in trajectory.images for place in (i.position, i.position + i.num_tokens)}
     cuts |= {index for index in range(1, num) if mask[index] != mask[index - 1]}
     bounds = sorted({0, num, *cuts})
     yield from itertools.pairwise(bounds)
