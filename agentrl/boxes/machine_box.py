@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import shlex
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -54,7 +54,6 @@ class MachineBox(AskedBox):
     def __init__(self, machine: Machine, *, folder: str) -> None:
         self._machine = machine
         self._folder = folder
-        self._numbers = itertools.count()
         self._turn = trio.Lock()
         self._over: str | None = None
         self._has_run = False
@@ -107,7 +106,7 @@ class MachineBox(AskedBox):
         """Run the servant with a request. Raises ValueError if what it tells is no answer."""
         request = base64.b64encode(frame).decode()
         if len(frame) > MAX_INLINE_BYTES:
-            path = f"/tmp/agentrl-request-{next(self._numbers)}"
+            path = f"/tmp/agentrl-request-{uuid.uuid4().hex}"
             await call(lambda: self._machine.write(path, frame))
             request = f"@{path}"
         command = shlex.join(["python3", "-c", SERVANT, "stay", self._folder, request])
