@@ -193,8 +193,9 @@ def test_customers_at_the_desk(world, tmp_path) -> None:
     )
     attempts = stored(tmp_path, "trajectories")
     assert len(attempts) == 24
-    assert all(attempt.reward == 0.0 for attempt in attempts), "a random model cancels nothing"
-    assert {attempt.metrics["reward/tau2/database"] for attempt in attempts} <= {0.0, 1.0}
+    assert {attempt.extra_info["id"] for attempt in attempts} == {"cancelled", "refused"}
+    for attempt in attempts:  # a random model calls nothing, which is right for a customer to be refused
+        assert attempt.reward == float(attempt.extra_info["id"] == "refused")
 
 
 def test_two_seats_of_textarena(world, tmp_path) -> None:
