@@ -53,9 +53,10 @@ class GapLimit:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Suspend garbage collection within the block, for imports: they make many objects and little garbage.
+    """Suspend garbage collection within the block, which makes many objects and little garbage.
 
-    Loading torch and transformers takes a fifth less time without the collections.
+    Loading torch and transformers takes a fifth less time without the collections, and credit and plans of a
+    large batch take a third less.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -35,6 +35,7 @@ from agentrl.controller.learner import plan_for
 from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.roles import Roles
 from agentrl.figures.trajectory_metrics import summarise_attempts
+from agentrl.heap import without_collections
 from agentrl.learner.sample_refs import Assessed, PlannedMicrobatch, assessments
 from agentrl.types import Message, Task
 from agentrl.workers.dispatch import cut
@@ -81,7 +82,8 @@ def _control(mode: str, message: bytes, folder: Path, group_size: int) -> Contro
         others = Elsewhere(pool, folder)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.process_time()
-        messages = _step(mode, message, others, folder, group_size)
+        with without_collections():  # as in `train_step`
+            messages = _step(mode, message, others, folder, group_size)
         cpu_s = time.process_time() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Controlled(cpu_s, (peak - before) / 1024, sum(map(len, messages)), messages[0])

@@ -58,8 +58,10 @@ TAKE_S = 5.0
 CALL_S = 120.0
 NUM_TASKS = 4096
 NUM_STEPS = 1_000_000
-CHECKPOINT_EVERY = 10
-"""Batches between two calls of `settle`, as after checkpoints: earlier batches cannot be rolled back then."""
+CHECKPOINT_EVERY = 2
+"""Batches between two calls of `settle`, as after checkpoints: earlier batches cannot be rolled back then.
+The buffer's memory grows from one to the next, so there must be several of them in the time that is judged.
+"""
 
 
 @dataclass

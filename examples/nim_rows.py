@@ -1,4 +1,4 @@
-"""Writes the rows of Nim: self-play to train on, games against a frozen model, and moves to imitate.
+"""Writes the rows of Nim: self-play to train on, games against an opponent, and moves to imitate.
 
     python examples/nim_rows.py runs/nim/data
 
@@ -31,7 +31,7 @@ def row(stones: int, **extra: Any) -> dict[str, Any]:
 
 
 def against(opponent: str, number: int) -> list[dict[str, Any]]:
-    """Return rows against a frozen model, of all piles and both sides alike."""
+    """Return rows against an opponent, of all piles and both sides alike."""
     kinds = [(stones, side) for stones in PILES for side in SIDES]
     return [
         row(stones, side=side, opponent=opponent)
@@ -59,6 +59,7 @@ def write(folder: Path) -> None:
         "against.jsonl": frozen,
         "val.jsonl": against("frozen", 12 * 16),
         "sft.jsonl": [conversation(rng) for _ in range(NUM_CONVERSATIONS)],
+        "past.jsonl": rng.sample(against("past", NUM_ROWS), NUM_ROWS),
     }
     for name, rows in files.items():
         (folder / name).write_text("".join(f"{json.dumps(one)}\n" for one in rows))

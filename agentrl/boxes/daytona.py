@@ -149,8 +149,11 @@ class _DaytonaMachine:
     def write(self, path: str, content: bytes) -> None:
         self._played(lambda: self._sandbox.fs.upload_file(content, path, REQUEST_S), again=BROKEN)
 
-    def read(self, path: str) -> bytes:
-        return bytes(self._played(lambda: self._sandbox.fs.download_file(path, REQUEST_S), again=BROKEN))
+    def read(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._played(lambda: self._sandbox.fs.download_file(path, REQUEST_S), again=BROKEN))
+        except _NotFound:  # the sandbox is there, its file is not
+            return None
 
     def end(self) -> None:
         _delete(self._sandbox)
@@ -172,6 +175,8 @@ class _DaytonaMachine:
                 state = str(found.state.value)
             except _NotFound:
                 state = "destroyed"
+            except _TooLong as error:  # that of a question is not that of a command
+                raise SandboxError(str(error)) from error
             if state == "started":
                 raise
             if state in STOPPED or time.monotonic() >= self._ends_at:

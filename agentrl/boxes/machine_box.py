@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import shlex
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -41,8 +41,8 @@ class Machine(Protocol):
     def write(self, path: str, content: bytes) -> None:
         """Write a file."""
 
-    def read(self, path: str) -> bytes:
-        """Return a file's content."""
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content, None if there is no such file."""
 
     def end(self) -> None:
         """End the machine. Safe to call again, also after it has gone."""
@@ -54,7 +54,6 @@ class MachineBox(AskedBox):
     def __init__(self, machine: Machine, *, folder: str) -> None:
         self._machine = machine
         self._folder = folder
-        self._numbers = itertools.count()
         self._turn = trio.Lock()
         self._over: str | None = None
         self._has_run = False
@@ -107,7 +106,7 @@ class MachineBox(AskedBox):
         """Run the servant with a request. Raises ValueError if what it tells is no answer."""
         request = base64.b64encode(frame).decode()
         if len(frame) > MAX_INLINE_BYTES:
-            path = f"/tmp/agentrl-request-{next(self._numbers)}"
+            path = f"/tmp/agentrl-request-{uuid.uuid4().hex}"
             await call(lambda: self._machine.write(path, frame))
             request = f"@{path}"
         command = shlex.join(["python3", "-c", SERVANT, "stay", self._folder, request])
@@ -117,7 +116,10 @@ class MachineBox(AskedBox):
         told = told.strip()
         if not told.startswith("@"):
             return read_frame(base64.b64decode(told, validate=True))
-        return read_frame(await call(lambda: self._machine.read(told[1:])))
+        frame_told = await call(lambda: self._machine.read(told[1:]))
+        if frame_told is None:
+            raise ValueError("its answer is not there any more")
+        return read_frame(frame_told)
 
 
 async def call(method: Callable[[], T]) -> T:

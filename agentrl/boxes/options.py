@@ -7,7 +7,7 @@ import logging
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from agentrl.boxes.audit import Containers
 from agentrl.boxes.box import BoxMaker
@@ -17,6 +17,7 @@ from agentrl.boxes.daytona import DaytonaBoxes
 from agentrl.boxes.e2b import E2bBoxes
 from agentrl.boxes.fusion import FusionBoxes
 from agentrl.boxes.leases import Keeper, sweep
+from agentrl.boxes.modal import ModalBoxes
 from agentrl.boxes.pool import BoxPool
 from agentrl.boxes.process_box import ProcessBoxes
 from agentrl.plugins.options import Options, secret
@@ -25,7 +26,31 @@ from agentrl.sandbox import Limits, Sandbox, SandboxOptions, Wall
 log = logging.getLogger(__name__)
 
 FOLDER = re.compile(r"(/(?!\.\.?(/|$))[^/]+)+")
-BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion", "e2b", "daytona"]
+BoxKind = Literal["process", "bubblewrap", "podman", "docker", "fusion", "e2b", "daytona", "modal"]
+MODAL_MAX_S = 24 * 3600
+"""Modal starts no sandbox for longer."""
+
+
+class ModalOptions(Options):
+    """Options of kind modal that other kinds do not have."""
+
+    app: str = Field(
+        "agentrl",
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="App that sandboxes belong to; it is made if it is not there.",
+    )
+    region: str | None = Field(
+        None, description="Where Modal may place sandboxes, such as us-east; None: anywhere."
+    )
+    cpus: float | None = Field(
+        None, gt=0, description="Processor cores of a sandbox, reserved and at most; None: Modal's default."
+    )
+    internet: bool = Field(False, description="Sandboxes reach the internet.")
+    idle_s: float = Field(
+        300.0,
+        ge=30,
+        description="Modal ends a sandbox that gets no sign of life from its rollout process for so long.",
+    )
 
 
 class WorkspaceOptions(Options):
@@ -35,7 +60,8 @@ class WorkspaceOptions(Options):
     image: str | None = Field(
         None,
         description="Image of rows that name none: a name that the engine knows, for bubblewrap a folder "
-        "with an unpacked root file system, for e2b a template, for daytona a snapshot.",
+        "with an unpacked root file system, for e2b a template, for daytona a snapshot, for modal an image "
+        "of a registry, or its id at Modal.",
     )
     folder: str | None = Field(
         None,
@@ -78,18 +104,10 @@ class WorkspaceOptions(Options):
     max_processes: int = Field(64, ge=4, description="Processes and threads of a box.")
     disk_mib: int = Field(256, ge=1, description="Files of a box.")
     max_files: int = Field(20_000, ge=16, description="Files and folders of a box; of kind process.")
+    modal: ModalOptions = Field(ModalOptions(), description="What only kind modal has.")
     allow_unprotected: tuple[Wall, ...] = Field(
         (), description="Walls of the sandbox that may be missing on this machine (docs/sandbox.md)."
     )
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _is_known(cls, kind: object) -> object:
-        if kind == "modal":
-            raise ValueError(
-                "kind 'modal' is not supported: use e2b or daytona, or podman on machines of your own"
-            )
-        return kind
 
     @model_validator(mode="after")
     def _has_what_its_kind_knows(self) -> WorkspaceOptions:
@@ -97,12 +115,18 @@ class WorkspaceOptions(Options):
             raise ValueError(
                 f"kind {self.kind!r} has no images: leave out image and folder, or use another kind"
             )
-        if self.kind in ("process", "fusion", "e2b", "daytona") and self.scratch:
+        if self.kind in ("process", "fusion", "e2b", "daytona", "modal") and self.scratch:
             raise ValueError(f"kind {self.kind!r} has no further writable folders: leave out scratch")
         if (self.kind == "fusion") != (self.url is not None):
             raise ValueError("url: kind fusion needs the URL of its server, and no other kind has one")
         if self.api_key_env is not None and self.kind not in ("fusion", "e2b", "daytona"):
             raise ValueError(f"kind {self.kind!r} has no api_key_env; it is for fusion, e2b and daytona")
+        if "modal" in self.model_fields_set and self.kind != "modal":
+            raise ValueError(f"kind {self.kind!r} has no options modal; they are for kind modal")
+        if self.kind == "modal" and self.lifetime_s > MODAL_MAX_S:
+            raise ValueError(
+                f"lifetime_s={self.lifetime_s:g}: Modal ends a sandbox after a day: at most {MODAL_MAX_S}"
+            )
         if self.command is not None and self.kind not in ("podman", "docker"):
             raise ValueError(f"kind {self.kind!r} has no command; it is for podman and docker")
         if self.folder is not None and not FOLDER.fullmatch(self.folder):
@@ -131,7 +155,7 @@ def _keeper(maker: BoxMaker) -> Keeper | None:
     match maker:
         case ContainerBoxes():
             return Containers(maker.command)
-        case E2bBoxes() | DaytonaBoxes():
+        case E2bBoxes() | DaytonaBoxes() | ModalBoxes():
             return maker
     return None
 
@@ -170,3 +194,15 @@ def _maker(options: WorkspaceOptions) -> BoxMaker:
         case "daytona":
             key = secret(options.api_key_env, plugin="boxes of kind 'daytona'")
             return DaytonaBoxes(lifetime_s=options.lifetime_s, image=image, folder=folder, api_key=key)
+        case "modal":
+            return ModalBoxes(
+                app=options.modal.app,
+                lifetime_s=options.lifetime_s,
+                idle_s=options.modal.idle_s,
+                memory_mib=options.memory_mib,
+                cpus=options.modal.cpus,
+                image=image,
+                folder=folder,
+                region=options.modal.region,
+                has_internet=options.modal.internet,
+            )

@@ -254,7 +254,9 @@ class ReplayBuffer:
 
     # ------------------------------------------------------------------------------------------- learner side
 
-    def take(self, num_groups: int, timeout_s: float, step: int | None = None) -> list[AttemptFacts] | None:
+    def take(
+        self, num_groups: int, timeout_s: float, step: int | None = None
+    ) -> Sequence[AttemptFacts] | None:
         """Wait for `num_groups` ready groups within the staleness bound, then consume them for `step` (None:
         the next).
 
@@ -279,9 +281,9 @@ class ReplayBuffer:
             if groups is None:
                 return None
             self._last_lags = Counter(self._groups.lag(group) for group in groups)
-            stored = self._rows.of(groups)
+            attempts = self._rows.of(groups)
             self._rows.hold_batch(self._groups.step if step is None else step, groups)
-        return self._rows.read(stored)  # outside the lock, because there may be thousands
+            return attempts
 
     def release_batches(self, before: int) -> None:
         """Record that nobody reads the trajectories of batches of earlier steps any more.
@@ -417,7 +419,7 @@ class ReplayBuffer:
             # After a power loss, groups that the checkpoint learned from must not be ready again.
             self._journal.sync()
             state = self._groups.state()
-            stored = self._rows.of(self._groups.ready.values())
+            stored = self._rows.stored(self._groups.ready.values())
         return self._rows.write_state(state, stored)
 
     def restore(self, data: bytes) -> None:

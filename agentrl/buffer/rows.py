@@ -13,9 +13,9 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from agentrl.buffer.journal import AttemptKey, Journal
 from agentrl.buffer.samplers import ReadyGroup
@@ -27,6 +27,34 @@ from agentrl.types import SCORED_OUTCOMES
 CLOSE_TIMEOUT_S = 60.0
 ROUNDING = 1e-12
 """Relative tolerance for equal rewards in a group: 0.1 + 0.2 equals 0.3."""
+
+
+class StoredFacts(Sequence[AttemptFacts]):
+    """Facts of attempts as they are stored. Who looks at them first decodes them: not the buffer, for which
+    others wait.
+    """
+
+    def __init__(self, stored: Sequence[bytes], folder: Path) -> None:
+        """folder: of the trajectories' files."""
+        self._stored = stored
+        self._folder = folder
+
+    @overload
+    def __getitem__(self, index: int) -> AttemptFacts: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[AttemptFacts]: ...
+    def __getitem__(self, index: int | slice) -> AttemptFacts | list[AttemptFacts]:
+        return self._decoded[index]
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredFacts, (self._stored, self._folder)
+
+    @cached_property
+    def _decoded(self) -> list[AttemptFacts]:
+        return [AttemptFacts.from_json(data, self._folder) for data in self._stored]
 
 
 class Rows:
@@ -79,19 +107,20 @@ class Rows:
 
     # --------------------------------------------------------------------------------------------------- read
 
-    def of(self, groups: Iterable[ReadyGroup]) -> list[bytes]:
-        """Return the facts of ready groups' attempts as they are stored, by group and member (see `read`)."""
-        return self._journal.read((g.group_id, g.owner, m) for g in groups for m in g.members)
+    def of(self, groups: Iterable[ReadyGroup]) -> StoredFacts:
+        """Return the facts of ready groups' attempts, by group and member."""
+        return StoredFacts(self.stored(groups), self._folder)
 
-    def read(self, stored: Iterable[bytes]) -> list[AttemptFacts]:
-        return [AttemptFacts.from_json(data, self._folder) for data in stored]
+    def stored(self, groups: Iterable[ReadyGroup]) -> list[bytes]:
+        """Return the same as it is stored, for a checkpoint (see `write_state`)."""
+        return self._journal.read((g.group_id, g.owner, m) for g in groups for m in g.members)
 
     def is_constant(self, group: ReadyGroup, credit: ConversationCredit = "attempt") -> bool:
         """Return whether everything that credit compares in a ready group has the same reward: the attempts
         that did not fail, or their conversations of one name.
         """
         compared: dict[str, list[float]] = {}
-        for attempt in self.read(self.of([group])):
+        for attempt in self.of([group]):
             if attempt.outcome in SCORED_OUTCOMES:
                 for name, reward in attempt.compared_rewards(credit):
                     compared.setdefault(name, []).append(reward)

@@ -26,8 +26,12 @@ def boxes(
         ),
     ] = None,
     cloud: Annotated[
-        Literal["e2b", "daytona"] | None,
+        Literal["e2b", "daytona", "modal"] | None,
         typer.Option(help="Look there instead, with the key of its client's variable."),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(help="The app at Modal, as modal.app in the environment's options; default: agentrl."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -37,7 +41,7 @@ def boxes(
     """
     from agentrl.boxes.leases import sweep
 
-    keepers = _keepers(command, cloud)
+    keepers = _keepers(command, cloud, app)
     removed = [box for keeper in keepers for box in (sweep(keeper) if remove else [])]
     for box in removed:
         typer.echo(f"{box.name}  removed  {box.lease}")
@@ -49,15 +53,30 @@ def boxes(
     raise typer.Exit(any(box.ownership == "nobody's" for box in left))
 
 
-def _keepers(command: str | None, cloud: str | None) -> Sequence[Keeper]:
+def _keepers(command: str | None, cloud: str | None, app: str | None) -> Sequence[Keeper]:
     from agentrl.boxes.audit import Containers, installed_engines
-    from agentrl.boxes.daytona import DaytonaBoxes
-    from agentrl.boxes.e2b import E2bBoxes
 
     if command is not None and cloud is not None:
         raise ConfigError(f"--command {command} is of an engine, --cloud {cloud} has none: give one of them")
+    if app is not None and cloud != "modal":
+        raise ConfigError(f"--app {app} is of Modal: give --cloud modal, too")
     if cloud is not None:
-        boxes = E2bBoxes(lifetime_s=1) if cloud == "e2b" else DaytonaBoxes(lifetime_s=1)
-        boxes.check()
-        return [boxes]
+        return [_cloud(cloud, app)]
     return installed_engines() if command is None else [Containers(tuple(shlex.split(command)))]
+
+
+def _cloud(name: str, app: str | None) -> Keeper:
+    from agentrl.boxes.daytona import DaytonaBoxes
+    from agentrl.boxes.e2b import E2bBoxes
+    from agentrl.boxes.modal import ModalBoxes
+    from agentrl.boxes.options import ModalOptions
+
+    if name == "modal":
+        options = ModalOptions() if app is None else ModalOptions(app=app)
+        boxes: E2bBoxes | DaytonaBoxes | ModalBoxes = ModalBoxes(
+            app=options.app, lifetime_s=1, idle_s=options.idle_s
+        )
+    else:
+        boxes = E2bBoxes(lifetime_s=1) if name == "e2b" else DaytonaBoxes(lifetime_s=1)
+    boxes.check()
+    return boxes

@@ -40,7 +40,7 @@ def doctor(
         typer.Option(
             metavar="NAME[,NAME...]",
             help="Only these checks: python, processor, gpus, memory, limits, disks, clock, network, "
-            "sandbox, ray, trackers, template, servers, publish.",
+            "sandbox, ray, trackers, template, servers, frozen, publish.",
         ),
     ] = "",
     as_json: Annotated[

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from agentrl.config.opponents import OpponentConfig
+from agentrl.config.opponents import OpponentConfig, check_names
 from agentrl.config.section import Section
 
 
@@ -220,3 +220,8 @@ class AgentConfig(Section):
         le=25,
         description="Deadline of an environment's `close`; less than the 30 s that a stopped actor has.",
     )
+
+    @model_validator(mode="after")
+    def _names_opponents(self) -> AgentConfig:
+        check_names(self.opponents)
+        return self

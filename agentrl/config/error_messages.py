@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.keys import Key, iter_keys, iter_sections
+from agentrl.config.keys import Key, iter_keys, iter_sections, keys_beside
 from agentrl.config.origins import Origins
 from agentrl.config.section import Section
 from agentrl.config.storage_urls import without_credentials
@@ -50,6 +50,7 @@ def describe_unknown(schema: type[Section], key: Key, value: Any, origins: Origi
     A section of verl gets one line per key.
     """
     known = [".".join(k) for k, _ in iter_keys(schema)]
+    known += [name for k in keys_beside(schema, key) if (name := ".".join(k)) not in known]
     sections = [".".join(k) for k, _ in iter_sections(schema)]
     lines = []
     for leaf in _leaves(key, value):

@@ -253,6 +253,8 @@ def _frozen_lines(config: Config) -> Lines:
     for plan in config.frozen_plans:
         every = intervals.get(plan.key)
         follows = "" if every is None else f"; the policy takes its place every {_count(every, 'step')}"
+        if every is not None and config.trainer.steps is not None and every >= config.trainer.steps:
+            follows += f", not before this run of {_count(config.trainer.steps, 'step')} ends"
         where = f"on {_count(plan.rollout.num_started, 'server')} that the run starts"
         lines.append((plan.key, f"{plan.model.path} {where}{follows}"))
     attached = {opponent_key(name): one.urls for name, one in config.agent.opponents.items()}

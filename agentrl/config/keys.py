@@ -56,6 +56,22 @@ def iter_sections(schema: type[Section], prefix: Key = ()) -> Iterator[tuple[Key
             yield (*prefix, name, "<name>"), entry
 
 
+def keys_beside(schema: type[Section], key: Key) -> list[Key]:
+    """Return the keys of the section that an unknown key is written in: also of an entry of a mapping."""
+    section, parts = schema, iter(key[:-1])
+    path: Key = ()
+    for part in parts:
+        field = section.model_fields.get(part)
+        nested, entry = (None, None) if field is None else (section_type(field), entry_type(field))
+        if nested is not None:
+            section, path = nested, (*path, part)
+        elif entry is not None and (name := next(parts, None)) is not None:
+            section, path = entry, (*path, part, name)
+        else:
+            return []
+    return [(*path, name) for name in section.model_fields]
+
+
 def unknown_keys(
     schema: type[Section], values: Mapping[str, Any], prefix: Key = ()
 ) -> Iterator[tuple[Key, Any]]:

@@ -54,6 +54,8 @@ class LoRAConfig(Section):
                 )
             if not conversations:
                 raise ValueError(f"roles.{name}=[] speaks in no conversation; name some, or remove it")
+            if "" in conversations:
+                raise ValueError(f"roles.{name}={list(conversations)}: a conversation has a name; remove ''")
         given = [one for own in self.roles.values() for one in own]
         if twice := sorted({one for one in given if given.count(one) > 1}):
             raise ValueError(f"roles: conversation {twice[0]!r} has two adapters; name it once")

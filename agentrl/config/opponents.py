@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from agentrl.config.frozen_servers import FrozenServersConfig
+
+_NAME = re.compile(r"[\w-]+", re.ASCII)
 
 
 class OpponentConfig(FrozenServersConfig):
@@ -27,6 +31,18 @@ class OpponentConfig(FrozenServersConfig):
     def is_started(self) -> bool:
         return bool(self.model.path) or self.refresh_steps is not None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _follows_on_own_servers(cls, values: Any) -> Any:
+        # Before what the base says of `urls` beside a model: here there need not be any.
+        given = values if isinstance(values, Mapping) else {}
+        if given.get("urls") and given.get("refresh_steps") is not None:
+            raise ValueError(
+                f"refresh_steps={given['refresh_steps']!r} replaces the weights of servers that the run "
+                f"starts, and urls={given['urls']!r} run already; remove one of them"
+            )
+        return values
+
     @model_validator(mode="after")
     def _has_servers(self) -> OpponentConfig:
         if not self.is_used:
@@ -35,6 +51,15 @@ class OpponentConfig(FrozenServersConfig):
                 "running ones"
             )
         return self
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that keys, metrics and logs could not have."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"opponents: {name!r} cannot be the name of an opponent; use letters, digits, - and _"
+            )
 
 
 def opponent_key(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import NO_VARIANCE
@@ -17,6 +18,7 @@ from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
+from agentrl.tracking.spans import BATCH_REWARD, Attribute, TracedBlock
 from agentrl.types import SCORED_OUTCOMES, Group, Outcome
 from agentrl.workers.actors import Actor
 
@@ -63,8 +65,11 @@ class Batches:
             if not self._rewards.is_any:
                 return groups
             try:
-                with self._observer.timer("reward"):
-                    attempts = [attempt for group in groups for attempt in group.attempts]
+                attempts = [attempt for group in groups for attempt in group.attempts]
+                with (
+                    self._observer.timer("reward"),
+                    traced_batch(self._rollouts, "training", step=step, num_attempts=len(attempts)),
+                ):
                     return group_attempts(self._rewards.score(attempts))
             except RewardError as error:
                 unscored += 1
@@ -115,6 +120,20 @@ class Batches:
             if self._config.drop_constant_groups
             else 0
         )
+
+
+def traced_batch(
+    rollouts: RolloutFleet, kind: str, *, step: int, num_attempts: int
+) -> AbstractContextManager[None]:
+    """Return the context of rewards that score a batch: a trace of its own. kind: `training` or
+    `validation`.
+    """
+    attributes: dict[str, Attribute] = {
+        "agentrl.kind": kind,
+        "agentrl.step": step,
+        "agentrl.attempts": num_attempts,
+    }
+    return TracedBlock(BATCH_REWARD, attributes, rollouts.trace)
 
 
 def check_variance(num_dropped: int, buffer: BufferConfig) -> None:

@@ -68,7 +68,7 @@ class Observer:
         self._begin_alarms()
         self.timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
         self.further_metrics: Callable[[], Mapping[str, float]] = dict
-        self.opponent_metrics: Callable[[], Mapping[str, float]] = dict
+        self.opponent_metrics: Callable[[Sequence[AttemptFacts]], Mapping[str, float]] = lambda batch: {}
         """Returns further metrics for each step."""
         self._last_rollout = _NOTHING_PLAYED
         self._sampling = RecentRate(0.0)
@@ -179,7 +179,7 @@ class Observer:
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
             "trainer/unwritten_files": float(self.unwritten.take_count()),
-            **self.opponent_metrics(),
+            **self.opponent_metrics(attempts),
             **self.further_metrics(),
         }
         values |= _movement(values)

@@ -27,6 +27,7 @@ from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter, metric_of
+from agentrl.controller.silent_roles import SilentRoles
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
@@ -136,6 +137,7 @@ class Run:
             config.agent.opponents,
             self.frozen,
             folder=run_dir.root / OPPONENTS,
+            published=run_dir.published(),
             checkpoints=lambda: [one.step for one in complete_checkpoints(run_dir.checkpoints)],
             timeout_s=config.rollout.weights.timeout_s,
             say=observer.say,
@@ -144,6 +146,7 @@ class Run:
         self._span_loss = SpanLoss(
             config.tracking.spans, problem=self.rollouts.span_problem, say=observer.say
         )
+        self._silent_roles = SilentRoles(config.model.lora.roles, observer.say)
         self._batches = Batches(config.buffer, self.buffer, self.rollouts, batch_rewards, observer)
         self._failed_share = FailedShare(config.rollout, stall_timeout_s=config.buffer.stall_timeout_s)
 
@@ -361,6 +364,7 @@ class Run:
         is_weighed = self.config.data.curriculum.is_used
         rollout_stats = self.rollouts.stats()
         self._span_loss.look(rollout_stats)
+        self._silent_roles.look(attempt for group in groups for attempt in group.trajectories)
         self.observer.step(
             self.step,
             learned_by=learned_by.version,

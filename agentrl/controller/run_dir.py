@@ -118,13 +118,15 @@ class RunDir:
 
     def next_version(self) -> int:
         """Return a version that was never published in this folder."""
+        return max(self.published(), default=-1) + 1
+
+    def published(self) -> dict[int, int]:
+        """Return version -> step of everything that was published from this folder."""
         journal = self.root / "versions.jsonl"
         if not journal.exists():
-            return 0
-        versions = [
-            json.loads(line)["version"] for line in journal.read_text().splitlines() if line.endswith("}")
-        ]
-        return max(versions, default=-1) + 1
+            return {}
+        records = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
+        return {record["version"]: record["step"] for record in records}
 
     def journal_version(self, version: int, *, step: int, what: str) -> None:
         """Record `version` durably BEFORE any server gets it, so that a crash can never lead to its reuse.

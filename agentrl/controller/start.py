@@ -45,6 +45,8 @@ from agentrl.controller.batch_scorer import RemoteBatchRewards, launch_scorer
 from agentrl.controller.checkpoint import Checkpoint, find_checkpoint, put_aside, tidy
 from agentrl.controller.conversations import Conversations
 from agentrl.controller.observe import Observer
+from agentrl.controller.opponents import FOLDER as OPPONENTS
+from agentrl.controller.opponents import needed_snapshots
 from agentrl.controller.recording import RemoteRecording
 from agentrl.controller.recover import Ranks
 from agentrl.controller.reward_role import launch_reward_model, resolve_reward_model
@@ -183,8 +185,16 @@ def _start_uploading(
     if upload is None:
         return None
     place, index = upload
-    interval_s = config.trainer.upload_interval_s
-    uploading = stack.enter_context(RunUpload(place, index, run_dir, interval_s=interval_s, say=observer.say))
+    uploading = stack.enter_context(
+        RunUpload(
+            place,
+            index,
+            run_dir,
+            interval_s=config.trainer.upload_interval_s,
+            say=observer.say,
+            snapshots=partial(needed_snapshots, config.agent.opponents, run_dir.root / OPPONENTS),
+        )
+    )
     observer.further_metrics = uploading.metrics
     return uploading
 

@@ -40,6 +40,7 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.run import Run, RunResult
 from agentrl.controller.start import open_run
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.heap import without_collections
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import budget_metrics
 from agentrl.types import Group, Lags
@@ -80,6 +81,7 @@ def train(config: Config) -> RunResult:
                 return run.finish()
 
 
+@without_collections()  # they look through all attempts of the batch again and again
 def train_step(run: Run, config: Config) -> None:
     """Take one batch, train on it, publish."""
     groups = run.take()

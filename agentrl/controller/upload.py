@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,6 +22,7 @@ from types import TracebackType
 from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.records import Records
 from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
+from agentrl.controller.opponents import FOLDER as OPPONENTS
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.uploaded import CHECKPOINTS, UploadIndex, read_upload, stored_name, write_index
 from agentrl.data.attempt_facts import AttemptFacts
@@ -71,15 +72,20 @@ class RunUpload:
         *,
         interval_s: float,
         say: Callable[[str], None],
+        snapshots: Callable[[int], Collection[Path]] = lambda step: (),
     ) -> None:
-        """index: as `claim_upload` returns it."""
+        """index: as `claim_upload` returns it. snapshots: returns the folders of the run that a resume after
+        a step needs for its opponents (see `needed_snapshots`).
+        """
         self._place, self._index, self._dir = place, index, run_dir
+        self._snapshots = snapshots
         self._interval_s = interval_s
         self._say = say
         self._unwritten = UnwrittenFiles(say)
         self._sent: dict[str, tuple[int, int]] = {}  # name -> size and time of the local file that was sent
         self._pinned: str | None = None
-        self._needed: set[str] | None = None  # files of attempts of the journal in storage; None: not known
+        # By folder, the files in storage that belong to the newest checkpoint there; once they are known.
+        self._needed: dict[str, set[str]] = {}
         self._written: UploadIndex | None = index
         self._is_lost = False
         self._has_looked = False
@@ -171,6 +177,7 @@ class RunUpload:
         checkpoints = {**self._index.checkpoints, place.name: (size, sha256)}
         if is_newest:
             self._send_journal(journal, manifest.step)
+            self._send_snapshots(manifest.step)
             self._set(checkpoints=checkpoints, newest=(place.name, manifest.step))
             self._send_files()  # with versions.jsonl, which must have all versions of the journal
         else:
@@ -254,22 +261,31 @@ class RunUpload:
         if copy is None:
             return
         try:
-            files = dict(self._index.files)
-            attempts = {f"{ATTEMPTS}/{file.name}": file for file in (copy / ATTEMPTS).iterdir()}
-            for name, file in attempts.items():
-                self._raise_if_stopped()
-                if name not in files:  # such a file never changes
-                    files[name] = (self._place / name).upload(file)
-                    self._set(files={**self._index.files, name: files[name]})
+            self._send_unchanging(ATTEMPTS, copy, (copy / ATTEMPTS).iterdir())
             name = f"journal/{stored_name(f'step_{step:06d}', _sha256(copy / JOURNAL))}.sqlite"
-            files[name] = (self._place / name).upload(copy / JOURNAL)
-            self._needed = {*attempts}
+            sent = (self._place / name).upload(copy / JOURNAL)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
-        self._set(files=files, journal=name)
+        self._set(files={**self._index.files, name: sent}, journal=name)
+
+    def _send_snapshots(self, step: int) -> None:
+        """Send the policies that opponents are when a run resumes after `step`."""
+        files = (file for folder in self._snapshots(step) for file in folder.rglob("*") if file.is_file())
+        self._send_unchanging(OPPONENTS, self._dir.root, files)
+
+    def _send_unchanging(self, kind: str, root: Path, files: Iterable[Path]) -> None:
+        """Send files of the folder `kind` of `root` that are not there yet. The others are not needed
+        anymore.
+        """
+        needed = {str(file.relative_to(root)): file for file in files}
+        for name, file in needed.items():
+            self._raise_if_stopped()
+            if name not in self._index.files:
+                self._set(files={**self._index.files, name: (self._place / name).upload(file)})
+        self._needed[kind] = {*needed}
 
     def _remove_old(self) -> None:
-        """Remove checkpoints that the run removed, and journals and attempts of older checkpoints."""
+        """Remove checkpoints that the run removed, and what belongs to older checkpoints."""
         kept = {self._stored(checkpoint) for checkpoint in complete_checkpoints(self._dir.checkpoints)}
         kept |= {self._index.newest[0]} if self._index.newest is not None else set()
         old = [name for name in self._index.checkpoints if name not in kept]
@@ -277,24 +293,24 @@ class RunUpload:
             there = {name.partition("/")[0] for name in (self._place / CHECKPOINTS).files()}
             old += [name for name in there - kept if name not in old]
             self._has_looked = True
-        journals = [
+        needed: dict[str, Collection[str | None]] = {"journal": {self._index.journal}, **self._needed}
+        files = [
             name
             for name in self._index.files
-            if (name.startswith("journal/") and name != self._index.journal)
-            or (name.startswith(f"{ATTEMPTS}/") and self._needed is not None and name not in self._needed)
+            if (kind := name.partition("/")[0]) in needed and name not in needed[kind]
         ]
-        if not old and not journals:
+        if not old and not files:
             return
         # First out of the index, then out of the storage: the index never names what is not there.
         self._set(
             checkpoints={n: found for n, found in self._index.checkpoints.items() if n not in old},
-            files={n: found for n, found in self._index.files.items() if n not in journals},
+            files={n: found for n, found in self._index.files.items() if n not in files},
         )
         self._write_index()
         for name in old:
             (self._place / CHECKPOINTS / name / MANIFEST).delete()
             (self._place / CHECKPOINTS / name).delete_folder()
-        for name in journals:
+        for name in files:
             (self._place / name).delete()
 
     def _set(self, **fields: object) -> None:

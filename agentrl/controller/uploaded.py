@@ -6,6 +6,7 @@ URL/
   checkpoints/step_000020_1a2b3c4d/    as in the run folder, manifest.json last; named by its hash
   journal/step_000020_5e6f7a8b.sqlite  the replay buffer's journal when that checkpoint was the newest
   attempts/               files of the attempts that this journal refers to
+  opponents/              the policies that opponents are after that checkpoint's step
   trajectories/ validation/ proximal/ policy/ metrics.jsonl versions.jsonl ...
 ```
 

@@ -19,6 +19,7 @@ from ray import ObjectRef
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.controller.batch_scorer import RemoteBatchRewards
+from agentrl.controller.batches import traced_batch
 from agentrl.controller.observe import Observer
 from agentrl.data.dataset import Dataset
 from agentrl.data.trajectories import encode, write_parquet
@@ -80,7 +81,8 @@ class Validation:
         trajectories = [of_version(trajectory, version) for trajectory in self._play(host, leases)]
         tasks = [leases[trajectory.group_id].task for trajectory in trajectories]
         if self._rewards.is_any:
-            trajectories = self._rewards.score_validation(tasks, trajectories)
+            with traced_batch(host.rollouts, "validation", step=step, num_attempts=len(tasks)):
+                trajectories = self._rewards.score_validation(tasks, trajectories)
         failed = [
             FailedAttempt.of(t, became="not_scored", version=version)
             for t in trajectories

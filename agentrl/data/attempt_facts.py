@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.data.prefix_marks import Mark, find_marks
 from agentrl.errors import CheckpointError
+from agentrl.fast_pickle import pickled_fast
 from agentrl.types import (
     MAIN_CONVERSATION,
     NO_VERSION,
@@ -38,6 +39,7 @@ Runs = tuple[tuple[int, int], ...]
 """Pairs (value, number of neighbors that have it)."""
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
     """The facts of one attempt. Fields that are not explained here are those of `Trajectory`.
@@ -52,6 +54,7 @@ class AttemptFacts:
     needs_tool: `extra_info.needs_tool` of the task.
     conversation_names: the names of the attempt's conversations; () if there was only one.
     segment_conversations: of each segment, the index of its conversation; () if there was only one.
+    opponents: name of each opponent, and the versions that spoke, ascending; () if none took part.
     added_info: what was added to `extra_info` since the trajectory was stored.
     source: where the trajectory is stored, or the trajectory itself.
     """
@@ -78,6 +81,7 @@ class AttemptFacts:
     source: TrajectoryRef | Trajectory
     conversation_names: tuple[str, ...] = ()
     segment_conversations: tuple[int, ...] = ()
+    opponents: tuple[tuple[str, tuple[int, ...]], ...] = ()
     added_info: JsonObject = field(default_factory=dict)
 
     @classmethod
@@ -116,6 +120,7 @@ class AttemptFacts:
             source=t if source is None else source,
             conversation_names=tuple(one.name for one in t.conversations),
             segment_conversations=t.segment_conversations,
+            opponents=_opponents(t),
         )
 
     @property
@@ -278,6 +283,7 @@ class AttemptFacts:
         # Journals of earlier versions lack them.
         for names in ("conversation_names", "segment_conversations"):
             values[names] = tuple(values.get(names, ()))
+        values["opponents"] = tuple((name, tuple(versions)) for name, versions in values.get("opponents", ()))
         values["marks"] = tuple(tuple((length, key) for length, key in own) for own in values["marks"])
         values["reward_places"] = tuple(values["reward_places"])
         values["anchors"] = None if values["anchors"] is None else tuple(values["anchors"])
@@ -308,6 +314,14 @@ def _runs(values: NDArray[Any]) -> Runs:
 def _counts(values: NDArray[Any]) -> Runs:
     found, counts = np.unique(values, return_counts=True)
     return tuple(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _opponents(t: Trajectory) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    found: dict[str, set[int]] = {}
+    for one in t.conversations:
+        if one.opponent is not None:
+            found.setdefault(one.opponent, set()).update(one.opponent_versions)
+    return tuple((name, tuple(sorted(versions))) for name, versions in sorted(found.items()))
 
 
 def _marks(t: Trajectory) -> tuple[tuple[Mark, ...], ...]:

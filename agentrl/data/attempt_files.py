@@ -21,6 +21,7 @@ from pathlib import Path
 
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DiskError, JournalError
+from agentrl.fast_pickle import pickled_fast
 from agentrl.images.files import FOLDER as IMAGES
 from agentrl.types import Trajectory
 
@@ -30,6 +31,7 @@ _SUFFIX = ".arrows"
 _MARK = ".mark"
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True)
 class TrajectoryRef:
     """A stored trajectory: `num_bytes` bytes from `offset` on in the file at `path`.

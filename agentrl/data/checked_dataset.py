@@ -213,11 +213,13 @@ class Playable:
         environment = self._plugins.environment_of(task)
         assert environment is not None, "the task has environment_kwargs"
         tools = environment_tools(environment)
-        if tools and not agent.uses_tools:
+        offers_none = task.extra_info.get("tool_selection") == []
+        if tools and not agent.uses_tools and not offers_none:
             raise PluginError(
                 f"{task.task_id}: agent {agent.name!r} uses no tools, but the environment "
                 f"{environment.name!r} has {', '.join(tools)}; name an agent that does, such as "
-                "agent.default=tool_agent"
+                "agent.default=tool_agent, or, for an agent that acts without them, write "
+                "extra_info.tool_selection: []"
             )
         kwargs = dict(environment_kwargs)
         name = kwargs.pop("name")

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.errors import DiskError
+from agentrl.fast_pickle import pickled_fast
 
 FOLDER = "columns"
 """Folder of these files in the folder of a run."""
@@ -26,6 +27,7 @@ _DTYPE = np.dtype("<f4")
 Floats = NDArray[np.floating]
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True)
 class StoredNumbers:
     """`count` numbers in float32, from the number `start` on in the file at `path`."""
@@ -77,6 +79,7 @@ class HeldNumbers:
 Numbers = StoredNumbers | HeldNumbers
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumn:
     """A number for each of `size` action tokens, in the order of positions.

@@ -12,10 +12,11 @@ import psutil  # type: ignore[import-untyped]
 import trio
 
 import agentrl
+from agentrl.config.model_size import ModelSize
 from agentrl.config.rollout import RolloutConfig
 from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.doctor.local_policy import open_policy
-from agentrl.doctor.subject import Subject
+from agentrl.doctor.subject import Subject, model_folder
 from agentrl.errors import ServerError
 from agentrl.loopback import is_local
 from agentrl.rollout.trio_run import in_trio
@@ -61,12 +62,12 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
     if not subject.is_given:
         return
     if rollout.num_started and rollout.backend == "sglang":
-        yield _judge_sglang(rollout.sglang.python or sys.executable)
+        yield judge_sglang(rollout.sglang.python or sys.executable)
     key = named_key(rollout.api_key_env)
     facts = []
     for url in rollout.urls:
         try:
-            facts.append(found := in_trio(_ask, url, key))
+            facts.append(found := in_trio(ask, url, key))
         except ServerError as error:
             cure = f"start it, or check rollout.urls and rollout.api_key_env: `curl {url}/server_info`"
             yield Diagnosis(_part(url), "wrong", str(error), cure)
@@ -85,13 +86,18 @@ def judge_server(found: ServerFacts, rollout: RolloutConfig) -> Diagnosis:
     """Judge what a server says of itself."""
     part, transport = _part(found.url), rollout.weights.transport
     is_here = is_local(urlsplit(found.url).hostname or "")
-    if found.is_paused:
-        cure = f"`curl -X POST {found.url}/continue_generation -d '{{}}'`, unless a run is publishing to it"
-        return Diagnosis(part, "wrong", f"{found}; it is paused", cure)
-    if transport == "tensor" and (found.kind == "embedded" or not is_here):
+    if not found.is_paused and transport == "tensor" and (found.kind == "embedded" or not is_here):
         why = "another machine" if found.kind == "sglang" else "the embedded server"
         cure = "rollout.weights.transport=disk or distributed"
         return Diagnosis(part, "wrong", f"{found}; transport=tensor does not reach {why}", cure)
+    return judge_facts(found, part)
+
+
+def judge_facts(found: ServerFacts, part: str) -> Diagnosis:
+    """Judge what holds for any server, whether it is published to or not."""
+    if found.is_paused:
+        cure = f"`curl -X POST {found.url}/continue_generation -d '{{}}'`, unless a run is publishing to it"
+        return Diagnosis(part, "wrong", f"{found}; it is paused", cure)
     own = f"agentrl-{agentrl.__version__}"
     if found.kind == "embedded" and found.version != own:
         return Diagnosis(part, "slow", f"{found}; this is {own}", "the same version on both sides")
@@ -111,7 +117,12 @@ def judge_difference(found: ServerFacts, difference: float) -> Diagnosis:
     return Diagnosis(part, "ok", text, figures=figures)
 
 
-async def _ask(url: str, key: str | None) -> ServerFacts:
+async def ask(url: str, key: str | None) -> ServerFacts:
+    """Return what a server says of itself.
+
+    Raises:
+        ServerError: it does not answer within ANSWER_S.
+    """
     client = SGLangClient(url, api_key=key)
     try:
         with trio.fail_after(ANSWER_S):
@@ -134,7 +145,7 @@ async def _ask(url: str, key: str | None) -> ServerFacts:
 
 def _compare_weights(subject: Subject, servers: list[ServerFacts], key: str | None) -> Iterator[Diagnosis]:
     config = subject.config
-    if (why := _why_not_loaded(subject)) is not None:
+    if (why := why_not_loaded(config.model.path)) is not None:
         for server in servers:
             yield Diagnosis(f"{_part(server.url)} weights", "ok", f"not compared with the learner: {why}")
         return
@@ -161,22 +172,24 @@ async def _sample(verifier: Verifier, url: str, key: str | None) -> float:
         await client.aclose()
 
 
-def _why_not_loaded(subject: Subject) -> str | None:
-    """Return why the model is not loaded here; None if it can be."""
-    if subject.model_folder is None:
-        return f"model.path={subject.config.model.path!r} is not on this machine"
-    parameters = subject.num_parameters
-    if parameters is None:
+def why_not_loaded(path: str) -> str | None:
+    """Return why a model is not loaded here; None if it can be. Nothing is downloaded."""
+    folder = model_folder(path)
+    if folder is None:
+        return f"model.path={path!r} is not on this machine"
+    size = ModelSize.read(str(folder))
+    if size is None:
         return "the size of this kind of model is not known"
-    if parameters > MAX_PARAMETERS:
-        return f"its {parameters / 1e9:.1f} billion parameters take too long to load"
+    billions = f"its {size.num_parameters / 1e9:.1f} billion parameters"
+    if size.num_parameters > MAX_PARAMETERS:
+        return f"{billions} take too long to load"
     # Float32, and once more while the files are read.
-    if 8 * parameters > psutil.virtual_memory().available:
-        return f"its {parameters / 1e9:.1f} billion parameters do not fit into the free memory"
+    if 8 * size.num_parameters > psutil.virtual_memory().available:
+        return f"{billions} do not fit into the free memory"
     return None
 
 
-def _judge_sglang(python: str) -> Diagnosis:
+def judge_sglang(python: str) -> Diagnosis:
     """Look for SGLang where servers would be started."""
     try:
         done = subprocess.run(

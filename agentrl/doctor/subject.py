@@ -37,9 +37,8 @@ class Subject:
 
     @property
     def model_folder(self) -> Path | None:
-        """The model, if it is a folder of this machine. Nothing is downloaded for an examination."""
-        path = self.config.model.path
-        return Path(path) if path and (Path(path) / "config.json").is_file() else None
+        """The model, if it is a folder of this machine."""
+        return model_folder(self.config.model.path)
 
     @property
     def num_parameters(self) -> int | None:
@@ -66,6 +65,11 @@ class Subject:
         """Return the subject of a text of `as_json`."""
         values = json.loads(text)
         return cls(Config.model_validate_json(values["config"]), values["is_given"])
+
+
+def model_folder(path: str) -> Path | None:
+    """Return a model's folder on this machine; None for a hub id or a URL, which no examination downloads."""
+    return Path(path) if path and (Path(path) / "config.json").is_file() else None
 
 
 def existing(folder: Path) -> Path:

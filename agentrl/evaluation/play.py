@@ -85,7 +85,7 @@ class ProblemPlayer:
             admission=self._log,
             scopes=self.scopes,
             unit="problem",
-            new_scope=Scope if tracer is None else tracer.scope,
+            tracing=None if tracer is None else tracer.of("evaluation"),
         )
 
     @property

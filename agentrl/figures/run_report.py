@@ -17,6 +17,7 @@ from typing import Any
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
 from agentrl.errors import DataError
+from agentrl.figures.opponent_lines import opponent_lines
 from agentrl.tracking.attempts import ended_in
 from agentrl.tracking.closing_table import ClosingTable, closing_rows, write_summary
 from agentrl.tracking.compute import typical_compute_text
@@ -67,6 +68,7 @@ def closing_of(
         [f"updates, medians over steps: {computed}"] if (computed := typical_compute_text(records)) else []
     )
     notes += [boxes] if (boxes := boxes_text(records)) else []
+    notes += opponent_lines(records)
     notes += ["failures, validation included:", *(f"  {line}" for line in failures)] if failures else []
     return ClosingTable(closing_rows(results, step=step), notes)
 

@@ -38,6 +38,7 @@ def summarise_attempts(
         `reward/<...>` (mean of each such metric over the trajectories that have it);
         `reward/<term>/applied` (share of trajectories to which the term applied; absent if it always did);
         `source/<data_source>/` + `trajectories`, `reward_mean`, `accuracy`, `reward/<...>`: by data source;
+        `opponent/<name>/` + `trajectories`, `reward_mean`, `accuracy`: of those with this opponent;
         `tool_use`, `tool_use/needs_tool` (share with at least one call; the latter over tasks with
         `extra_info.needs_tool`);
         `segments/mean`, `turns/mean`, `tool_calls/mean`, `tool_errors/mean` (per trajectory);
@@ -51,7 +52,12 @@ def summarise_attempts(
     values |= _outcomes(attempts)
     if scored:
         values |= (
-            _rewards(scored) | _reward_metrics(scored) | _sources(scored) | _tools(scored) | _lengths(scored)
+            _rewards(scored)
+            | _reward_metrics(scored)
+            | _sources(scored)
+            | _opponents(scored)
+            | _tools(scored)
+            | _lengths(scored)
         )
     if lags is not None:
         values |= _lags(scored, lags)
@@ -107,14 +113,29 @@ def _sources(scored: Sequence[AttemptFacts]) -> dict[str, float]:
         by_source[attempt.data_source].append(attempt)
     values: dict[str, float] = {}
     for source, members in sorted(by_source.items()):
-        facts = {
-            "trajectories": len(members),
-            "reward_mean": _mean(t.reward for t in members),
-            "accuracy": _mean(is_correct(t) for t in members),
-            **_reward_metrics(members),
-        }
+        facts = {**_results(members), **_reward_metrics(members)}
         values |= {f"source/{source}/{name}": value for name, value in facts.items()}
     return values
+
+
+def _opponents(scored: Sequence[AttemptFacts]) -> dict[str, float]:
+    by_name: dict[str, list[AttemptFacts]] = defaultdict(list)
+    for attempt in scored:
+        for name, _ in attempt.opponents:
+            by_name[name].append(attempt)
+    return {
+        f"opponent/{name}/{fact}": value
+        for name, members in sorted(by_name.items())
+        for fact, value in _results(members).items()
+    }
+
+
+def _results(members: Sequence[AttemptFacts]) -> dict[str, float]:
+    return {
+        "trajectories": len(members),
+        "reward_mean": _mean(t.reward for t in members),
+        "accuracy": _mean(is_correct(t) for t in members),
+    }
 
 
 def _tools(scored: Sequence[AttemptFacts]) -> dict[str, float]:

@@ -29,6 +29,7 @@ from agentrl.rollout.trio_run import in_trio
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
+from agentrl.tracking.spans import Span
 from agentrl.types import Lease, ServerPause, Trajectory
 from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, get_each, translate
 from agentrl.workers.readiness import Readiness
@@ -315,6 +316,11 @@ class RolloutFleet:
         """Tell all actors which servers were paused, if attempts have traces."""
         if pauses and self._settings.spans.endpoint is not None:
             self._ask(lambda _, actor: actor.begin(RolloutWorker.trace_pauses, pauses))
+
+    def trace(self, spans: Sequence[Span]) -> None:
+        """Send spans of the controller to the collector, through the first actor that takes them."""
+        if self._settings.spans.endpoint is not None:
+            self._members[0].actor.begin(RolloutWorker.trace, spans)
 
     def span_problem(self) -> str:
         """Return why a collector did not take spans of an actor; "" if none says so."""

@@ -5,6 +5,7 @@ the package is installed. `inside/agentrl_hub.py` is the other end of the pipes:
 
     start      at the first call; the next call after a death starts the program again
     owner      an asyncio task of the loop that made the first call; it ends with the loop
+    blocked    a program that does not hear of a cancelled call is ended: it would answer nobody else either
     end        the input is closed, the program cleans up, and the guard kills all that is left of it
     kill -9    of this process ends the program too: it reads the end of its input, and the guard sees it
 """
@@ -40,6 +41,8 @@ KILL_S = 5.0
 """Seconds to wait for a killed program; only one stuck in the kernel takes that long."""
 CANCELLED_START_S = 0.5
 """Seconds to wait for a start that was cancelled."""
+UNHEARD_S = 60.0
+"""Seconds in which a program must hear that a call was cancelled. If its code blocks, it hears nothing."""
 MAX_SHOWN_LINES = 3
 """Lines at the end of a program's stderr that an error shows."""
 
@@ -107,7 +110,8 @@ class _Life:
         self._last_lines: deque[str] = deque(maxlen=MAX_SHOWN_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._closing = asyncio.Event()
+        self._unheard: dict[int, asyncio.TimerHandle] = {}
+        self._closing, self._blocked = asyncio.Event(), asyncio.Event()
         self.is_over = False
         self._owner = asyncio.create_task(self._own(), name=f"owner of {program.label}")
 
@@ -123,6 +127,8 @@ class _Life:
         except asyncio.CancelledError:
             if not self.is_over:
                 self._send({"cancel": id})
+                loop = asyncio.get_running_loop()
+                self._unheard[id] = loop.call_later(UNHEARD_S, self._blocked.set)
             raise
         finally:
             self._answers.pop(id, None)
@@ -140,6 +146,8 @@ class _Life:
             reason = f"cannot be started with {self._program.python!r}: {error.strerror}"
         finally:
             self.is_over = True
+            for unheard in self._unheard.values():
+                unheard.cancel()
             try:
                 if self._process is not None:
                     await _end(self._process)
@@ -151,6 +159,7 @@ class _Life:
         reading = asyncio.create_task(self._read(process))
         logging_ = asyncio.create_task(self._log(process))
         closing = asyncio.create_task(self._closing.wait())
+        blocked = asyncio.create_task(self._blocked.wait())
         try:
             first: set[asyncio.Future[Any]] = {reading, closing, self._ready}
             await asyncio.wait(
@@ -160,13 +169,14 @@ class _Life:
             )
             if not (self._ready.done() or reading.done() or closing.done()):
                 return f"was not ready within {self._program.start_timeout_s:g} s"
-            await asyncio.wait({reading, closing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, closing, blocked}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
-                return "was closed"
+                unheard = f"did not hear for {UNHEARD_S:g} s that a call was cancelled: its code blocks"
+                return "was closed" if closing.done() else unheard
             await asyncio.wait({logging_}, timeout=0.2)  # its last words; a grandchild may hold the pipe
             return reading.result()
         finally:
-            for task in (reading, logging_, closing):
+            for task in (reading, logging_, closing, blocked):
                 task.cancel()
 
     async def _read(self, process: asyncio.subprocess.Process) -> str:
@@ -191,6 +201,9 @@ class _Life:
         if "ready" in message:
             if not self._ready.done():
                 self._ready.set_result(None)
+            return
+        if "cancelled" in message:
+            self._unheard.pop(message["cancelled"]).cancel()
             return
         answer = self._answers.get(message["id"])
         if answer is None or answer.done():  # the caller has gone

@@ -38,6 +38,11 @@ class TextArenaOptions(InterpreterOptions):
     """Options in `agent.environment_config.textarena`."""
 
     modules: tuple[str, ...] = Field((), description="Modules that register games of your own.")
+    step_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="Deadline of a game for an action. Others wait meanwhile: games run one at a time.",
+    )
 
 
 def program_of(options: TextArenaOptions) -> HubProgram:
@@ -134,7 +139,7 @@ class OpenMatch:
         self._is_asked_for = False
         self.num_actions = 0
 
-    async def begin(self, match: Match, modules: Sequence[str]) -> None:
+    async def begin(self, match: Match, options: TextArenaOptions) -> None:
         """Begin the game; `close` is needed even if this raises or is cancelled.
 
         Raises:
@@ -147,7 +152,8 @@ class OpenMatch:
             "seed": match.seed,
             "players": match.players,
             "options": match.arguments(),
-            "modules": list(modules),
+            "modules": list(options.modules),
+            "step_timeout_s": options.step_timeout_s,
         }
         self._is_asked_for = True
         begun = await self._process.call("begin", asked)
@@ -160,7 +166,7 @@ class OpenMatch:
         self._take(begun)
 
     async def act(self, text: str) -> None:
-        """Take a text as the action of the player to move; raises as `begin`."""
+        """Take a text as the action of the player to move; raises as `begin`, also if it takes too long."""
         self._take(await self._process.call("act", {"id": self._id, "text": text}))
         self.num_actions += 1
 
@@ -191,7 +197,7 @@ class TextArenaGame(Environment):
         """Begin the game; raises as `OpenMatch.begin`."""
         self.row = Match.of(environment_kwargs)
         self.match = OpenMatch(hub_process(self._program))
-        await self.match.begin(self.row, self._options.modules)
+        await self.match.begin(self.row, self._options)
 
     @tool
     async def act(self, action: str) -> ToolResult:

@@ -26,7 +26,12 @@ _WORLD = pa.struct(
         *(("players", pa.int64()), ("seat", pa.int64()), ("opponent", _TEXT)),
     ]
 )
-TEXTARENA_SCHEMA = row_schema(("index", pa.int64()), ("split", _TEXT), ("environment_kwargs", _WORLD))
+TEXTARENA_SCHEMA = row_schema(
+    ("index", pa.int64()),
+    ("split", _TEXT),
+    ("environment_kwargs", _WORLD),
+    ("tool_selection", pa.list_(_TEXT)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ async def _row(
     game = list(rows.games)[index % len(rows.games)]
     match = Match(game, first + index, rows.games[game], rows.players)
     begun = OpenMatch(process)
-    await begun.begin(match, options.modules)
+    await begun.begin(match, options)
     await begun.close()
     opponent = (rows.opponents or {}).get(split)
     if opponent is not None and begun.num_players == 1:
@@ -103,6 +108,11 @@ async def _row(
         "prompt": RowStyle(agent, system=system).prompt(begun.seen),
         "ability": "game",
         "reward_model": {"style": "rule", "ground_truth": None},
-        "extra_info": {"index": index, "split": split, "environment_kwargs": {"name": KEY, **asdict(row)}},
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "environment_kwargs": {"name": KEY, **asdict(row)},
+            "tool_selection": ["act"] if by_tool else [],
+        },
         "agent_name": agent,
     }

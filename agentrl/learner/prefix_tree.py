@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.data.prefix_marks import Mark
+from agentrl.fast_pickle import pickled_fast
 
 KEYS_PER_TOKEN = 4
 """Keys that a microbatch may have per token of its limit.
@@ -46,6 +47,7 @@ def segment_costs(
     return lengths + lengths * (lengths + masked) / parity_tokens
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True, eq=False)
 class Segmentation:
     """The segments of some rows of a tree, each behind the one that it continues.

@@ -19,6 +19,7 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.proximal_files import ProximalRun
 from agentrl.data.token_columns import Numbers, TokenColumn, keep
 from agentrl.errors import LearnerError
+from agentrl.fast_pickle import pickled_fast
 from agentrl.learner.batch import Floats, Microbatch, Sample, SampleShape
 from agentrl.learner.packing import MicrobatchPlan
 from agentrl.learner.shared_prefix import PackedPiece
@@ -34,6 +35,7 @@ from agentrl.learner.token_credit import (
 from agentrl.types import Trajectory
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRef:
     """A trajectory to learn from.
@@ -160,6 +162,7 @@ def _on_actions(values_A: NDArray[np.float32], mask: NDArray[np.bool_]) -> NDArr
     return laid
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedMicrobatch:
     """A microbatch by reference. samples: those of its pieces, by `PackedPiece.sample`."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.fast_pickle import pickled_fast
 from agentrl.learner.prefix_tree import KEYS_PER_TOKEN, PrefixTree, Segmentation
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
     """Segments of one sample that are packed together, all of them or a single one: only their lengths.
@@ -45,6 +47,7 @@ class PackedPiece:
         return range(self.first_row, self.first_row + len(self.lengths))
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
     """A unit of packing: pieces with the segments of their rows, in the order of pieces."""

@@ -27,6 +27,7 @@ from agentrl.algorithms.distillation import teacher_advantages
 from agentrl.algorithms.reward_kl import penalize
 from agentrl.data.attempt_facts import AttemptFacts, ConversationCredit, ConversationFacts
 from agentrl.data.token_columns import TokenColumn
+from agentrl.fast_pickle import pickled_fast
 from agentrl.learner.action_batches import action_batch, parts_of, sampling_order
 
 
@@ -53,6 +54,7 @@ class TokenRules:
     is_of_last_segments: bool
 
 
+@pickled_fast
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumns:
     """What models found about the action tokens of one attempt, f32[A] each. None: nobody asked them.

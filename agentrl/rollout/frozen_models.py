@@ -38,7 +38,7 @@ def resolve_opponents(agent: AgentConfig, policy: ModelConfig) -> AgentConfig:
             the variable with its key is not set.
     """
     opponents = {
-        name: _resolved(opponent, policy, key=opponent_key(name))
+        name: resolve_servers(opponent, policy, key=opponent_key(name))
         for name, opponent in agent.opponents.items()
     }
     return agent.model_copy(update={"opponents": opponents})
@@ -48,11 +48,12 @@ def resolve_teacher(distillation: DistillationConfig, policy: ModelConfig) -> Di
     """Return the section with the local folder of the teacher that servers are started for, if there is one;
     raises as `resolve_opponents`.
     """
-    servers = _resolved(distillation.servers, policy, key=TEACHER_SERVERS)
+    servers = resolve_servers(distillation.servers, policy, key=TEACHER_SERVERS)
     return distillation.model_copy(update={"servers": servers})
 
 
-def _resolved(servers: F, policy: ModelConfig, *, key: str) -> F:
+def resolve_servers(servers: F, policy: ModelConfig, *, key: str) -> F:
+    """Return the section `key` of one frozen model; as `resolve_opponents`."""
     if servers.is_started and not (servers.model.path or policy.path):
         raise ConfigError(f"{key}: model.path is empty, and the policy has no local folder; set model.path")
     if servers.is_started:

@@ -13,7 +13,7 @@ Training, validation and evaluation play groups the same way. Only the parts dif
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,6 +75,26 @@ class PlayLog(Protocol):
         """Record a member's result, or a failed scoring of its group. None: it is trained on, or scored."""
 
 
+class Tracing(Protocol):
+    """Makes what traces a group: `agentrl.rollout.traces.GroupTracing`."""
+
+    def scope(self) -> Scope:
+        """Return the scope of a new attempt."""
+
+    def scoring(self, lease: Lease, num_members: int) -> AbstractContextManager[object]:
+        """Return the context of rewards that compare so many members of a group."""
+
+
+class NoTracing:
+    """Traces nothing."""
+
+    def scope(self) -> Scope:
+        return Scope()
+
+    def scoring(self, lease: Lease, num_members: int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
 @dataclass(eq=False, slots=True)
 class _Group:
     """A group in play. waiting: members to be scored together, with their settlements."""
@@ -104,9 +124,9 @@ class GroupPlayer:
         admission: Admission,
         scopes: Scope,
         unit: str,
-        new_scope: Callable[[], Scope] = Scope,
+        tracing: Tracing | None = None,
     ) -> None:
-        """`new_scope` makes the scopes of attempts."""
+        """`tracing`: None: there is none."""
         self._player = player
         self._scorer = scorer
         self._outcomes = outcomes
@@ -114,7 +134,7 @@ class GroupPlayer:
         self._admission = admission
         self._scopes = scopes
         self._unit = unit
-        self._new_scope = new_scope
+        self._tracing = tracing or NoTracing()
 
     async def play(
         self,
@@ -144,7 +164,7 @@ class GroupPlayer:
                     member,
                     lease.task,
                     is_greedy=member == lease.group_size,
-                    scope=self._new_scope(),
+                    scope=self._tracing.scope(),
                 )
                 await self._admission.begin(attempt)
                 nursery.start_soon(self._play_member, group, attempt)
@@ -197,9 +217,8 @@ class GroupPlayer:
         budget = RetryBudget(self._outcomes)
         while True:
             try:
-                with self._scopes.open(
-                    f"{self._unit} {group.lease.group_id}: rewards that compare its members"
-                ):
+                title = f"{self._unit} {group.lease.group_id}: rewards that compare its members"
+                with self._scopes.open(title), self._tracing.scoring(group.lease, len(members)):
                     scored = await self._scorer.score_group(task, members)
                 group.waiting = [
                     (trajectory, settlement)

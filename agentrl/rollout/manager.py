@@ -5,7 +5,7 @@ finishes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -107,9 +107,7 @@ class AgentLoopManager:
         slots = trio.CapacityLimiter(limit)
         training_log: PlayLog = _TrainingLog(self.attempts, self._stats)
         validation_log: PlayLog = _ValidationLog(self.attempts, self._stats)
-        new_scope: Callable[[], Scope] = Scope
         if tracer is not None:
-            new_scope = tracer.scope
             training_log = tracer.log(training_log, "training")
             validation_log = tracer.log(validation_log, "validation")
         self._training = GroupPlayer(
@@ -120,7 +118,7 @@ class AgentLoopManager:
             admission=_Queue(None, slots, self._stats),  # leases are limited by `_room`
             scopes=self.scopes,
             unit="group",
-            new_scope=new_scope,
+            tracing=None if tracer is None else tracer.of("training"),
         )
         self._validation = GroupPlayer(
             validating.player,
@@ -131,7 +129,7 @@ class AgentLoopManager:
             admission=_Queue(limit, slots, self._stats),
             scopes=self.scopes,
             unit="validation row",
-            new_scope=new_scope,
+            tracing=None if tracer is None else tracer.of("validation"),
         )
 
     # ----------------------------------------------------------------------------------------------- training

@@ -12,6 +12,8 @@ attempt                        outcome, reward, tokens, versions
 ├─ close tools and partner
 └─ reward
 ```
+
+Rewards that compare a group are a trace of their own: `group reward`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Protocol
@@ -34,9 +37,11 @@ from agentrl.tracking.attempts import Became
 from agentrl.tracking.conversation_text import message_lines
 from agentrl.tracking.spans import (
     ATTEMPT,
+    GROUP_REWARD,
     MAX_CONTENT_CHARS,
     Attribute,
     Span,
+    TracedBlock,
     bounded,
     new_span_id,
     new_trace_id,
@@ -199,13 +204,37 @@ class AttemptTracer:
         self._config = config
         self._draw = draw
 
-    def scope(self) -> Scope:
-        """Return the scope of a new attempt."""
-        return TracedAttempt(self._sink) if self._draw() < self._config.share else Scope()
+    def of(self, kind: str) -> GroupTracing:
+        """Return what traces groups of a kind: `training`, `validation` or `evaluation`."""
+        return GroupTracing(self._sink, kind, lambda: self._draw() < self._config.share)
 
     def log(self, inner: PlayLog, kind: str) -> PlayLog:
-        """Return a log that also completes traces. kind: `training`, `validation` or `evaluation`."""
+        """Return a log that also completes traces. kind: as of `of`."""
         return _TracingLog(inner, kind, with_contents=self._config.contents)
+
+
+class GroupTracing:
+    """Implements `agentrl.rollout.group_player.Tracing`. is_drawn: decides about each trace."""
+
+    def __init__(self, sink: SpanSink, kind: str, is_drawn: Callable[[], bool]) -> None:
+        self._sink = sink
+        self._kind = kind
+        self._is_drawn = is_drawn
+
+    def scope(self) -> Scope:
+        return TracedAttempt(self._sink) if self._is_drawn() else Scope()
+
+    def scoring(self, lease: Lease, num_members: int) -> AbstractContextManager[object]:
+        if not self._is_drawn():
+            return nullcontext()
+        attributes: dict[str, Attribute] = {
+            "agentrl.kind": self._kind,
+            "agentrl.group": lease.group_id,
+            "agentrl.task": bounded(lease.task.task_id),
+            "agentrl.data_source": bounded(lease.task.data_source),
+            "agentrl.members": num_members,
+        }
+        return TracedBlock(GROUP_REWARD, attributes, self._sink.offer)
 
 
 class _TracingLog:

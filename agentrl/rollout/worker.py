@@ -47,6 +47,7 @@ from agentrl.rollout.tracing import WorkerTracing
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.sglang.router import SGLangRouterClient
+from agentrl.tracking.spans import Span
 from agentrl.types import Lease, ServerPause
 
 T = TypeVar("T")
@@ -245,6 +246,11 @@ class RolloutWorker:
         """Add pauses of servers to the traces of the attempts that they held up."""
         if self._tracing is not None:
             trio.from_thread.run_sync(self._tracing.requests.paused, pauses, trio_token=self._token)
+
+    def trace(self, spans: Sequence[Span]) -> None:
+        """Send spans of the controller to the collector."""
+        if self._tracing is not None:
+            self._tracing.export.offer(spans)
 
     def span_problem(self) -> str:
         """Return why the collector did not take spans most recently; "" if it took all."""

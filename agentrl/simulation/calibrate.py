@@ -86,7 +86,7 @@ class _Attempts:
         self.turn_tokens.add(group, lengths.tolist())
         if len(between):
             self.tool_tokens.add(group, between.tolist())
-            waited = own.get("tool_s", 0.0) + own.get("interaction_s", 0.0)
+            waited = sum(own.get(f"{name}_s", 0.0) for name in ("tool", "interaction", "opponent"))
             self.tool_s.add(group, [waited / len(between)] * len(between))
         self.generate_s += own.get("generate_s", 0.0)
         self.sampled += len(actions)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.config.explain_memory import GB, sglang_memory
+from agentrl.config.frozen_servers import FrozenPlan
 from agentrl.config.gpus import GPUS
 from agentrl.config.learner import LearnerConfig
+from agentrl.config.model_presets import PRESETS, known_size
 from agentrl.config.model_size import ModelSize
 from agentrl.config.rank_memory import RankMemory, trained_memory
 from agentrl.config.schema import Config
-from agentrl.simulation.speeds import WIDTH
+from agentrl.errors import ConfigError
+from agentrl.simulation.speeds import WIDTH, model_size
 
 HOST_GB = 1500
 """Memory of a node that ranks may use for what is moved to the host; most nodes of 8 GPUs have 2 TB."""
@@ -41,7 +44,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """GPUs of the learner and of the servers.
+    """GPUs of the learner, of the servers, and of the servers of frozen models, if there are any.
 
     needs: GPUs of the cluster, in whole nodes if there are several.
     """
@@ -49,6 +52,25 @@ class Split:
     learner: Pool
     servers: Pool
     needs: int
+    frozen: Pool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenNeeds:
+    """Servers of opponents and of a teacher. tp: GPUs of each."""
+
+    count: int
+    tp: int
+
+    @property
+    def num_gpus(self) -> int:
+        return self.count * self.tp
+
+    def pools(self, most_nodes: int, gpus_per_node: int) -> Iterator[Pool]:
+        """Yield the pools for them: with as many on each of its nodes."""
+        for nodes in range(1, min(most_nodes, self.count) + 1):
+            if self.count % nodes == 0 and self.num_gpus <= nodes * gpus_per_node:
+                yield Pool(nodes, self.num_gpus // nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +98,57 @@ def splits(num_gpus: int, gpus_per_node: int) -> Iterator[Split]:
             share, rest = divmod(quarter * gpus_per_node, 4)
             if not rest:
                 yield Split(Pool(mixed, share), Pool(mixed, gpus_per_node - share), mixed * gpus_per_node)
+
+
+def splits_beside(frozen: FrozenNeeds, num_gpus: int, gpus_per_node: int) -> Iterator[Split]:
+    """Yield the ways to divide GPUs that leave some for servers of frozen models: on the only node, on nodes
+    of their own, or on those of the servers.
+    """
+    node = gpus_per_node
+    for pool in frozen.pools(1, node):
+        for split in splits(min(num_gpus, node) - pool.num_gpus, node):
+            yield replace(split, frozen=pool, needs=split.needs + pool.num_gpus)
+    nodes = num_gpus // node
+    for pool in frozen.pools(nodes - 1, node) if num_gpus > node else ():
+        for split in splits(num_gpus - pool.nodes * node, node):
+            needs = math.ceil(split.needs / node) * node + pool.nodes * node
+            yield replace(split, frozen=pool, needs=needs)
+        for servers in range(pool.nodes, nodes) if pool.gpus_per_node < node else ():
+            for learner in range(1, nodes - servers + 1):
+                beside = Pool(servers, node - pool.gpus_per_node)
+                yield Split(Pool(learner, node), beside, (learner + servers) * node, pool)
+
+
+def frozen_servers(config: Config) -> FrozenNeeds | None:
+    """Return the servers of opponents and a teacher, as small as their models allow; None if the run starts
+    none.
+
+    Raises:
+        ConfigError: the size of a model is not known, or no server of a node has room for it.
+    """
+    plans = config.frozen_plans
+    if not plans:
+        return None
+    count = sum(plan.rollout.num_started for plan in plans)
+    return FrozenNeeds(count, max(_frozen_tp(config, plan) for plan in plans))
+
+
+def _frozen_tp(config: Config, plan: FrozenPlan) -> int:
+    """Return the smallest number of GPUs of a server that fits a frozen model."""
+    # Without a path it is the policy.
+    size = model_size(config) if plan.model.path == config.model.path else known_size(plan.model.path)
+    if size is None:
+        raise ConfigError(
+            f"{plan.key}.model.path={plan.model.path!r} has no config.json of a known architecture; use such "
+            f"a folder, or one of {', '.join(PRESETS)}"
+        )
+    if not (fitting := server_sizes(config, size)):
+        gpu, most = config.simulation.gpu, min(8, config.simulation.gpus_per_node)
+        raise ConfigError(
+            f"{plan.key}: no server of up to {most} {gpu} has room for {plan.model.path!r} and a "
+            f"conversation of {longest_tokens(config):,} tokens; use a smaller model, or a smaller --context"
+        )
+    return min(fitting)
 
 
 def learner_layout(config: Config, size: ModelSize, world_size: int) -> LearnerLayout | None:

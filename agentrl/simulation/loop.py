@@ -140,7 +140,7 @@ class LearnerLoop:
 
     # -------------------------------------------------------------------------------------------------- verbs
 
-    async def take(self) -> list[AttemptFacts]:
+    async def take(self) -> Sequence[AttemptFacts]:
         """Wait for the next batch. One whose rewards of scope `batch` fail is replaced by the next."""
         await self._settle()
         while True:
@@ -152,7 +152,7 @@ class LearnerLoop:
                 return batch
             await self._process.run_async(ReplayBuffer.reject, self.step + 1, "reward_error")
 
-    async def _wait_for_groups(self) -> list[AttemptFacts]:
+    async def _wait_for_groups(self) -> Sequence[AttemptFacts]:
         num_groups, step = self._config.buffer.groups_per_step, self.step + 1
         while True:
             batch = await self._process.run_async(ReplayBuffer.take, num_groups, POLL_S, step)

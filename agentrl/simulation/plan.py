@@ -18,13 +18,17 @@ from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.simulation.estimate import Estimator, StepEstimate
 from agentrl.simulation.layouts import (
+    FrozenNeeds,
     LearnerLayout,
+    Pool,
     Split,
+    frozen_servers,
     learner_layout,
     least_learner_bytes,
     longest_tokens,
     server_sizes,
     splits,
+    splits_beside,
 )
 
 STALENESS = (0, 1, 2, 4)
@@ -41,13 +45,14 @@ _MAX_SOURCES = 8
 
 @dataclass(frozen=True, slots=True)
 class PlanCandidate:
-    """A way to use the GPUs, and its estimate. tp: GPUs of a server."""
+    """A way to use the GPUs, and its estimate. tp: GPUs of a server; frozen_tp: of one of a frozen model."""
 
     split: Split
     layout: LearnerLayout
     tp: int
     max_staleness: int
     estimate: StepEstimate
+    frozen_tp: int | None = None
 
     @property
     def num_servers(self) -> int:
@@ -77,10 +82,11 @@ def make_plan(config: Config, size: ModelSize, num_gpus: int, *, max_staleness: 
         ConfigError: nothing fits; one line with what is missing and what would be right.
     """
     _refuse_gpus(config, num_gpus)
+    frozen = frozen_servers(config)
     if max_staleness is not None and max_staleness < 0:
         raise ConfigError(f"--max-staleness {max_staleness}: use 0 or more")
     bounds = STALENESS if max_staleness is None else (max_staleness,)
-    found = list(_candidates(config, size, num_gpus, bounds))
+    found = list(_candidates(config, size, num_gpus, bounds, frozen))
     if not found:
         raise ConfigError(_why_nothing_fits(config, size, num_gpus))
     best = _choose(found)
@@ -125,7 +131,24 @@ def apply(config: Config, chosen: PlanCandidate) -> Config:
         },
         "simulation": {"server": {"gpus": chosen.tp}},
     }
+    if split.frozen is not None:
+        changes = _merged(changes, _of_frozen(config, split.frozen, chosen.frozen_tp))
     return Config.model_validate(_merged(config.model_dump(mode="json"), changes))
+
+
+def _of_frozen(config: Config, pool: Pool, tp: int | None) -> dict[str, Any]:
+    """Return the keys of the servers of opponents and a teacher."""
+    own = {"sglang_args": {"tp_size": tp}}
+    started = {name: own for name, one in config.agent.opponents.items() if one.is_started}
+    has_teacher = config.algorithm.distillation.servers.is_started
+    return {
+        "placement": {
+            "pools": {"frozen": {"nodes": pool.nodes, "gpus_per_node": pool.gpus_per_node}},
+            "roles": {"frozen_servers": "frozen"},
+        },
+        "agent": {"opponents": started},
+        **({"algorithm": {"distillation": {"servers": own}}} if has_teacher else {}),
+    }
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,12 +167,12 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def _candidates(
-    config: Config, size: ModelSize, num_gpus: int, bounds: Sequence[int]
+    config: Config, size: ModelSize, num_gpus: int, bounds: Sequence[int], frozen: FrozenNeeds | None
 ) -> Iterator[PlanCandidate]:
     sizes = server_sizes(config, size)
     layouts: dict[int, LearnerLayout | None] = {}
     estimator: Estimator | None = None
-    for split in splits(num_gpus, config.simulation.gpus_per_node):
+    for split in _splits(config, num_gpus, frozen):
         ranks = split.learner.num_gpus
         fitting = [tp for tp in sizes if split.servers.gpus_per_node % tp == 0]
         if not fitting:
@@ -164,7 +187,12 @@ def _candidates(
             for bound in bounds:
                 servers = split.servers.num_gpus // tp
                 estimate = estimator.estimate(ranks=ranks, servers=servers, tp=tp, max_staleness=bound)
-                yield PlanCandidate(split, layout, tp, bound, estimate)
+                yield PlanCandidate(split, layout, tp, bound, estimate, None if frozen is None else frozen.tp)
+
+
+def _splits(config: Config, num_gpus: int, frozen: FrozenNeeds | None) -> Iterator[Split]:
+    node = config.simulation.gpus_per_node
+    return splits(num_gpus, node) if frozen is None else splits_beside(frozen, num_gpus, node)
 
 
 def _choose(found: Sequence[PlanCandidate]) -> PlanCandidate:
@@ -233,8 +261,13 @@ def _why_nothing_fits(config: Config, size: ModelSize, num_gpus: int) -> str:
             f"no server of up to {min(8, node)} {gpu} ({memory_gb:g} GB each) has room for {billions} and a "
             f"trajectory of {longest_tokens(config):,} tokens; {cure}"
         )
-    if min(sizes) >= num_gpus:
-        return f"a server needs {min(sizes)} of the {num_gpus} GPUs, and the learner some as well; {cure}"
+    frozen = frozen_servers(config)
+    taken = 0 if frozen is None else frozen.num_gpus
+    if min(sizes) >= num_gpus - taken:
+        also = f", the servers of frozen models {taken}" if taken else ""
+        return (
+            f"a server needs {min(sizes)} of the {num_gpus} GPUs{also}, and the learner some as well; {cure}"
+        )
     ranks = max((own.learner.num_gpus for own in _with_server(config, num_gpus, sizes)), default=1)
     least = least_learner_bytes(config, size, ranks)
     return (
@@ -246,7 +279,7 @@ def _why_nothing_fits(config: Config, size: ModelSize, num_gpus: int) -> str:
 def _with_server(config: Config, num_gpus: int, sizes: Sequence[int]) -> list[Split]:
     return [
         own
-        for own in splits(num_gpus, config.simulation.gpus_per_node)
+        for own in _splits(config, num_gpus, frozen_servers(config))
         if any(own.servers.gpus_per_node % tp == 0 for tp in sizes)
     ]
 

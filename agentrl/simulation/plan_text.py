@@ -54,6 +54,10 @@ def plan_lines(plan: Plan, checked: Sequence[Checked], *, num_gpus: int) -> list
         f"memory      {name}: {text}" if name else f"            {text}"
         for name, text in memory_lines(config)
     ]
+    if split.frozen is not None and best.frozen_tp is not None:
+        keys = ", ".join(plan.key for plan in config.frozen_plans)
+        num = split.frozen.num_gpus // best.frozen_tp
+        lines.append(f"frozen      {num} servers of {best.frozen_tp}: {keys}; no step waits for them here")
     if (unused := num_gpus - split.needs) > 0:
         lines.append(f"unused      {unused} GPUs would not make a step faster")
     return [*lines, "", *_table(plan, checked)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.terminal_text import visible
@@ -12,6 +13,7 @@ from agentrl.tracking.conversation_text import shortened
 Attribute = str | int | float | bool
 
 ATTEMPT, REQUEST, PAUSE = "attempt", "request", "publish pause"
+GROUP_REWARD, BATCH_REWARD = "group reward", "batch reward"
 """Names of the spans that are no scopes."""
 MAX_TEXT_CHARS = 200
 MAX_CONTENT_CHARS = 8_000
@@ -22,7 +24,8 @@ MAX_CONTENT_CHARS = 8_000
 class Span:
     """A part of a trace. Times are in nanoseconds since the epoch.
 
-    parent_id: None for the attempt itself, the root of its trace. error: why it failed, None if it did not.
+    parent_id: None for the root of the trace, such as the attempt itself. error: why it failed, None if it
+        did not.
     """
 
     trace_id: int
@@ -33,6 +36,26 @@ class Span:
     end_ns: int
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     error: str | None = None
+
+
+class TracedBlock:
+    """A context manager whose block becomes a trace of one span. It is offered when the block ends."""
+
+    def __init__(
+        self, name: str, attributes: Mapping[str, Attribute], offer: Callable[[Sequence[Span]], None]
+    ) -> None:
+        self._name = name
+        self._attributes = attributes
+        self._offer = offer
+
+    def __enter__(self) -> None:
+        self._start_ns, self._started = time.time_ns(), time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        end_ns = self._start_ns + round((time.monotonic() - self._started) * 1e9)
+        error = None if kind is None else kind.__name__
+        ids = new_trace_id(), new_span_id(), None
+        self._offer([Span(*ids, self._name, self._start_ns, end_ns, self._attributes, error)])
 
 
 def new_trace_id() -> int:

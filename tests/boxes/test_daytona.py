@@ -215,6 +215,15 @@ def test_sandboxes_whose_owner_has_ended_are_found_and_removed(cloud: Cloud) -> 
         trio.run(box.stop)
 
 
+def test_an_answer_that_a_command_removed_is_not_there(cloud: Cloud) -> None:
+    async def main() -> None:
+        box = await boxes().start(Start())
+        assert await trio.to_thread.run_sync(box._machine.read, "/tmp/no-such-answer") is None
+        await box.stop()
+
+    trio.run(main)
+
+
 def test_the_tools_of_a_workspace_work_on_a_sandbox(cloud: Cloud) -> None:
     workspace = Workspace({"kind": "daytona", "image": "other", "lifetime_s": 60})
 

@@ -23,6 +23,7 @@ OUTPUT = {"timeout_s": 60.0, "max_output_bytes": 10_000}
 
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    monkeypatch.setattr("agentrl.boxes.e2b.LATE_S", (0.0,) * 5)
     monkeypatch.setenv("E2B_API_KEY", KEY)
     found = e2b_cloud()
     yield found
@@ -152,6 +153,43 @@ def test_a_machine_that_is_gone_ends_its_box(cloud: Cloud) -> None:
     trio.run(main)
 
 
+def test_a_machine_whose_lifetime_is_over_ends_its_box(cloud: Cloud) -> None:
+    async def main() -> None:
+        box = await E2bBoxes(lifetime_s=0.0).start(Start())
+        await box.run(["true"], **OUTPUT)
+        ((name, machine),) = cloud.machines.items()
+        del cloud.machines[name]
+        machine.end()
+        with pytest.raises(BoxEnded, match="its files are gone: its lifetime is over"):
+            await box.run(["true"], **OUTPUT)
+        await box.stop()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("running", "E2B: the machine runs, but is not reached"),
+        ("paused", "E2B: the machine is paused before"),
+    ],
+)
+def test_a_machine_that_e2b_does_not_reach_or_paused_is_no_fault_of_the_model(
+    cloud: Cloud, state: str, text: str
+) -> None:
+    async def main() -> None:
+        box = await boxes().start(Start())
+        await box.run(["true"], **OUTPUT)
+        ((name, _),) = cloud.machines.items()
+        cloud.states[name] = state
+        for _ in range(2):
+            with pytest.raises(SandboxError, match=text):
+                await box.run(["true"], **OUTPUT)
+        await box.stop()
+
+    trio.run(main)
+
+
 @pytest.mark.parametrize("kills", ["kill -9 $PPID", "rm -rf ../work; kill -9 $PPID"])
 def test_a_command_that_kills_its_servant_ends_the_box_and_breaks_nothing(cloud: Cloud, kills: str) -> None:
     async def main() -> None:
@@ -195,6 +233,15 @@ def test_machines_whose_owner_has_ended_are_found_and_removed(cloud: Cloud) -> N
     assert f"{name}  removed" in removed.output
     assert cloud.machines == {}
     trio.run(box.stop)
+
+
+def test_an_answer_that_a_command_removed_is_not_there(cloud: Cloud) -> None:
+    async def main() -> None:
+        box = await boxes().start(Start())
+        assert await trio.to_thread.run_sync(box._machine.read, "/tmp/no-such-answer") is None
+        await box.stop()
+
+    trio.run(main)
 
 
 def test_the_tools_of_a_workspace_work_on_a_machine(cloud: Cloud) -> None:

@@ -107,7 +107,10 @@ def test_a_box_that_takes_too_much_memory_is_told_as_such() -> None:
     ("config", "text"),
     [
         ({"kind": "cloud"}, "environment 'workspace': kind: "),
-        ({"kind": "modal"}, "kind 'modal' is not supported"),
+        ({"modal": {"app": "mine"}}, "kind 'process' has no options modal"),
+        ({"kind": "modal", "modal": {"app": "a b"}}, "environment 'workspace': modal.app: "),
+        ({"kind": "modal", "modal": {"idle_s": 1}}, "environment 'workspace': modal.idle_s: "),
+        ({"kind": "modal", "lifetime_s": 90_000}, "at most 86400"),
         ({"boxes": 1}, "environment 'workspace': boxes: "),
         ({"max_boxes": 0}, "environment 'workspace': max_boxes: "),
         ({"image": "python:3.12"}, "kind 'process' has no images"),

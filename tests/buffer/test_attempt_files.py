@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
+from agentrl.buffer.rows import StoredFacts
 from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import JournalError
 from parts.trajectories import Rows, play, stored
@@ -131,7 +132,7 @@ class FilesMachine(RuleBasedStateMachine):
         self.buffer._is_closed = False
         journal = self.buffer._journal
         blobs = [data for play in journal.plays() for data in journal.attempts(*play).values()]
-        named = {attempt.source.path for attempt in self.buffer._rows.read(blobs)}
+        named = {attempt.source.path for attempt in StoredFacts(blobs, self.folder / FOLDER)}
         found = files(self.folder)
         assert found >= named | set().union(*self.read.values())
         assert found - self.strays == (named | set().union(*self.read.values())) - self.strays

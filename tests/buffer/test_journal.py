@@ -74,7 +74,9 @@ def test_a_buffer_that_died_goes_on_where_it_was(tmp_path):
     finish(second, two, version=0, members=(0,))  # who plays goes on
 
     third = opened(tmp_path)
-    assert third.take(2, 0.0, 1) == batch, "the batch of a step whose answer was lost is given again"
+    assert list(third.take(2, 0.0, 1)) == list(batch), (
+        "the batch of a step whose answer was lost is given again"
+    )
     third.advance(1, 1)
     third.advance(1, 1)
     finish(third, four, version=0)

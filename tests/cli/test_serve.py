@@ -68,7 +68,7 @@ def test_a_server_uses_the_library_that_was_asked_for(model, monkeypatch, asked,
     class Loaded(Exception):
         pass
 
-    def engine(model, config):
+    def engine(model, config, **_):
         raise Loaded(model)
 
     monkeypatch.setattr(server, "Engine", engine)

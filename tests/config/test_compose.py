@@ -167,6 +167,8 @@ def test_a_program_that_uses_hydra_itself_is_left_alone(write: Write, tmp_path: 
         ("rollout.weights.transprt=disk", "rollout.weights.transport"),
         ("learner.optimizer={learning_rate: 1, lrr: 2}", "learner.optimizer.lr"),
         ("rolout={}", "rollout"),
+        ("+agent.opponents.past.refresh_step=10", "agent.opponents.past.refresh_steps"),
+        ("+agent.opponents.past={model: {pth: x}}", "agent.opponents.past.model.path"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_and_its_origin(write: Write, override: str, meant: str) -> None:

@@ -425,6 +425,10 @@ def test_frozen_models_are_told_and_counted(tmp_path: Path) -> None:
     past = on_cpu(tmp_path, agent=agent)
     follows = "on 1 server that the run starts; the policy takes its place every 20 steps"
     assert f"agent.opponents.past {tmp_path} {follows}" in " ".join(explain(past).split())
+    short = on_cpu(tmp_path, agent=agent, trainer={"steps": 20})
+    assert f"{follows}, not before this run of 20 steps ends" in " ".join(explain(short).split())
+    longer = on_cpu(tmp_path, agent=agent, trainer={"steps": 21})
+    assert f"{follows}, not" not in " ".join(explain(longer).split())
     only = on_cpu(tmp_path, agent=agent, trainer={"val_only": True})
     assert [plan.key for plan in only.frozen_plans] == ["agent.opponents.old", "agent.opponents.past"]
 

@@ -6,13 +6,20 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from statistics import mean
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.opponents import OpponentConfig
 from agentrl.controller.opponents import OpponentRefresh
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
+from agentrl.figures.opponent_lines import opponent_lines
+from agentrl.figures.trajectory_metrics import summarise_attempts
+from agentrl.tracking.metrics import StepRecord
+from agentrl.types import ConversationRecord
+from parts.trajectories import make_trajectory
 
 
 class Policy:
@@ -59,6 +66,7 @@ def test_an_opponent_is_the_policy_of_the_last_step_at_which_it_was_due(interval
                 opponents(intervals),
                 fleet,
                 folder=Path(folder),
+                published={},
                 checkpoints=lambda: saved[-2:],
                 timeout_s=1.0,
                 say=said.append,
@@ -72,7 +80,7 @@ def test_an_opponent_is_the_policy_of_the_last_step_at_which_it_was_due(interval
                 refresh.refresh(policy, step=step, version=version)
                 wanted = {f"agent.opponents.{name}": step - step % every for name, every in intervals.items()}
                 assert {key: fleet.has.get(key, 0) for key in wanted} == wanted
-                assert refresh.metrics() == {
+                assert refresh.metrics([]) == {
                     f"opponents/{name}/step": step - step % every for name, every in intervals.items()
                 }
                 if step % save_every == 0:
@@ -92,7 +100,13 @@ def test_an_opponent_is_the_policy_of_the_last_step_at_which_it_was_due(interval
 def test_a_full_disk_leaves_the_opponent_as_it_is_and_a_lost_snapshot_is_said(tmp_path):
     fleet, policy, said = Fleet(), Policy(), []
     refresh = OpponentRefresh(
-        opponents({"past": 2}), fleet, folder=tmp_path, checkpoints=list, timeout_s=1.0, say=said.append
+        opponents({"past": 2}),
+        fleet,
+        folder=tmp_path,
+        published={},
+        checkpoints=list,
+        timeout_s=1.0,
+        say=said.append,
     )
     refresh.refresh(policy, step=2, version=2)
     policy.fails = True
@@ -106,3 +120,63 @@ def test_a_full_disk_leaves_the_opponent_as_it_is_and_a_lost_snapshot_is_said(tm
     refresh.restore(policy, step=5, version=6)
     assert fleet.has == {"agent.opponents.past": 5}
     assert "the snapshot of step 4 is not in" in said[2]
+
+
+def against(name, version, *, won):
+    spoken = (ConversationRecord("main", ()), ConversationRecord("other", (), name, (version,)))
+    trajectory = make_trajectory([-1, 0], reward=float(won), conversations=spoken, segment_conversations=(0,))
+    return AttemptFacts.of(trajectory)
+
+
+@given(
+    played=st.lists(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=6), min_size=1, max_size=9)
+)
+def test_attempts_are_counted_by_the_policy_that_their_opponent_was(played):
+    """played: of each step, attempts against the opponent before so many refreshes, and whether they won."""
+    with tempfile.TemporaryDirectory() as folder:
+        refresh = OpponentRefresh(
+            opponents({"past": 2}),
+            Fleet(),
+            folder=Path(folder),
+            published={},
+            checkpoints=list,
+            timeout_s=1.0,
+            say=lambda text: None,
+        )
+        records, expected = [], {}
+        for step, attempts in enumerate(played, start=1):
+            batch = []
+            for back, won in attempts:
+                of_step = max(0, (step - 1) // 2 * 2 - 2 * back)
+                batch.append(against("past", 10 * of_step, won=won))
+                expected.setdefault(of_step, []).append(won)
+            refresh.refresh(Policy(), step=step, version=10 * step)
+            values = {**refresh.metrics(batch), **summarise_attempts(batch, lags=None)}
+            records.append(StepRecord("train", step, 10 * step, 0.0, values))
+        all_won = [won for results in expected.values() for won in results]
+        if not all_won:
+            assert opponent_lines(records) == ["opponent past: it took part in no attempt; do rows name it?"]
+            return
+        by_step = "; ".join(f"{step}: {len(own)}, {mean(own):.3f}" for step, own in sorted(expected.items()))
+        assert opponent_lines(records) == [
+            f"opponent past: {len(all_won)} attempts trained on, accuracy {mean(all_won):.3f}; "
+            f"by the step of its policy {by_step}"
+        ]
+
+
+def test_an_attempt_with_versions_of_other_servers_counts_for_no_policy(tmp_path):
+    refresh = OpponentRefresh(
+        opponents({"past": 2}),
+        Fleet(),
+        folder=tmp_path,
+        published={5: 4},
+        checkpoints=list,
+        timeout_s=1.0,
+        say=lambda text: None,
+    )
+    batch = [against("past", 77, won=True), against("past", 5, won=True), against("other", 5, won=True)]
+    assert refresh.metrics(batch) == {
+        "opponents/past/step": 0.0,
+        "opponents/past/behind/-4/trajectories": 1.0,  # played before the run went back
+        "opponents/past/behind/-4/accuracy": 1.0,
+    }

@@ -4,11 +4,15 @@ by one run folder at a time.
 
 import json
 import shutil
+import tempfile
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.events import Event, EventKind
@@ -17,8 +21,10 @@ from agentrl.buffer.journal import Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
 from agentrl.cli.runs import disk, fetch
+from agentrl.config.opponents import OpponentConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import complete_checkpoints, find_checkpoint, prune, save_checkpoint
+from agentrl.controller.opponents import OpponentRefresh, needed_snapshots
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.upload import RunUpload
 from agentrl.controller.uploaded import INDEX, VERSIONS_SKIPPED, claim_upload, fetch_run, read_upload
@@ -45,9 +51,9 @@ class RunFolder:
         self.dir = RunDir.open(self.trainer, "trainer: {}\n")
         self.said: list[str] = []
 
-    def claim(self) -> RunUpload:
+    def claim(self, **options) -> RunUpload:
         index = claim_upload(self.place, self.dir, self.trainer, say=self.said.append)
-        return RunUpload(self.place, index, self.dir, interval_s=0.01, say=self.said.append)
+        return RunUpload(self.place, index, self.dir, interval_s=0.01, say=self.said.append, **options)
 
     def step(self, number: int, *, keep_last: int = 2, content: str = "") -> None:
         """Make a step: versions, trajectories, metrics, journal, checkpoint."""
@@ -151,6 +157,87 @@ def test_another_folder_continues_where_the_upload_ends(any_url, tmp_path):
     assert "trajectories/step_000001.parquet" not in second.files(), "they stay in storage"
     assert [line.split(" (")[0] for line in second.said] == ["fetching step_000003"]
     assert not (second.root / ".fetching").exists()
+
+
+class Policy:
+    """A learner that exports its step."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def run(self, method, folder) -> None:
+        Path(folder).mkdir(parents=True)
+        for name in ("model.safetensors", "config.json"):
+            (Path(folder) / name).write_text(f"{name} of {self.step}")
+
+
+class Frozen:
+    """Servers of opponents that read what they get."""
+
+    def __init__(self) -> None:
+        self.read = {}
+
+    def replace(self, key, snapshot, **_) -> None:
+        self.read[key] = (
+            None if snapshot is None else (Path(snapshot.folder) / "model.safetensors").read_text()
+        )
+
+
+@settings(max_examples=25)
+@given(
+    intervals=st.dictionaries(st.sampled_from(["past", "older"]), st.integers(1, 5), min_size=1),
+    saves=st.lists(st.booleans(), min_size=1, max_size=9),
+    sends=st.lists(st.booleans(), min_size=9, max_size=9),
+)
+def test_opponents_are_on_another_machine_who_they_were(intervals, saves, sends):
+    """saves, sends: whether a step ends with a checkpoint, and whether the upload looks then."""
+    opponents = {name: OpponentConfig(refresh_steps=every) for name, every in intervals.items()}
+    with tempfile.TemporaryDirectory() as place:
+        url = f"file://{place}/storage/run"
+
+        def refresh_of(run: RunFolder) -> tuple[OpponentRefresh, Frozen]:
+            frozen = Frozen()
+            refresh = OpponentRefresh(
+                opponents,
+                frozen,
+                folder=run.root / "opponents",
+                published=run.dir.published(),
+                checkpoints=lambda: [one.step for one in complete_checkpoints(run.dir.checkpoints)],
+                timeout_s=1.0,
+                say=run.said.append,
+            )
+            return refresh, frozen
+
+        first, policy = RunFolder(Path(place) / "first", url), Policy()
+        upload = first.claim(snapshots=partial(needed_snapshots, opponents, first.root / "opponents"))
+        refresh, frozen = refresh_of(first)
+        sent, had = 0, {}
+        for step, (saved, is_sent) in enumerate(zip(saves, sends, strict=False), start=1):
+            policy.step = step
+            refresh.refresh(policy, step=step, version=step)
+            if saved:
+                first.save(step)
+                had[step] = {
+                    name: f"model.safetensors of {last}" if (last := step - step % every) else None
+                    for name, every in intervals.items()
+                }
+            if is_sent:
+                upload.send()
+                sent = max(had, default=0)
+        if not sent:
+            return
+        there = {name for name in first.place.files() if name.startswith("opponents/")}
+        kept = {last for every in intervals.values() if (last := sent - sent % every)}
+        assert {int(name.split("_")[1]) for name in there} == kept, "what no checkpoint needs is removed"
+        shutil.rmtree(first.root)
+
+        second = RunFolder(Path(place) / "second", url)
+        second.claim()
+        refresh, frozen = refresh_of(second)
+        refresh.restore(policy, step=sent, version=2000)
+        has = {name: frozen.read.get(f"agent.opponents.{name}") for name in intervals}
+        assert has == had[sent]
+        assert not any("is not in" in line for line in second.said)
 
 
 def test_a_buffer_resumes_from_the_upload_with_every_group_accounted_for(url, tmp_path):

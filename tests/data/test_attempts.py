@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import AttemptFiles, TrajectoryRef, remove_files, remove_others
 from agentrl.errors import ConfigError, DiskError, JournalError
-from agentrl.types import Failure, Message, Outcome, PluginId, RewardEvent, ToolCall
+from agentrl.types import ConversationRecord, Failure, Message, Outcome, PluginId, RewardEvent, ToolCall
 from parts.trajectories import ATTEMPTS, make_trajectory, stored
 
 
@@ -99,6 +99,19 @@ def test_facts_of_an_earlier_version_have_the_mark_before_the_first_action_token
     old = AttemptFacts.from_json(json.dumps(values).encode(), ATTEMPTS)
     assert old == facts.replace(marks=((facts.marks[0][0],),))
     assert facts.marks[0][0] == (2, hashlib.blake2b(np.array([5, 6], np.int32), digest_size=16).hexdigest())
+
+
+def test_facts_have_each_opponent_once_with_all_versions_that_spoke():
+    def record(name, opponent=None, *versions):
+        return ConversationRecord(name, (), opponent, versions)
+
+    spoken = (record("main"), record("a", "past", 7, 9), record("b", "frozen", 0), record("a", "past", 3))
+    [facts] = stored(make_trajectory([-1, 0], conversations=spoken, segment_conversations=(0,)))
+    assert facts.opponents == (("frozen", (0,)), ("past", (3, 7, 9)))
+    assert AttemptFacts.from_json(facts.to_json(), ATTEMPTS) == facts
+    values = json.loads(facts.to_json())
+    del values["opponents"]  # journals of earlier versions lack them
+    assert AttemptFacts.from_json(json.dumps(values).encode(), ATTEMPTS).opponents == ()
 
 
 @settings(max_examples=30)

@@ -119,7 +119,7 @@ def test_an_embedded_server_of_another_agentrl_is_told():
 
 
 def test_sglang_is_looked_for_where_it_would_be_started():
-    found = servers._judge_sglang("/no/such/python")
+    found = servers.judge_sglang("/no/such/python")
     assert (found.verdict, "rollout.sglang.python" in found.cure) == ("wrong", True)
 
 

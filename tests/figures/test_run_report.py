@@ -121,3 +121,28 @@ def test_a_report_that_cannot_be_refreshed_is_said_and_ends_nothing(tmp_path: Pa
     refresher.consider()
     refresher.close()
     assert [text.rpartition(": error: ")[0] for text in said] == ["the report was not refreshed"]
+
+
+def test_the_summary_has_a_line_for_each_opponent(tmp_path: Path) -> None:
+    def record(kind: str, step: int, **values: float) -> StepRecord:
+        named = {key.replace("__", "/"): value for key, value in values.items()}
+        return StepRecord(kind, step, step, 1.0 * step, {**(BUFFER if kind == "train" else {}), **named})
+
+    records = [
+        record("validation", 0, val__opponent__frozen__trajectories=8, val__opponent__frozen__accuracy=0.25)
+    ]
+    for step in range(1, 21):
+        own = {"opponents/past/behind/1/trajectories": 4, "opponents/past/behind/1/accuracy": 0.5}
+        both = {"rollout/opponent/past/trajectories": 4, "rollout/opponent/past/accuracy": 0.5}
+        records.append(record("train", step, **{"opponents/past/step": step, **own, **both}))
+    records.append(
+        record("validation", 20, val__opponent__frozen__trajectories=8, val__opponent__frozen__accuracy=0.75)
+    )
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(one.to_line() for one in records))
+    report_run(tmp_path)
+    lines = (tmp_path / "summary.md").read_text().splitlines()
+    assert "- opponent frozen: in validation 0.250 -> 0.750" in lines
+    assert (
+        "- opponent past: 80 attempts trained on, accuracy 0.500; by the step of its policy 0: 4, 0.500; "
+        "1: 4, 0.500; 2: 4, 0.500; 3: 4, 0.500; ...; 16: 4, 0.500; 17: 4, 0.500; 18: 4, 0.500; 19: 4, 0.500"
+    ) in lines

@@ -165,6 +165,23 @@ def test_a_cancelled_call_is_cancelled_in_the_program(program) -> None:
     assert Path(program.script).with_name("ended").read_text() == "x"
 
 
+def test_a_program_that_blocks_is_started_again_when_a_call_in_it_is_cancelled(program, monkeypatch) -> None:
+    monkeypatch.setattr(module, "UNHEARD_S", 0.2)
+
+    async def main(process):
+        first = await process.call("pid", {})
+        waiting = asyncio.create_task(process.call("wait", {}))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await process.call("block", {})
+        with pytest.raises(EnvironmentFailed, match=r"did not hear for 0\.2 s .* its code blocks"):
+            await waiting
+        assert await process.call("pid", {}) != first
+        return first
+
+    assert not is_running(played(main, program))
+
+
 def test_at_the_end_running_calls_clean_up_and_nothing_is_left_not_even_a_session_of_its_own(program) -> None:
     async def main(process):
         waiting = asyncio.create_task(process.call("wait", {}))

@@ -78,6 +78,14 @@ def test_two_seats_of_nim_are_played_by_one_policy(python, tmp_path) -> None:
     assert "Player 1 removes 1 from pile 1." in said["player_0"][2]
 
 
+@pytest.mark.parametrize(("game", "players"), [("TwoDollar-v0", 2), ("Golf-v0", 2), ("Surround-v0", 2)])
+def test_the_fewest_players_are_found_where_a_game_refuses_others_by_a_value_error(
+    python, tmp_path, game, players
+) -> None:
+    rows = rows_of(tmp_path, python, f"--games={game}")
+    assert {row["extra_info"]["environment_kwargs"]["players"] for row in rows} == {players}
+
+
 def test_an_opponent_plays_against_the_policy(python, tmp_path) -> None:
     options = ["--games=Nim-v0", '--options={"Nim-v0": {"piles": [1, 2]}}', "--opponent=frozen"]
     _, row, *_ = rows_of(tmp_path, python, *options)

@@ -15,12 +15,19 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agentrl.cli import data_app
+from agentrl.config.agent import AgentConfig
+from agentrl.config.data import DataConfig
+from agentrl.config.opponents import OpponentConfig
+from agentrl.data.checked_dataset import Playable, check_training_data
 from agentrl.errors import ConfigError, DataError, EnvironmentFailed, UserError
 from agentrl.hubs.process import HubProcess
 from agentrl.hubs.textarena import Match, OpenMatch, TextArenaOptions, program_of
-from agentrl.testing import Call, play
+from agentrl.plugins import load_plugins
+from agentrl.testing import Call, play, tiny_chat
 from agentrl.types import Outcome
 from parts.textarena_world import CONFIG, SMALL
+
+OPTIONS = TextArenaOptions(**CONFIG)
 
 
 def attempt(turns, *, agent: str = "textarena", row: dict | None = None, config=None, **settings):
@@ -160,7 +167,7 @@ async def told(process: HubProcess, seeds: list[int], order: list[int]) -> list[
     """Begin a game per seed, take actions in the given order of games, and return what each was told."""
     matches = [OpenMatch(process) for _ in seeds]
     for match, seed in zip(matches, seeds, strict=True):
-        await match.begin(Match("Climb-v0", seed, '{"goal": 99}'), ())
+        await match.begin(Match("Climb-v0", seed, '{"goal": 99}'), OPTIONS)
     seen: list[list[str]] = [[] for _ in seeds]
     for number in order:
         await matches[number].act("1")
@@ -176,7 +183,7 @@ def test_games_side_by_side_have_the_luck_of_games_alone(seeds: list[int], data:
     order = data.draw(st.lists(st.sampled_from(range(len(seeds))), min_size=1, max_size=12))
 
     async def both() -> tuple[list[list[str]], list[list[str]]]:
-        process = HubProcess(program_of(TextArenaOptions(**CONFIG)))
+        process = HubProcess(program_of(OPTIONS))
         try:
             mixed = await told(process, seeds, order)
             alone = [(await told(process, [seed], [0] * order.count(i)))[0] for i, seed in enumerate(seeds)]
@@ -188,12 +195,31 @@ def test_games_side_by_side_have_the_luck_of_games_alone(seeds: list[int], data:
     assert mixed == alone
 
 
+def test_a_game_that_never_returns_fails_and_the_others_go_on() -> None:
+    async def played() -> None:
+        process = HubProcess(program_of(OPTIONS))
+        try:
+            other, hanging = OpenMatch(process), OpenMatch(process)
+            await other.begin(Match("Climb-v0"), OPTIONS)
+            await hanging.begin(Match("Climb-v0"), OPTIONS.model_copy(update={"step_timeout_s": 0.2}))
+            with pytest.raises(EnvironmentFailed, match="longer than step_timeout_s"):
+                await hanging.act("hang")
+            await other.act("2")
+            assert other.seen.startswith("2, die")
+        finally:
+            await process.close()
+
+    asyncio.run(played())
+    failed = attempt(["hang"], config={"step_timeout_s": 0.5})
+    assert (failed.outcome, failed.rewards) == (Outcome.ENVIRONMENT_ERROR, ())
+
+
 def test_a_game_does_not_go_on_in_a_process_that_was_started_again() -> None:
     async def played() -> None:
-        process = HubProcess(program_of(TextArenaOptions(**CONFIG)))
+        process = HubProcess(program_of(OPTIONS))
         try:
             match = OpenMatch(process)
-            await match.begin(Match("Climb-v0"), ())
+            await match.begin(Match("Climb-v0"), OPTIONS)
             await process.close()
             with pytest.raises(EnvironmentFailed, match="the game is gone"):
                 await match.act("1")
@@ -226,6 +252,17 @@ def test_rows_are_written_and_can_be_played(tmp_path: Path) -> None:
     assert sorted(rewards(attempt(["1", "2"], row=row))) == [-1.0, 1.0]
 
 
+@pytest.mark.parametrize("options", [[], ["--turns"], ["--games=Race-v0", "--opponent=frozen"]])
+def test_a_run_accepts_the_rows(tmp_path: Path, options: list[str]) -> None:
+    data(tmp_path, *options)
+    agent = AgentConfig(
+        environment_config={"textarena": CONFIG},
+        opponents={"frozen": OpponentConfig(urls=("http://127.0.0.1:30100",))},
+    )
+    rows = DataConfig(train_files=[str(tmp_path / "train.parquet")], max_prompt_tokens=512)
+    assert check_training_data(rows, Playable(agent, load_plugins(), tiny_chat())) == 4
+
+
 def test_an_opponent_plays_each_seat(tmp_path: Path) -> None:
     data(tmp_path, "--games=Race-v0", "--val-opponent=frozen", "--system=")
     train, val = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "val"))
@@ -233,6 +270,15 @@ def test_an_opponent_plays_each_seat(tmp_path: Path) -> None:
     assert [(world["seat"], world["opponent"]) for world in worlds] == [(0, "frozen"), (1, "frozen")] * 2
     assert {row["extra_info"]["environment_kwargs"]["opponent"] for row in train} == {None}
     assert [message["role"] for message in train[0]["prompt"]] == ["user"]
+
+
+def test_the_fewest_players_are_found_however_a_game_refuses_others(tmp_path: Path) -> None:
+    """What a row shows is what its attempts begin with, whose number of players is known."""
+    data(tmp_path, "--games=Choosy-v0")
+    row, *_ = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    world = {key: value for key, value in row["extra_info"]["environment_kwargs"].items() if key != "name"}
+    assert world["players"] == 2
+    assert spoken(attempt(["1", "2", "1"], row=world))["player_0"][0] == row["prompt"][-1]["content"]
 
 
 def test_turns_are_chosen_for_games_of_one_player(tmp_path: Path) -> None:
@@ -249,6 +295,7 @@ def test_turns_are_chosen_for_games_of_one_player(tmp_path: Path) -> None:
         (["--games=Race-v0,Race-v0"], ConfigError, "each once"),
         (["--options={"], ConfigError, "not valid JSON"),
         (["--players=7"], DataError, "refuses 7 players"),
+        (["--games=Choosy-v0", "--players=1"], DataError, "refuses 1 players: Choosy is for 2 players"),
         (["--games=Climb-v0", "--opponent=frozen"], ConfigError, "has one player"),
         (["--python=/no/such/python"], ConfigError, "textarena.python='/no/such/python' is no program"),
     ],

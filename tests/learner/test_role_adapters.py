@@ -229,6 +229,7 @@ def test_two_ranks_learn_as_one(tmp_path):
         ({"policy": ["a"]}, "'policy' cannot be the name of an adapter"),
         ({"a/b": ["a"]}, "'a/b' cannot be the name of an adapter"),
         ({"a": []}, r"roles.a=\[\] speaks in no conversation"),
+        ({"a": ["x", ""]}, r"roles.a=\['x', ''\]: a conversation has a name; remove ''"),
         ({"a": ["x"], "b": ["x"]}, "conversation 'x' has two adapters"),
     ],
 )

@@ -20,6 +20,7 @@ from agentrl.boxes.container import ContainerBoxes, limit_of_processes
 from agentrl.boxes.daytona import DaytonaBoxes
 from agentrl.boxes.e2b import E2bBoxes
 from agentrl.boxes.fusion import FusionBoxes
+from agentrl.boxes.modal import ModalBoxes
 from agentrl.boxes.process_box import ProcessBoxes
 from agentrl.sandbox import Limits, Sandbox, SandboxOptions
 from parts.daytona_server import KEY as DAYTONA_KEY
@@ -28,6 +29,9 @@ from parts.daytona_server import daytona_server
 from parts.e2b_server import KEY as E2B_KEY
 from parts.e2b_server import Cloud, e2b_server
 from parts.fusion_server import KEY, fusion_server
+from parts.modal_server import TOKEN as MODAL_TOKEN
+from parts.modal_server import Cloud as ModalCloud
+from parts.modal_server import modal_server
 from parts.root_file_system import can_be_made, make_root
 
 LIMITS = Limits(
@@ -143,6 +147,21 @@ def daytona() -> BoxMaker:
     return DaytonaBoxes(lifetime_s=300, api_key=DAYTONA_KEY)
 
 
+@functools.cache
+def modal_cloud() -> ModalCloud:
+    """Return the cloud of this test process, which Modal's client finds by its environment."""
+    server = contextlib.ExitStack()
+    url, cloud = server.enter_context(modal_server())
+    atexit.register(server.close)
+    os.environ |= {"MODAL_SERVER_URL": url, "MODAL_CONFIG_PATH": os.devnull, **MODAL_TOKEN}
+    return cloud
+
+
+def modal() -> BoxMaker:
+    modal_cloud()
+    return ModalBoxes(app="tests", lifetime_s=300, idle_s=300)
+
+
 LIVING: dict[str, Callable[[], BoxMaker]] = {
     "process": process,
     "bubblewrap": bubblewrap,
@@ -150,7 +169,7 @@ LIVING: dict[str, Callable[[], BoxMaker]] = {
     "podman": podman,
 }
 """Those in which processes outlive their command."""
-MAKERS = {**LIVING, "fusion": fusion, "e2b": e2b, "daytona": daytona}
+MAKERS = {**LIVING, "fusion": fusion, "e2b": e2b, "daytona": daytona, "modal": modal}
 
 
 def named(name: str) -> list[str]:

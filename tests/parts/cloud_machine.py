@@ -24,13 +24,16 @@ class Machine:
 
     def start(self, command: list[str], envs: dict[str, str]) -> subprocess.Popen[bytes]:
         """Start a command; everything that it starts has the machine's mark in its environment."""
+        temporary = self.home / "tmp"
+        temporary.mkdir(exist_ok=True)
+        own = {"HOME": str(self.home), "TMPDIR": str(temporary), "CLOUD_MACHINE": self.token}
         process = subprocess.Popen(
             command,
             cwd=self.home,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], **envs, "HOME": str(self.home), "CLOUD_MACHINE": self.token},
+            env={"PATH": os.environ["PATH"], **envs, **own},
         )
         self.processes.append(process)
         return process

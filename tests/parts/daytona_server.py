@@ -140,8 +140,14 @@ def _download(machine: Machine, asked: dict[str, Any]) -> Response:
     """Return the one file that was asked for, as a part of a form."""
     (name,) = asked["paths"]
     path = machine.home / name
-    kind, content = ("file", path.read_bytes()) if path.is_file() else ("error", b"file not found")
-    head = f'--part\r\nContent-Disposition: form-data; name="{kind}"; filename="{name}"\r\n\r\n'
+    if path.is_file():
+        kind, content = "file", path.read_bytes()
+    else:
+        kind, content = "error", _error(404, "file not found").get_data()
+    head = (
+        f'--part\r\nContent-Disposition: form-data; name="{kind}"; filename="{name}"\r\n'
+        f"Content-Type: application/{'octet-stream' if kind == 'file' else 'json'}\r\n\r\n"
+    )
     body = head.encode() + content + b"\r\n--part--\r\n"
     return Response(body, content_type="multipart/form-data; boundary=part")
 

@@ -28,7 +28,7 @@ class Cloud:
     """All machines.
 
     refusals: statuses with which the next requests for a machine are answered. creating: a machine is asked
-    for; it is made when `may_create` is set.
+    for; it is made when `may_create` is set. states: of machines that do not answer, as the cloud tells them.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class Cloud:
         self.may_create.set()
         self.machines: dict[str, Machine] = {}
         self.refusals: list[int] = []
+        self.states: dict[str, str] = {}
         self.keys: set[str] = set()
         self._commands = ProcessWSGIApplication(_Commands(self))
 
@@ -53,7 +54,8 @@ class Cloud:
         return self._answer(request)(environ, start_response)
 
     def machine_of(self, request: Request) -> Machine | None:
-        machine = self.machines.get(request.headers.get("E2b-Sandbox-Id", ""))
+        name = request.headers.get("E2b-Sandbox-Id", "")
+        machine = None if name in self.states else self.machines.get(name)
         is_known = machine is not None and request.headers.get("X-Access-Token") == machine.token
         return machine if is_known else None
 
@@ -70,6 +72,11 @@ class Cloud:
                 return self._create(json.loads(request.get_data()))
             case "GET", ["v2", "sandboxes"]:
                 return _json(200, [_listed(name, machine) for name, machine in self.machines.items()])
+            case "GET", ["sandboxes", name] if name in self.machines:
+                state = self.states.get(name, "running")
+                return _json(200, {**_listed(name, self.machines[name]), "state": state})
+            case "GET", ["sandboxes", name]:
+                return _error(404, f"sandbox {name} not found")
             case "DELETE", ["sandboxes", name]:
                 machine = self.machines.pop(name, None)
                 if machine is None:

@@ -61,7 +61,7 @@ SHORT: dict[str, str] = {
     "load_memory": "--layers 1 --hidden 64 --dtypes bfloat16 --large --out {out}",
     "logprob_kernels": "--tokens 6 3 --vocabulary 30 --out {out}",
     "logprob_memory": "--tokens 64 --vocabulary 2000 --out {out}",
-    "nim": f"--steps 2 --out {{out}} --runs {{runs}} {QUICK_RUN}",
+    "nim": f"--setups self_play past roles --steps 2 --out {{out}} --runs {{runs}} --overrides {QUICK_RUN}",
     "peak_memory": "--cases tiny:plain --tokens 64 --out {out}",
     "prefix_tree": "--forks 3 --tokens 64 --shared 0.5 --repeats 1 --hidden 32 --layers 1 --vocabulary 256 "
     "--out {out}",
@@ -84,6 +84,7 @@ SHORT: dict[str, str] = {
     "--kill-every 10 --out {out}",
     "view_live": f"--runs {{runs}} --out {{out}} {QUICK_RUN}",
     "view_attempts": "--files 4 --rows 40 --tokens 12 --out {out}",
+    "worlds": "--out {out}",
     "sync_vs_async": "--steps 2 --warmup 5 --seconds-per-token 0.0005 --mean-tokens 20 --out {out}",
 }
 DEADLINE_S = 900

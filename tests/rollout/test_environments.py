@@ -430,6 +430,11 @@ def test_rows_and_configs_that_make_no_sense(stage, agent, row, problem):
         playable(**agent).check(stage.task(agent=fields.pop("agent_name"), **fields))
 
 
+def test_an_agent_without_tools_plays_a_row_that_offers_none(stage):
+    row = {"environment_kwargs": {"name": "counter"}, "extra_info": {"tool_selection": []}}
+    playable().check(stage.task(agent="single_turn_agent", **row))
+
+
 @pytest.mark.parametrize(
     ("agent", "problem"),
     [

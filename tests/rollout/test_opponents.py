@@ -215,7 +215,10 @@ def test_an_opponent_whose_server_is_down_is_no_lost_game():
         ({"model": {"path": "old"}, "api_key_env": "KEY"}, "api_key_env='KEY' has no effect without urls"),
         ({"model": {"path": "s3://"}}, "s3://"),
         ({"refresh_steps": 0}, "greater than or equal to 1"),
-        ({"refresh_steps": 2, "urls": ["http://127.0.0.1:1"]}, "attached ones are never replaced"),
+        (
+            {"refresh_steps": 2, "urls": ["http://127.0.0.1:1"]},
+            "refresh_steps=2 replaces the weights of servers that the run starts, and urls=.* run already",
+        ),
         ({"urls": ["http://10.0.0.7:1"]}, "set api_key_env"),
         ({"urls": ["localhost:1"]}, "is not the URL of a server"),
         ({}, "urls"),
@@ -224,6 +227,15 @@ def test_an_opponent_whose_server_is_down_is_no_lost_game():
 def test_an_opponent_without_a_usable_server_is_refused(options, wrong):
     with pytest.raises(ValidationError, match=wrong):
         OpponentConfig(**options)
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "a b", "v1.2", "ü"])
+def test_a_name_that_keys_metrics_and_logs_could_not_have_is_refused(name):
+    with pytest.raises(
+        ValidationError, match="cannot be the name of an opponent; use letters, digits, - and _"
+    ):
+        AgentConfig(opponents={name: {"refresh_steps": 2}})
+    AgentConfig(opponents={"v1-2_b": {"refresh_steps": 2}})
 
 
 def test_a_key_that_is_not_set_is_one_line(monkeypatch):

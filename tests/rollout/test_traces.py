@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.tracking import SpansConfig
-from agentrl.plugins import Tool, ToolResult
+from agentrl.plugins import GroupReward, RewardResult, Tool, ToolResult
 from agentrl.rollout import traces
 from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import GENERATE, Scope
 from agentrl.rollout.traced_client import RequestTracer
 from agentrl.rollout.traces import AttemptTracer, TracedAttempt
-from agentrl.tracking.spans import ATTEMPT, MAX_CONTENT_CHARS, PAUSE, REQUEST
+from agentrl.tracking.spans import ATTEMPT, GROUP_REWARD, MAX_CONTENT_CHARS, PAUSE, REQUEST
 from agentrl.types import Outcome, ServerPause
 from parts.span_trees import check_tree, overlaps
 
@@ -136,6 +136,34 @@ def test_no_text_of_a_conversation_or_an_error_leaves_unless_asked_for(stage, co
         message = SimpleNamespace(role="user", content=long, reasoning="", tool_calls=())
         said = traces.attributes_of(played.replace(messages=(message,)), with_contents=True)
         assert len(said["agentrl.conversation"]) <= MAX_CONTENT_CHARS
+
+
+class Best(GroupReward):
+    """Compares the members of a group, or cannot."""
+
+    name = "best"
+    runs_in = "inline"
+
+    def score(self, attempts):
+        if attempts[0].task.ground_truth == "none":
+            raise KeyError(SECRET)
+        return [RewardResult(float(place == 0)) for place, _ in enumerate(attempts)]
+
+
+@pytest.mark.parametrize(("truth", "error"), [("42", None), ("none", "RewardError")])
+def test_rewards_that_compare_a_group_are_a_trace_of_their_own(stage, truth, error):
+    sink = Sink()
+    tracer = AttemptTracer(sink, SpansConfig(endpoint="http://unused:1"))
+    world = stage.World(
+        lambda *_: "#### 42", plugins=[Best], tracer=tracer, reward={"sources": {"arithmetic": "best"}}
+    )
+    world.play(stage.task(truth=truth), n=3)
+    [span] = [span for span in sink.spans if span.name == GROUP_REWARD]
+    assert (span.parent_id, span.error) == (None, error)
+    said = {name: span.attributes[f"agentrl.{name}"] for name in ("kind", "group", "members", "data_source")}
+    assert said == {"kind": "validation", "group": 0, "members": 3, "data_source": "arithmetic"}
+    assert SECRET not in repr(span)
+    assert sum(root.name == ATTEMPT for root in map(check_tree, sink.traces)) == 3
 
 
 def test_a_retried_attempt_has_a_trace_per_try(stage):

@@ -1,16 +1,21 @@
-"""kill -9 of a rollout actor whose attempts have containers: the run goes on, and no container is left."""
+"""Runs whose attempts have boxes of images: terminal tasks with tests of their own, and kill -9 of a rollout
+actor, after which the run goes on and no container is left.
+"""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from agentrl.boxes.audit import Containers
 from agentrl.boxes.leases import BoxLease
+from agentrl.data.trajectories import decode, read_parquet
 from agentrl.figures.run_report import boxes_text
 from agentrl.tracking.metrics import read_metrics
-from parts.box_kinds import IMAGE, podman_command, why_no_podman
+from parts.box_kinds import BUBBLEWRAP_IS_HERE, IMAGE, podman_command, root, why_no_podman
+from parts.root_file_system import can_be_made
 
 OPTIONS = {"kind": "podman", "image": IMAGE, "max_boxes": 4, "warm": 1, "memory_mib": 256}
 
@@ -61,3 +66,40 @@ def test_a_killed_rollout_actor_leaves_no_container(world) -> None:
     assert records[0]["boxes/started"] > 0
     assert all(record["boxes/open"] <= OPTIONS["max_boxes"] for record in records)
     assert boxes_text(read_metrics(run_dir / "metrics.jsonl")).startswith("boxes: ")
+
+
+@pytest.mark.slow
+def test_terminal_tasks_are_trained(world, tmp_path: Path) -> None:
+    if not BUBBLEWRAP_IS_HERE or not can_be_made():
+        pytest.skip("bubblewrap is not installed, or there is no /usr/bin/python3 to make an image of")
+    for name in ("one", "two"):
+        tests = tmp_path / "tasks" / name / "tests"
+        tests.mkdir(parents=True)
+        (tests.parent / "task.toml").write_text(f'[environment]\ndocker_image = "{root()}"\n')
+        (tests.parent / "instruction.md").write_text(f"Write {name} to a.txt.\n")
+        judge = f"reward=0.25\ngrep -q {name} a.txt && reward=1\necho $reward > /logs/verifier/reward.txt"
+        (tests / "test.sh").write_text(f"#!/bin/bash\n{judge}\n")
+    rows, run_dir = tmp_path / "tasks.jsonl", tmp_path / "run"
+    written = world.start("data", "harbor", str(tmp_path / "tasks"), str(rows))
+    assert written.wait() == 0, written.output()
+    run = world.start(
+        "train",
+        str(world.config),
+        f"trainer.run_dir={run_dir}",
+        "trainer.steps=2",
+        "trainer.save_freq=-1",
+        "buffer.groups_per_step=2",
+        f"data.train_files=[{rows}]",
+        "data.max_prompt_tokens=900",
+        "agent.tools=[]",
+        "agent.environment_config={terminal: {kind: bubblewrap, folder: /testbed, max_boxes: 4}}",
+        "agent.environment_timeout_s=120",
+        "reward.sources={harbor: terminal}",
+        "rollout.max_concurrent_trajectories=4",
+    )
+    assert run.wait(400) == 0, run.output()
+    assert run.left_behind() == []
+    assert "attempt failed" not in run.output()
+    files = (run_dir / "trajectories").glob("step_*.parquet")
+    rewards = [attempt.reward for file in files for attempt in decode(read_parquet(file))]
+    assert rewards == [0.25] * 8, "a random model writes nothing, and the task's tests say so"

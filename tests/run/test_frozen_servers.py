@@ -3,6 +3,7 @@ end; and the same for `agentrl eval` and `agentrl play`.
 """
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -134,6 +135,41 @@ def test_an_opponent_follows_the_policy_across_a_killed_server_and_a_resume(worl
         else:
             assert due > 0, "older snapshots are removed"
             assert min(played) > 0
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_elsewhere_has_the_opponent_that_it_had(world, tmp_path, debate):
+    arguments = [
+        "train",
+        str(world.config),
+        *(one for one in debate if "model.path" not in one and "run_dir" not in one),
+        "agent.opponents.frozen.refresh_steps=2",
+        "learner.optimizer.lr=0.05",
+        "algorithm.entropy_coefficient=1.0",
+        "trainer.save_freq=3",
+        f"trainer.upload_to=file://{tmp_path}/storage/run",
+    ]
+    here, there = tmp_path / "here", tmp_path / "there"
+    first = world.start(*arguments, f"trainer.run_dir={here}", "trainer.steps=3")
+    assert first.wait(240) == 0, first.output()
+    [snapshot] = (here / "opponents").glob("step_000002_v*")
+    weights = (snapshot / "model.safetensors").read_bytes()
+    shutil.rmtree(here)
+
+    second = world.start(*arguments, f"trainer.run_dir={there}", "trainer.steps=5")
+    assert second.wait(240) == 0, second.output()
+    assert "opponent frozen is the policy of step 2" in second.output()
+    assert "is not in" not in second.output()
+    assert (there / "opponents" / snapshot.name / "model.safetensors").read_bytes() == weights
+    version = int(snapshot.name.partition("_v")[2])
+    played = {
+        v
+        for t in decode(read_parquet(there / "trajectories/step_000004.parquet"))
+        for v in t.conversations[1].opponent_versions
+    }
+    assert version in played
+    summary = (there / "summary.md").read_text()
+    assert "- opponent frozen: 40 attempts trained on, accuracy " in summary, summary
 
 
 @pytest.mark.slow

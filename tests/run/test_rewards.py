@@ -6,6 +6,8 @@ import pytest
 
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.tracking.spans import BATCH_REWARD, GROUP_REWARD
+from parts.collector import Collector
 
 PLUGIN = '''
 from agentrl.plugins import GroupReward, RewardResult, TurnReward
@@ -64,7 +66,10 @@ def test_rewards_of_every_scope_reach_the_learner(world, capsys):
             "reward.num_examine=1",
         ],
     )
-    result = agentrl.train(config)
+    with Collector() as collector:
+        spans = config.tracking.spans.model_copy(update={"endpoint": collector.url})
+        tracking = config.tracking.model_copy(update={"spans": spans})
+        result = agentrl.train(config.model_copy(update={"tracking": tracking}))
 
     assert result.step == 2
     assert result.counts.is_balanced
@@ -105,4 +110,16 @@ def test_rewards_of_every_scope_reach_the_learner(world, capsys):
         "could not be scored and will be replaced: reward 'custom' raised OSError: the grader is away" in said
     )
     assert said.count("[ground truth]") == 1
+    batches = [span for span in collector.spans if span.name == BATCH_REWARD]
+    assert [
+        (span.attributes["agentrl.kind"], span.attributes["agentrl.attempts"], span.error) for span in batches
+    ] == [
+        ("validation", 9, None),
+        ("training", 8, "RewardError"),
+        ("training", 8, None),
+        ("training", 8, None),
+    ]
+    groups = [span.attributes for span in collector.spans if span.name == GROUP_REWARD]
+    assert sum(one["agentrl.kind"] == "validation" for one in groups) == 9
+    assert sum(one["agentrl.kind"] == "training" for one in groups) >= 12
     assert "[reward] custom: 0 on token" in said

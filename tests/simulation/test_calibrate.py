@@ -48,6 +48,8 @@ RUN = Config.model_validate(
 )
 """The run that is recorded: of 16 attempts per step, paced."""
 
+WAITS = {"tool_s": 0.5, "interaction_s": 0.2, "opponent_s": 0.3}
+
 
 def trajectory(script: Script, group: int, member: int, *, paused: float = 0.0) -> Trajectory:
     """Return the attempt of a script. paused: share of the time in which servers do not sample."""
@@ -58,6 +60,7 @@ def trajectory(script: Script, group: int, member: int, *, paused: float = 0.0) 
     mask = ids >= 0
     sampled = int(mask.sum())
     last = int(np.flatnonzero(mask)[-1])
+    waited_s = sum(turn.tool_s for turn in script.turns)
     return Trajectory(
         group,
         member,
@@ -74,7 +77,8 @@ def trajectory(script: Script, group: int, member: int, *, paused: float = 0.0) 
         outcome=Outcome.COMPLETED,
         metrics={
             "generate_s": sampled * PACE_S / (1 - paused),
-            "tool_s": sum(turn.tool_s for turn in script.turns),
+            # Whoever makes the policy wait between two turns.
+            **{name: share * waited_s for name, share in WAITS.items()},
         },
     )
 

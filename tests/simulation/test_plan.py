@@ -21,7 +21,7 @@ from agentrl.config.model_presets import PRESETS, known_size
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.simulation.estimate import StepEstimate
-from agentrl.simulation.layouts import splits
+from agentrl.simulation.layouts import FrozenNeeds, splits, splits_beside
 from agentrl.simulation.measure import Simulated
 from agentrl.simulation.plan import Plan, make_plan
 from agentrl.simulation.plan_text import Checked, check, plan_lines
@@ -100,6 +100,89 @@ def test_the_written_config_loads_as_the_plan(tmp_path: Path) -> None:
     assert loaded == plan.config
     assert loaded.learner.expert_parallel > 1
     assert dict(memory_lines(loaded))["a server's GPU"].endswith("tokens")
+
+
+FROZEN = (
+    {"agent": {"opponents": {"past": {"refresh_steps": 10}}}},
+    {
+        "agent": {
+            "opponents": {
+                "a": {"model": {"path": "qwen2.5-32b"}, "num_servers": 2},
+                "b": {"refresh_steps": 5},
+            }
+        }
+    },
+    {"algorithm": {"distillation": {"coefficient": 1.0, "servers": {"model": {"path": "qwen3-14b"}}}}},
+)
+
+
+@cache
+def planned_beside(index: int, num_gpus: int) -> Plan | None:
+    values = base_values("qwen3-8b", context=8192, groups=32)
+    own = FROZEN[index]
+    config = Config.model_validate({**values, **own, "agent": {**values["agent"], **own.get("agent", {})}})
+    try:
+        return make_plan(config, _size("qwen3-8b"), num_gpus)
+    except ConfigError:
+        return None
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, len(FROZEN) - 1), gpu_counts, gpu_counts)
+def test_servers_of_frozen_models_have_gpus_of_their_own(index: int, one: int, other: int) -> None:
+    fewer, more = (planned_beside(index, num) for num in sorted((one, other)))
+    if fewer is not None:
+        assert more is not None
+        assert more.best.estimate.step_s <= fewer.best.estimate.step_s
+    if more is None:
+        return
+    config = more.config
+    refuse_too_large(config)
+    pools, node = config.placement.pools, config.simulation.gpus_per_node
+    plans = config.frozen_plans
+    tp = {plan.rollout.sglang.args["tp_size"] for plan in plans}
+    count = sum(plan.rollout.num_started for plan in plans)
+    assert {pools["frozen"].num_gpus} == {count * own for own in tp}
+    assert sum(pool.num_gpus for pool in pools.values()) <= max(one, other)
+    nodes = [own for pool in pools.values() for own in [pool.gpus_per_node] * pool.nodes]
+    assert max(nodes) <= node
+    # First fit, as Ray packs them: whole groups of a node.
+    free: list[int] = [node] * max(1, max(one, other) // node)
+    for size in nodes:
+        place = next(index for index, left in enumerate(free) if left >= size)
+        free[place] -= size
+
+
+@given(st.integers(1, 6), st.sampled_from([1, 2, 4]), st.integers(2, 80), st.integers(2, 80))
+def test_fewer_gpus_have_fewer_splits_beside_frozen_servers(
+    count: int, tp: int, one: int, other: int
+) -> None:
+    frozen = FrozenNeeds(count, tp)
+    fewer, more = (set(splits_beside(frozen, num, 8)) for num in sorted((one, other)))
+    assert fewer <= more
+    for own in more:
+        assert own.frozen is not None
+        assert own.frozen.num_gpus == count * tp
+        assert (
+            own.learner.num_gpus + own.servers.num_gpus + own.frozen.num_gpus <= own.needs <= max(one, other)
+        )
+
+
+def test_a_plan_with_opponents_loads_and_names_their_servers(tmp_path: Path) -> None:
+    plan = planned_beside(1, 16)
+    assert plan is not None
+    file = tmp_path / "plan.yaml"
+    lines = plan_lines(plan, [], num_gpus=16)
+    file.write_text(config_yaml(plan.config, lines))
+    assert load_config(str(file)) == plan.config
+    [line] = [line for line in lines if line.startswith("frozen ")]
+    tp = plan.config.agent.opponents["a"].sglang_args["tp_size"]
+    assert (
+        line
+        == f"frozen      3 servers of {tp}: agent.opponents.a, agent.opponents.b; no step waits for them here"
+    )
+    [checked] = check(replace(plan, others=()), plan.config)
+    assert checked.simulated.step_s > 0
 
 
 def test_512_gpus_are_planned_in_whole_nodes() -> None:
@@ -210,6 +293,18 @@ def test_the_command(tmp_path: Path) -> None:
             r"no server of up to 8 a100 \(80 GB each\).* --gpu h200",
         ),
         ("qwen2.5-32b --gpus 2 --context 131072", r"use --gpus \d+$"),
+        (
+            "qwen3-8b agent.opponents.a.model.path=qwen3-8b --gpus 2",
+            r"a server needs 1 of the 2 GPUs, the servers of frozen models 1, and .*; use --gpus 3$",
+        ),
+        (
+            "qwen3-8b agent.opponents.a.model.path=gpt-9",
+            r"agent.opponents.a.model.path='gpt-9' has no config.json of a known architecture; use such a",
+        ),
+        (
+            "qwen3-8b agent.opponents.a.model.path=qwen3-235b-a22b --context 200000",
+            r"agent.opponents.a: no server of up to 8 h100 has room for 'qwen3-235b-a22b'.* --context$",
+        ),
     ],
 )
 def test_bad_input_is_answered_in_a_line(arguments: str, why: str) -> None:

@@ -128,8 +128,11 @@ def test_of_many_actors_those_that_hang_cost_one_deadline_and_hide_nobody(tmp_pa
     answers = [one.begin(Shelf.label, name) for name in "ab"]
     ray.get(answers, timeout=60)
     dead.kill()
+    gone = dead.begin(Shelf.pid)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(gone, timeout=60)
     hanging = [one.begin(Shelf.wait, 60.0) for _ in range(20)]
-    refs = [answers[0], *hanging, dead.begin(Shelf.pid), answers[1]]
+    refs = [answers[0], *hanging, gone, answers[1]]
     start = time.monotonic()
     found = get_each(refs, timeout_s=3.0, who=[f"actor {i}" for i in range(len(refs))])
     assert found == ["a 0", *[None] * 21, "b 0"]

@@ -4,7 +4,7 @@ It runs in the interpreter of somebody else's environment, and needs nothing but
 `agentrl/hubs/process.py`.
 
     in     {"id": 1, "call": NAME, "arguments": {...}}     {"cancel": 1}
-    out    {"ready": {...}}     {"id": 1, "result": ...}
+    out    {"ready": {...}}     {"id": 1, "result": ...}     {"cancelled": 1}
            {"id": 1, "error": {"kind": "refused" | "failed", "type", "text", "place", "traceback"}}
 """
 
@@ -69,6 +69,7 @@ class _Server:
         if "cancel" in message:
             if (running := self._calls.get(message["cancel"])) is not None:
                 running.cancel()
+            self._write({"cancelled": message["cancel"]})
             return
         id = message["id"]
         self._calls[id] = asyncio.create_task(self._answer(id, message["call"], message["arguments"]))

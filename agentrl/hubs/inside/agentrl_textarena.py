@@ -10,6 +10,7 @@ import difflib
 import importlib
 import math
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from textarena.envs.registration import ENV_REGISTRY  # type: ignore[import-not-
 MAX_PLAYERS = 15
 """Numbers of players that are tried for a game whose number is not given."""
 MAX_ERROR_CHARS = 200
+ALARM_AGAIN_S = 1.0
 
 _GAMES: dict[str, Game] = {}
 
@@ -34,28 +36,29 @@ class Game:
         is_over: whether it has ended; then `rewards` has the reward of each seat.
     """
 
-    def __init__(self, name: str, seed: int, num_players: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, seed: int, num_players: int, options: dict[str, Any], step_timeout_s: float
+    ) -> None:
         """num_players: 0 for the fewest that the game takes.
 
         Raises:
             Refused: there is no such game, it refuses options or players, or lacks what it needs.
         """
         self._luck: Any = None
+        self._step_timeout_s = step_timeout_s
         self.is_over = False
         self.rewards: dict[str, float] | None = None
         self.about: dict[Any, dict[str, Any]] = {}
         with self._own_luck():
-            random.seed(seed)
+            _seed(seed)
             self._env = _made(name, options)
-            if "numpy" in sys.modules:
-                sys.modules["numpy"].random.seed(seed % 2**32)
             self.num_players = _reset(self._env, name, seed, num_players)
 
     def act(self, text: str) -> None:
-        """Take the text as the action of the player to move."""
+        """Take the text as the action of the player to move; raises TimeoutError if that takes too long."""
         if self.is_over:
             raise Refused("the game is over")
-        with self._own_luck():
+        with self._own_luck(), _deadline(self._step_timeout_s):
             self.is_over, _ = self._env.step(text)
             if self.is_over:
                 rewards, about = self._env.close()
@@ -93,8 +96,33 @@ class Game:
             self._luck = random.getstate()
 
 
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the code of a game that takes longer.
+
+    Some games of 0.7.4 loop for ever once all players are eliminated. The alarm repeats, for games that
+    swallow exceptions.
+    """
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"an action took longer than step_timeout_s={seconds:g} s")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 async def begin(
-    id: str, game: str, seed: int, players: int, options: dict[str, Any], modules: list[str]
+    id: str,
+    game: str,
+    seed: int,
+    players: int,
+    options: dict[str, Any],
+    modules: list[str],
+    step_timeout_s: float,
 ) -> Any:
     """Begin a game under a name of the caller's."""
     for module in modules:
@@ -102,7 +130,7 @@ async def begin(
             importlib.import_module(module)
         except ImportError as error:
             raise Refused(f"module {module!r} cannot be imported: {error}") from error
-    begun = Game(game, seed, players, options)
+    begun = Game(game, seed, players, options, step_timeout_s)
     _GAMES[id] = begun
     return {"players": begun.num_players, **begun.view()}
 
@@ -131,14 +159,24 @@ def _made(name: str, options: dict[str, Any]) -> Any:
         raise Refused(f"game {name!r} cannot be made: {type(error).__name__}: {_line(error)}") from error
 
 
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
 def _reset(env: Any, name: str, seed: int, num_players: int) -> int:
-    """Reset a game; return its number of players."""
+    """Reset a game; return its number of players.
+
+    Most games refuse a number of players by `assert`, some by a ValueError.
+    """
     refused: Exception | None = None
     for number in [num_players] if num_players else range(1, MAX_PLAYERS + 1):
+        _seed(seed)  # a number that was refused leaves no trace in what a later one begins with
         try:
             env.reset(num_players=number, seed=seed)
             return number
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:
             refused = error
     asked = f"{num_players}" if num_players else f"1 to {MAX_PLAYERS}"
     raise Refused(f"game {name!r} refuses {asked} players: {_line(refused)}") from refused

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import random
+import time
+from contextlib import suppress
 from typing import Any
 
 from textarena.envs.registration import ENV_REGISTRY
@@ -68,6 +70,10 @@ class Race:
             raise RuntimeError("no such move")
         if action == "[die]":
             os._exit(7)
+        if action == "[hang]":
+            with suppress(Exception):
+                time.sleep(600)
+            time.sleep(600)
         state.tell(action, sender=seat)
         self.is_invalid = action.strip("[]") not in map(str, range(1, self.step_size + 1))
         if self.is_invalid:
@@ -94,6 +100,17 @@ class Climb(Race):
     seats = 1
 
 
+class Choosy(Race):
+    """Draws a die before it refuses a number of players, by a ValueError."""
+
+    def reset(self, num_players: int, seed: int | None = None) -> None:
+        begins_with = random.randint(1, 10**6)
+        if num_players != self.seats:
+            raise ValueError(f"Choosy is for {self.seats} players")
+        super().reset(num_players, seed)
+        self.state.tell(f"it begins with {begins_with}")
+
+
 class Wordy(Race):
     def __init__(self) -> None:
         raise LookupError("****\n  Resource words not found")
@@ -103,4 +120,4 @@ def make(game: str, **options: Any) -> Any:
     return Wrapper(ENV_REGISTRY[game](**options))
 
 
-ENV_REGISTRY |= {"Race-v0": Race, "Climb-v0": Climb, "Wordy-v0": Wordy}
+ENV_REGISTRY |= {"Race-v0": Race, "Climb-v0": Climb, "Choosy-v0": Choosy, "Wordy-v0": Wordy}
