@@ -38,7 +38,7 @@ CHECKS = (
     Check("trackers", "agentrl.doctor.trackers", 30.0, of_node=False),
     Check("template", "agentrl.doctor.template", 30.0, of_node=False),
     Check("servers", "agentrl.doctor.servers", 90.0, of_node=False),
-    Check("frozen", "agentrl.doctor.frozen", 240.0, of_node=False),
+    Check("frozen", "agentrl.doctor.frozen", 600.0, of_node=False),
     Check("publish", "agentrl.doctor.publish", 90.0, is_alone=True, of_node=False),
 )
 """In the order of the report."""

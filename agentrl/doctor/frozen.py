@@ -29,7 +29,8 @@ from agentrl.serving.frozen import start_frozen
 from agentrl.sglang.client import SGLangClient
 from agentrl.types import SamplingParams
 
-START_S = 60.0
+START_S = 180.0
+"""A server that a run waits longer for is called wrong here: the check has other models to start, too."""
 GENERATE_S = 20.0
 NUM_TOKENS = 4
 
