@@ -80,8 +80,8 @@ SHORT: dict[str, str] = {
     "simulation": "--setups sync_vs_async --scale none --steps 1 --in-flight 512 --out {out}",
     "sizes": "--ranks 8 --models 7B --out {out}",
     "smollm_step": "--model {model} --steps 2 --peers {none} --out {out}",
-    "soak": "--calls 100 --minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 --mean-tokens 20 "
-    "--kill-every 10 --out {out}",
+    "soak": "--calls 100 --minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 "
+    "--mean-tokens 20 --kill-every 10 --out {out}",
     "view_live": f"--runs {{runs}} --out {{out}} {QUICK_RUN}",
     "view_attempts": "--files 4 --rows 40 --tokens 12 --out {out}",
     "worlds": "--out {out}",
