@@ -149,7 +149,7 @@ def test_a_group_of_the_earlier_verifiers(world, tmp_path) -> None:
         f"agent.environment_config.verifiers.python={python}",
         f"agent.environment_config.verifiers.path=[{tmp_path}]",
         "reward.sources={verifiers/least: verifiers_group}",
-        imitation_steps=200,  # after fewer, a turn is empty now and then, which the package takes for a failure
+        imitation_steps=200,  # after fewer, some turns are empty, which the package takes for failures
     )
     groups: dict[tuple[str, int], dict[str, set[float]]] = {}
     for attempt in stored(tmp_path, "trajectories"):
