@@ -187,6 +187,7 @@ def test_an_environment_of_the_earlier_generation_is_played_and_scored(tmp_path)
     assert rewards(right) == [1.0]
     assert right.metrics["reward/verifiers/length"] == 1.0
     assert rewards(attempt(row, python, tmp_path, ["11"])) == [0.0]
+    assert rewards(attempt(row, python, tmp_path, [""])) == [0.0], "an empty turn is wrong, and no failure"
 
 
 def test_a_group_of_the_earlier_generation_is_scored_together(tmp_path) -> None:
@@ -201,7 +202,7 @@ def test_a_group_of_the_earlier_generation_is_scored_together(tmp_path) -> None:
         agent_name=plugins.agents.resolve("verifiers"),
         environment_kwargs=row["extra_info"]["environment_kwargs"],
     )
-    waiting = iter(["2", "2, I think", "3"])
+    waiting = iter(["2", "2, I think", ""])
     stage = Stage(
         ScriptedModel(tiny_chat(), lambda turn, prompt: next(waiting)),
         plugins=plugins,
@@ -215,5 +216,6 @@ def test_a_group_of_the_earlier_generation_is_scored_together(tmp_path) -> None:
     )
     played = stage.play(task, n=3)
     said = {member.messages[-1].content: rewards(member) for member in played}
-    assert said == {"2": [1.0], "2, I think": [0.0], "3": [0.0]}
-    assert {member.metrics["reward/verifiers_group/length"] for member in played} == {1.0, 10.0}
+    assert said == {"2": [1.0], "2, I think": [0.0], "": [0.0]}
+    lengths = {member.metrics["reward/verifiers_group/length"] for member in played}
+    assert lengths == {1.0, 10.0, 0.0}

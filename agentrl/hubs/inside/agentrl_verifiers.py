@@ -27,6 +27,8 @@ except ImportError:
     load_v1 = resolve_env_config = None
 
 MAX_ERROR_CHARS = 500
+EMPTY_TURN = "empty_turn"
+"""Why a rollout stopped, beside the reasons of the package."""
 
 _numbers = itertools.count()
 
@@ -118,7 +120,11 @@ class Environments:
             client = ClientConfig(api_base_url=base_url, api_key_var=variable, max_retries=0)
             output = await self._env.run_rollout(task, client, model, {}, max_retries=0)
         if error := output.get("error"):
-            return {"error": str(error)[:MAX_ERROR_CHARS]}
+            if not _is_empty_turn(error):
+                return {"error": str(error)[:MAX_ERROR_CHARS]}
+            # What the policy says is no failure, and functions of a group look at the last message.
+            said = [*(output.get("completion") or []), {"role": "assistant", "content": ""}]
+            output |= {"reward": 0.0, "stop_condition": EMPTY_TURN, "completion": said}
         if self.is_grouped:
             rollout = {name: output.get(name) for name in ("completion", "stop_condition", "is_truncated")}
             kept = json.loads(json.dumps({"input": task, **rollout}, default=_plain))
@@ -140,6 +146,11 @@ class Environments:
             states.append(state)
         await self._env.rubric.score_group(states)
         return [{"reward": float(state["reward"]), "metrics": dict(state["metrics"])} for state in states]
+
+
+def _is_empty_turn(error: Any) -> bool:
+    """Return whether an error of a rollout says that the policy said nothing."""
+    return isinstance(error, dict) and str(error.get("error")).endswith("EmptyModelResponseError")
 
 
 def _of_package(messages: Any) -> Any:
