@@ -15,7 +15,7 @@ from agentrl.simulation.samples import ObservedNumbers, group_share
 from agentrl.simulation.workload import Drawn
 
 ATTEMPTS = st.lists(
-    st.tuples(st.integers(0, 5), st.lists(st.floats(0, 1000), min_size=1, max_size=4)),
+    st.tuples(st.integers(0, 5), st.lists(st.floats(0, 1000, allow_subnormal=False), min_size=1, max_size=4)),
     min_size=1,
     max_size=80,
 )
