@@ -64,6 +64,8 @@ def test_a_start_that_is_cancelled_leaves_no_sandbox(cloud: Cloud) -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
             await boxes().start(Start())
+        assert scope.cancelled_caught
+        assert cloud.machines == {}
 
     trio.run(main)
 
