@@ -19,8 +19,8 @@ PAGES = [
     "CONTRIBUTING.md",
     *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")),
 ]
-DIARY = "docs/log.md"
-"""It says what was true on a day: only its links are looked at."""
+DIARY = "docs/roadmap.md"
+"""It names what does not exist yet: only its links are checked."""
 
 OTHERS = {
     "verl's": {
