@@ -14,7 +14,7 @@ from pydantic import Field
 
 from agentrl.boxes.box import BoxRefused, Start
 from agentrl.boxes.options import WorkspaceOptions
-from agentrl.boxes.proof import modules_of, patched_files, plain_files, protected, proven
+from agentrl.boxes.proof import added_modules, patched_files, plain_files, proven, read_proof
 from agentrl.boxes.workspace import MIB, Workspace, written
 from agentrl.errors import DataError
 from agentrl.types import JsonObject
@@ -29,22 +29,22 @@ class RepositoryOptions(WorkspaceOptions):
     """Options in `agent.environment_config.repository`."""
 
     tests_timeout_s: float = Field(
-        40.0, gt=0, description="Deadline of all tests; keep it below agent.environment_timeout_s."
-    )
-    apart: bool = Field(
-        False,
-        description="Run no tests here: the reward tests_apart runs them, in a process without the code.",
+        25.0, gt=0, description="Deadline of all tests; keep it below reward.timeout_s."
     )
 
 
 class Repository(Workspace):
-    """A repository with a fault. At the end its tests run in a fresh box, where the tests' files are put back
-    from the row; the facts say which passed.
+    """A repository with a fault. The reward `tests_pass` asks at the end which tests pass.
+
+    paths: files and folders of the row's repository. left: the repository as the model left it, with all that
+    decides its tests as the row has it, a tar archive; None before the end, and if the model ended its box.
     """
 
     name: ClassVar[str] = "repository"
     options_class = RepositoryOptions
     options: RepositoryOptions
+    paths: frozenset[str] = frozenset()
+    left: bytes | None = None
 
     async def start(
         self,
@@ -76,60 +76,52 @@ class Repository(Workspace):
         if runner not in ("unittest", "pytest"):
             raise DataError(f"environment {self.name!r}: runner={runner!r}; use unittest or pytest")
         self._tests = written(tests or {}, "tests")
-        self._proofs = {*self._tests, *patched_files(test_patch)}
         await super().start(files=files, archive=archive, image=image, **unknown)
         original = await self._box().snapshot(max_bytes=self._max_bytes)
-        proof = original if not test_patch else await self._patched(test_patch, original)
-        self._proof = await trio.to_thread.run_sync(protected, proof, self._proofs)
-        self.modules = modules_of(original)
-        self.left_files: Mapping[str, bytes] | None = None
+        given = {*self._tests, *patched_files(test_patch)}
+        patched = original if not test_patch else await self._patched(test_patch, original)
+        names = (*self._fixed, *self._kept)
+        self._proof = await trio.to_thread.run_sync(read_proof, patched, given, names)
+        self.paths = frozenset(self._proof.known)
 
     async def facts(self) -> JsonObject:
-        """Return `resolved`, and how many tests of both kinds pass. The model's box is over then.
+        """Keep what the model left, in `left`."""
+        try:
+            changed = await self._box().snapshot(max_bytes=self._max_bytes)
+            self.left = await trio.to_thread.run_sync(proven, changed, self._proof)
+        except (BoxRefused, tarfile.TarError, KeyError):  # the model ended its box, or filled it
+            self.left = None
+        return await super().facts()
 
-        With `apart`, keep the files for the reward instead: `left_files`, None if the box is over.
+    async def passed(self) -> frozenset[str]:
+        """Run the tests on what the model left, in a fresh box; return the names of those that pass.
+
+        None do if the model ended its box, or its code ended the tests.
         """
-        if self.options.apart:
-            self.left_files = await self._left()
-            return {"num_commands": self.num_commands}
-        passed = await self._judge()
-        fixed = sum(passed.get(name, False) for name in self._fixed)
-        kept = sum(passed.get(name, False) for name in self._kept)
-        return {
-            "resolved": fixed == len(self._fixed) and kept == len(self._kept),
-            "fail_to_pass": [fixed, len(self._fixed)],
-            "pass_to_pass": [kept, len(self._kept)],
-            "num_commands": self.num_commands,
-        }
-
-    async def _left(self) -> Mapping[str, bytes] | None:
-        try:
-            changed = await self._box().snapshot(max_bytes=self._max_bytes)
-            state = await trio.to_thread.run_sync(proven, changed, self._proof, self._proofs)
-            return await trio.to_thread.run_sync(plain_files, state)
-        except (BoxRefused, tarfile.TarError):  # the model ended its box, or filled it
-            return None
-
-    async def _judge(self) -> dict[str, bool]:
-        """Run the tests; return which passed. None do if the model's box is over or its tests end early."""
-        try:
-            changed = await self._box().snapshot(max_bytes=self._max_bytes)
-            state = await trio.to_thread.run_sync(proven, changed, self._proof, self._proofs)
-            await self._open(Start(self.image, state, self._tests))
-        except (BoxRefused, tarfile.TarError):  # the model ended its box, or filled it
-            return {}
+        if self.left is None:
+            return frozenset()
         token = secrets.token_hex(16)
-        tests = list(dict.fromkeys([*self._fixed, *self._kept]))
+        request = {
+            "runner": self._runner,
+            "tests": list(dict.fromkeys([*self._fixed, *self._kept])),
+            "added": await trio.to_thread.run_sync(added_modules, self.left, self._proof),
+            "token": token,
+        }
         try:
+            await self._open(Start(self.image, self.left, self._tests))
             done = await self._box().run(
                 ["python3", "-c", FROM_ELSEWHERE, RUN_TESTS],
-                stdin=json.dumps({"runner": self._runner, "tests": tests, "token": token}).encode(),
+                stdin=json.dumps(request).encode(),
                 timeout_s=self.options.tests_timeout_s,
                 max_output_bytes=4 * MIB,
             )
-        except BoxRefused:  # the tests of the model's code ended the box
-            return {}
+        except BoxRefused:  # what the model left does not fit, or ended the box
+            return frozenset()
         return _passed(done.stdout, token)
+
+    def left_files(self) -> dict[str, bytes] | None:
+        """Return `left` as files, path -> content, without links."""
+        return None if self.left is None else plain_files(self.left)
 
     async def _patched(self, patch: str, original: bytes) -> bytes:
         """Return the original folder with the tests of a patch, and open the box again without them.
@@ -149,13 +141,13 @@ class Repository(Workspace):
         return patched
 
 
-def _passed(stdout: str, token: str) -> dict[str, bool]:
-    """Return the verdicts behind the token; none if the tests ended their process before."""
+def _passed(stdout: str, token: str) -> frozenset[str]:
+    """Return the tests that passed by the verdicts behind the token; none without them."""
     for line in reversed(stdout.splitlines()):
         if line.startswith(token):
             found = json.loads(line.removeprefix(token))
-            return {str(name): verdict is True for name, verdict in found.items()}
-    return {}
+            return frozenset(str(name) for name, verdict in found.items() if verdict is True)
+    return frozenset()
 
 
 def _names(given: Sequence[str] | str, key: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from agentrl.figures.series import Curve, Series, smooth
+from agentrl.figures.series import Curve, Series, smooth, windows
 
 INK = "#0f172a"
 BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, AMBER, GREY = (
@@ -35,6 +35,8 @@ OUTCOME_COLORS = {
 }
 SMOOTH_FROM = 12
 """Curves with fewer points are not smoothed."""
+MOST_WINDOWS = 60
+"""Stacks and bands have one value per window of steps: single steps of a long run are noise."""
 
 
 def draw_reward(axes: Axes, series: Series) -> None:
@@ -105,10 +107,14 @@ def draw_wall_clock(axes: Axes, series: Series) -> None:
 def draw_lag(axes: Axes, series: Series, max_staleness: int | None) -> None:
     axes.set_title("Lag of trained tokens")
     steps, largest = series.train("rollout/lag/max")
-    axes.plot(steps, largest, color=ORANGE, linewidth=1.2, drawstyle="steps-mid", label="largest")
-    steps, mean = series.train("rollout/lag/mean")
-    axes.fill_between(steps, mean, color=BLUE, alpha=0.12, linewidth=0)
-    axes.plot(steps, mean, color=BLUE, linewidth=1.8, label="mean")
+    _, mean = series.train("rollout/lag/mean")
+    if len(steps) == len(mean) > 0:
+        places = windows(steps, at_most=MOST_WINDOWS)
+        x = [steps[window].mean() for window in places]
+        low, middle = ([float(of(mean[window])) for window in places] for of in (np.min, np.mean))
+        high = [float(largest[window].max()) for window in places]
+        axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, label="range")
+        axes.plot(x, middle, color=BLUE, linewidth=1.8, label="mean")
     if max_staleness is not None:
         axes.axhline(
             max_staleness,
@@ -144,6 +150,9 @@ def _stack_phases(axes: Axes, series: Series) -> None:
         if n.endswith("_s") and n not in ("step_s", "validate_s", "save_s")
     ]
     steps, seconds = series.stacked([f"time/{name}" for name in names])
+    places = windows(steps, at_most=MOST_WINDOWS)
+    steps = np.array([steps[window].mean() for window in places])
+    seconds = np.stack([np.median(seconds[:, window], axis=1) for window in places], axis=1)
     order = np.argsort(-seconds.sum(axis=1))
     shown = [int(index) for index in order if seconds[index].sum() > 0.01 * seconds.sum()]
     if not shown:
@@ -157,8 +166,7 @@ def _stack_phases(axes: Axes, series: Series) -> None:
         alpha=0.6,
         linewidth=0,
     )
-    # The first step waits for the first trajectories: clip it, or it would flatten all others.
-    axes.set_ylim(0, 1.5 * float(np.quantile(seconds[shown].sum(axis=0), 0.97)) or 1.0)
+    axes.set_ylim(0, 1.35 * float(seconds[shown].sum(axis=0).max()) or 1.0)  # room for the legend
 
 
 def draw_learner(axes: Sequence[Axes], series: Series) -> None:
@@ -198,15 +206,21 @@ def draw_outcomes(axes: Axes, series: Series) -> None:
     axes.set_title("Outcomes of all attempts")
     names = [name for name in OUTCOME_COLORS if name in series.names("train", "attempts/")]
     steps, counts = series.stacked([f"attempts/{name}" for name in names])
-    if names and len(steps):
-        shares = counts / np.maximum(counts.sum(axis=0), 1)
+    if names and counts.any():
+        # In some steps no attempt ends.
+        places = [window for window in windows(steps, at_most=MOST_WINDOWS) if counts[:, window].any()]
+        ended = np.stack([counts[:, window].sum(axis=1) for window in places], axis=1)
         # A rare outcome is invisible in the plot, so the legend has its share of all attempts.
         labels = [
             f"{name} {share:.1%}"
             for name, share in zip(names, counts.sum(axis=1) / max(counts.sum(), 1), strict=True)
         ]
         axes.stackplot(
-            steps, shares, labels=labels, colors=[OUTCOME_COLORS[name] for name in names], linewidth=0
+            [steps[window].mean() for window in places],
+            ended / ended.sum(axis=0),
+            labels=labels,
+            colors=[OUTCOME_COLORS[name] for name in names],
+            linewidth=0,
         )
     _share(axes)
     axes.set_ylim(0, 1)

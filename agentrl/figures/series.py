@@ -65,3 +65,10 @@ def smooth(values: NDArray[np.float64], *, span: int) -> NDArray[np.float64]:
     """Return the centred moving mean over `span` points (odd), over fewer at both ends; f64[N]."""
     window = np.ones(span)
     return np.convolve(values, window, mode="same") / np.convolve(np.ones(len(values)), window, mode="same")
+
+
+def windows(steps: NDArray[np.float64], *, at_most: int) -> list[NDArray[np.int64]]:
+    """Split the places of N steps into at most so many windows of consecutive steps, about equally long."""
+    return [
+        places for places in np.array_split(np.arange(len(steps)), min(len(steps), at_most)) if len(places)
+    ]

@@ -179,8 +179,19 @@ def _take_imports(tree: ast.Module) -> list[str]:
             tree.body.remove(node)
             found += [alias.name for alias in node.names if alias.name != "*"]
             renamed = [f"{alias.asname} = {alias.name}" for alias in node.names if alias.asname]
-            tree.body[:0] = ast.parse("\n".join(renamed)).body
+            place = _after_future(tree)
+            tree.body[place:place] = ast.parse("\n".join(renamed)).body
     return found
+
+
+def _after_future(tree: ast.Module) -> int:
+    """Return the first place where code may stand: behind imports from `__future__`."""
+    futures = [
+        place
+        for place, node in enumerate(tree.body, start=1)
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    return max(futures, default=0)
 
 
 def _take_classes(tree: ast.Module) -> dict[str, str]:

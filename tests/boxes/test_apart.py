@@ -62,13 +62,13 @@ ROW: JsonObject = {
 RIGHT = Call("edit", {"path": "cart.py", "old": "len(items)", "new": "sum(items)"})
 
 
-def attempt(*calls: Call) -> Trajectory:
+def attempt(*calls: Call, row: JsonObject = ROW) -> Trajectory:
     trajectory = play(
         [*calls, "done"],
         environment="repository",
-        environment_kwargs=dict(ROW),
-        environment_config={"repository": {"apart": True, "max_boxes": 1}},
-        reward="tests_apart",
+        environment_kwargs=dict(row),
+        environment_config={"repository": {"max_boxes": 1}},
+        reward="tests_pass",
         max_turns=len(calls) + 1,
     )
     assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
@@ -85,8 +85,8 @@ def test_the_right_change_passes_all_tests_and_no_change_some() -> None:
     assert reward.value == 1.0
     (reward,) = wrong.rewards
     assert reward.value == 0.0
-    assert wrong.metrics["reward/tests_apart/fail_to_pass"] == 0.0
-    assert wrong.metrics["reward/tests_apart/pass_to_pass"] == 1.0
+    assert wrong.metrics["reward/tests_pass/fail_to_pass"] == 0.0
+    assert wrong.metrics["reward/tests_pass/pass_to_pass"] == 1.0
 
 
 ATTACKS = {
@@ -124,6 +124,53 @@ def test_code_that_attacks_its_tests_passes_none_that_it_should_not(name: str) -
     assert reward.value == 0.0
 
 
+BY_MODULE = """from __future__ import annotations
+
+import cart
+import shop.prices as prices
+from shop import prices as others
+from shop.prices import Book as Paper
+import unittest
+
+
+class TestTotal(unittest.TestCase):
+    def test_sum(self):
+        self.assertEqual(cart.total([1, 2]), 3)
+        with self.assertRaises(cart.Refused):
+            cart.total(None)
+
+    def test_book(self):
+        self.assertEqual(Paper(prices.price("tea")).pages(), 7)
+        self.assertTrue(callable(others.price("tea").bit_length))
+"""
+
+
+def test_names_of_modules_are_used_apart() -> None:
+    code = "class Refused(Exception): pass\n" + CODE.replace("ValueError", "Refused")
+    row = {
+        "files": {**ROW["files"], "cart.py": code},
+        "tests": {"tests/test_cart.py": BY_MODULE},
+        "fail_to_pass": ["tests.test_cart.TestTotal.test_sum"],
+        "pass_to_pass": ["tests.test_cart.TestTotal.test_book"],
+    }
+    for calls, expected in (((RIGHT,), 1.0), ((), 0.0)):
+        trajectory = attempt(*calls, row=row)
+        assert trajectory.rewards[0].value == expected
+        assert trajectory.metrics["reward/tests_pass/apart"] == 1.0
+        assert trajectory.metrics["reward/tests_pass/pass_to_pass"] == 1.0
+
+
+def test_tests_that_cannot_run_apart_run_beside_the_code() -> None:
+    tests = {
+        "tests/test_cart.py": "def test_sum(tmp_path):\n    import cart\n    assert cart.total([1, 2]) == 3\n"
+    }
+    row = {**ROW, "tests": tests, "runner": "pytest", "pass_to_pass": []}
+    row["fail_to_pass"] = ["tests/test_cart.py::test_sum"]
+    trajectory = attempt(RIGHT, row=row)
+    assert trajectory.rewards[0].value == 1.0
+    assert trajectory.metrics["reward/tests_pass/apart"] == 0.0
+
+
 def test_the_same_attack_succeeds_where_tests_and_code_share_a_process() -> None:
     names = [*ROW["fail_to_pass"][:1], *ROW["pass_to_pass"]]
     trajectory = play(
@@ -132,6 +179,7 @@ def test_the_same_attack_succeeds_where_tests_and_code_share_a_process() -> None
         environment_kwargs={**ROW, "fail_to_pass": names, "pass_to_pass": []},
         environment_config={"repository": {"max_boxes": 1}},
         reward="tests_pass",
+        reward_config={"reward_config": {"tests_pass": {"apart": False}}},
         max_turns=2,
     )
     (reward,) = trajectory.rewards
@@ -155,6 +203,23 @@ def test_tests_in_the_box_itself_are_not_read() -> None:
             "needs",
         ),
         ("from . import x\ndef test_a(): assert x\n", "test_a.py::test_a", "relative imports"),
+        ("async def test_a(): pass\n", "test_a.py::test_a", "is async"),
+        (
+            "import unittest\nclass TestA(unittest.IsolatedAsyncioTestCase):\n def test_a(self): pass\n",
+            "test_a.TestA.test_a",
+            "is async",
+        ),
+        ("def test_a(): open('cart.py')\n", "test_a.py::test_a", "uses `open`"),
+        (
+            "from unittest import mock\ndef test_a(): mock.patch('cart.x')\n",
+            "test_a.py::test_a",
+            "uses `patch`",
+        ),
+        ("import test_a\ndef test_a(): pass\n", "test_a.py::test_a", "another test file"),
+        ("import cart\ndef test_a(): assert cart.total == 3\n", "test_a.py::test_a", "only calls, classes"),
+        ("import cart\ndef test_a(): cart.TOTAL = 3\n", "test_a.py::test_a", "only calls, classes"),
+        ("import cart\ndef test_a(): print(cart)\n", "test_a.py::test_a", "used as an object"),
+        ("import cart\ndef test_a():\n cart = 1\n", "test_a.py::test_a", "used as an object"),
         ("def test_a():\n    import cart\n", "test_a.py::test_a", "must be at the top of the file"),
         ("import os, cart\ndef test_a(): pass\n", "test_a.py::test_a", "by lines of their own"),
         ("def test_b(): pass\n", "test_a.py::test_a", "has no such function"),
@@ -164,4 +229,4 @@ def test_tests_in_the_box_itself_are_not_read() -> None:
 )
 def test_what_cannot_run_apart_is_refused(text: str, name: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        read_apart([name], {"test_a.py": text}, {"cart"})
+        read_apart([name], {"test_a.py": text}, {"cart.py"})

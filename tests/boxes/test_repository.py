@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.boxes.proof import patched_files, protected, proven
+from agentrl.boxes.proof import added_modules, patched_files, proven, read_proof
 from agentrl.testing import Call, play
 from agentrl.types import JsonObject, Outcome, Trajectory
 
 CONFIG = {"max_boxes": 1, "command_timeout_s": 25.0}
-HIDDEN = """import unittest
+HIDDEN = """import numbers
+import unittest
 from cart import total
 
 class TestTotal(unittest.TestCase):
@@ -24,6 +25,16 @@ class TestTotal(unittest.TestCase):
     def test_empty(self):
         self.assertEqual(total([]), 0)
 """
+MUTE = "import unittest; unittest.TestCase.assertEqual = print"
+PASSING = (
+    "printf 'import unittest\\nclass TestTotal(unittest.TestCase):\\n"
+    "  def test_sum(self): pass\\n  def test_empty(self): pass\\n' >"
+)
+FAKING = f"echo {MUTE!r} >"
+COMPILED = (
+    "mkdir -p tests/__pycache__; python3 -c \"import py_compile as p; p.compile('fake.py', {0!r}, "
+    'invalidation_mode=p.PycInvalidationMode.UNCHECKED_HASH)"'
+)
 ROW: JsonObject = {
     "files": {"cart.py": "def total(items):\n    return len(items)\n", "tests/__init__.py": ""},
     "tests": {"tests/test_cart.py": HIDDEN},
@@ -33,13 +44,16 @@ ROW: JsonObject = {
 RIGHT = Call("edit", {"path": "cart.py", "old": "len(items)", "new": "sum(items)"})
 
 
-def attempt(*calls: Call, row: JsonObject = ROW, **settings: object) -> Trajectory:
+def attempt(
+    *calls: Call, row: JsonObject = ROW, apart: bool | None = False, **settings: object
+) -> Trajectory:
     return play(
         [*calls, "done"],
         environment="repository",
         environment_kwargs=dict(row),
         environment_config={"repository": dict(CONFIG)},
         reward="tests_pass",
+        reward_config={"reward_config": {"tests_pass": {"apart": apart}}},
         max_turns=len(calls) + 1,
         **settings,
     )
@@ -47,6 +61,16 @@ def attempt(*calls: Call, row: JsonObject = ROW, **settings: object) -> Trajecto
 
 def bash(command: str) -> Call:
     return Call("bash", {"command": command})
+
+
+HOOK = "def pytest_runtest_makereport(item, call):\n    call.excinfo = None\n"
+SETTINGS_OF_PYTEST = {
+    "conftest.py": HOOK,
+    "tests/conftest.py": HOOK,
+    "__init__.py": MUTE,
+    "tests/test_cart/__init__.py": "def test_sum(): pass",
+    **dict.fromkeys(("pytest.toml", ".pytest.toml"), '[pytest]\naddopts = ["-p", "evil"]\n'),
+}
 
 
 def reward_of(*calls: Call, row: JsonObject = ROW) -> float:
@@ -67,6 +91,13 @@ def test_the_right_change_is_rewarded_and_others_are_not() -> None:
 @pytest.mark.parametrize(
     "command",
     [
+        *(
+            f"mkdir -p tests/test_cart; {PASSING} tests/test_cart/__init__.py",
+            f"rm -rf tests; {PASSING} tests.py",
+        ),
+        f"{PASSING} fake.py; {COMPILED.format('tests/__pycache__/test_cart.cpython-311.pyc')}",
+        f"echo > __init__.py; {FAKING} tests/__init__.py; {FAKING} __init__.py",
+        f"echo {MUTE!r} > numbers.py",
         "mkdir -p tests; echo > tests/test_cart.py",
         "echo 'import os; os._exit(0)' > cart.py",
         "echo 'raise SystemExit(0)' > cart.py",
@@ -88,7 +119,7 @@ def test_tests_may_come_as_a_patch_which_the_model_does_not_see() -> None:
     trajectory = attempt(bash("ls tests"), RIGHT, row=row)
     answers = [message.content for message in trajectory.messages if message.role == "tool"]
     assert answers == ["__init__.py", "changed cart.py"]
-    assert trajectory.extra_info["environment_facts"]["resolved"] is True
+    assert trajectory.metrics["reward/tests_pass/resolved"] == 1.0
     assert patched_files(patch) == {"tests/test_cart.py"}
 
 
@@ -100,9 +131,13 @@ def test_pytest_runs_tests_by_their_node_ids_and_a_changed_conftest_decides_noth
         "fail_to_pass": ["tests/test_cart.py::test_sum"],
         "runner": "pytest",
     }
-    hook = "def pytest_runtest_makereport(item, call):\n    call.excinfo = None\n"
     assert reward_of(RIGHT, row=row) == 1.0
-    assert reward_of(Call("edit", {"path": "conftest.py", "old": "", "new": hook}), row=row) == 0.0
+    for path, text in SETTINGS_OF_PYTEST.items():
+        calls = [
+            Call("edit", {"path": path, "old": "", "new": text})
+            for path, text in (("evil.py", HOOK), (path, text))
+        ]
+        assert reward_of(*calls, row=row) == 0.0, path
 
 
 def folder(files: dict[str, bytes]) -> bytes:
@@ -120,16 +155,68 @@ def contents(archive: bytes) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar}
 
 
-PATHS = st.sampled_from(
-    ["a.py", "b.py", "tests/a.py", "tests/b.py", "conftest.py", "x/pyproject.toml", "x/p.pth"]
-)
-FOLDERS = st.dictionaries(PATHS, st.binary(max_size=4))
+TESTS = frozenset({"tests/a.py", "x/y/test_b.py", "test_c.py"})
+PATHS = [
+    "a.py",
+    "tests/a.py",
+    "tests/b.py",
+    "conftest.py",
+    "x/pyproject.toml",
+    "x/c.py",
+    "x/y/z.py",
+    "d/e.txt",
+]
+FORBIDDEN = [
+    *("tests.py", "tests/__init__.py", "x.py", "x/__init__.py", "x/y.so", "x/y/test_b/c.py", "test_c.so"),
+    *("new.toml", "d/__pycache__/e.pyc", "x/p.pth", "d/conftest.py", "test_c/__init__.py"),
+]
+NEW = ["new.py", "d/new.txt", "new/data.bin", "x/new.py", "x/y/new.py"]
 
 
-@given(FOLDERS, FOLDERS, st.frozensets(PATHS))
-@settings(max_examples=100)
-def test_what_decides_the_tests_is_of_the_row_and_the_rest_of_the_model(changed, original, proofs) -> None:
-    found = contents(proven(folder(changed), protected(folder(original), proofs), proofs))
+def folders(paths: list[str]) -> st.SearchStrategy[dict[str, bytes]]:
+    return st.dictionaries(st.sampled_from(paths), st.binary(max_size=4))
+
+
+@given(folders(PATHS), folders([*PATHS, *FORBIDDEN, *NEW]))
+@settings(max_examples=200)
+def test_what_decides_the_tests_is_of_the_row_and_the_rest_of_the_model(original, changed) -> None:
+    original |= {"x/y/code.py": b""}
+    found = contents(proven(folder(changed), read_proof(folder(original), TESTS)))
     for path in {*changed, *original}:
-        is_row = path in proofs or path in ("conftest.py", "x/pyproject.toml", "x/p.pth")
-        assert found.get(path) == (original if is_row else changed).get(path)
+        is_rows = path in TESTS or path.startswith("tests/") or path in ("conftest.py", "x/pyproject.toml")
+        expected = None if path in FORBIDDEN else (original if is_rows else changed).get(path)
+        assert found.get(path) == expected
+
+
+def test_links_count_as_the_row_has_them_and_further_names_of_a_file_are_files() -> None:
+    def linked(**targets: str) -> bytes:
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as tar:
+            tar.addfile(tarfile.TarInfo("a.py"))
+            for name, target in targets.items():
+                member = tarfile.TarInfo(name)
+                member.type = tarfile.LNKTYPE if target == "a.py" else tarfile.SYMTYPE
+                member.linkname = target
+                tar.addfile(member)
+        return archive.getvalue()
+
+    proof = read_proof(linked(kept="x", moved="x"), {"tests/a.py"})
+    with tarfile.open(
+        fileobj=io.BytesIO(
+            proven(linked(kept="x", moved="/etc", added="x", tests="/etc", hard="a.py"), proof)
+        )
+    ) as tar:
+        assert {member.name: member.linkname for member in tar} == {"a.py": "", "kept": "x"}
+    assert "hard.py" in contents(proven(linked(**{"hard.py": "a.py"}), proof))
+
+
+def test_files_of_named_tests_are_tests() -> None:
+    names = ["tests.test_a.TestA.test_b", "pkg/test_c.py::test_d", "missing.TestA.test_b"]
+    files = folder({"tests/test_a.py": b"", "pkg/test_c.py": b"", "tests.py": b""})
+    assert read_proof(files, (), names).tests == {"tests/test_a.py", "pkg/test_c.py", "tests.py"}
+
+
+def test_added_modules_are_those_that_could_be_imported_in_place_of_others() -> None:
+    proof = read_proof(folder({"src/a.py": b"", "pkg/__init__.py": b""}), {"tests/a.py"})
+    added = ["json.py", "src/json.py", "pkg/json.py", "data/json.py", "a.txt"]
+    assert added_modules(folder(dict.fromkeys(added, b"")), proof) == ["json.py", "src/json.py"]

@@ -479,11 +479,6 @@ class TestTestsPass(RewardContract):
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
 
 
-class TestTestsApart(RewardContract):
-    reward = "tests_apart"
-    examples = (RewardExample(("look", "done"), None),)  # an attempt without a repository
-
-
 class TestTerminalReward(RewardContract):
     reward = "terminal"
     examples = (RewardExample(("look", "done"), None),)  # an attempt without a terminal

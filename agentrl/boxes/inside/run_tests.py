@@ -1,13 +1,16 @@
 """Runs tests of a repository inside of a box, and prints which passed.
 
-stdin: {"runner", "tests", "token"}. The last line of stdout is the token and a JSON object: test -> passed.
+stdin: {"runner", "tests", "added", "token"}; added: modules, by their paths, that must not take the place of
+others. The last line of stdout is the token and a JSON object: test -> passed.
 What the tests print themselves goes to stderr.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 import sys
 import unittest
 from typing import Any
@@ -69,6 +72,23 @@ def by_pytest(tests: list[str]) -> dict[str, bool]:
     return passed
 
 
+def remove_impostors(added: list[str]) -> None:
+    """Remove modules and packages that this interpreter has under the same name from elsewhere."""
+    for path in added:
+        name = os.path.basename(path).removesuffix(".py")
+        if name.isidentifier() and _is_elsewhere(name):
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+
+def _is_elsewhere(name: str) -> bool:
+    try:
+        found = importlib.util.find_spec(name)
+    except ValueError:  # `__main__`
+        return True
+    places = [] if found is None else [*(found.submodule_search_locations or ()), found.origin or "built-in"]
+    return any(not os.path.realpath(place).startswith(os.getcwd() + os.sep) for place in places)
+
+
 RUNNERS = {"unittest": by_unittest, "pytest": by_pytest}
 
 
@@ -76,6 +96,7 @@ def main() -> None:
     request = json.loads(sys.stdin.read())
     token, answers = request["token"], os.dup(1)
     os.dup2(2, 1)
+    remove_impostors(request["added"])
     passed = RUNNERS[request["runner"]](request["tests"])
     sys.stdout.flush()
     os.write(answers, f"\n{token}{json.dumps(passed)}\n".encode())
