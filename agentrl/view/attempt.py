@@ -21,6 +21,7 @@ from agentrl.view.token_texts import TokenTexts
 
 MAX_TEXT = 20_000
 """Characters of one text that are sent at once; the page asks for the rest."""
+MAX_LINE = 90
 MAX_TOKENS = 4_000
 """Tokens that are sent at once."""
 MAX_SIBLINGS = 256
@@ -371,7 +372,7 @@ def _message(index: int, message: Message, turn: int | None, conversation: str |
             call.name,
             None
             if call.arguments is None
-            else ShownText.of(json.dumps(call.arguments, indent=1, ensure_ascii=False)),
+            else ShownText.of(_arguments_text(call.arguments)),
             call.error,
         )
         for call in message.tool_calls
@@ -529,7 +530,7 @@ def whole_text(own: Trajectory, *, message: int, part: str, call: int, start: in
         raise DataError(f"message {message}: the attempt has {len(messages)}")
     found = messages[message]
     if part == "arguments" and 0 <= call < len(found.tool_calls):
-        text = json.dumps(found.tool_calls[call].arguments, indent=1, ensure_ascii=False)
+        text = _arguments_text(found.tool_calls[call].arguments)
     elif part in ("content", "reasoning"):
         text = found.content if part == "content" else found.reasoning
     else:
@@ -550,3 +551,9 @@ def exact_prompt(own: Trajectory, texts: TokenTexts | None) -> ShownText:
             pieces += [texts.joined(ids[start : image.position]), f"[image {image.columns}x{image.rows}]"]
             start = image.position + image.num_tokens
     return ShownText.of("".join([*pieces, texts.joined(ids[start:])]), 10 * MAX_TEXT)
+
+
+def _arguments_text(arguments: Any) -> str:
+    """Return the arguments of a call as JSON, on one line if they fit."""
+    line = json.dumps(arguments, ensure_ascii=False)
+    return line if len(line) <= MAX_LINE else json.dumps(arguments, indent=1, ensure_ascii=False)

@@ -28,7 +28,7 @@ function header() {
     h("a", { class: "brand", href: `#/run?source=${route.source}` }, "agentrl ", h("span", null, "view")),
     h("nav", { "aria-label": "Pages" }, links.map(([page, title]) => h("a", { href: `#/${page}?source=${route.source}`, "aria-current": page === current ? "page" : null }, title))),
     h("div", { class: "right" }, select,
-      exported ? h("span", { class: "pill" }, "exported") : h("span", { class: "quiet small hide-small", id: "live" }, h("span", { class: `dot ${live === false ? "off" : ""}` }), live === false ? "not connected" : "live"),
+      exported ? h("span", { class: "pill" }, "exported") : h("span", { class: "quiet small hide-small", id: "live" }, h("span", { class: `dot ${live === false ? "off" : ""}` }), live === false ? "not connected" : "connected"),
       h("button", { type: "button", class: "plain", "aria-label": `theme: ${theme}`, title: `theme: ${theme}`, onclick: () => { setTheme(THEMES[(THEMES.indexOf(theme) + 1) % 3]); header(); } }, theme === "dark" ? "◐" : theme === "light" ? "○" : "◑"),
       h("button", { type: "button", class: "plain", "aria-label": "help", title: "keys: ?", onclick: help }, "?"))));
 }

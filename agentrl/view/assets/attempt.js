@@ -54,7 +54,7 @@ function figures(attempt) {
   const own = attempt.siblings.find((sibling) => sibling.key === attempt.key);
   const found = [
     ["reward", number(attempt.reward, 4), own && own.margin !== null ? `${own.margin >= 0 ? "+" : ""}${number(own.margin, 3)} in its group` : ""],
-    ["turns", number(attempt.metrics.num_turns ?? null), attempt.metrics.num_tool_calls ? `${number(attempt.metrics.num_tool_calls)} calls` : ""],
+    ["turns", number(attempt.metrics.num_turns ?? null), attempt.metrics.num_tool_calls ? `${number(attempt.metrics.num_tool_calls)} ${attempt.metrics.num_tool_calls === 1 ? "call" : "calls"}` : ""],
     ["tokens", number(attempt.num_tokens), `${number(attempt.num_sampled)} sampled`],
     ["versions", attempt.versions.join(", ") || "–", attempt.learned_by === null ? "" : `trained by ${attempt.learned_by}`],
   ];
@@ -245,7 +245,7 @@ export async function attemptPage(place, route, canCompute) {
   const choose = (name) => { const next = new URLSearchParams(route.parameters); next.set("tab", name); location.hash = `#/attempt?${next}`; };
   const where = [attempt.step === null ? null : `step ${attempt.step}`, attempt.policy ? `${attempt.set} of ${plain(attempt.policy)}` : attempt.set, plain(attempt.source), plain(attempt.agent), `group ${attempt.group}, member ${attempt.member}`].filter(Boolean).join(" · ");
   show(place,
-    h("div", { class: "row spread" }, h("a", { href: `#/attempts?${back}`, class: "small" }, "← Attempts"), Number.isNaN(at) || exported ? null : h("span", { class: "row small" }, h("button", { type: "button", class: "plain", "aria-label": "previous attempt", onclick: () => step(-1) }, "k ↑"), h("button", { type: "button", class: "plain", "aria-label": "next attempt", onclick: () => step(1) }, "j ↓"))),
+    h("div", { class: "row spread" }, h("a", { href: `#/attempts?${back}`, class: "small" }, "← Attempts"), Number.isNaN(at) || exported ? null : h("span", { class: "row small" }, h("button", { type: "button", class: "plain", "aria-label": "previous attempt", title: "previous attempt (key k)", onclick: () => step(-1) }, "↑ previous"), h("button", { type: "button", class: "plain", "aria-label": "next attempt", title: "next attempt (key j)", onclick: () => step(1) }, "↓ next"))),
     h("div", { class: "row", size: { marginTop: "6px" } }, h("h1", null, plain(attempt.task)), outcomePill(attempt.outcome), attempt.is_greedy ? h("span", { class: "pill accent" }, "greedy") : null),
     h("p", { class: "quiet small" }, where), why(attempt), attempt.has_tokens ? figures(attempt) : null,
     tabs(TABS, current, choose, "Views of the attempt"), body);

@@ -3,7 +3,7 @@ import { h, show, number, plain, outcomePill } from "./dom.js";
 import { ask, exported } from "./api.js";
 
 export const PAGE = 50;
-const SHOWN = ["step", "set", "task", "agent", "outcome", "reward", "margin", "turns", "calls", "sampled", "lag", "failure"];
+const SHOWN = ["step", "task", "outcome", "reward", "margin", "turns", "calls", "sampled", "lag", "agent", "set", "failure"];
 const FACETS = ["set", "outcome", "reward", "step", "agent", "source", "tool", "turns", "sampled", "lag"];
 const TITLES = { margin: "± group", sampled: "tokens", calls: "calls", failure: "failure", policy: "policy" };
 

@@ -27,7 +27,6 @@ function limits(chart, steps) {
   if (chart.bound !== null && chart.bound !== undefined) all.push(chart.bound);
   if (!all.length) return null;
   let low = Math.min(...all), high = Math.max(...all);
-  if (chart.stacked && all.length > 20) high = [...all].sort((a, b) => a - b)[Math.floor(all.length * 0.98)] * 1.1;
   if (chart.from !== undefined) low = Math.min(low, chart.from);
   if (chart.to !== undefined) high = Math.max(high, chart.to);
   if (low === high) { low -= chart.from === undefined ? Math.abs(low) * 0.1 || 0.5 : 0; high += Math.abs(high) * 0.1 || (chart.from === undefined ? 0.5 : 1); }

@@ -9,19 +9,40 @@ export const PANELS = [
   { title: "Accuracy of validations", hint: "mean over problems, with its 95 % interval", validationInterval: "val/mean@", percent: true, from: 0, to: 1 },
   { title: "Accuracy by data source", hint: "of the batch", between: ["rollout/source/", "/accuracy"], percent: true, from: 0, to: 1 },
   { title: "Tool use", hint: "share of attempts with a call", names: [["rollout/tool_use", "all rows"], ["rollout/tool_use/needs_tool", "rows that need a tool"]], percent: true, from: 0, to: 1 },
-  { title: "Lag of trained tokens", hint: "versions behind the learner; the bound is dashed", names: [["rollout/lag/mean", "mean"], ["rollout/lag/max", "largest"]], isLag: true, from: 0, exact: true },
+  { title: "Lag of trained tokens", hint: "versions behind the learner, with range; bound dashed", names: [["rollout/lag/mean", "mean"], ["rollout/lag/max", "largest"]], isLag: true, from: 0, exact: true },
   { title: "Seconds of a step", hint: "by phase", phases: true },
   { title: "Idle", hint: "share of the step in which they waited", names: [["idle/learner", "learner"], ["idle/servers", "servers"]], percent: true, from: 0 },
   { title: "Speed", hint: "tokens sampled per second", names: [["speed/sampled_tokens_per_s", "tokens/s"], ["speed/action_tokens_per_s", "tokens/s"]], from: 0 },
   { title: "Entropy", hint: "nats per token", names: [["learner/entropy", "entropy"]], from: 0 },
   { title: "KL, behavior to proximal", hint: "how far the sampler was from the learner", names: [["learner/correction/kl_k3", "k3"]] },
   { title: "Gradient norm", hint: "before clipping", names: [["learner/grad_norm", "norm"]], from: 0 },
-  { title: "Outcomes of all attempts", hint: "shares of the attempts that ended in the step", outcomes: true, percent: true },
+  { title: "Outcomes of all attempts", hint: "shares of the attempts that ended", outcomes: true, percent: true },
   { title: "Failures", hint: "attempts of a step without a score", names: [["attempts/failed", "failed"], ["rollout/dropped_groups", "groups dropped"]], from: 0, exact: true },
   { title: "Length", hint: "tokens after the prompt", names: [["rollout/response_tokens/mean", "mean"], ["rollout/response_tokens/max", "longest"]], from: 0 },
 ];
 const OUTCOMES = ["completed", "truncated", "turn_limit", "timeout", "tool_error", "environment_error", "model_error", "reward_error", "aborted"];
 const NOT_PHASES = ["time/step_s", "time/validate_s", "time/save_s"];
+
+// Stacks and bands have one value per window of steps: single steps of a long run are noise, and in some no attempt ends.
+const MOST_WINDOWS = 60;
+
+function windowed(lines, steps, reduce) {
+  const size = Math.max(1, Math.ceil(steps.length / MOST_WINDOWS)), starts = steps.map((_, at) => at).filter((at) => at % size === 0);
+  const found = starts.map((at) => lines.map((line) => reduce(line.values.slice(at, at + size).filter((value) => value !== null && value !== undefined))));
+  const kept = starts.map((_, at) => at).filter((at) => found[at].some((value) => value));
+  return lines.map((line, index) => ({ ...line, steps: kept.map((at) => steps[starts[at]]), values: kept.map((at) => found[at][index]) }));
+}
+
+const sum = (values) => values.reduce((a, b) => a + b, 0);
+const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
+
+function banded([mean, largest], steps) {
+  const [low] = windowed([mean], steps, (values) => (values.length ? Math.min(...values) : null));
+  const [high] = windowed([largest], steps, (values) => (values.length ? Math.max(...values) : null));
+  const [middle] = windowed([mean], steps, (values) => (values.length ? sum(values) / values.length : null));
+  const at = (line) => middle.steps.map((step) => line.values[line.steps.indexOf(step)] ?? null);
+  return [{ ...middle, low: at(low), high: at(high) }];
+}
 
 function wanted(panel, names) {
   if (panel.names) return panel.names.filter(([name]) => names.includes(name));
@@ -64,10 +85,13 @@ export function charts(overview, curves, open) {
       const sums = lines.map((line) => line.values.reduce((sum, value) => sum + (value ?? 0), 0)), total = sums.reduce((a, b) => a + b, 0);
       lines = lines.filter((_, at) => sums[at] > total * 0.005).sort((a, b) => sums[lines.indexOf(b)] - sums[lines.indexOf(a)]).slice(0, 6);
     }
+    if (panel.phases) lines = windowed(lines, curves.train.steps, median);
     if (panel.outcomes) {
-      const totals = curves.train.steps.map((_, at) => lines.reduce((sum, line) => sum + (line.values[at] ?? 0), 0));
-      lines = lines.map((line) => ({ ...line, values: line.values.map((value, at) => (totals[at] ? (value ?? 0) / totals[at] : null)) }));
+      lines = windowed(lines, curves.train.steps, sum);
+      const totals = (lines[0]?.values ?? []).map((_, at) => sum(lines.map((line) => line.values[at])));
+      lines = lines.map((line) => ({ ...line, values: line.values.map((value, at) => value / totals[at]) }));
     }
+    if (panel.isLag && lines.length === 2) lines = banded(lines, curves.train.steps);
     for (const [name, label] of panel.validation ?? []) if (curves.validation.values[name]) lines.push({ name: label, steps: curves.validation.steps, values: curves.validation.values[name], dots: true });
     if (panel.validationInterval) for (const name of intervals(overview.validation_names)) {
       const of = (end) => curves.validation.values[`${name}${end}`];
@@ -110,13 +134,15 @@ function ledger(overview) {
 
 function servers(overview) {
   if (!overview.servers.length) return null;
-  const seen = overview.state === "running" ? `as of ${duration(Math.max(0, Date.now() / 1000 - overview.servers_time))} ago` : "as the run last saw them";
-  return h("section", { class: "card" }, h("h2", null, "Servers"), h("p", { class: "hint" }, `${seen}; ${number(overview.latest["rollout/in_flight"] ?? null)} attempts at once`), h("div", { class: "wide-table" }, h("table", null, h("thead", null, h("tr", null, ["server", "state", "tokens asked", "restarts"].map((name, at) => h("th", { class: at > 1 ? "num" : null }, name)))), h("tbody", null, overview.servers.map((server) => h("tr", null, h("td", null, plain(server.name), h("div", { class: "quiet small" }, plain(server.message || server.kind))), h("td", null, h("span", { class: `pill ${server.state === "ready" ? "good" : "warn"}` }, server.state)), h("td", { class: "num" }, number(server.outstanding_tokens)), h("td", { class: "num" }, number(server.restarts))))))));
+  const isOver = overview.state !== "running" && overview.state !== "starting";
+  const seen = !isOver ? `as of ${duration(Math.max(0, Date.now() / 1000 - overview.servers_time))} ago` : "as the run last saw them";
+  return h("section", { class: "card" }, h("h2", null, "Servers"), h("p", { class: "hint" }, `${seen}; ${number(overview.latest["rollout/in_flight"] ?? null)} attempts at once`), h("div", { class: "wide-table" }, h("table", null, h("thead", null, h("tr", null, ["server", "state", "tokens asked", "restarts"].map((name, at) => h("th", { class: at > 1 ? "num" : null }, name)))), h("tbody", null, overview.servers.map((server) => h("tr", null, h("td", null, plain(server.name), h("div", { class: "quiet small" }, plain(server.message || server.kind))), h("td", null, h("span", { class: `pill ${isOver ? "" : server.state === "ready" ? "good" : "warn"}` }, isOver ? "ended" : server.state)), h("td", { class: "num" }, number(server.outstanding_tokens)), h("td", { class: "num" }, number(server.restarts))))))));
 }
 
 function actors(overview) {
   if (!overview.actors.length) return null;
-  return h("section", { class: "card" }, h("h2", null, "Rollout actors"), h("p", { class: "hint" }, "by their reports at the last step"), h("div", { class: "wide-table" }, h("table", null, h("thead", null, h("tr", null, ["actor", "state", "in flight", "finished", "restarts"].map((name, at) => h("th", { class: at > 1 ? "num" : null }, name)))), h("tbody", null, overview.actors.map((actor) => h("tr", null, h("td", null, plain(actor.name)), h("td", null, h("span", { class: `pill ${actor.state === "playing" ? "good" : "warn"}` }, plain(actor.state))), h("td", { class: "num" }, number(actor.in_flight)), h("td", { class: "num" }, number(actor.finished)), h("td", { class: "num" }, number(actor.restarts))))))));
+  const isOver = overview.state !== "running" && overview.state !== "starting";
+  return h("section", { class: "card" }, h("h2", null, "Rollout actors"), h("p", { class: "hint" }, "by their reports at the last step"), h("div", { class: "wide-table" }, h("table", null, h("thead", null, h("tr", null, ["actor", "state", "in flight", "finished", "restarts"].map((name, at) => h("th", { class: at > 1 ? "num" : null }, name)))), h("tbody", null, overview.actors.map((actor) => h("tr", null, h("td", null, plain(actor.name)), h("td", null, h("span", { class: `pill ${isOver ? "" : actor.state === "playing" ? "good" : "warn"}` }, isOver ? "ended" : plain(actor.state))), h("td", { class: "num" }, number(actor.in_flight)), h("td", { class: "num" }, number(actor.finished)), h("td", { class: "num" }, number(actor.restarts))))))));
 }
 
 function problems(source, overview) {
@@ -128,7 +154,8 @@ function problems(source, overview) {
 
 function closing(overview) {
   if (overview.table.length < 2) return null;
-  const [head, ...rows] = overview.table;
+  const isNarrow = matchMedia("(max-width: 600px)").matches;
+  const [head, ...rows] = isNarrow ? overview.table[0].map((_, at) => overview.table.map((cells) => cells[at])) : overview.table;
   return h("section", { class: "gap" }, h("h2", null, "Validations"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Validations", size: { marginTop: "8px" } }, h("table", null, h("thead", null, h("tr", null, head.map((name, at) => h("th", { class: at ? "num" : null }, plain(name))))), h("tbody", null, rows.map((cells) => h("tr", null, cells.map((cell, at) => h("td", { class: at ? "num" : null }, plain(cell)))))))));
 }
 
