@@ -226,9 +226,7 @@ class ModuleNames(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if node.id in self._imports.modules:
-            raise ValueError(
-                f"`{node.id}` is a module of the repository: use what is in it by `{node.id}.name`"
-            )
+            raise ValueError(f"`{node.id}` is a module of the repository, and used as an object")
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:

@@ -370,9 +370,7 @@ def _message(index: int, message: Message, turn: int | None, conversation: str |
         ShownCall(
             call.id,
             call.name,
-            None
-            if call.arguments is None
-            else ShownText.of(_arguments_text(call.arguments)),
+            None if call.arguments is None else ShownText.of(_arguments_text(call.arguments)),
             call.error,
         )
         for call in message.tool_calls
