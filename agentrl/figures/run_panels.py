@@ -150,6 +150,8 @@ def _stack_phases(axes: Axes, series: Series) -> None:
         if n.endswith("_s") and n not in ("step_s", "validate_s", "save_s")
     ]
     steps, seconds = series.stacked([f"time/{name}" for name in names])
+    if not seconds.size:
+        return
     places = windows(steps, at_most=MOST_WINDOWS)
     steps = np.array([steps[window].mean() for window in places])
     seconds = np.stack([np.median(seconds[:, window], axis=1) for window in places], axis=1)

@@ -70,5 +70,7 @@ def smooth(values: NDArray[np.float64], *, span: int) -> NDArray[np.float64]:
 def windows(steps: NDArray[np.float64], *, at_most: int) -> list[NDArray[np.int64]]:
     """Split the places of N steps into at most so many windows of consecutive steps, about equally long."""
     return [
-        places for places in np.array_split(np.arange(len(steps)), min(len(steps), at_most)) if len(places)
+        places
+        for places in np.array_split(np.arange(len(steps)), max(1, min(len(steps), at_most)))
+        if len(places)
     ]

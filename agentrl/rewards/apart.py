@@ -217,7 +217,7 @@ class ModuleNames(ast.NodeTransformer):
         is_fixed = id(node) in self._called or node.attr[:1].isupper()
         if not isinstance(node.ctx, ast.Load) or not is_fixed:
             raise ValueError(
-                f"`{ast.unparse(node)}`: only calls, classes and constants of a module run apart"
+                f"`{ast.unparse(node)}`: only calls, classes and capitalized values of a module run apart"
             )
         name = f"{node.attr}__{module.replace('.', '_')}"
         line = f"import {module}\nif hasattr({module}, {node.attr!r}): {node.attr} = {module}.{node.attr}"

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from agentrl.errors import CheckpointError
 from agentrl.figures.run_panels import draw_outcomes
 from agentrl.figures.run_picture import draw_figure, draw_report
-from agentrl.figures.series import Series, smooth
+from agentrl.figures.series import Series, smooth, windows
 from agentrl.tracking.metrics import MetricsFile, StepRecord
 
 
@@ -131,7 +131,7 @@ def test_validations_are_points_over_steps_and_minutes():
 @pytest.mark.parametrize("bound", [None, 0, 3])
 def test_the_lag_is_drawn_with_its_bound(bound):
     [lag] = panels_of(WHOLE, bound)["Lag of trained tokens"]
-    assert curve(lag, "largest") == (STEPS.tolist(), [1.0] * 39)
+    assert heights(lag, "range") == pytest.approx([0.5] * 39)
     assert curve(lag, "mean") == (STEPS.tolist(), [0.5] * 39)
     bounds = [
         (line.get_label(), *line.get_data()[1])
@@ -162,6 +162,25 @@ def test_ends_of_attempts_are_shares_that_fill_the_panel():
     failed = np.where(STEPS == 2, 3 / 12, 0)
     assert heights(outcomes, f"reward_error {share:.1%}") == pytest.approx(failed.tolist())
     assert heights(outcomes, f"completed {1 - share:.1%}") == pytest.approx((1 - failed).tolist())
+
+
+def test_a_step_in_which_no_attempt_ends_leaves_no_gap():
+    records = [
+        StepRecord("train", step, step, 1.0, {"attempts/completed": 4.0 * (step % 3 > 0)})
+        for step in range(1, 200)
+    ]
+    [outcomes] = panels_of(records)["Outcomes of all attempts"]
+    vertices = np.asarray(outcomes.collections[0].get_paths()[0].vertices)
+    assert vertices[vertices[:, 1] > 0, 1].tolist() == pytest.approx([1.0] * np.sum(vertices[:, 1] > 0))
+    assert np.unique(vertices[:, 0]).size == 60
+
+
+@given(st.integers(0, 300), st.integers(1, 70))
+def test_windows_are_consecutive_and_about_equally_long(number, at_most):
+    found = windows(np.arange(number, dtype=float), at_most=at_most)
+    assert np.concatenate([[], *found]).tolist() == list(range(number))
+    assert len(found) == min(number, at_most)
+    assert not found or max(map(len, found)) - min(map(len, found)) <= 1
 
 
 def test_the_second_of_two_equal_curves_is_not_drawn():
