@@ -84,7 +84,7 @@ def test_a_run_is_shown_and_a_link_leads_to_each_place(tab, runs) -> None:
     assert "Reward" in seen.texts(".card h2")
     assert seen.page.locator("svg[role=img]").count() >= 2
     actor = seen.page.locator(".card:has(h2:has-text('Rollout actors')) tbody tr").all_inner_texts()
-    assert [cell.split() for cell in actor] == [["rollout-0-5f3a9c1e", "playing", "7", "30", "1"]]
+    assert [cell.split() for cell in actor] == [["rollout-0-5f3a9c1e", "ended", "7", "30", "1"]]
     seen.page.locator("nav a", has_text="Attempts").click()
     seen.drawn("#/attempts")
     assert seen.texts("#count") == [f"1–{min(50, len(runs[1]))} of {len(runs[1])} attempts"]
@@ -247,6 +247,18 @@ def test_nothing_is_wider_than_a_telephone(tab) -> None:
     for place in PLACES:
         seen.open(place)
         assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390, place
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_figure_is_cut_and_the_reward_is_in_view(tab, width: int) -> None:
+    seen = tab(width=width)
+    seen.open("#/run")
+    cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+    assert seen.page.locator(".figures dd, .figures small").evaluate_all(cut) == []
+    seen.open("#/attempts?source=0")
+    heads = {head.inner_text(): head.bounding_box() for head in seen.page.locator("th").all()}
+    for name in ("outcome", "reward"):
+        assert heads[name]["x"] + heads[name]["width"] <= width
 
 
 def test_an_exported_file_needs_nobody(tab, tmp_path: Path, runs) -> None:
