@@ -7,6 +7,9 @@ distribution, plays n attempts at each and estimates pass@k; k = 1 is accuracy. 
 over the distribution. The smaller its `concentration`, the more problems are always or never solved; None:
 all are equally difficult. `rate` is the true pass@k. Required: a coverage of 93-97 % at rates of 0.3 to 0.7,
 and at least 90 % at 0.1 and 0.9. The exit code is 0 if that holds.
+
+Problems that come in families of FAMILY with one difficulty each are measured, too, with one attempt per problem: the
+intervals take problems for independent, so they are too narrow there. Nothing is required of these cells.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ ROOT = Path(__file__).parent.parent
 RATES = (0.1, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9)
 CONCENTRATIONS = (0.5, 2.0, 10.0, None)
 DESIGNS = ((1, 1), (8, 1), (8, 8), (16, 8))  # attempts per problem, k
+FAMILY = 5
 CHUNK = 100
 """Evaluations in memory at once."""
 
@@ -45,9 +49,12 @@ class Cell:
     rate: float
     coverage: float
     width: float
+    family: int = 1
 
     @property
     def is_met(self) -> bool:
+        if self.family > 1:
+            return True
         return 0.93 <= self.coverage <= 0.97 if 0.3 <= self.rate <= 0.7 else self.coverage >= 0.9
 
 
@@ -77,14 +84,18 @@ def main() -> int:
 
 def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cell]:
     """Yield one cell per combination, each with its own random numbers."""
-    combinations = itertools.product(numbers, DESIGNS, CONCENTRATIONS, RATES)
-    for index, (num_problems, (n, k), concentration, rate) in enumerate(combinations):
+    combinations = [
+        *itertools.product([1], numbers, DESIGNS, CONCENTRATIONS, RATES),
+        *itertools.product([FAMILY], numbers, DESIGNS[:1], CONCENTRATIONS[:2], RATES),
+    ]
+    for index, (family, num_problems, (n, k), concentration, rate) in enumerate(combinations):
         rng = np.random.default_rng((seed, index))
         by_count = pass_at(np.full(n + 1, n), np.arange(n + 1))[:, k - 1]
         covered, width = 0, 0.0
         for done in range(0, num_evaluations, CHUNK):
-            shape = (min(CHUNK, num_evaluations - done), num_problems)
-            num_right = rng.binomial(n, difficulties(rng, rate, k, concentration, shape))
+            shape = (min(CHUNK, num_evaluations - done), -(-num_problems // family))
+            of_families = difficulties(rng, rate, k, concentration, shape)
+            num_right = rng.binomial(n, of_families.repeat(family, axis=1)[:, :num_problems])
             low, high = share_interval(by_count[num_right])
             covered += int(((low <= rate) & (rate <= high)).sum())
             width += float((high - low).sum())
@@ -96,6 +107,7 @@ def measure(numbers: list[int], num_evaluations: int, seed: int) -> Iterator[Cel
             rate,
             covered / num_evaluations,
             round(width / num_evaluations, 5),
+            family,
         )
 
 

@@ -90,7 +90,7 @@ class ActionBatch:
         _check_lengths(int(num_tokens_N.sum()), rewards_A=rewards_A, turn_A=turn_A)
         sequence_A = repeat(torch.arange(len(num_tokens_N)), num_tokens_N)
         turns = CompactTurns.of(sequence_A, turn_A, num_sequences=len(num_tokens_N))
-        rewards = TokenRewards(torch.arange(len(rewards_A)), rewards_A)
+        rewards = TokenRewards.of_tokens(rewards_A)
         return cls(rewards, turns, num_tokens_N, group_N, is_truncated_N, group_size, **columns)
 
     @property
@@ -131,7 +131,7 @@ class ActionBatch:
     def with_rewards(self, rewards_A: Tensor) -> ActionBatch:
         """Return the batch with other rewards, f[A]."""
         _check_lengths(self.num_tokens, rewards_A=rewards_A)
-        return replace(self, rewards=TokenRewards(torch.arange(len(rewards_A)), rewards_A))
+        return replace(self, rewards=TokenRewards.of_tokens(rewards_A))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +143,12 @@ class TokenRewards:
 
     tokens_E: Tensor
     values_E: Tensor
+
+    @classmethod
+    def of_tokens(cls, rewards_A: Tensor) -> TokenRewards:
+        """Return the rewards of f[A], one reward per token."""
+        tokens = rewards_A.nonzero().squeeze(1)
+        return cls(tokens, rewards_A[tokens])
 
     def sums(self, lengths: Tensor) -> Tensor:
         """Return the sum of the rewards in each run of `lengths` neighboring tokens; f64 or the own dtype."""

@@ -80,12 +80,12 @@ def test_every_help_has_an_example_that_could_be_run(path: tuple[str, ...]) -> N
     assert list(problems_of(example, project())) == []
 
 
-def test_the_table_of_the_readme_names_every_command() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_of_commands_names_every_command() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
     assert [
         path
         for path in COMMANDS
-        if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in readme
+        if path[0] not in ("data", "servers") and f"`agentrl {' '.join(path)}" not in page
     ] == []
 
 
