@@ -8,8 +8,8 @@ over the distribution. The smaller its `concentration`, the more problems are al
 all are equally difficult. `rate` is the true pass@k. Required: a coverage of 93-97 % at rates of 0.3 to 0.7,
 and at least 90 % at 0.1 and 0.9. The exit code is 0 if that holds.
 
-Problems that come in families of FAMILY with one difficulty each are measured, too, with one attempt per problem: the
-intervals take problems for independent, so they are too narrow there. Nothing is required of these cells.
+Problems in families of FAMILY, each of one difficulty, are measured, too, with one attempt per problem. The
+intervals take problems for independent, so they are too narrow there; nothing is required of these cells.
 """
 
 from __future__ import annotations
