@@ -87,9 +87,12 @@ class Run:
         validation: Validation | None,
         batch_rewards: RemoteBatchRewards,
         total_steps: int,
+        newest_version: int,
     ) -> None:
         """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded
         already.
+
+        newest_version: the newest one that was ever used in this run folder; -1: none.
         """
         self.config = config
         self.dir = run_dir
@@ -127,6 +130,7 @@ class Run:
             self.roles.learner,
             config.rollout,
             model_path=config.model.path,
+            newest_version=newest_version,
             disk_patience_s=config.buffer.disk_patience_s,
             run_dir=run_dir,
             servers=self.servers,

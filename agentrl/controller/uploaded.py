@@ -22,7 +22,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
 import shutil
 import socket
 import uuid
@@ -35,11 +34,13 @@ from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.config.storage_urls import shown
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.run_dir import RunDir
-from agentrl.data.atomic_files import require_new_folder, write_atomically
+from agentrl.data.atomic_files import require_new_folder, sync, write_atomically
 from agentrl.data.checkpoint_files import MANIFEST
 from agentrl.data.fetched import below, fetch_checkpoint
 from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, StorageError
+from agentrl.tracking.unwritten import AppendedFile
+from agentrl.tracking.versions import VERSIONS, read_versions
 
 INDEX = "upload.json"
 """Name of the index in storage, and of its copy in the run folder that owns it."""
@@ -158,7 +159,7 @@ def fetch_upload(place: StoragePath, index: UploadIndex, root: Path, *, say: Cal
         if not path.startswith(LEFT_THERE) and path != "config.yaml":
             (place / path).download(below(root, path))
     _fetch_journal(place, index, root)
-    _skip_versions(root / "versions.jsonl", step)
+    _skip_versions(root / VERSIONS, step)
     target = below(root / CHECKPOINTS, local_name(name))
     if not target.is_dir():
         _fetch_checkpoint(place, index, name, target)
@@ -306,10 +307,9 @@ def local_name(name: str) -> str:
 
 def _skip_versions(file: Path, step: int) -> None:
     """Let the next version be one that the lost machine cannot have published since its last upload."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    newest = max((json.loads(line)["version"] for line in lines if line.endswith("}")), default=-1)
+    newest = max((one.version for one in read_versions(file)), default=-1)
     record = {"version": newest + VERSIONS_SKIPPED, "step": step, "what": "resumed from the upload"}
-    with file.open("a") as opened:
-        opened.write(json.dumps(record) + "\n")
-        opened.flush()
-        os.fsync(opened.fileno())
+    appended = AppendedFile(file)
+    appended.append_records(json.dumps(record).encode())
+    sync(file)
+    appended.close()
