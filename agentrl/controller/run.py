@@ -31,6 +31,7 @@ from agentrl.controller.silent_roles import SilentRoles
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.fetched import index_folder
 from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
@@ -402,6 +403,7 @@ class Run:
         self.roles.learner.run(Learner.export, str(policy))
         if self.config.model.lora.roles:
             self.roles.learner.run(Learner.export_adapter, str(self.dir.root / "adapters"))
+        self.observer.unwritten.attempt("policy", partial(index_folder, policy))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         self._release_recorded()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from agentrl.data.parquet_files import read_table, write_table
 
 FOLDER = "proximal"
+WHAT = "a Parquet file of log-probabilities"
 _SCHEMA = pa.schema(
     [
         pa.field("group", pa.int64()),
@@ -69,8 +70,7 @@ def read_proximal(
     is_any = False
     for path in sorted(folder.glob(f"step_{step:06d}_part*_rank*.parquet")):
         try:
-            what = "a Parquet file of log-probabilities"
-            rows = read_table(path, what, schema=_SCHEMA, filters=wanted).to_pylist()
+            rows = read_table(path, WHAT, schema=_SCHEMA, filters=wanted).to_pylist()
         except FileNotFoundError:
             continue
         for row in rows:
@@ -78,3 +78,14 @@ def read_proximal(
             found[row["first"] : row["first"] + len(own)] = own
             is_any = True
     return found if is_any else None
+
+
+def groups_of_step(folder: Path, step: int) -> set[int]:
+    """Return the groups of which files of a step store something.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    files = folder.glob(f"step_{step:06d}_part*_rank*.parquet")
+    tables = [read_table(file, WHAT, columns=["group"]) for file in files]
+    return {group for table in tables for group in table["group"].to_pylist()}

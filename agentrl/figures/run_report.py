@@ -48,7 +48,7 @@ def report_run(folder: Path) -> list[Path]:
 
     picture = draw_report(folder, max_staleness=_max_staleness(folder))
     summary = folder / "summary.md"
-    write_summary(_table_of(folder), summary, title=str(folder))
+    write_summary(closing_table(folder), summary, title=str(folder))
     return [summary, picture]
 
 
@@ -144,7 +144,8 @@ class ReportRefresher:
         return status is not None
 
 
-def _table_of(folder: Path) -> ClosingTable:
+def closing_table(folder: Path) -> ClosingTable:
+    """Return the closing table of the run in a folder, from its files."""
     records = read_metrics(folder / "metrics.jsonl")
     steps = [record for record in records if record.kind == "train"]
     last = steps[-1] if steps else records[-1]

@@ -20,7 +20,9 @@ from agentrl.buffer.records import ArchivedGroup, count_path
 from agentrl.controller.checkpoint import complete_checkpoints, read_checkpoint
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import FailureTable
+from agentrl.data.fetched import INDEX, check_folder
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
+from agentrl.data.proximal_files import groups_of_step
 from agentrl.data.trajectories import read_parquet
 from agentrl.errors import AgentRLError
 from agentrl.offline.stored_steps import StoredStep, StoredSteps, read_publishes
@@ -49,9 +51,11 @@ def compare_files(found: Audit, ended: Sequence[ArchivedGroup], folder: Path, bo
         METRICS: comparison.metrics,
         "validations": comparison.validations,
         FAILURES: comparison.failures,
+        PROXIMAL: comparison.proximal,
         ALARMS: comparison.alarms,
         VERSIONS: comparison.versions,
         "checkpoints": comparison.checkpoints,
+        "policy": comparison.policy,
         RESULT: comparison.result,
     }
     notes = []
@@ -210,24 +214,34 @@ class _Comparison:
             if record.step > self.last_complete and not path.is_file():
                 continue
             batch = read_parquet(path)
+            if set(batch.column("step").to_pylist()) - {record.step}:
+                self.found.complain(f"{path} is of another step")
             if batch.num_rows != record.values.get("val/trajectories", batch.num_rows):
                 self.found.complain(f"the validation after step {record.step} has {batch.num_rows} attempts")
         return f"validations: {len(validated)}, as in {METRICS}"
 
     def failures(self) -> str:
-        """Check that failures were recorded, if the metrics tell of any; and files of token ratios."""
+        """Check that failures were recorded, if the metrics tell of any."""
         names = ("attempts/failed", "val/failed")
         told = sum(int(record.values.get(name, 0)) for record in self.records for name in names)
         path = self.folder / FAILURES
         stored = len(list(FailureTable(path, keeps_earlier=True).earlier()))
         if told and not path.is_file():
             self.found.complain(f"{FAILURES} is missing, and {METRICS} tells of {told} failed attempts")
-        if self._of("tracking", "token_ratios", False):
-            for record in self.records:
-                parts = list((self.folder / PROXIMAL).glob(f"step_{record.step:06d}_part*_rank*.parquet"))
-                if record.kind == "train" and not parts:
-                    self.found.complain(f"step {record.step}: its file in {PROXIMAL}/ is missing")
         return f"{FAILURES}: {stored} failed attempts"
+
+    def proximal(self) -> str:
+        """Check that the proximal log-probabilities of each step are of its groups."""
+        if not self._of("tracking", "token_ratios", False):
+            return f"{PROXIMAL}: not kept (tracking.token_ratios=false)"
+        batches = self._batches()
+        for step in (record.step for record in self.records if record.kind == "train"):
+            groups = groups_of_step(self.folder / PROXIMAL, step)
+            if not groups and step <= self.last_complete:
+                self.found.complain(f"step {step}: its file in {PROXIMAL}/ is missing")
+            if groups - batches.get(step, groups):
+                self.found.complain(f"step {step}: its file in {PROXIMAL}/ is of other groups")
+        return f"{PROXIMAL}: of the steps that {METRICS} has"
 
     def alarms(self) -> str:
         path = self.folder / ALARMS
@@ -258,6 +272,14 @@ class _Comparison:
                 f"the checkpoint of step {settled} is missing: the journal cannot go back before that step"
             )
         return f"checkpoints: {len(there)}"
+
+    def policy(self) -> str:
+        """Check the exported policy, which the run writes at its end."""
+        folder = self.folder / "policy"
+        if self.has_ended and not folder.is_dir():
+            self.found.complain(f"{folder} is missing")
+        check_folder(folder)
+        return "policy: " + ("as the run wrote it" if (folder / INDEX).is_file() else "no index to compare")
 
     def result(self) -> str:
         """Check the totals in the run's result against the journal."""

@@ -93,10 +93,13 @@ class StoredSteps:
         """Read step `step`, counted from 1.
 
         Raises:
-            DataError: the file contains no trajectories of this format.
+            DataError: the file is damaged, or contains no trajectories of this step in a known format.
         """
         file = self.files[step - 1]
         trajectories, batch = read_trajectories(file, images=file.parent.parent / IMAGES)
+        found = set(batch.column("step").to_pylist()) if "step" in batch.schema.names else set()
+        if found - {step}:
+            raise DataError(f"{file} contains step {min(found)}, not {step}")
         groups = tuple(group_attempts([AttemptFacts.of(t) for t in trajectories]))
         if "learned_by" in batch.schema.names and batch.num_rows > 0:
             version = batch.column("learned_by")[0].as_py()

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer
 
+from agentrl.data.fetched import check_folder
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.seals import check_text
 
@@ -88,13 +89,19 @@ class TokenTexts:
 def find_tokenizer(run: Path) -> Path | None:
     """Return the folder of a run's tokenizer: its config's, or that of a policy that it wrote; None: none is
     here.
+
+    Raises:
+        CheckpointError: it was changed since the run wrote it, or the config is damaged.
     """
     places = [run / "policy"]
     places += [folder / "policy" for folder in sorted((run / "checkpoints").glob("*"), reverse=True)]
     config = read_config(run)
     model = config.get("model") or {}
     places += [Path(str(model[name])) for name in ("tokenizer_path", "path") if model.get(name)]
-    return next((place for place in places if (place / FILE).is_file()), None)
+    found = next((place for place in places if (place / FILE).is_file()), None)
+    if found is not None:
+        check_folder(found, [FILE])
+    return found
 
 
 def read_config(run: Path) -> dict[str, Any]:
