@@ -109,9 +109,8 @@ class UploadIndex(BaseModel):
             name, step = self.newest
             if name not in self.checkpoints or not name.startswith(f"step_{step:06d}_"):
                 raise ValueError(f"newest={self.newest!r} is none of the checkpoints")
-        if self.journal is not None:
-            if self.journal not in self.files or not self.journal.startswith("journal/"):
-                raise ValueError(f"journal={self.journal[:100]!r} is none of the files")
+        if self.journal not in (None, *(name for name in self.files if name.startswith("journal/"))):
+            raise ValueError(f"journal={self.journal!r} is none of the files")
         return self
 
     @property

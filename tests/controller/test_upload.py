@@ -501,7 +501,63 @@ def test_what_is_no_upload_is_told(url, tmp_path):
         (place / INDEX).write(content)
         with pytest.raises(ConfigError, match=words):
             RunFolder(tmp_path / words, url).claim()
-    newest = {"newest": ["step_000001_x", 1], "checkpoints": {"step_000001_x": [1, "x"]}}
-    (place / INDEX).write(json.dumps({"owner": "x", **newest, "files": {"../../evil": [1, "x"]}}).encode())
-    with pytest.raises(StorageError, match="is not the name of a file"):
-        RunFolder(tmp_path / "evil", url).claim()
+
+
+HASH = "0" * 64
+NAME = "step_000001_0a1b2c3d"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"files": {"../../evil": [1, HASH]}},
+        {"files": {"/etc/evil": [1, HASH]}},
+        {"files": {"trajectories/../../evil": [1, HASH]}},
+        {"files": {"trajectories//evil": [1, HASH]}},
+        {"files": {"policy/" + "x" * 300: [1, HASH]}},
+        {"files": {"policy/a\x00b": [1, HASH]}},
+        {"files": {".lock": [1, HASH]}},
+        {"files": {"upload.json": [1, HASH]}},
+        {"files": {"ledger.sqlite": [1, HASH]}},
+        {"files": {"checkpoints/step_000009/manifest.json": [1, HASH]}},
+        {"files": {"trajectories": [1, HASH]}},
+        {"files": {"policy/a": [-1, HASH]}},
+        {"files": {"policy/a": [10**30, HASH]}},
+        {"files": {"policy/a": ["many", HASH]}},
+        {"files": {"policy/a": [1, "x"]}},
+        {"files": [1]},
+        {"checkpoints": {"../step_000001_0a1b2c3d": [1, HASH]}},
+        {"checkpoints": {"step": [1, HASH]}},
+        {"newest": ["step_000002_0a1b2c3d", 2]},
+        {"newest": [NAME, 7]},
+        {"newest": [NAME, "1"]},
+        {"journal": "journal/other.sqlite"},
+        {"journal": "policy/a", "files": {"policy/a": [1, HASH]}},
+        {"owner": None},
+    ],
+)
+def test_an_index_that_names_what_no_run_uploads_writes_nothing(url, tmp_path, changed):
+    index = {"owner": "x", "newest": [NAME, 1], "checkpoints": {NAME: [1, HASH]}, **changed}
+    (StoragePath.of(url) / INDEX).write(json.dumps(index).encode())
+    run = RunFolder(tmp_path / "run", url)
+    before = run.files()
+    for read in (run.claim, lambda: fetch(url, tmp_path / "copy"), lambda: disk(url)):
+        with pytest.raises(ConfigError, match="is not the index of an uploaded run") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert run.files() == before
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("run", "storage")] == []
+
+
+def test_a_file_that_a_link_would_lead_elsewhere_is_not_fetched(url, tmp_path):
+    run = RunFolder(tmp_path / "run", url)
+    run.step(1)
+    (run.root / "attempts" / "more").mkdir()
+    run.claim().send()
+    run.dir.close()
+    other, elsewhere = RunFolder(tmp_path / "other", url), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (other.root / "attempts").symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="over a link"):
+        other.claim()
+    assert list(elsewhere.iterdir()) == []

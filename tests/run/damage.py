@@ -181,7 +181,7 @@ def read(reader: Callable[[Path], Any], run: Path) -> tuple[str, str]:
     except (AgentRLError, Found) as error:
         lines = str(error).strip().splitlines()
         return (DETECTED if len(lines) == 1 else TRACEBACK), str(error)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - that there is none is what is tested
         return TRACEBACK, f"{type(error).__name__}: {error}"
 
 
