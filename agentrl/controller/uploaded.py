@@ -164,7 +164,7 @@ def claim_upload(
         StorageError: the upload cannot be fetched.
     """
     place.probe()
-    index, own = read_upload(place), _own_index(run_dir.root)
+    index, own = read_upload(place), own_index(run_dir.root)
     if index is None:
         index = UploadIndex(owner=uuid.uuid4().hex)
     elif own is None or own.owner != index.owner:
@@ -260,7 +260,7 @@ def disk_lines(where: str) -> list[str]:
         if path.is_file():
             kind = _kind(str(path.relative_to(root)))
             local[kind] = local.get(kind, 0) + path.stat().st_size
-    index = _own_index(root)
+    index = own_index(root)
     headline = [] if index is None else [_headline("uploaded", index)]
     return [*headline, *_table(local, {} if index is None else _sizes(index))]
 
@@ -295,7 +295,7 @@ def _table(local: Mapping[str, int], uploaded: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _own_index(root: Path) -> UploadIndex | None:
+def own_index(root: Path) -> UploadIndex | None:
     """Return the run folder's copy of the index; None if it never uploaded."""
     try:
         return UploadIndex.model_validate_json((root / INDEX).read_bytes())

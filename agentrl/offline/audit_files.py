@@ -18,6 +18,7 @@ from agentrl.buffer.audit import Audit
 from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.records import ArchivedGroup, count_path
 from agentrl.controller.checkpoint import complete_checkpoints, read_checkpoint
+from agentrl.controller.uploaded import UploadIndex, own_index
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import FailureTable
 from agentrl.data.fetched import INDEX, check_folder
@@ -90,6 +91,11 @@ class _Comparison:
         path = self.folder / METRICS
         return read_metrics(path) if path.is_file() else []
 
+    @cached_property
+    def index(self) -> UploadIndex | None:
+        """What of the run is in storage; None without an upload."""
+        return own_index(self.folder)
+
     @property
     def has_ended(self) -> bool:
         """Whether the run has made its last step, and everything must be there."""
@@ -133,15 +139,22 @@ class _Comparison:
         place = self._place("rollout_data_dir", "trajectories")
         files = {step: place / f"step_{step:06d}.parquet" for step in steps}
         there = [step for step in steps if files[step].is_file()]
-        for step in steps:
-            if step not in there and step <= self.last_complete:
+        waiting = [step for step in steps if step not in there and not self._is_stored(files[step])]
+        for step in waiting:
+            if step <= self.last_complete:
                 self.found.complain(f"step {step}: its trajectories are missing: there is no {files[step]}")
         stored = StoredSteps(tuple(files.values()), read_publishes(self.folder))
         places = {step: place for place, step in enumerate(steps)}
         read = [self._read(stored, places[step], step, batches[step]) for step in there]
-        num_waiting = len(steps) - len(there)
-        waiting = f"; those of {num_waiting} steps are not written yet" if num_waiting else ""
-        return f"trajectories of {len(there)} steps: {sum(read)} groups, as in the journal{waiting}"
+        num_stored = len(steps) - len(there) - len(waiting)
+        notes = [f"trajectories of {len(there)} steps: {sum(read)} groups, as in the journal"]
+        notes += [f"those of {len(waiting)} steps are not written yet"] if waiting else []
+        notes += [f"those of {num_stored} steps are in storage (agentrl fetch)"] if num_stored else []
+        return "; ".join(notes)
+
+    def _is_stored(self, file: Path) -> bool:
+        """Return whether a file of the run is only in storage, because the run was continued here."""
+        return self.index is not None and f"{file.parent.name}/{file.name}" in self.index.files
 
     def _batches(self) -> dict[int, set[int]]:
         """Return the groups of each step that counts, those of the archive included."""
@@ -211,7 +224,7 @@ class _Comparison:
         place = self._place("validation_data_dir", "validation")
         for record in validated if keeps else ():
             path = place / f"step_{record.step:06d}.parquet"
-            if record.step > self.last_complete and not path.is_file():
+            if not path.is_file() and (record.step > self.last_complete or self._is_stored(path)):
                 continue
             batch = read_parquet(path)
             if set(batch.column("step").to_pylist()) - {record.step}:
@@ -237,7 +250,8 @@ class _Comparison:
         batches = self._batches()
         for step in (record.step for record in self.records if record.kind == "train"):
             groups = groups_of_step(self.folder / PROXIMAL, step)
-            if not groups and step <= self.last_complete:
+            first = self.folder / PROXIMAL / f"step_{step:06d}_part0_rank0.parquet"
+            if not groups and step <= self.last_complete and not self._is_stored(first):
                 self.found.complain(f"step {step}: its file in {PROXIMAL}/ is missing")
             if groups - batches.get(step, groups):
                 self.found.complain(f"step {step}: its file in {PROXIMAL}/ is of other groups")
