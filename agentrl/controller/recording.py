@@ -65,6 +65,7 @@ class _Waiting:
     """A file that is not written yet.
 
     num_tries: how often it failed, or a recorder died with it. is_given: the recorder should have it.
+    has_former: what the recorder has is the file of a step that was undone, and is replaced by this.
     """
 
     step: int
@@ -73,6 +74,7 @@ class _Waiting:
     num_tries: int = 0
     is_given: bool = False
     has_failed: bool = False
+    has_former: bool = False
 
 
 class RemoteRecording:
@@ -105,7 +107,12 @@ class RemoteRecording:
                 error = DiskError(f"{name}: {count} earlier files still wait for a slow disk")
                 self._unwritten.count(WHAT, error)
                 return
-            self._waiting[name] = _Waiting(step, attempts, {"step": step, **columns})
+            former = self._waiting.pop(name, None)
+            has_former = former is not None and former.is_given and not former.has_failed
+            file = _Waiting(
+                step, attempts, {"step": step, **columns}, is_given=has_former, has_former=has_former
+            )
+            self._waiting[name] = file
             self._exchange(retries=True)
 
     def wait(self) -> None:
@@ -158,17 +165,22 @@ class RemoteRecording:
             self._unwritten.count(WHAT, error)
 
     def _look_at(self, news: Recorded) -> None:
-        for path in news.written:
-            self._waiting.pop(path, None)
         for path, why in news.failed.items():
             self._unwritten.count(WHAT, DiskError(f"{path}: {why}"))
-            self._waiting[path].has_failed = True
-            self._count_try(path, why)
+        for path in [path for path in (*news.written, *news.failed) if path in self._waiting]:
+            file = self._waiting[path]
+            if file.has_former:
+                file.is_given = file.has_former = False
+            elif path in news.failed:
+                file.has_failed = True
+                self._count_try(path, news.failed[path])
+            else:
+                del self._waiting[path]
         lost = [path for path, file in self._waiting.items() if self._is_lost(path, file, news)]
         if lost:  # it was writing the first of them when it died
             self._say(f"the recorder died; it is given {len(lost)} files again")
             for path in lost:
-                self._waiting[path].is_given = False
+                self._waiting[path].is_given = self._waiting[path].has_former = False
             self._count_try(lost[0], "the recorder died")
         if news.written and not news.failed:
             self._unwritten.clear(WHAT)

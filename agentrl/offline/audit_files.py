@@ -137,15 +137,15 @@ class _Comparison:
         batches = self._batches()
         steps = sorted(step for step in batches if step <= self.found.lineage.step)
         place = self._place("rollout_data_dir", "trajectories")
-        files = {step: place / f"step_{step:06d}.parquet" for step in steps}
+        last = max(steps, default=0)
+        files = {step: place / f"step_{step:06d}.parquet" for step in range(1, last + 1)}
         there = [step for step in steps if files[step].is_file()]
         waiting = [step for step in steps if step not in there and not self._is_stored(files[step])]
         for step in waiting:
             if step <= self.last_complete:
                 self.found.complain(f"step {step}: its trajectories are missing: there is no {files[step]}")
         stored = StoredSteps(tuple(files.values()), read_publishes(self.folder))
-        places = {step: place for place, step in enumerate(steps)}
-        read = [self._read(stored, places[step], step, batches[step]) for step in there]
+        read = [self._read(stored, step, batches[step]) for step in there]
         num_stored = len(steps) - len(there) - len(waiting)
         notes = [f"trajectories of {len(there)} steps: {sum(read)} groups, as in the journal"]
         notes += [f"those of {len(waiting)} steps are not written yet"] if waiting else []
@@ -164,10 +164,10 @@ class _Comparison:
                 batches.setdefault(group.step, set()).add(group.group_id)
         return batches
 
-    def _read(self, stored: StoredSteps, place: int, step: int, expected: set[int]) -> int:
-        """Compare a step's file, the one at `place`, and return the number of its groups."""
+    def _read(self, stored: StoredSteps, step: int, expected: set[int]) -> int:
+        """Compare a step's file, and return the number of its groups."""
         try:
-            batch = stored.read(place + 1)
+            batch = stored.read(step)
         except AgentRLError as error:
             self.found.complain(f"step {step}: its trajectories could not be compared: {error}")
             return 0

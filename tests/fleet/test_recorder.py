@@ -188,6 +188,17 @@ def test_a_file_with_which_each_recorder_dies_is_given_up_alone(tmp_path, said):
     assert [path.name for path in tmp_path.iterdir()] == ["2.parquet"]
 
 
+def test_a_step_that_is_made_again_replaces_what_still_waits_to_be_written(tmp_path, said, slow):
+    recording = RemoteRecording(Here(), UnwrittenFiles(said.append), said.append)
+    path = tmp_path / "1.parquet"
+    recording.write(path, attempts(3), step=1)
+    recording.write(path, attempts(5), step=1)
+    slow.set()
+    recording.finish()
+    assert read_parquet(path).num_rows == 5
+    assert recording.oldest_step is None
+
+
 def test_a_checkpoint_does_not_wait_for_a_disk_that_hangs(tmp_path, said, slow, monkeypatch):
     monkeypatch.setattr("agentrl.controller.recording.MAX_WAIT_S", 0.05)
     monkeypatch.setattr("agentrl.controller.recording.WAIT_S", 0.01)
