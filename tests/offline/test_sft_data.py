@@ -91,7 +91,7 @@ def test_a_row_is_rendered_with_its_own_arguments_of_the_template(tmp_path, as_t
     assert source != THINKING
     (tmp_path / "chat_template.jinja").write_text(source)
     chat = Chat.load(str(tmp_path))
-    own = '{"tone": "/b"}' if as_text else {"tone": "/b", "other": None}
+    own = '{"tone": "/b"}' if as_text else {"tone": "/b"}
     rows = [{"messages": [user("?"), said("!")]}, {"messages": [user("?"), said("!")], "how": own}]
     plain, toned = conversations(tmp_path, chat, *rows, chat_template_kwargs_key="how").samples
     texts = [chat.decode(sample.token_ids.tolist()) for sample in (plain, toned)]
@@ -211,7 +211,12 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
             DataError,
             "row 0 (line 1): field 'messages': must be a list of {role, content}, is 'hello'",
         ),
-        ({"text": []}, {}, DataError, "field 'messages': must be a list of {role, content}, is missing"),
+        (
+            {"text": []},
+            {},
+            DataError,
+            "field 'messages': is missing; the row has text; name its column in data.messages_key",
+        ),
         (
             {"messages": [{"role": "bot", "content": ""}]},
             {},
@@ -234,13 +239,13 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
             {"messages": [said("!")], "tools": [3]},
             {},
             DataError,
-            "field 'tools': must contain names of tools or schemas",
+            "field 'tools': must contain names of tools, or schemas",
         ),
         (
             {"messages": [said("!")], "tools": "[hammer"},
             {},
             DataError,
-            "field 'tools': must be a list of tools, or one as JSON text",
+            "field 'tools': is not valid JSON",
         ),
         (
             {"p": "?", "r": 3},
@@ -252,7 +257,7 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
             {"r": "!"},
             {"prompt_key": "p", "response_key": "r"},
             DataError,
-            "field 'p': must be text or messages, is missing",
+            "field 'p': is missing; the row has r; name its column in data.prompt_key",
         ),
     ],
 )
@@ -341,7 +346,7 @@ def test_a_long_pair_is_left_out_or_loses_its_beginning(tmp_path, chat):
     ("row", "words"),
     [
         ({"chosen": "a", "rejected": "b"}, "field 'chosen': is text without a prompt"),
-        ({"prompt": "?", "chosen": "a"}, "field 'rejected': must be a list of {role, content}, is missing"),
+        ({"prompt": "?", "chosen": "a"}, "field 'rejected': is missing; the row has prompt, chosen; "),
         (
             {"prompt": "?", "chosen": [said("a"), user("b")], "rejected": "b"},
             "field 'chosen': must end with a message of the assistant",
