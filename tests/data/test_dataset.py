@@ -114,6 +114,14 @@ def test_overlong_prompts_are_counted(tmp_path: Path, policy, kept, report):
     assert data.report == report
 
 
+def test_equal_rows_are_counted(tmp_path: Path):
+    data = dataset([json_lines(tmp_path / "a.jsonl", ["a", "b", "a", "a"])], measure=length)
+    assert data.report == DatasetReport(rows=4, filtered=0, truncated=0, repeated=2)
+    different = [row("a", extra_info={"n": n}) for n in range(3)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(one) + "\n" for one in different))
+    assert dataset([str(tmp_path / "b.jsonl")], measure=length).report.repeated == 0
+
+
 def test_overlong_prompts_as_error_name_the_row(tmp_path: Path):
     path = json_lines(tmp_path / "a.jsonl", ["aa", "cccc"])
     with pytest.raises(

@@ -2,6 +2,7 @@
 told.
 """
 
+import datetime
 import itertools
 import json
 
@@ -143,15 +144,94 @@ def test_a_column_within_a_struct(tmp_path, chat):
     assert learned(chat, examples.samples[0]) == ["a<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    "key", ["loss_mask", "step_loss_mask", "loss", "loss_scale", "weight", "train", "training", "trainable"]
+)
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, None)])
+def test_messages_that_a_row_marks_are_context(tmp_path, chat, key, no, yes):
+    messages = [user("q"), said("WRONG", **{key: no}), user("again"), said("right", **{key: yes})]
+    rows = [{"messages": messages}, {"messages": json.dumps(messages)}]
+    for sample in conversations(tmp_path, chat, *rows).samples:
+        assert learned(chat, sample) == ["right<|im_end|>"]
+        assert "WRONG" in chat.decode(sample.token_ids.tolist())
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows[:1]), path)
+    [sample] = read_conversations([str(path)], SFTDataConfig(), chat, PLUGINS).samples
+    assert learned(chat, sample) == ["right<|im_end|>"]
+
+
+def test_rows_without_a_message_to_learn_are_counted(tmp_path, chat):
+    marked = {"messages": [user("q"), said("WRONG", weight=0)]}
+    examples = conversations(tmp_path, chat, marked, {"messages": [user("q"), said("a")]})
+    assert examples.summary("conversation") == "1 conversation, 1 left out without a message to learn"
+    with pytest.raises(DataError, match="no conversation to train on: 1 have no message to learn"):
+        conversations(tmp_path, chat, marked)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([user("q"), said("a", weight=0.5)], "messages[1].weight': must be 0 or 1 (false or true), is 0.5"),
+        ([user("q"), said("a", train="no")], "messages[1].train': must be 0 or 1 (false or true), is 'no'"),
+        (
+            [user("q"), said("a", loss=1, weight=0)],
+            "messages[1]': is marked to be learned, and not to be: loss 1",
+        ),
+        (
+            [{**user("q"), "train": True}, said("a")],
+            "messages[0]': is marked to be learned, but has the role user",
+        ),
+        ([user("q"), said("a", train_detail=[{"train": False}])], "messages[1].train_detail': chooses parts"),
+        ([user("q"), said("a", function_call={"name": "f"})], "messages[1].function_call': is not read"),
+    ],
+)
+def test_marks_that_cannot_be_honoured_are_refused(tmp_path, chat, messages, words):
+    for row in ({"messages": messages}, {"messages": messages, "tools": []}):
+        with pytest.raises(DataError) as error:
+            conversations(tmp_path, chat, row)
+        assert "row 0 (line 1): field '" in str(error.value)
+        assert words in str(error.value)
+
+
+def test_marks_where_they_say_nothing_are_refused(tmp_path, chat):
+    prompt = {"p": [user("q"), said("a", weight=1), user("r")], "r": "b"}
+    with pytest.raises(DataError, match="field 'p': marks a message to learn, but only 'r' is learned"):
+        conversations(tmp_path, chat, prompt, prompt_key="p", response_key="r")
+    pair = {"prompt": "q", "chosen": [said("a", loss_mask=0)], "rejected": "b"}
+    with pytest.raises(DataError, match="field 'chosen': marks a message that is not learned"):
+        read_in(tmp_path, chat, pair)
+    assert len(read_in(tmp_path, chat, {**pair, "chosen": [said("a", loss_mask=1)]}).samples) == 1
+
+
+def test_null_arguments_in_json_text_are_trained_and_parquets_are_not(tmp_path, chat):
+    def row(arguments):
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        return {"messages": [user("?"), said("", tool_calls=[call])], "tools": [SCHEMA["function"]]}
+
+    text = conversations(tmp_path, chat, row('{"city": "Bern", "unit": null}')).samples[0]
+    assert '{"city": "Bern", "unit": null}' in learned(chat, text)[0]
+    path = tmp_path / "rows.parquet"
+    rows = [row({"city": "Bern", "unit": "C"}), row({"city": "Oslo", "day": datetime.date(2026, 1, 2)})]
+    for one in rows:
+        one["tools"] = json.dumps(one["tools"])
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    filled = read_conversations([str(path)], SFTDataConfig(), chat, PLUGINS).samples
+    assert '{"city": "Bern", "unit": "C"}' in learned(chat, filled[0])[0]
+    assert '{"city": "Oslo", "day": "2026-01-02"}' in learned(chat, filled[1])[0]
+
+
 def test_schemas_are_shown_as_they_are_also_as_json(tmp_path, chat):
     messages = [user("?"), said("!")]
-    plain, as_json, without = conversations(
+    plain, as_json, without, bare, listed = conversations(
         tmp_path,
         chat,
         {"messages": messages, "tools": [SCHEMA]},
         {"messages": messages, "tools": json.dumps([SCHEMA])},
         {"messages": messages},
+        {"messages": messages, "tools": [SCHEMA["function"]]},
+        {"messages": messages, "tools": [json.dumps(SCHEMA)]},
     ).samples
+    assert plain.token_ids.tolist() == bare.token_ids.tolist() == listed.token_ids.tolist()
     assert plain.token_ids.tolist() == as_json.token_ids.tolist()
     assert "look(): Look." in chat.decode(plain.token_ids.tolist())
     assert "look(): Look." not in chat.decode(without.token_ids.tolist())
