@@ -78,7 +78,7 @@ class Registry(Generic[P]):
         if Reference.parse(name) is None:
             stray = f"; {self._strays[name]}" if name in self._strays else ""
             close = difflib.get_close_matches(name, self.names(), n=1)
-            near = f"; did you mean {close[0]!r}?" if close and not stray else ""
+            near = f" (did you mean {close[0]!r}?)" if close and not stray else ""
             raise PluginError(
                 f"unknown {self.kind} {name!r}{stray}{near}; registered: {', '.join(self.names()) or 'none'}"
             )

@@ -81,7 +81,7 @@ def import_source(source: str) -> ModuleType:
     source = os.path.expanduser(source)
     try:
         with contained():
-            return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
+            return _import_file(source) if source.endswith(".py") else _import_module(source)
     except PluginError:
         raise
     except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
@@ -165,6 +165,15 @@ def _shipped() -> _Shipped | None:
     return _Shipped(
         manifest["working_directory"], {path: folder / name for path, name in manifest["files"].items()}
     )
+
+
+def _import_module(source: str) -> ModuleType:
+    is_folder = Path(source).is_dir()
+    # A folder without __init__.py is imported as a package that contains nothing.
+    module = None if is_folder and "/" in source else importlib.import_module(source)
+    if module is None or (is_folder and module.__file__ is None):
+        raise PluginError(f"plugin source {source!r} {absence(Path(source), ('.py',))}")
+    return module
 
 
 def _import_file(source: str) -> ModuleType:
