@@ -23,7 +23,7 @@ from typing import Any, get_args
 from agentrl.config.data import DataConfig
 from agentrl.data.row_images import NO_IMAGES, RowImages
 from agentrl.data.row_place import RowPlace
-from agentrl.data.row_values import decoded, read_object, shortened
+from agentrl.data.row_values import decoded, read_object, shortened, structure
 from agentrl.errors import PluginError
 from agentrl.images.files import ImageFolder
 from agentrl.types import IMAGE_MARK, ImageRef, JsonObject, Message, Role, Task, ToolCall
@@ -206,6 +206,13 @@ def read_messages(
     messages = tuple(_message(item, place, f"{field}[{index}]", images) for index, item in enumerate(found))
     images.check_all_taken(field)
     return messages
+
+
+def messages_or_text(value: Any) -> Any:
+    """Return the messages that a text is the JSON of; any other value as it is, which may be plain text."""
+    found = structure(value)
+    is_list = isinstance(found, list) and bool(found)
+    return found if is_list and all(isinstance(m, Mapping) and "role" in m for m in found) else value
 
 
 def read_list(value: Any, place: RowPlace, field: str) -> list[Mapping[str, Any]]:

@@ -25,7 +25,7 @@ from agentrl.config.data import DataConfig
 from agentrl.data.files import read_batch
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import read_object
-from agentrl.data.rows import read_messages
+from agentrl.data.rows import messages_or_text, read_messages
 from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Unreachable
 from agentrl.plugins.sources import absence
@@ -165,6 +165,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
+    value = messages_or_text(value)
     if value is None:
         return ()
     return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)

@@ -18,7 +18,7 @@ from agentrl.data.files import RawRow, file_ids, open_rows
 from agentrl.data.row_images import NO_IMAGES, RowImages
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import decoded, plain, read_object, shortened, structure
-from agentrl.data.rows import column, optional_column, read_list, read_messages
+from agentrl.data.rows import column, messages_or_text, optional_column, read_list, read_messages
 from agentrl.errors import ConfigError, DataError, PluginError, concerning
 from agentrl.images.files import ImageBounds, ImageFolder
 from agentrl.learner.batch import Sample, images_between
@@ -141,7 +141,7 @@ def read_conversations(
             messages = read_messages(value, place, config.messages_key, shown)
             marks = read_marks(value, place, config.messages_key)
             return _learning(renderer.render(row, place, messages), [mark is not False for mark in marks])
-        asked = column(row, config.prompt_key, place, "data.prompt_key")
+        asked = messages_or_text(column(row, config.prompt_key, place, "data.prompt_key"))
         prompt = _prompt(asked, place, config.prompt_key, shown)
         marks = [] if isinstance(asked, str) else read_marks(asked, place, config.prompt_key)
         if any(marks):
@@ -230,7 +230,7 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
     )
 
     def build(row: RawRow, place: RowPlace) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        value = optional_column(row, config.prompt_key, place)
+        value = messages_or_text(optional_column(row, config.prompt_key, place))
         prompt = () if value is None else _prompt(value, place, config.prompt_key)
         replays = (
             renderer.render(row, place, _answered(prompt, column(row, key, place, setting), place, key))
@@ -272,6 +272,7 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
 
     An answer given as messages may repeat the prompt, as in many published datasets.
     """
+    value = messages_or_text(value)
     if isinstance(value, str):
         if not prompt:
             raise place.error(

@@ -168,12 +168,12 @@ def _shipped() -> _Shipped | None:
 
 
 def _import_module(source: str) -> ModuleType:
-    is_folder = Path(source).is_dir()
-    # A folder without __init__.py is imported as a package that contains nothing.
-    module = None if is_folder and "/" in source else importlib.import_module(source)
-    if module is None or (is_folder and module.__file__ is None):
-        raise PluginError(f"plugin source {source!r} {absence(Path(source), ('.py',))}")
-    return module
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "__init__.py").is_file():
+        spec = None if "/" in source else importlib.util.find_spec(source)
+        if spec is None or spec.origin is None:  # it would be imported as a package that contains nothing
+            raise PluginError(f"plugin source {source!r} {absence(folder, ('.py',))}")
+    return importlib.import_module(source)
 
 
 def _import_file(source: str) -> ModuleType:

@@ -129,9 +129,13 @@ def test_of_a_prompt_and_a_response_only_the_response_is_learned(tmp_path, chat)
     rows = [
         {"question": "Say a.", "answer": "a"},
         {"question": [user("Say b."), said("c"), user("No, b.")], "answer": "b"},
+        {"question": json.dumps([user("Say b."), said("c"), user("No, b.")]), "answer": "b"},
+        {"question": "[1, 2]?", "answer": "c"},
     ]
     examples = conversations(tmp_path, chat, *rows, prompt_key="question", response_key="answer")
-    assert [learned(chat, sample) for sample in examples.samples] == [["a<|im_end|>"], ["b<|im_end|>"]]
+    assert [learned(chat, sample) for sample in examples.samples] == [
+        [f"{answer}<|im_end|>"] for answer in "abbc"
+    ]
     as_messages = conversations(tmp_path, chat, {"messages": [user("Say a."), said("a")]})
     assert as_messages.samples[0].token_ids.tolist() == examples.samples[0].token_ids.tolist()
 
@@ -382,6 +386,7 @@ def test_texts_messages_and_whole_conversations_are_the_same_pair(tmp_path, chat
         {"prompt": [user("Add.")], "chosen": [said("2")], "rejected": [said("3")]},
         {"prompt": "Add.", "chosen": [user("Add."), said("2")], "rejected": [user("Add."), said("3")]},
         {"chosen": [user("Add."), said("2")], "rejected": [user("Add."), said("3")]},
+        {"chosen": json.dumps([user("Add."), said("2")]), "rejected": [user("Add."), said("3")]},
     ]
     samples = read_in(tmp_path, chat, *rows).samples
     chosen, rejected = texts_of(chat, samples[0])
