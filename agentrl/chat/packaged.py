@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError
-from agentrl.plugins.sources import locate, nearest
+from agentrl.plugins.sources import absence, locate
 
 FOLDER = Path(__file__).parent / "templates"
 PACKAGED = tuple(sorted(path.stem for path in FOLDER.glob("*.jinja")))
@@ -38,7 +38,7 @@ def find_template(chosen: str) -> Path:
             f"no packaged template has the name {chosen!r}; {hint}packaged: {', '.join(PACKAGED)}; or name a "
             "Jinja file"
         )
-    raise ConfigError(f"file {chosen!r} does not exist{nearest(Path(chosen))}")
+    raise ConfigError(f"file {chosen!r} {absence(Path(chosen))}")
 
 
 def missing_tokens(chosen: str, tokenizer: Tokenizer) -> list[str]:

@@ -25,15 +25,21 @@ class Replay:
 
     Attributes:
         token_ids: i32[T].
-        mask: bool[T], True on tokens that the assistant wrote.
+        turn_ids: i32[T], index of the assistant message that a token is of; -1 if the assistant did not write
+            it.
         segment_starts: index of the first token of each segment.
         images: by their positions in `token_ids`.
     """
 
     token_ids: NDArray[np.int32]
-    mask: NDArray[np.bool_]
+    turn_ids: NDArray[np.int32]
     segment_starts: tuple[int, ...]
     images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """bool[T], True on tokens that the assistant wrote."""
+        return self.turn_ids >= 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +71,8 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edi
             `refuse`.
     """
     ids: list[int] = []
-    mask: list[bool] = []
+    turn_ids: list[int] = []
+    num_turns = 0
     starts = [0]
     images: list[PlacedImage] = []
     for step in replay_steps(renderer, messages, tools, edits=edits):
@@ -75,8 +82,11 @@ def replay(renderer: Renderer, messages: Sequence[Message], tools: Tools, *, edi
         begin = len(ids) - starts[-1]
         images += [image.moved(starts[-1]) for image in step.conversation.images if image.position >= begin]
         ids += step.ids
-        mask += [step.is_turn] * len(step.ids)
-    return Replay(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_), tuple(starts), tuple(images))
+        turn_ids += [num_turns if step.is_turn else -1] * len(step.ids)
+        num_turns += step.is_turn
+    return Replay(
+        np.array(ids, dtype=np.int32), np.array(turn_ids, dtype=np.int32), tuple(starts), tuple(images)
+    )
 
 
 def replay_steps(

@@ -142,9 +142,12 @@ class ChatTemplate:
         except _FAILURES as error:
             roles = " ".join(str(message["role"]) for message in messages)
             reason = f"{type(error).__name__}: {error}"
-            raise TemplateRefusal(
-                f"the chat template fails on the roles [{roles}]: {reason}", reason
-            ) from error
+            failing = (
+                f"fails on the roles [{roles}]"
+                if messages
+                else "cannot begin a conversation with the assistant; begin it with system or user"
+            )
+            raise TemplateRefusal(f"the chat template {failing}: {reason}", reason) from error
         finally:
             # Macros hold the context: a reference cycle would keep the messages alive until garbage
             # collection

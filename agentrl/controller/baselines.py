@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentrl.errors import ConfigError
-from agentrl.plugins.sources import nearest
+from agentrl.plugins.sources import absence
 from agentrl.weights.verify import read_shapes
 
 
@@ -27,7 +27,7 @@ def check_baselines(baselines: Mapping[str, str], *, policy: Path) -> None:
 def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
     cure = "use the folder of a model, or remove all baselines with tracking.baselines={}"
     if not folder.is_dir():
-        raise ConfigError(f"{key} does not exist{nearest(folder)}; {cure}")
+        raise ConfigError(f"{key} {'is a file' if folder.exists() else absence(folder)}; {cure}")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{key} is not the folder of a model: it has no config.json; {cure}")
     found, wanted = read_shapes(folder), read_shapes(policy)

@@ -506,11 +506,13 @@ def _readiness(config: Config, plan: BufferPlan) -> str:
     num_frozen = sum(one.rollout.num_started for one in config.frozen_plans)
     counts = {"attached": len(rollout.urls), rollout.backend: rollout.num_started, "frozen": num_frozen}
     servers = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
-    skipped = (
-        f" ({report.filtered} over-long prompts filtered, {report.truncated} cut)"
+    facts = (
+        [f"{report.filtered} over-long prompts filtered, {report.truncated} cut"]
         if report.filtered or report.truncated
-        else ""
+        else []
     )
+    facts += [f"{report.repeated} equal to an earlier row"] if report.repeated else []
+    skipped = f" ({', '.join(facts)})" if facts else ""
     return (
         f"{servers} server(s), {config.learner.world_size} learner rank(s), {config.rollout.num_actors} "
         f"rollout actor(s), {plan.num_tasks} tasks{skipped}, {plan.total_steps} steps"

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.data.originals import Original
 from agentrl.data.problems import Problem, first, make_problem, wrong
+from agentrl.data.row_values import plain
 
 
 def read_code(original: Original) -> Problem:
@@ -66,6 +67,8 @@ def _case_object(original: Original, name: str) -> Mapping[str, Any]:
             value = json.loads(value)
         except ValueError as error:
             raise original.place.error(name, f"is not valid JSON: {error}") from error
+    else:
+        value = plain(value, original.place, name)
     if isinstance(value, list):
         if all(isinstance(case, Mapping) and {"input", "output"} <= case.keys() for case in value):
             value = {

@@ -17,7 +17,7 @@ from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.benchmarks import FOLDER_VARIABLE
 from agentrl.data.code_problems import read_code
 from agentrl.data.fetched import fetched
-from agentrl.data.files import open_rows, write_rows
+from agentrl.data.files import RawRow, open_rows, read_batch, write_rows
 from agentrl.data.instructions import (
     AIME_INSTRUCTION,
     CODE_INSTRUCTION,
@@ -29,7 +29,8 @@ from agentrl.data.originals import SPLITS, DataFile, OriginalSource, open_origin
 from agentrl.data.pass_rates import first_user_text
 from agentrl.data.problems import Columns, Problem, ProblemReader, read_aime, read_gsm8k, read_math
 from agentrl.data.row_place import RowPlace
-from agentrl.data.rows import AgentChoice
+from agentrl.data.row_values import read_object
+from agentrl.data.rows import AgentChoice, read_list
 from agentrl.data.selection import Candidate, Selection, normalise, select, splits_of
 from agentrl.data.task_rows import RowStyle, task_row, task_schema
 from agentrl.errors import DataError
@@ -251,35 +252,59 @@ def filter_rows(file: Path, out: Path, selection: Selection) -> Written:
     """Write the rows of `file` that `selection` keeps to `out`, atomically, with all columns and their types.
 
     Raises:
-        DataError: a row has no prompt of chat messages, or no row is left. Nothing was written.
+        DataError: a row has no prompt of chat messages, a row of JSON would change as Parquet, or no row is
+            left. Nothing was written.
     """
     rows = open_rows(str(file))
-    candidates = [
-        _candidate(raw, RowPlace(str(file), file.stem, index, rows.line(index)))
-        for index, raw in enumerate(rows.rows(len(rows)))
-    ]
+    places = [RowPlace(str(file), file.stem, index, rows.line(index)) for index in range(len(rows))]
+    candidates = list(map(_candidate, rows.rows(len(rows)), places))
     kept, notes = select(candidates, selection)
+    order = {id(candidate): index for index, candidate in enumerate(candidates)}
+    indices = [order[id(candidate)] for candidate in kept]
     if file.suffix == ".parquet":
-        places = {id(candidate): index for index, candidate in enumerate(candidates)}
-        table = pq.read_table(file).take([places[id(candidate)] for candidate in kept])
+        table = pq.read_table(file).take(indices)
     else:
-        try:
-            table = pa.Table.from_pylist([dict(candidate.row) for candidate in kept])
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{file}: a column has values of different types: {error}") from error
+        table = _as_table([candidate.row for candidate in kept], [places[index] for index in indices])
     with appearing_whole(out) as partial:
         pq.write_table(table, partial, compression="zstd")
     return Written({out.stem: len(kept)}, tuple(notes))
 
 
+def _as_table(rows: Sequence[RawRow], places: Sequence[RowPlace]) -> pa.Table:
+    """Return rows of JSON as a table from which the same rows are read.
+
+    Raises:
+        DataError: a value would change, such as an integer beyond 64 bits or a null within an object.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = pa.table({name: _as_column(rows, places, name) for name in names})
+    for row, read, place in zip(rows, read_batch(table, "", 0), places, strict=True):
+        for name in names:
+            if row.get(name) != read[name]:
+                raise place.error(name, f"would change as a Parquet column; {_AS_TEXT}")
+    return table
+
+
+def _as_column(rows: Sequence[RawRow], places: Sequence[RowPlace], name: str) -> pa.Array:
+    try:
+        return pa.array([row.get(name) for row in rows])
+    except (pa.ArrowException, OverflowError) as error:
+        for row, place in zip(rows, places, strict=True):
+            try:
+                pa.array([row.get(name)])
+            except (pa.ArrowException, OverflowError) as own:
+                raise place.error(name, f"does not fit a Parquet column ({own}); {_AS_TEXT}") from own
+        problem = f"column {name!r} has values of different types ({error}); {_AS_TEXT}"
+        raise DataError(f"{places[0].file}: {problem}") from error
+
+
+_AS_TEXT = "store the column as JSON text"
+
+
 def _candidate(raw: dict, place: RowPlace) -> Candidate:
-    prompt = raw.get("prompt")
-    if not isinstance(prompt, list) or not all(
-        isinstance(message, dict) and "role" in message for message in prompt
-    ):
-        raise place.error("prompt", f"must be a list of {{role, content}}, is {str(prompt)[:80]!r}")
-    question = (raw.get("extra_info") or {}).get("question")
+    prompt = read_list(raw.get("prompt"), place, "prompt")
+    question = read_object(raw.get("extra_info"), place, "extra_info").get("question")
     text = normalise(question if isinstance(question, str) else first_user_text(prompt))
-    answer = str((raw.get("reward_model") or {}).get("ground_truth"))
+    answer = str(read_object(raw.get("reward_model"), place, "reward_model").get("ground_truth"))
     # The whole file counts as train: held-out splits would be exempt from the difficulty filter.
     return Candidate(raw, "train", question=text, identity=text, answer=answer)

@@ -5,8 +5,10 @@ The cursor of an endless shuffled stream is therefore one integer.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +30,13 @@ from agentrl.types import Task
 class DatasetReport:
     """Counts of the rows read: `rows` = tasks kept + `filtered`.
 
-    `truncated` of the kept ones will be cut by the session.
+    `truncated` of the kept ones will be cut by the session; `repeated` equal an earlier row in every field.
     """
 
     rows: int
     filtered: int
     truncated: int
+    repeated: int = 0
 
 
 class Dataset:
@@ -178,6 +181,7 @@ def _select(
 ) -> tuple[NDArray[np.int64], list[str], DatasetReport]:
     kept: list[int] = []
     sources: list[str] = []
+    hashes = array("q")
     rows = truncated = 0
     for number, (place, task) in enumerate(tasks):
         rows += 1
@@ -195,7 +199,9 @@ def _select(
         kept.append(number)
         # Interned: one string per source, however many rows have it
         sources.append(sys.intern(str(task.data_source)))
-    report = DatasetReport(rows=rows, filtered=rows - len(kept), truncated=truncated)
+        hashes.append(hash(repr(dataclasses.replace(task, task_id=""))))
+    repeated = len(kept) - len(set(hashes))
+    report = DatasetReport(rows=rows, filtered=rows - len(kept), truncated=truncated, repeated=repeated)
     return np.array(kept, dtype=np.int64), sources, report
 
 

@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from agentrl.data.fetched import fetched
-from agentrl.data.files import RawRow, open_rows
+from agentrl.data.files import SUFFIXES, RawRow, open_rows
 from agentrl.data.row_place import RowPlace
 from agentrl.errors import DataError
 
-SUFFIXES = (".parquet", ".jsonl", ".json")
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 """Files that published folders contain besides their data."""
@@ -129,26 +126,6 @@ def _data_files(entries: Iterator[Path]) -> list[Path]:
 
 def _rows(file: DataFile) -> Iterator[tuple[RawRow, RowPlace]]:
     path = str(file.path)
-    whole = _whole_json(file.path) if file.path.suffix == ".json" else None
-    if whole is not None:
-        for index, raw in enumerate(whole):
-            place = RowPlace(path, file.split, index)
-            if not isinstance(raw, dict):
-                raise DataError(f"{place}: must be a JSON object, is {type(raw).__name__}")
-            yield raw, place
-        return
     rows = open_rows(path)
     for index, raw in enumerate(rows.rows(len(rows))):
         yield raw, RowPlace(path, file.split, index, rows.line(index))
-
-
-def _whole_json(path: Path) -> list[object] | None:
-    """Return the rows of a file that is one JSON value, a list or a single object.
-
-    Returns None if it has one object per line.
-    """
-    try:
-        value = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, list) else [value]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.data.parquet_files import open_parquet, reading_parquet
+from agentrl.data.row_values import structure
 from agentrl.data.selection import Candidate, normalise
 from agentrl.data.trajectories import WHAT, check_schema
 from agentrl.errors import DataError
@@ -30,7 +31,7 @@ class PassRates:
 
     def of(self, candidate: Candidate) -> float | None:
         """Return the pass rate of a row; None if its question was never asked."""
-        for text in (candidate.question, normalise(first_user_text(candidate.row["prompt"]))):
+        for text in (candidate.question, normalise(first_user_text(structure(candidate.row["prompt"])))):
             if found := self.accuracies.get(text):
                 return sum(found) / len(found)
         return None
@@ -84,4 +85,4 @@ def _question(row: Mapping[str, Any]) -> str:
 
 def first_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of the first user message; "" if there is none."""
-    return next((str(message["content"]) for message in messages if message["role"] == "user"), "")
+    return next((str(message["content"]) for message in messages if message.get("role") == "user"), "")

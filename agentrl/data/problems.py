@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.data.originals import Original
+from agentrl.data.row_values import plain
 from agentrl.errors import DataError
 
 AIME_ANSWER = re.compile(r"0*[0-9]{1,3}")
@@ -174,7 +175,7 @@ def _required(original: Original, column: str) -> Any:
     value = _column(original, column)
     if value is None:
         raise original.place.error(column, "is null")
-    return value
+    return plain(value, original.place, column)
 
 
 def first(raw: Mapping[str, Any], *names: str) -> Any:

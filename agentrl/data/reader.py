@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.config.data import DataConfig
 from agentrl.data.row_place import RowPlace
+from agentrl.data.row_values import plain
 from agentrl.data.rows import AgentChoice, Row, read_row
 from agentrl.errors import DataError, PluginError
 from agentrl.images.files import ImageFolder
@@ -75,5 +76,11 @@ def _read_with(
         task,
         agent_name=agent_name,
         task_id=task.task_id or place.task_id,
-        environment_kwargs=agents.environment_kwargs(task.environment_kwargs),
+        ground_truth=plain(task.ground_truth, place, "ground_truth"),
+        extra_info=plain(task.extra_info, place, "extra_info"),
+        tools_kwargs=plain(task.tools_kwargs, place, "tools_kwargs"),
+        interaction_kwargs=plain(task.interaction_kwargs, place, "interaction_kwargs"),
+        environment_kwargs=agents.environment_kwargs(
+            plain(task.environment_kwargs, place, "environment_kwargs")
+        ),
     )

@@ -10,12 +10,12 @@
                   interaction_kwargs without a name are ignored, unless interactions are configured
     agent_name    str                      optional: see `AgentChoice`
 
-Every error names the file, the row (counted from 0) and the field.
+Objects and the prompt may be JSON text; `agentrl.data.row_values` says how values are read. Every error names
+the file, the row (counted from 0) and the field.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -23,6 +23,7 @@ from typing import Any, get_args
 from agentrl.config.data import DataConfig
 from agentrl.data.row_images import NO_IMAGES, RowImages
 from agentrl.data.row_place import RowPlace
+from agentrl.data.row_values import decoded, read_object, shortened, structure
 from agentrl.errors import PluginError
 from agentrl.images.files import ImageFolder
 from agentrl.types import IMAGE_MARK, ImageRef, JsonObject, Message, Role, Task, ToolCall
@@ -30,6 +31,10 @@ from agentrl.types import IMAGE_MARK, ImageRef, JsonObject, Message, Role, Task,
 Row = Mapping[str, Any]
 REFUSED_COLUMNS = ("videos", "audios")
 ROLES: tuple[str, ...] = get_args(Role)
+KWARGS = ("tools_kwargs", "interaction_kwargs", "environment_kwargs", "chat_template_kwargs")
+"""Objects of `extra_info` that the program itself reads."""
+OTHER_SPELLINGS = {"function_call": "tool_calls", "thinking": "reasoning_content"}
+"""Keys of messages that change what a policy sees, under the names that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +78,22 @@ def read_row(
         DataError: the row is malformed, or contains video or sound.
         PluginError: the row names an unknown agent.
     """
-    for column in REFUSED_COLUMNS:
-        if row.get(column):
-            raise place.error(column, "video and sound are not supported; remove such rows")
+    for name in REFUSED_COLUMNS:
+        if row.get(name):
+            raise place.error(name, "video and sound are not supported; remove such rows")
     images = RowImages(
         row.get(config.images.key), place, config.images.key, folder, max_images=config.images.max_images
     )
-    messages = read_messages(row.get(config.prompt_key), place, config.prompt_key, images)
-    reward_model = _object(row.get(config.reward_model_key), place, config.reward_model_key)
-    extra_info = without_nulls(_object(row.get(config.extra_info_key), place, config.extra_info_key))
-    tools_kwargs = _tools_kwargs(extra_info, place, config.extra_info_key)
+    messages = read_messages(
+        column(row, config.prompt_key, place, "data.prompt_key"), place, config.prompt_key, images
+    )
+    reward_model = read_object(row.get(config.reward_model_key), place, config.reward_model_key)
+    extra_info = _extra_info(row.get(config.extra_info_key), place, config.extra_info_key)
+    tools_kwargs = extra_info.get("tools_kwargs") or {}
     interaction_kwargs = _interaction_kwargs(
         extra_info, place, config.extra_info_key, must_be_named=agents.has_partners
     )
-    environment_kwargs = _object(
-        extra_info.get("environment_kwargs"), place, f"{config.extra_info_key}.environment_kwargs"
-    )
-    _object(extra_info.get("chat_template_kwargs"), place, f"{config.extra_info_key}.chat_template_kwargs")
+    environment_kwargs = _named(extra_info.get("environment_kwargs"))
     named = _text(row.get(config.agent_name_key), place, config.agent_name_key)
     try:
         agent_name = agents.choose(
@@ -101,7 +105,9 @@ def read_row(
         raise PluginError(f"{place}: field {config.agent_name_key!r}: {error}") from error
     return Task(
         task_id=place.task_id,
-        data_source=_required_text(row.get(config.data_source_key), place, config.data_source_key),
+        data_source=_required_text(
+            column(row, config.data_source_key, place, "data.data_source_key"), place, config.data_source_key
+        ),
         messages=messages,
         agent_name=agent_name,
         ground_truth=reward_model.get("ground_truth"),
@@ -113,41 +119,74 @@ def read_row(
     )
 
 
-def without_nulls(value: Any) -> Any:
-    """Return `value` without the null entries of its objects, at any depth.
+def column(row: Row, key: str, place: RowPlace, setting: str) -> Any:
+    """Return a column, or with `column.field` a field of a column of objects.
 
-    A Parquet column has a single struct type: a key of any row is null in all other rows. Without this
-    filter, a tool would be started with arguments that its row never named.
+    `setting`: the config key that names the column.
+
+    Raises:
+        DataError: there is none; the message lists the columns of the row.
     """
-    if isinstance(value, Mapping):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+    if (value := optional_column(row, key, place)) is None and key not in row:
+        raise place.error(key, f"is missing; the row has {', '.join(row)}; name its column in {setting}")
+    return value
+
+
+def optional_column(row: Row, key: str, place: RowPlace) -> Any:
+    """Do the same; None if there is no such column."""
+    if key in row:
+        return row[key]
+    first, _, rest = key.partition(".")
+    return optional_column(read_object(row.get(first), place, first), rest, place) if rest else None
 
 
 # ----------------------------------------------------------------------------------------------------- kwargs
 
 
-def _tools_kwargs(extra_info: JsonObject, place: RowPlace, parent: str) -> Mapping[str, JsonObject]:
-    tools = _object(extra_info.get("tools_kwargs"), place, f"{parent}.tools_kwargs")
+def _extra_info(value: Any, place: RowPlace, field: str) -> JsonObject:
+    """Return `extra_info` with the KWARGS as objects, each of which may be JSON text."""
+    extra_info = read_object(value, place, field)
+    own = {
+        name: read_object(extra_info[name], place, f"{field}.{name}")
+        for name in KWARGS
+        if extra_info.get(name) is not None
+    }
+    if "tools_kwargs" in own:
+        own["tools_kwargs"] = _tools_kwargs(own["tools_kwargs"], place, f"{field}.tools_kwargs")
+    return {**extra_info, **own}
+
+
+def _tools_kwargs(tools: JsonObject, place: RowPlace, parent: str) -> Mapping[str, JsonObject]:
+    """Return the arguments of each tool. A tool with null is not of this row."""
+    found: dict[str, JsonObject] = {}
     for name, kwargs in tools.items():
-        field = f"{parent}.tools_kwargs.{name}"
-        _object(_object(kwargs, place, field).get("create_kwargs"), place, f"{field}.create_kwargs")
-    return tools
+        if kwargs is None:
+            continue
+        own = dict(read_object(kwargs, place, f"{parent}.{name}"))
+        if "create_kwargs" in own:
+            own["create_kwargs"] = read_object(own["create_kwargs"], place, f"{parent}.{name}.create_kwargs")
+        found[name] = own
+    return found
 
 
 def _interaction_kwargs(
     extra_info: JsonObject, place: RowPlace, parent: str, *, must_be_named: bool
 ) -> JsonObject | None:
-    kwargs = _object(extra_info.get("interaction_kwargs"), place, f"{parent}.interaction_kwargs")
+    kwargs = _named(extra_info.get("interaction_kwargs"))
     if not kwargs or not ("name" in kwargs or must_be_named):
         return None
     if not isinstance(kwargs.get("name"), str) or not kwargs["name"]:
         problem = (
-            f"must name the interaction that answers, is {_short(kwargs.get('name'))}; the row has "
+            f"must name the interaction that answers, is {shortened(kwargs.get('name'))}; the row has "
             f"{', '.join(sorted(kwargs))}"
         )
         raise place.error(f"{parent}.interaction_kwargs.name", problem)
     return kwargs
+
+
+def _named(kwargs: JsonObject | None) -> JsonObject:
+    """Return the arguments without a `name` that is null: it names nothing."""
+    return {key: value for key, value in (kwargs or {}).items() if key != "name" or value is not None}
 
 
 # --------------------------------------------------------------------------------------------------- messages
@@ -163,24 +202,47 @@ def read_messages(
         DataError: the field is not a list of {role, content, tool_calls, ...}, or contains video or images
             that cannot be taken.
     """
-    if not isinstance(value, list):
-        raise place.error(field, f"must be a list of {{role, content}}, is {_short(value)}")
-    if not value:
-        raise place.error(field, "must contain at least one message, is empty")
-    messages = tuple(_message(item, place, f"{field}[{index}]", images) for index, item in enumerate(value))
+    found = read_list(value, place, field)
+    messages = tuple(_message(item, place, f"{field}[{index}]", images) for index, item in enumerate(found))
     images.check_all_taken(field)
     return messages
 
 
-def _message(value: Any, place: RowPlace, field: str, images: RowImages) -> Message:
-    if not isinstance(value, Mapping):
-        raise place.error(field, f"must be an object {{role, content}}, is {_short(value)}")
+def messages_or_text(value: Any) -> Any:
+    """Return the messages that a text is the JSON of; any other value as it is, which may be plain text."""
+    found = structure(value)
+    is_list = isinstance(found, list) and bool(found)
+    return found if is_list and all(isinstance(m, Mapping) and "role" in m for m in found) else value
+
+
+def read_list(value: Any, place: RowPlace, field: str) -> list[Mapping[str, Any]]:
+    """Return the messages of a field as the row has them: a list of objects, or one as JSON text.
+
+    Raises:
+        DataError: it is something else, or empty.
+    """
+    found = decoded(value, place, field)
+    if not isinstance(found, list):
+        raise place.error(field, f"must be a list of {{role, content}}, is {shortened(value)}")
+    if not found:
+        raise place.error(field, "must contain at least one message, is empty")
+    for index, item in enumerate(found):
+        if not isinstance(item, Mapping):
+            problem = f"must be an object {{role, content}}, is {shortened(item)}"
+            raise place.error(f"{field}[{index}]", problem)
+    return found
+
+
+def _message(value: Mapping[str, Any], place: RowPlace, field: str, images: RowImages) -> Message:
+    for other, read in OTHER_SPELLINGS.items():
+        if value.get(other):
+            raise place.error(f"{field}.{other}", f"is not read; write {read}")
     role = value.get("role")
     if role not in ROLES:
-        raise place.error(f"{field}.role", f"must be one of {', '.join(ROLES)}, is {_short(role)}")
+        raise place.error(f"{field}.role", f"must be one of {', '.join(ROLES)}, is {shortened(role)}")
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise place.error(f"{field}.tool_calls", f"must be a list of calls, is {_short(calls)}")
+        raise place.error(f"{field}.tool_calls", f"must be a list of calls, is {shortened(calls)}")
     content, shown = _content(
         value.get("content"), place, f"{field}.content", images, may_be_absent=bool(calls)
     )
@@ -210,7 +272,7 @@ def _content(
     if value is None and may_be_absent:
         return "", ()
     if not isinstance(value, list):
-        raise place.error(field, f"must be a string, is {_short(value)}")
+        raise place.error(field, f"must be a string, is {shortened(value)}")
     texts: list[str] = []
     shown: list[ImageRef] = []
     for index, part in enumerate(value):
@@ -234,42 +296,28 @@ def _part(part: Any, place: RowPlace, field: str, images: RowImages) -> tuple[st
         return part["text"], images.at_marks(part["text"], field)
     is_other = kind in ("video", "video_url", "audio", "input_audio")
     problem = "video and sound are not supported" if is_other else "must be a text or image part"
-    raise place.error(field, f"{problem}, is {_short(part)}")
+    raise place.error(field, f"{problem}, is {shortened(part)}")
 
 
 def _tool_call(value: Any, index: int, place: RowPlace, field: str) -> ToolCall:
     function = value.get("function", value) if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise place.error(field, f"must be {{id, function: {{name, arguments}}}}, is {_short(value)}")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except json.JSONDecodeError as error:
-            raise place.error(f"{field}.arguments", f"is not valid JSON: {error}") from error
+        raise place.error(field, f"must be {{id, function: {{name, arguments}}}}, is {shortened(value)}")
     return ToolCall(
         id=_text(value.get("id"), place, f"{field}.id") or f"call_{index}",
         name=function["name"],
-        arguments=without_nulls(_object(arguments, place, f"{field}.arguments")),
+        arguments=read_object(function.get("arguments"), place, f"{field}.arguments"),
     )
 
 
 # ----------------------------------------------------------------------------------------------------- values
 
 
-def _object(value: Any, place: RowPlace, field: str) -> JsonObject:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise place.error(field, f"must be an object, is {_short(value)}")
-    return value
-
-
 def _text(value: Any, place: RowPlace, field: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise place.error(field, f"must be a string, is {_short(value)}")
+        raise place.error(field, f"must be a string, is {shortened(value)}")
     return value
 
 
@@ -278,10 +326,3 @@ def _required_text(value: Any, place: RowPlace, field: str) -> str:
     if not text:
         raise place.error(field, f"must be a non-empty string, is {'missing' if value is None else 'empty'}")
     return text
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return "missing"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.data.files import RawRow, open_rows
-from agentrl.data.rows import without_nulls
+from agentrl.data.files import RawRow, open_rows, read_batch
+from agentrl.data.row_place import RowPlace
+from agentrl.data.row_values import plain, structure
 from agentrl.errors import DataError
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
@@ -79,7 +80,7 @@ def show_file(path: Path, choose: Callable[[int], Sequence[int]], console: Conso
         console.print(counts_table(facts))
     for index in chosen:
         console.rule(f"row {index}")
-        _show_row(rows.row(index), console)
+        _show_row(rows.row(index), RowPlace(str(path), path.stem, index, rows.line(index)), console)
 
 
 # --------------------------------------------------------------------------------------------- the whole file
@@ -168,23 +169,25 @@ def _all_facts(path: Path) -> list[Facts]:
         names = file.schema_arrow.names
         columns = [name for name in names if name not in TOKEN_COLUMNS[1:]]
         for batch in file.iter_batches(batch_size=256, columns=columns):
-            plain = batch.select([name for name in columns if name not in TOKEN_COLUMNS]).to_pylist()
+            known = batch.select([name for name in columns if name not in TOKEN_COLUMNS])
+            plain_rows = read_batch(known, str(path), len(facts))
             lengths = (
                 batch.column("token_ids").value_lengths().to_pylist()
                 if "token_ids" in columns
-                else [None] * len(plain)
+                else [None] * len(plain_rows)
             )
-            facts += [_facts(row, tokens) for row, tokens in zip(plain, lengths, strict=True)]
+            facts += [_facts(row, tokens) for row, tokens in zip(plain_rows, lengths, strict=True)]
     return facts
 
 
 def _facts(row: RawRow, tokens: int | None = None) -> Facts:
     column = next((name for name in CONVERSATIONS if row.get(name) is not None), None)
-    metrics = dict(row["metrics"]) if isinstance(row.get("metrics"), list) else {}
+    metrics = row.get("metrics") if tokens is not None else None
+    metrics = metrics if isinstance(metrics, Mapping) else {}
     return Facts(
         source=str(row.get("data_source") or ""),
         agent=str(row.get("agent_name") or ""),
-        chars=0 if column is None else _num_chars(row[column]),
+        chars=0 if column is None else _num_chars(structure(row[column])),
         tokens=tokens,
         turns=metrics.get("num_turns"),
         accuracy=metrics.get("accuracy"),
@@ -204,14 +207,15 @@ def _num_chars(value: Any) -> int:
 # ---------------------------------------------------------------------------------------------------- one row
 
 
-def _show_row(row: RawRow, console: Console) -> None:
+def _show_row(row: RawRow, place: RowPlace, console: Console) -> None:
     for name in CONVERSATIONS:
         if row.get(name) is not None:
             console.print(Text(name, style="bold"))
-            console.print(Text("\n").join(conversation(row[name])))
+            value, refusal = _read(name, row[name], place)
+            console.print(Text("\n").join(conversation(value)) + Text(refusal))
     for name, value in row.items():
         if name not in CONVERSATIONS and value is not None:
-            console.print(Text.assemble((f"{name}: ", "bold"), _value(name, value)))
+            console.print(Text.assemble((f"{name}: ", "bold"), _value(name, value, place)))
 
 
 def conversation(value: Any) -> list[Text]:
@@ -234,14 +238,26 @@ def _message(message: Mapping[str, Any]) -> Text:
     return line
 
 
-def _value(name: str, value: Any) -> str:
+def _value(name: str, value: Any, place: RowPlace) -> str:
     if name in TOKEN_COLUMNS:
         return f"{len(value):,} values"
-    if name == "extra_info" and isinstance(value, str):
-        value = json.loads(value)
-    if name == "metrics" and isinstance(value, list):
-        return ", ".join(f"{key}={number:.4g}" for key, number in value)
-    return _short(without_nulls(value))
+    if name == "metrics" and isinstance(value, Mapping):
+        return ", ".join(f"{key}={_short_number(number)}" for key, number in value.items())
+    read, refusal = _read(name, value, place)
+    return _short(read) + refusal
+
+
+def _short_number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else _short(value)
+
+
+def _read(name: str, value: Any, place: RowPlace) -> tuple[Any, str]:
+    """Return a value as plugins get it, and why it is refused, in brackets; "" if it is not."""
+    found = structure(value) if name in (*CONVERSATIONS, "extra_info", "reward_model") else value
+    try:
+        return plain(found, place, name), ""
+    except DataError as error:
+        return found, f" ({error})"
 
 
 def _short(value: Any) -> str:

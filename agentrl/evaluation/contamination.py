@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agentrl.data.files import batches, open_rows
+from agentrl.data.row_values import structure
 from agentrl.errors import DataError
 
 NGRAM_WORDS = 13
@@ -303,6 +304,7 @@ def _prompts(file: str, prompt_key: str) -> Iterator[list[Any]]:
 
 
 def _texts(value: Any, file: str, row: int, prompt_key: str) -> list[str]:
+    value = structure(value)
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and all(isinstance(message, Mapping) for message in value):

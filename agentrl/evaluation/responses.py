@@ -22,10 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.config.data import DataConfig
+from agentrl.data.files import read_batch
 from agentrl.data.row_place import RowPlace
-from agentrl.data.rows import read_messages, without_nulls
+from agentrl.data.row_values import read_object
+from agentrl.data.rows import messages_or_text, read_messages
 from agentrl.errors import DataError
 from agentrl.plugins import Attempted, Unreachable
+from agentrl.plugins.sources import absence
 from agentrl.types import Message, Outcome, Task
 
 THOUGHT = re.compile(r"<think>\n(.+)\n</think>\n(.*)", re.DOTALL)
@@ -77,7 +80,7 @@ class ResponseFile:
             DataError: the file cannot be read, or a required column is missing.
         """
         if not path.is_file():
-            raise DataError(f"file {str(path)!r} does not exist")
+            raise DataError(f"file {str(path)!r} {absence(path, ('.parquet',))}")
         try:
             self.parquet = pq.ParquetFile(path)
         except (pa.ArrowInvalid, OSError) as error:
@@ -108,8 +111,9 @@ class ResponseFile:
         """
         known = rows.select([name for name in self._read_columns if name in rows.schema.names])
         for offset in range(0, rows.num_rows, STREAM_ROWS):
-            for index, row in enumerate(known.slice(offset, STREAM_ROWS).to_pylist()):
-                yield self._stored_row(row, RowPlace(str(self.path), self.path.stem, start + offset + index))
+            first, path = start + offset, str(self.path)
+            for index, row in enumerate(read_batch(known.slice(offset, STREAM_ROWS), path, first)):
+                yield self._stored_row(row, RowPlace(path, self.path.stem, first + index))
 
     @property
     def _read_columns(self) -> list[str]:
@@ -138,7 +142,7 @@ class ResponseFile:
         source = row[keys.data_source_key]
         if not source:
             raise place.error(keys.data_source_key, "must name a data source, is empty")
-        reward_model = _object(row.get(keys.reward_model_key), place, keys.reward_model_key)
+        reward_model = read_object(row.get(keys.reward_model_key), place, keys.reward_model_key)
         task = Task(
             task_id=place.task_id,
             data_source=source,
@@ -146,7 +150,7 @@ class ResponseFile:
             agent_name="",
             ground_truth=reward_model.get("ground_truth"),
             ability=str(row.get(keys.ability_key) or ""),
-            extra_info=without_nulls(_object(row.get(keys.extra_info_key), place, keys.extra_info_key)),
+            extra_info=read_object(row.get(keys.extra_info_key), place, keys.extra_info_key),
         )
         return StoredRow(task, tuple(row[self._response_key] or ()))
 
@@ -161,12 +165,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _messages(value: Any, place: RowPlace, field: str) -> tuple[Message, ...]:
+    value = messages_or_text(value)
     if value is None:
         return ()
     return (Message("user", value),) if isinstance(value, str) else read_messages(value, place, field)
-
-
-def _object(value: Any, place: RowPlace, field: str) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise place.error(field, f"must be an object, is {type(value).__name__}")
-    return value or {}

@@ -15,7 +15,7 @@ from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, concerning
 from agentrl.http.certificates import server_context
 from agentrl.plugins import Reference
-from agentrl.plugins.sources import nearest, pack_files
+from agentrl.plugins.sources import absence, pack_files
 
 
 def user_files(config: Config) -> list[str]:
@@ -72,7 +72,7 @@ def check_files(models: Mapping[str, ModelConfig], agent: AgentConfig) -> None:
                 find_template(model.chat_template)
     for key, path in (*_model_files(models), *_verl_files(agent)):
         if not Path(path).is_file():
-            raise ConfigError(f"{key}: file {path!r} does not exist{nearest(Path(path))}")
+            raise ConfigError(f"{key}: file {path!r} {absence(Path(path))}")
     gateway = agent.gateway
     if gateway.certificate is not None and gateway.private_key is not None:
         with concerning("agent.gateway"):

@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from json import dumps as dumps_any_integer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -110,9 +111,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
             ServerError: no complete reply: unreachable, broken off, not HTTP, or longer than
                 `max_reply_bytes` (without `on_data`).
         """
-        # Copied: the bytes from orjson keep their whole buffer of 32 KiB or more alive, and thousands of
-        # requests wait here at once.
-        body = b"" if json is None else bytes(memoryview(orjson.dumps(json, option=_JSON)))
+        body = b"" if json is None else _encoded(json)
         headers = [*self._headers, ("Content-Length", str(len(body)))]
         if body:
             headers.append(("Content-Type", "application/json"))
@@ -248,6 +247,16 @@ class _Connection:
             shield=True
         ):  # does not block: the connection is dropped without a TLS or TCP goodbye
             await trio.aclose_forcefully(self._stream)
+
+
+def _encoded(value: Any) -> bytes:
+    """Return the JSON of a request."""
+    try:
+        # Copied: the bytes from orjson keep their whole buffer of 32 KiB or more alive, and thousands of
+        # requests wait here at once.
+        return bytes(memoryview(orjson.dumps(value, option=_JSON)))
+    except orjson.JSONEncodeError:  # such as an integer beyond 64 bits, of a row or of a model's call
+        return dumps_any_integer(value, allow_nan=False).encode()
 
 
 def _checked(headers: Mapping[str, str]) -> list[tuple[str, str]]:

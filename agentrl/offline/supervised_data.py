@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
 from agentrl.data.row_images import NO_IMAGES, RowImages
 from agentrl.data.row_place import RowPlace
-from agentrl.data.rows import read_messages, without_nulls
+from agentrl.data.row_values import decoded, plain, read_object, shortened, structure
+from agentrl.data.rows import column, messages_or_text, optional_column, read_list, read_messages
 from agentrl.errors import ConfigError, DataError, PluginError, concerning
 from agentrl.images.files import ImageBounds, ImageFolder
 from agentrl.learner.batch import Sample, images_between
@@ -27,23 +27,33 @@ from agentrl.types import JsonObject, Message
 
 T = TypeVar("T")
 
+MARKS = ("loss_mask", "step_loss_mask", "loss", "loss_scale", "weight", "train", "training", "trainable")
+"""Keys of messages that say whether a message is learned: of verl, slime, ms-swift (loss, loss_scale), OpenAI
+and Mistral (weight), axolotl (train, training) and tinker.
+"""
+PARTIAL_MARKS = ("train_detail", "training_detail")
+"""Keys by which axolotl chooses parts of a message."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Samples in the order of their rows, and counts of rows that were too long.
+    """Samples in the order of their rows, and counts of rows that were left out or cut.
 
-    `index` of the samples counts them from 0. num_dropped: rows left out. num_truncated: rows that were cut.
+    `index` of the samples counts them from 0. num_dropped: rows left out as too long. num_truncated: rows
+    that were cut. num_unlearned: rows left out because their MARKS exclude every message.
     """
 
     samples: tuple[Sample, ...]
     num_dropped: int = 0
     num_truncated: int = 0
+    num_unlearned: int = 0
 
     def summary(self, noun: str) -> str:
         """Return a line for the console, for example `600 conversations, 3 left out as too long`."""
         parts = [f"{len(self.samples):,} {noun}{'' if len(self.samples) == 1 else 's'}"]
         parts += [f"{self.num_dropped:,} left out as too long"] if self.num_dropped else []
         parts += [f"{self.num_truncated:,} cut"] if self.num_truncated else []
+        parts += [f"{self.num_unlearned:,} left out without a message to learn"] if self.num_unlearned else []
         return ", ".join(parts)
 
 
@@ -66,31 +76,32 @@ class ExampleRenderer:
                 does not show the row's tools, or read the row's arguments.
         """
         schemas = [self._schema(tool, place) for tool in self._tools(row, place)]
-        kwargs = _parsed(_column(row, self._kwargs_key), place, self._kwargs_key, what="a mapping")
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise place.error(self._kwargs_key, f"must be a mapping of names and values, is {_short(kwargs)}")
+        kwargs = read_object(optional_column(row, self._kwargs_key, place), place, self._kwargs_key)
         try:
             with concerning(self._kwargs_key):
-                chat = self._chat.with_template_kwargs(without_nulls(kwargs or {}))
+                chat = self._chat.with_template_kwargs(kwargs)
             chat.check_tools(schemas, messages)
             return chat.render_training(messages, schemas)
         except (DataError, ConfigError) as error:
             raise type(error)(f"{place}: {error}") from error
 
     def _tools(self, row: RawRow, place: RowPlace) -> Sequence[Any]:
-        value = _parsed(row.get(self._tools_key), place, self._tools_key, what="a list of tools")
+        value = decoded(row.get(self._tools_key), place, self._tools_key)
         if value is not None and not isinstance(value, list):
             raise place.error(self._tools_key, f"must be a list of tool names or schemas, is {value!r}")
-        return value or ()
+        return [structure(plain(tool, place, self._tools_key)) for tool in value or ()]
 
     def _schema(self, tool: Any, place: RowPlace) -> JsonObject:
         if isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping):
-            schema: JsonObject = without_nulls(tool)
-            return schema
+            return tool
+        if isinstance(tool, Mapping) and isinstance(tool.get("name"), str):
+            function = {key: value for key, value in tool.items() if key != "type"}
+            return {"type": "function", "function": function}
         if not isinstance(tool, str):
             raise place.error(
                 self._tools_key,
-                f"must contain names of tools or schemas {{type, function}}, contains {tool!r}",
+                "must contain names of tools, or schemas {type, function} or {name, parameters}, contains "
+                f"{tool!r}",
             )
         if tool not in self._schemas:
             try:
@@ -106,7 +117,8 @@ class ExampleRenderer:
 def read_conversations(
     files: Sequence[str], config: SFTDataConfig, chat: Chat, plugins: Plugins, *, images: Path | None = None
 ) -> Examples:
-    """Render every conversation of `files`. The loss covers what the assistant wrote, tool calls included.
+    """Render every conversation of `files`. The loss covers what the assistant wrote, tool calls included,
+    except messages that MARKS exclude.
 
     With `prompt_key` and `response_key` it covers only the response: assistant messages of the prompt are
     context. Images are stored in the folder `images`; None: they are only checked.
@@ -125,14 +137,21 @@ def read_conversations(
         key = config.images.key
         shown = RowImages(row.get(key), place, key, folder, max_images=config.images.max_images)
         if config.prompt_key is None or config.response_key is None:
-            messages = read_messages(_column(row, config.messages_key), place, config.messages_key, shown)
-            return renderer.render(row, place, messages)
-        prompt = _prompt(_column(row, config.prompt_key), place, config.prompt_key, shown)
-        response = _column(row, config.response_key)
+            value = column(row, config.messages_key, place, "data.messages_key")
+            messages = read_messages(value, place, config.messages_key, shown)
+            marks = read_marks(value, place, config.messages_key)
+            return _learning(renderer.render(row, place, messages), [mark is not False for mark in marks])
+        asked = messages_or_text(column(row, config.prompt_key, place, "data.prompt_key"))
+        prompt = _prompt(asked, place, config.prompt_key, shown)
+        marks = [] if isinstance(asked, str) else read_marks(asked, place, config.prompt_key)
+        if any(marks):
+            problem = f"marks a message to learn, but only {config.response_key!r} is learned"
+            raise place.error(config.prompt_key, problem)
+        response = column(row, config.response_key, place, "data.response_key")
         if not isinstance(response, str):
-            raise place.error(config.response_key, f"must be text, is {_short(response)}")
+            raise place.error(config.response_key, f"must be text, is {shortened(response)}")
         replay = renderer.render(row, place, [*prompt, Message("assistant", response)])
-        return dataclasses.replace(replay, mask=_last_turn(replay.mask))
+        return _learning(replay, [*(False for _ in marks), True])
 
     examples = _collect(files, build, lambda index, replay: _imitate(index, replay, config))
     return _some(examples, files, what="conversation", max_tokens=config.max_tokens)
@@ -152,12 +171,46 @@ def _imitate(index: int, replay: Replay, config: SFTDataConfig) -> tuple[Sample 
     return (sample if sample.loss_mask.any() else None), is_long
 
 
-def _last_turn(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Keep only the last run of True, which is the conversation's last turn. bool[T]."""
-    context = np.flatnonzero(~mask)
-    last = mask.copy()
-    last[: context[-1] + 1 if len(context) else 0] = False
-    return last
+def _learning(replay: Replay, is_learned: Sequence[bool]) -> Replay:
+    """Return the replay with the other turns as context; `is_learned` has one value per turn."""
+    learned = np.array([*is_learned, False])  # the last is of turn -1, the context
+    return dataclasses.replace(replay, turn_ids=np.where(learned[replay.turn_ids], replay.turn_ids, -1))
+
+
+def read_marks(value: Any, place: RowPlace, field: str) -> list[bool | None]:
+    """Return for each assistant message of a field whether it is to be learned; None: the row does not say.
+
+    Raises:
+        DataError: a mark is not 0 or 1, contradicts another, or is for a part of a message; or a message of
+            another role is to be learned.
+    """
+    marks: list[bool | None] = []
+    for index, message in enumerate(read_list(value, place, field)):
+        mark = _mark(message, place, f"{field}[{index}]")
+        if message.get("role") == "assistant":
+            marks.append(mark)
+        elif mark:
+            problem = f"is marked to be learned, but has the role {message.get('role')}; only assistant is"
+            raise place.error(f"{field}[{index}]", problem)
+    return marks
+
+
+def _mark(message: Mapping[str, Any], place: RowPlace, field: str) -> bool | None:
+    for key in PARTIAL_MARKS:
+        if message.get(key):
+            problem = "chooses parts of a message, which is not supported; mark whole messages with loss_mask"
+            raise place.error(f"{field}.{key}", problem)
+    given = {key: message[key] for key in MARKS if message.get(key) is not None}
+    for key, value in given.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            problem = (
+                f"must be 0 or 1 (false or true), is {shortened(value)}; other weights are not supported"
+            )
+            raise place.error(f"{field}.{key}", problem)
+    if len(set(given.values())) > 1:
+        shown = ", ".join(f"{key} {value}" for key, value in given.items())
+        raise place.error(field, f"is marked to be learned, and not to be: {shown}")
+    return bool(next(iter(given.values()))) if given else None
 
 
 # ------------------------------------------------------------------------------------------------------ pairs
@@ -177,11 +230,14 @@ def read_pairs(files: Sequence[str], config: RMDataConfig, chat: Chat, plugins: 
     )
 
     def build(row: RawRow, place: RowPlace) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        value = _column(row, config.prompt_key)
+        value = messages_or_text(optional_column(row, config.prompt_key, place))
         prompt = () if value is None else _prompt(value, place, config.prompt_key)
         replays = (
-            renderer.render(row, place, _answered(prompt, _column(row, key), place, key))
-            for key in (config.chosen_key, config.rejected_key)
+            renderer.render(row, place, _answered(prompt, column(row, key, place, setting), place, key))
+            for key, setting in (
+                (config.chosen_key, "data.chosen_key"),
+                (config.rejected_key, "data.rejected_key"),
+            )
         )
         # The last segment is the final conversation: if the template edits the history, earlier segments
         # contain the conversation before the edit.
@@ -216,6 +272,7 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
 
     An answer given as messages may repeat the prompt, as in many published datasets.
     """
+    value = messages_or_text(value)
     if isinstance(value, str):
         if not prompt:
             raise place.error(
@@ -228,6 +285,9 @@ def _answered(prompt: Sequence[Message], value: Any, place: RowPlace, field: str
         raise place.error(
             field, f"must end with a message of the assistant, ends with a message of {messages[-1].role}"
         )
+    if False in read_marks(value, place, field):
+        problem = "marks a message that is not learned, but a pair is scored as a whole; remove the mark"
+        raise place.error(field, problem)
     return list(messages) if messages[: len(prompt)] == tuple(prompt) else [*prompt, *messages]
 
 
@@ -240,15 +300,16 @@ def _collect(
     fit: Callable[[int, T], tuple[Sample | None, bool]],
 ) -> Examples:
     samples: list[Sample] = []
-    num_dropped = num_truncated = 0
+    num_dropped = num_truncated = num_unlearned = 0
     for row, place in _rows(files):
         sample, is_long = fit(len(samples), build(row, place))
         if sample is None:
-            num_dropped += 1
+            num_dropped += is_long
+            num_unlearned += not is_long
             continue
         num_truncated += is_long
         samples.append(sample)
-    return Examples(tuple(samples), num_dropped, num_truncated)
+    return Examples(tuple(samples), num_dropped, num_truncated, num_unlearned)
 
 
 def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, RowPlace]]:
@@ -260,33 +321,11 @@ def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, RowPlace]]:
 
 def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: int) -> Examples:
     if not examples.samples:
-        long = f"all {examples.num_dropped} exceed data.max_tokens={max_tokens}"
-        raise DataError(
-            f"no {what} to train on: {long if examples.num_dropped else f'{list(files)} hold no rows'}"
-        )
+        num_long, num_unlearned = examples.num_dropped, examples.num_unlearned
+        causes = [f"all {num_long} exceed data.max_tokens={max_tokens}"] if num_long else []
+        causes += [f"{num_unlearned} have no message to learn"] if num_unlearned else []
+        raise DataError(f"no {what} to train on: {'; '.join(causes) or f'{list(files)} hold no rows'}")
     return examples
-
-
-def _column(row: RawRow, key: str) -> Any:
-    """Return a column, or with `column.field` a field of a struct column; None if it does not exist."""
-    if key in row or "." not in key:
-        return row.get(key)
-    value: Any = row
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _parsed(value: Any, place: RowPlace, field: str, *, what: str) -> Any:
-    """Return a value that may be JSON text: a Parquet column has one type, so values of different shapes are
-    often stored so.
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else None
-    except json.JSONDecodeError as error:
-        raise place.error(field, f"must be {what}, or one as JSON text: {error}") from error
 
 
 def _prompt(value: Any, place: RowPlace, field: str, images: RowImages = NO_IMAGES) -> tuple[Message, ...]:
@@ -294,7 +333,3 @@ def _prompt(value: Any, place: RowPlace, field: str, images: RowImages = NO_IMAG
         raise place.error(field, "must be text or messages, is missing")
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
     return read_messages(messages, place, field, images)
-
-
-def _short(value: Any) -> str:
-    return "missing" if value is None else repr(value)[:80]

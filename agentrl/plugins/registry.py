@@ -11,6 +11,7 @@ Built-in plugins use the same entry points as third-party ones; no code here imp
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -76,8 +77,10 @@ class Registry(Generic[P]):
             return name
         if Reference.parse(name) is None:
             stray = f"; {self._strays[name]}" if name in self._strays else ""
+            close = difflib.get_close_matches(name, self.names(), n=1)
+            near = f" (did you mean {close[0]!r}?)" if close and not stray else ""
             raise PluginError(
-                f"unknown {self.kind} {name!r}{stray}; registered: {', '.join(self.names()) or 'none'}"
+                f"unknown {self.kind} {name!r}{stray}{near}; registered: {', '.join(self.names()) or 'none'}"
             )
         self._load_reference(name)
         return name

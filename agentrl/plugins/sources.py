@@ -81,7 +81,7 @@ def import_source(source: str) -> ModuleType:
     source = os.path.expanduser(source)
     try:
         with contained():
-            return _import_file(source) if source.endswith(".py") else importlib.import_module(source)
+            return _import_file(source) if source.endswith(".py") else _import_module(source)
     except PluginError:
         raise
     except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
@@ -130,15 +130,18 @@ def pack_files(paths: Iterable[str], folder: Path) -> Path | None:
     return package
 
 
-def nearest(missing: Path) -> str:
-    """Return a hint for the error about a missing file: a similar file name, or that its folder does not
-    exist.
+def absence(path: Path, suffixes: tuple[str, ...] = ("",)) -> str:
+    """Return why `path` is no file, as the end of a sentence: it is a folder, or it does not exist. A hint
+    names a file of one of the suffixes in the folder, or a similar file name.
     """
-    if not missing.parent.is_dir():
-        return f" (nor does its folder {str(missing.parent)!r})"
-    names = [entry.name for entry in missing.parent.iterdir()]
-    close = difflib.get_close_matches(missing.name, names, n=1)
-    return f"; did you mean {str(missing.parent / close[0])!r}?" if close else ""
+    if path.is_dir():
+        found = sorted(str(entry) for entry in path.iterdir() if entry.name.endswith(suffixes))
+        return f"is a folder; name its files{f', such as {found[0]!r}' if found else ''}"
+    if not path.parent.is_dir():
+        return f"does not exist (nor does its folder {str(path.parent)!r})"
+    names = [entry.name for entry in path.parent.iterdir()]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"does not exist{f'; did you mean {str(path.parent / close[0])!r}?' if close else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,15 @@ def _shipped() -> _Shipped | None:
     )
 
 
+def _import_module(source: str) -> ModuleType:
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "__init__.py").is_file():
+        spec = None if "/" in source else importlib.util.find_spec(source)
+        if spec is None or spec.origin is None:  # it would be imported as a package that contains nothing
+            raise PluginError(f"plugin source {source!r} {absence(folder, ('.py',))}")
+    return importlib.import_module(source)
+
+
 def _import_file(source: str) -> ModuleType:
     path = locate(source)
     shipped = _shipped()
@@ -173,7 +185,7 @@ def _import_file(source: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise PluginError(f"plugin file {source!r} does not exist{nearest(path)}")
+        raise PluginError(f"plugin file {source!r} {absence(path, ('.py',))}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     assert spec.loader is not None, path

@@ -310,7 +310,11 @@ def test_a_file_filtered_into_itself_is_whole(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        (["--agent", "tool_agnt"], PluginError, "unknown agent 'tool_agnt'; registered: "),
+        (
+            ["--agent", "tool_agnt"],
+            PluginError,
+            "unknown agent 'tool_agnt' (did you mean 'tool_agent'?); registered: ",
+        ),
         (["--tools", "hammer"], PluginError, "unknown tool 'hammer'"),
         (["--interaction", "nobody"], PluginError, "unknown interaction 'nobody'"),
         (

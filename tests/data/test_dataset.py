@@ -114,6 +114,14 @@ def test_overlong_prompts_are_counted(tmp_path: Path, policy, kept, report):
     assert data.report == report
 
 
+def test_equal_rows_are_counted(tmp_path: Path):
+    data = dataset([json_lines(tmp_path / "a.jsonl", ["a", "b", "a", "a"])], measure=length)
+    assert data.report == DatasetReport(rows=4, filtered=0, truncated=0, repeated=2)
+    different = [row("a", extra_info={"n": n}) for n in range(3)]
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(one) + "\n" for one in different))
+    assert dataset([str(tmp_path / "b.jsonl")], measure=length).report.repeated == 0
+
+
 def test_overlong_prompts_as_error_name_the_row(tmp_path: Path):
     path = json_lines(tmp_path / "a.jsonl", ["aa", "cccc"])
     with pytest.raises(
@@ -138,6 +146,8 @@ def test_a_missing_or_foreign_file_is_named_with_the_nearest(tmp_path: Path):
     parquet(tmp_path / "train.parquet", ["a"])
     with pytest.raises(DataError, match=r"trian\.parquet' does not exist; did you mean .*train\.parquet'"):
         open_rows(str(tmp_path / "trian.parquet"))
+    with pytest.raises(DataError, match=r"is a folder; name its files, such as .*train\.parquet'"):
+        open_rows(str(tmp_path))
     with pytest.raises(DataError, match="nor does its folder"):
         open_rows(str(tmp_path / "nowhere" / "train.parquet"))
     (tmp_path / "a.csv").write_text("x")
@@ -153,12 +163,26 @@ def test_broken_json_lines_name_their_line(tmp_path: Path):
     path.write_text(json.dumps(row("ok")) + "\n\n{broken\n")
     with pytest.raises(DataError, match=r"a\.jsonl: line 3: not valid JSON"):
         dataset([str(path)]).task(1)
-    path.write_text("[\n{}\n]\n")
-    with pytest.raises(DataError, match="line 1"):
+    path.write_text('{"prompt": 1}\n[{}]\n')
+    with pytest.raises(DataError, match=r"line 2: must be one JSON object per line, is list"):
+        dataset([str(path)]).task(1)
+    path.write_text('{\n"prompt": 1\n}\n{\n"prompt": 2\n}\n')
+    with pytest.raises(DataError, match=r"line 1: not valid JSON: .*; write one object per line, or one ar"):
         dataset([str(path)]).task(0)
-    path.write_text('[{"prompt": 1}]\n')
-    with pytest.raises(DataError, match="must be one JSON object per line, is a JSON array"):
-        dataset([str(path)]).task(0)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_one_array_of_rows_is_read_too(tmp_path: Path, indent, suffix):
+    path = tmp_path / f"a.{suffix}"
+    path.write_text("\n" + json.dumps([row("a"), row("b")], indent=indent))
+    assert texts(dataset([str(path)]), range(2)) == ["a", "b"]
+    path.write_text('[{"a": 1},\n]')
+    with pytest.raises(DataError, match=r"a\.jsonl?: not valid JSON: .* line 2 column 1"):
+        open_rows(str(path))
+    path.write_text(json.dumps([row("a"), 3]))
+    with pytest.raises(DataError, match=r"row 1: must be a JSON object, is int"):
+        dataset([str(path)]).task(1)
 
 
 def test_only_a_few_row_groups_stay_decoded(tmp_path: Path, monkeypatch):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.data.convert import filter_rows
+from agentrl.data.files import open_rows
 from agentrl.data.pass_rates import read_pass_rates
 from agentrl.data.selection import Band, Candidate, Selection, hold_out, normalise, select
 from agentrl.errors import DataError
@@ -164,3 +169,51 @@ def test_attempts_that_say_nothing(tmp_path):
         DataError, match=r"pass rates from 0\.9 to 0\.1: both must be from 0 to 1, in ascending order"
     ):
         Band(lambda _: None, 0.9, 0.1)
+
+
+# --------------------------------------------------------------------------------------------- filtered files
+
+
+def task_row(**changes) -> dict:
+    base = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"ground_truth": "1"}}
+    return {**base, **changes}
+
+
+def filtered(folder: Path, *rows: dict) -> list[dict]:
+    path, out = folder / "a.jsonl", folder / "out.parquet"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    filter_rows(path, out, Selection())
+    return list(open_rows(str(out)).rows(len(rows)))
+
+
+def test_a_filtered_file_of_json_has_the_same_rows(tmp_path):
+    rows = [task_row(extra_info='{"question": "q", "n": null}'), task_row(kind="a")]
+    assert filtered(tmp_path, *rows) == [
+        {**rows[0], "kind": None},
+        {**rows[1], "extra_info": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"reward_model": {"ground_truth": 2**70}},
+            "row 1 (line 2): field 'reward_model': does not fit a Parquet",
+        ),
+        (
+            {"reward_model": {"ground_truth": "1", "x": {"a": None}}},
+            "field 'reward_model': would change as a Parquet",
+        ),
+        (
+            {"prompt": "hello"},
+            "row 1 (line 2): field 'prompt': must be a list of {role, content}, is 'hello'",
+        ),
+        ({"reward_model": {"ground_truth": [1]}}, "column 'reward_model' has values of different types"),
+    ],
+)
+def test_rows_of_json_that_parquet_would_change_are_refused(tmp_path, changes, words):
+    with pytest.raises(DataError) as error:
+        filtered(tmp_path, task_row(), task_row(**changes))
+    assert words in str(error.value)
+    assert not (tmp_path / "out.parquet").exists()

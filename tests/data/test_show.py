@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 
 import orjson
@@ -86,6 +87,22 @@ def test_json_lines_and_long_values(tmp_path):
     assert "(3,000 characters)" in text
     assert "q: [red]y" in text
     assert "data source" not in text
+
+
+def test_values_are_shown_as_plugins_get_them(tmp_path):
+    rows = [
+        {"prompt": '[{"role": "user", "content": "Q?"}]', "reward_model": {"ground_truth": {"a": 1}}},
+        {"prompt": "[1", "reward_model": {"ground_truth": {"b": [datetime.date(2026, 1, 2)]}}},
+    ]
+    info = [{"n": 1.5, "m": '{"x": null}'}, {"n": float("nan"), "m": None}]
+    table = pa.Table.from_pylist(rows).append_column("extra_info", pa.array(info))
+    pq.write_table(table, tmp_path / "a.parquet")
+    text = shown(tmp_path / "a.parquet", 0, 1)
+    assert "user  Q?" in text
+    assert 'reward_model: {"ground_truth": {"a": 1}}' in text
+    assert 'reward_model: {"ground_truth": {"b": ["2026-01-02"]}}' in text
+    assert 'extra_info: {"n": NaN} (' in text
+    assert "row 1: field 'extra_info.n': is nan" in " ".join(text.split())
 
 
 def test_no_rows(tmp_path):

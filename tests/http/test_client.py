@@ -58,6 +58,20 @@ async def test_requests_share_a_kept_connection():
     assert server.served == [3]
 
 
+@pytest.mark.parametrize("number", [2**64 - 1, 2**64, -(2**70), 123456789012345678901234567890])
+async def test_integers_of_any_size_are_sent_exactly(number):
+    sent = []
+
+    async def handle(stream):
+        async with stream:
+            sent.append(await read_request(stream))
+            await stream.send_all(ok())
+
+    async with serving(handle) as url, HttpClient(url) as http:
+        await http.request("POST", "/x", json={"ground_truth": [number]})
+    assert sent == [("/x", {"ground_truth": [number]})]
+
+
 async def test_a_connection_closed_after_its_reply_is_replaced_unseen():
     server = Scripted([ok()], [ok(), ok()])
     async with serving(server.handle) as url, HttpClient(url) as http:

@@ -2,6 +2,7 @@
 told.
 """
 
+import datetime
 import itertools
 import json
 
@@ -91,7 +92,7 @@ def test_a_row_is_rendered_with_its_own_arguments_of_the_template(tmp_path, as_t
     assert source != THINKING
     (tmp_path / "chat_template.jinja").write_text(source)
     chat = Chat.load(str(tmp_path))
-    own = '{"tone": "/b"}' if as_text else {"tone": "/b", "other": None}
+    own = '{"tone": "/b"}' if as_text else {"tone": "/b"}
     rows = [{"messages": [user("?"), said("!")]}, {"messages": [user("?"), said("!")], "how": own}]
     plain, toned = conversations(tmp_path, chat, *rows, chat_template_kwargs_key="how").samples
     texts = [chat.decode(sample.token_ids.tolist()) for sample in (plain, toned)]
@@ -128,9 +129,13 @@ def test_of_a_prompt_and_a_response_only_the_response_is_learned(tmp_path, chat)
     rows = [
         {"question": "Say a.", "answer": "a"},
         {"question": [user("Say b."), said("c"), user("No, b.")], "answer": "b"},
+        {"question": json.dumps([user("Say b."), said("c"), user("No, b.")]), "answer": "b"},
+        {"question": "[1, 2]?", "answer": "c"},
     ]
     examples = conversations(tmp_path, chat, *rows, prompt_key="question", response_key="answer")
-    assert [learned(chat, sample) for sample in examples.samples] == [["a<|im_end|>"], ["b<|im_end|>"]]
+    assert [learned(chat, sample) for sample in examples.samples] == [
+        [f"{answer}<|im_end|>"] for answer in "abbc"
+    ]
     as_messages = conversations(tmp_path, chat, {"messages": [user("Say a."), said("a")]})
     assert as_messages.samples[0].token_ids.tolist() == examples.samples[0].token_ids.tolist()
 
@@ -143,15 +148,94 @@ def test_a_column_within_a_struct(tmp_path, chat):
     assert learned(chat, examples.samples[0]) == ["a<|im_end|>"]
 
 
+@pytest.mark.parametrize(
+    "key", ["loss_mask", "step_loss_mask", "loss", "loss_scale", "weight", "train", "training", "trainable"]
+)
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, None)])
+def test_messages_that_a_row_marks_are_context(tmp_path, chat, key, no, yes):
+    messages = [user("q"), said("WRONG", **{key: no}), user("again"), said("right", **{key: yes})]
+    rows = [{"messages": messages}, {"messages": json.dumps(messages)}]
+    for sample in conversations(tmp_path, chat, *rows).samples:
+        assert learned(chat, sample) == ["right<|im_end|>"]
+        assert "WRONG" in chat.decode(sample.token_ids.tolist())
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows[:1]), path)
+    [sample] = read_conversations([str(path)], SFTDataConfig(), chat, PLUGINS).samples
+    assert learned(chat, sample) == ["right<|im_end|>"]
+
+
+def test_rows_without_a_message_to_learn_are_counted(tmp_path, chat):
+    marked = {"messages": [user("q"), said("WRONG", weight=0)]}
+    examples = conversations(tmp_path, chat, marked, {"messages": [user("q"), said("a")]})
+    assert examples.summary("conversation") == "1 conversation, 1 left out without a message to learn"
+    with pytest.raises(DataError, match="no conversation to train on: 1 have no message to learn"):
+        conversations(tmp_path, chat, marked)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([user("q"), said("a", weight=0.5)], "messages[1].weight': must be 0 or 1 (false or true), is 0.5"),
+        ([user("q"), said("a", train="no")], "messages[1].train': must be 0 or 1 (false or true), is 'no'"),
+        (
+            [user("q"), said("a", loss=1, weight=0)],
+            "messages[1]': is marked to be learned, and not to be: loss 1",
+        ),
+        (
+            [{**user("q"), "train": True}, said("a")],
+            "messages[0]': is marked to be learned, but has the role user",
+        ),
+        ([user("q"), said("a", train_detail=[{"train": False}])], "messages[1].train_detail': chooses parts"),
+        ([user("q"), said("a", function_call={"name": "f"})], "messages[1].function_call': is not read"),
+    ],
+)
+def test_marks_that_cannot_be_honoured_are_refused(tmp_path, chat, messages, words):
+    for row in ({"messages": messages}, {"messages": messages, "tools": []}):
+        with pytest.raises(DataError) as error:
+            conversations(tmp_path, chat, row)
+        assert "row 0 (line 1): field '" in str(error.value)
+        assert words in str(error.value)
+
+
+def test_marks_where_they_say_nothing_are_refused(tmp_path, chat):
+    prompt = {"p": [user("q"), said("a", weight=1), user("r")], "r": "b"}
+    with pytest.raises(DataError, match="field 'p': marks a message to learn, but only 'r' is learned"):
+        conversations(tmp_path, chat, prompt, prompt_key="p", response_key="r")
+    pair = {"prompt": "q", "chosen": [said("a", loss_mask=0)], "rejected": "b"}
+    with pytest.raises(DataError, match="field 'chosen': marks a message that is not learned"):
+        read_in(tmp_path, chat, pair)
+    assert len(read_in(tmp_path, chat, {**pair, "chosen": [said("a", loss_mask=1)]}).samples) == 1
+
+
+def test_null_arguments_in_json_text_are_trained_and_parquets_are_not(tmp_path, chat):
+    def row(arguments):
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        return {"messages": [user("?"), said("", tool_calls=[call])], "tools": [SCHEMA["function"]]}
+
+    text = conversations(tmp_path, chat, row('{"city": "Bern", "unit": null}')).samples[0]
+    assert '{"city": "Bern", "unit": null}' in learned(chat, text)[0]
+    path = tmp_path / "rows.parquet"
+    rows = [row({"city": "Bern", "unit": "C"}), row({"city": "Oslo", "day": datetime.date(2026, 1, 2)})]
+    for one in rows:
+        one["tools"] = json.dumps(one["tools"])
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    filled = read_conversations([str(path)], SFTDataConfig(), chat, PLUGINS).samples
+    assert '{"city": "Bern", "unit": "C"}' in learned(chat, filled[0])[0]
+    assert '{"city": "Oslo", "day": "2026-01-02"}' in learned(chat, filled[1])[0]
+
+
 def test_schemas_are_shown_as_they_are_also_as_json(tmp_path, chat):
     messages = [user("?"), said("!")]
-    plain, as_json, without = conversations(
+    plain, as_json, without, bare, listed = conversations(
         tmp_path,
         chat,
         {"messages": messages, "tools": [SCHEMA]},
         {"messages": messages, "tools": json.dumps([SCHEMA])},
         {"messages": messages},
+        {"messages": messages, "tools": [SCHEMA["function"]]},
+        {"messages": messages, "tools": [json.dumps(SCHEMA)]},
     ).samples
+    assert plain.token_ids.tolist() == bare.token_ids.tolist() == listed.token_ids.tolist()
     assert plain.token_ids.tolist() == as_json.token_ids.tolist()
     assert "look(): Look." in chat.decode(plain.token_ids.tolist())
     assert "look(): Look." not in chat.decode(without.token_ids.tolist())
@@ -211,7 +295,12 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
             DataError,
             "row 0 (line 1): field 'messages': must be a list of {role, content}, is 'hello'",
         ),
-        ({"text": []}, {}, DataError, "field 'messages': must be a list of {role, content}, is missing"),
+        (
+            {"text": []},
+            {},
+            DataError,
+            "field 'messages': is missing; the row has text; name its column in data.messages_key",
+        ),
         (
             {"messages": [{"role": "bot", "content": ""}]},
             {},
@@ -234,13 +323,13 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
             {"messages": [said("!")], "tools": [3]},
             {},
             DataError,
-            "field 'tools': must contain names of tools or schemas",
+            "field 'tools': must contain names of tools, or schemas",
         ),
         (
             {"messages": [said("!")], "tools": "[hammer"},
             {},
             DataError,
-            "field 'tools': must be a list of tools, or one as JSON text",
+            "field 'tools': is not valid JSON",
         ),
         (
             {"p": "?", "r": 3},
@@ -252,7 +341,7 @@ def test_what_is_cut_down_to_its_prompt_is_left_out(tmp_path, chat):
             {"r": "!"},
             {"prompt_key": "p", "response_key": "r"},
             DataError,
-            "field 'p': must be text or messages, is missing",
+            "field 'p': is missing; the row has r; name its column in data.prompt_key",
         ),
     ],
 )
@@ -297,6 +386,7 @@ def test_texts_messages_and_whole_conversations_are_the_same_pair(tmp_path, chat
         {"prompt": [user("Add.")], "chosen": [said("2")], "rejected": [said("3")]},
         {"prompt": "Add.", "chosen": [user("Add."), said("2")], "rejected": [user("Add."), said("3")]},
         {"chosen": [user("Add."), said("2")], "rejected": [user("Add."), said("3")]},
+        {"chosen": json.dumps([user("Add."), said("2")]), "rejected": [user("Add."), said("3")]},
     ]
     samples = read_in(tmp_path, chat, *rows).samples
     chosen, rejected = texts_of(chat, samples[0])
@@ -341,7 +431,7 @@ def test_a_long_pair_is_left_out_or_loses_its_beginning(tmp_path, chat):
     ("row", "words"),
     [
         ({"chosen": "a", "rejected": "b"}, "field 'chosen': is text without a prompt"),
-        ({"prompt": "?", "chosen": "a"}, "field 'rejected': must be a list of {role, content}, is missing"),
+        ({"prompt": "?", "chosen": "a"}, "field 'rejected': is missing; the row has prompt, chosen; "),
         (
             {"prompt": "?", "chosen": [said("a"), user("b")], "rejected": "b"},
             "field 'chosen': must end with a message of the assistant",

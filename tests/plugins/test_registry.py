@@ -132,10 +132,19 @@ def test_a_typed_function_becomes_a_tool(tool_file) -> None:
             "my_tools.py:Shout",
             "my_tools.py:Shout is not an agent: it must be a subclass of agentrl.plugins.AgentLoop",
         ),
+        (
+            "tools",
+            "folder:Shout",
+            "plugin source 'folder' is a folder; name its files, such as 'folder/a.py'",
+        ),
+        ("tools", "./folder:Shout", "plugin source './folder' is a folder; name its files, such as"),
+        ("tools", "folder/b.py:Shout", "plugin file 'folder/b.py' is a folder; name its files"),
         ("rewards", "no.such.package:X", "No module named 'no'"),
     ],
 )
 def test_wrong_names_say_what_would_be_right(tool_file, kind, name, problem) -> None:
+    (tool_file.parent / "folder" / "b.py").mkdir(parents=True)
+    (tool_file.parent / "folder" / "a.py").touch()
     with pytest.raises(PluginError) as caught:
         getattr(load_plugins(), kind).get(name)
     assert problem in str(caught.value)
