@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer
 
+from agentrl.chat.growth import check_growth
 from agentrl.errors import ConfigError
 
 FILE = "tokenizer.json"
@@ -48,6 +49,7 @@ class TokenTexts:
         """
         file = folder / FILE
         try:
+            check_growth(file)
             return cls(Tokenizer.from_file(str(file)))
         except Exception as error:
             raise ConfigError(f"{file} cannot be read as a tokenizer: {error}") from error

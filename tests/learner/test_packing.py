@@ -95,6 +95,17 @@ def facts_by_sample(microbatches):
     }
 
 
+def test_the_budget_counts_what_is_over_it_and_what_is_shared():
+    microbatches = [filler(), filler(), filler()]
+    sizes = [m.num_tokens for m in microbatches]
+    metrics = budget_metrics(microbatches, num_tokens=sum(sizes) + 5, max_tokens=sizes[0])
+    assert metrics == {
+        "microbatches_over_budget": 0.0,
+        "microbatch_tokens_max": float(sizes[0]),
+        "shared_tokens": 5.0,
+    }
+
+
 @given(samples(), st.integers(1, 64), st.integers(1, 4))
 def test_ranks_have_as_many_microbatches_within_the_budget(batch, max_tokens, world_size):
     shards = pack(batch, max_tokens=max_tokens, world_size=world_size)

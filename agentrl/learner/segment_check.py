@@ -1,0 +1,150 @@
+"""Check by two small forwards that a model computes each packed segment as transformers computes it alone.
+
+Only attention knows where a segment begins. The state of a recurrence or the window of a convolution runs
+over into the next segment, and an encoder's attention is not causal. No list of architectures can be
+complete, so the check runs the model itself.
+
+The model has its full size, but no weights: all parameters are views of the same few numbers, and products
+with matrices are those with a matrix of low rank.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from agentrl.config.model import ModelConfig
+from agentrl.errors import ConfigError
+from agentrl.learner.attention import SEGMENT_SDPA, packed_arguments, register_attention
+from agentrl.learner.loading import build_on_meta
+
+if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_FIRST, _SECOND = 5, 6
+"""Tokens of the two segments."""
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_WINDOW = 3
+"""Of attention to near tokens only. It is less than a segment, so that it makes a difference."""
+_RANK = 4
+_TOLERANCE = 1e-2
+"""Of the largest difference, in standard deviations of the output. Rounding alone differs by 1e-5."""
+
+
+def check_segments(config: PretrainedConfig, model: ModelConfig) -> None:
+    """Raise if the learner computes packed segments of the model otherwise than transformers each alone.
+
+    config: of a model that sees no images.
+
+    Raises:
+        ConfigError: it does, or the model does not run with the learner's attention.
+    """
+    try:
+        problem = _difference(*_outputs(_with_near_windows(config), model))
+    except Exception as error:  # boundary: a model's own code raises anything
+        reason = " ".join(str(error).split())[:200]
+        raise _refusal(config, model, f"it does not run with the learner's attention ({reason})") from error
+    if problem is not None:
+        raise _refusal(config, model, problem)
+
+
+def _refusal(config: PretrainedConfig, model: ModelConfig, problem: str) -> ConfigError:
+    kind = (config.architectures or [config.model_type])[0]
+    return ConfigError(
+        f"model.path={model.path!r} ({kind}) cannot be trained: {problem}; use a model in which only causal "
+        "attention mixes tokens, such as Qwen3 or Llama"
+    )
+
+
+@torch.no_grad()
+def _outputs(config: PretrainedConfig, model: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return the output for the second of two packed segments, and transformers' own for it alone."""
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
+    attention = "sdpa" if model.attention == "sdpa" else SEGMENT_SDPA
+    module = build_on_meta(AutoModelForCausalLM, config, model, attention=attention, dtype=torch.float32)
+    module.eval()
+    module.set_experts_implementation("eager")
+    _give_values(module)
+    with _LowRank():
+        packed = _packed(module, attention)
+        module.set_attn_implementation("eager")
+        return packed, _output(module, {"input_ids": torch.arange(_SECOND)[None]})
+
+
+def _difference(packed: Tensor, expected: Tensor) -> str | None:
+    """Return what is wrong with the output of a packed segment; None if it is as expected."""
+    if not expected.isfinite().all():
+        return "its output is not finite"
+    if packed.isnan().any():
+        return "its layers carry state over from one packed row into the next"
+    if (packed - expected).abs().max() > _TOLERANCE * expected.std():
+        return "its attention is not what the learner computes: not causal, or with positions of its own"
+    return None
+
+
+def _with_near_windows(config: PretrainedConfig) -> PretrainedConfig:
+    changes = {name: _WINDOW for name in _WINDOWS if isinstance(getattr(config, name, None), int)}
+    return type(config).from_dict({**config.to_dict(), **changes})
+
+
+def _packed(module: PreTrainedModel, attention: str) -> Tensor:
+    """Return the output for the second of two packed segments. It is NaN where it depends on the first."""
+
+    def spoil(_: nn.Module, __: object, embedded: Tensor) -> Tensor:
+        is_first = torch.arange(_FIRST + _SECOND) < _FIRST
+        return embedded.masked_fill(is_first[:, None], torch.nan)
+
+    segments = [torch.arange(_FIRST), torch.arange(_SECOND)]
+    positions = torch.cat(segments)[None]
+    hook = module.get_input_embeddings().register_forward_hook(spoil)
+    try:
+        arguments = packed_arguments(attention, [_FIRST, _SECOND], device=torch.device("cpu"))
+        return _output(module, {"input_ids": positions, "position_ids": positions, **arguments})[:, _FIRST:]
+    finally:
+        hook.remove()
+
+
+def _output(module: PreTrainedModel, arguments: dict[str, Any]) -> Tensor:
+    output: Tensor = module(**arguments, use_cache=False).logits
+    return output
+
+
+def _give_values(module: nn.Module) -> None:
+    """Replace the parameters by views that take no memory."""
+    shapes = [tuple(parameter.shape) for parameter in module.parameters()]
+    values = torch.rand(max(map(sum, shapes)), generator=torch.Generator().manual_seed(0)) + 0.5
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                view = values.as_strided(parameter.shape, (1,) * parameter.ndim)
+                child._parameters[name] = nn.Parameter(view, requires_grad=False)
+
+
+class _LowRank(TorchFunctionMode):
+    """Multiplies with a matrix of low rank in place of the weight of each linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(1)
+        self._factors: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (
+            self._product(*args, **kwargs or {}) if func is functional.linear else func(*args, **kwargs or {})
+        )
+
+    def _product(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        num_out, num_in = weight.shape
+        product = input @ self._of(num_in).T @ self._of(num_out) / (num_in * _RANK) ** 0.5
+        return product if bias is None else product + bias
+
+    def _of(self, size: int) -> Tensor:
+        if size not in self._factors:
+            self._factors[size] = torch.randn(_RANK, size, generator=self._generator)
+        return self._factors[size]

@@ -1,0 +1,161 @@
+"""Models whose packed segments the learner would compute otherwise than transformers are refused before
+anything starts.
+"""
+
+import pytest
+from transformers import (
+    BertConfig,
+    FalconH1Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    Lfm2Config,
+    LlamaConfig,
+    MistralConfig,
+    OlmoeConfig,
+    OPTConfig,
+    Qwen3Config,
+    RobertaConfig,
+    StableLmConfig,
+)
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
+from transformers.models.recurrent_gemma import RecurrentGemmaConfig
+from typer.testing import CliRunner
+
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cli import app
+from agentrl.config.learner import LearnerConfig
+from agentrl.config.model import ModelConfig
+from agentrl.config.schema import Config
+from agentrl.controller.specs import check_critic
+from agentrl.controller.teacher import check_teacher
+from agentrl.errors import ConfigError
+from agentrl.learner.segment_check import check_segments
+from parts.learner import learner_spec, lone_learner
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+}
+LFM2 = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2)
+STATE = "its layers carry state over from one packed row into the next"
+ATTENTION = "its attention is not what the learner computes"
+REFUSED = [
+    (LFM2, STATE),
+    (
+        FalconH1Config(
+            **SIZES, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=16
+        ),
+        STATE,
+    ),
+    (
+        Qwen3_5TextConfig(
+            **SIZES,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+        ),
+        STATE,
+    ),
+    (RecurrentGemmaConfig(**SIZES, head_dim=16, lru_width=64, attention_window_size=8), STATE),
+    (
+        OPTConfig(vocab_size=300, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4),
+        "OPT",
+    ),
+    (StableLmConfig(**SIZES), "StableLmAttention does not pass segments on"),
+    (BertConfig(**SIZES), ATTENTION),
+    (RobertaConfig(**SIZES, is_decoder=True), ATTENTION),
+    (LlamaConfig(**SIZES, attention_chunk_size=64), None),
+]
+ALLOWED = [
+    LlamaConfig(**SIZES),
+    Qwen3Config(**SIZES),
+    GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4),
+    MistralConfig(**SIZES, sliding_window=8),
+    Gemma3TextConfig(**SIZES, head_dim=16, sliding_window=8),
+    OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    # As large as a model of a user's: the check takes no memory for its weights.
+    Qwen3Config(hidden_size=8192, intermediate_size=29_568, num_hidden_layers=80, num_attention_heads=64),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"), REFUSED[:-1], ids=lambda value: getattr(value, "model_type", "")
+)
+def test_a_model_with_a_mixer_that_is_no_causal_attention_is_refused(config, reason):
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        check_segments(config, ModelConfig(path="m"))
+    assert str(refusal.value).startswith(f"model.path='m' ({config.model_type}) cannot be trained: ")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("config", ALLOWED, ids=lambda config: config.model_type)
+def test_models_of_causal_attention_alone_are_allowed(config):
+    check_segments(config, ModelConfig(path="m"))
+
+
+def test_code_of_a_model_that_raises_anything_is_one_line():
+    with pytest.raises(ConfigError, match="does not run with the learner's attention"):
+        check_segments(LlamaConfig(**SIZES | {"num_key_value_heads": 3}), ModelConfig(path="m"))
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    folder = tmp_path / "hybrid"
+    write_tiny_tokenizer(folder)
+    LFM2.architectures = ["Lfm2ForCausalLM"]
+    LFM2.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def attention(tmp_path):
+    folder = tmp_path / "attention"
+    write_tiny_tokenizer(folder)
+    LlamaConfig(**SIZES).save_pretrained(folder)
+    return folder
+
+
+def test_every_role_refuses_it_before_ranks_start(hybrid, attention):
+    of_hybrid, of_attention = ModelConfig(path=str(hybrid)), ModelConfig(path=str(attention))
+    with pytest.raises(ConfigError, match=f"^critic: .*{STATE}"):
+        check_critic(of_hybrid, of_attention, LearnerConfig())
+    with pytest.raises(ConfigError, match=f"teacher: .*{STATE}"):
+        check_teacher(of_hybrid, of_attention, LearnerConfig())
+    with pytest.raises(ConfigError, match=STATE), lone_learner(learner_spec(of_hybrid)):
+        pass
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "rm"])
+def test_commands_and_their_explanation_refuse_it(hybrid, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1", "ground_truth": "2"}\n')
+    keys = [f"model.path={hybrid}", "data.train_files=[rows.jsonl]"]
+    (tmp_path / "run.yaml").write_text("{}\n")
+    explained = CliRunner().invoke(app, ["config", "explain", "run.yaml", f"--for={command}", *keys])
+    started = CliRunner().invoke(app, [command, "run.yaml", *keys])
+    for done in (explained, started):
+        assert done.exit_code == 2, done.output
+        last = done.output.strip().splitlines()[-1]
+        assert f"({'Lfm2ForCausalLM'}) cannot be trained: {STATE}" in last, done.output
+
+
+def test_models_of_all_roles_are_explained(hybrid):
+    config = Config.model_validate(
+        {
+            "model": {"path": "m"},
+            "algorithm": {"advantage": "gae"},
+            "critic": {"model": {"path": str(hybrid)}},
+        }
+    )
+    assert {role: model.path for role, model in config.learner_models.items()} == {
+        "actor": "m",
+        "critic": str(hybrid),
+    }
