@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import BuiltinMethodType, GeneratorType
 from typing import Any
@@ -42,10 +41,10 @@ WIDTH_FILTERS: Mapping[str, int] = {
 _FORMATS = frozenset({"format", "format_map"})
 _REPEATING = frozenset({"indent", "join", "tojson", "urlize", "wordwrap"})
 """Filters that write a text beside each part of their value."""
+_GROWING = frozenset({"replace", "join", "expandtabs", "translate"})
+"""Methods of a text whose result may be much longer than what they are given."""
 _SHORT = 100
 """Characters of a separator, which may be written any number of times."""
-_CONTEXTS = (Context, nodes.EvalContext, jinja2.Environment)
-"""Given to some filters before their value, as is the environment."""
 
 _STEP_WORK = MAX_WORK // MAX_STEPS
 _CALL_WORK = 5 * _STEP_WORK
@@ -53,21 +52,24 @@ _CALL_WORK = 5 * _STEP_WORK
 _ROUNDS, _STEP, _SIZED = "agentrl_rounds", "agentrl_step", "agentrl_sized"
 
 
-class _Render(threading.local):
-    """The render of this thread: the work that is left, and structures whose sizes are known, by id."""
+class _Render:
+    """The render that runs: the work that is left, and structures whose sizes are known, by id.
 
-    left = MAX_WORK
-    sizes: dict[int, tuple[object, int]]
+    One for all threads, because it is asked in each operation: renders at the same time share their work.
+    """
+
+    __slots__ = ("left", "sizes")
 
     def __init__(self) -> None:
-        self.sizes = {}
+        self.left = MAX_WORK
+        self.sizes: dict[int, tuple[object, int]] = {}
 
 
 _render = _Render()
 
 
 def begin_render() -> None:
-    """Start to count the work of a render in this thread."""
+    """Start to count the work of a render."""
     _render.left = MAX_WORK
     _render.sizes = {}
 
@@ -107,7 +109,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and type(left) is str and type(right) is str:  # the usual case
-            _check_size(len(left) + len(right))
+            if (size := len(left) + len(right)) > MAX_SIZE:
+                _check_size(size)
             return left + right
         if operator == "%" and isinstance(left, str):
             _check_format(left, right if isinstance(right, tuple) else (right,))
@@ -123,14 +126,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         Only methods of built-in types check their numbers: a number given to a macro or function is data, as
         in messages.
         """
-        name = getattr(function, "__name__", "")
         if isinstance(function, BuiltinMethodType):
-            _check_method(name, function.__self__, args, kwargs)
-        elif name in _FORMATS:  # the sandbox replaces these methods by functions of its own
-            _check_format(str(getattr(function, "__wrapped__", function).__self__), (*args, *kwargs.values()))
+            _check_method(function, args, kwargs)
+        elif (method := getattr(function, "__wrapped__", None)) is not None and method.__name__ in _FORMATS:
+            _check_format(method.__self__, (*args, *kwargs.values()))  # a function of the sandbox's own
         else:
-            for value in (*args, *kwargs.values()):  # a macro keeps them in a tuple or a mapping
-                _checked(value)
+            for value in (*args, *kwargs.values()):
+                if type(value) is not str:
+                    _checked(value)  # a macro keeps it in a tuple or a mapping
         return _checked(super().call(context, function, *args, **kwargs))
 
 
@@ -146,7 +149,6 @@ class _Sized(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        node.nodes = [_filter(part, _SIZED, node.lineno) for part in node.nodes]
         return _filter(node, _SIZED, node.lineno)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
@@ -182,13 +184,18 @@ def _num_written(node: nodes.Node) -> int:
     return sum(len(text.data) for text in node.find_all(nodes.TemplateData))
 
 
-def _rounds(items: Iterable[Any], num_written: int) -> Iterator[Any]:
+@jinja2.pass_context  # else Jinja counts while it compiles
+def _rounds(_: Context, items: Iterable[Any], num_written: int) -> Iterator[Any]:
+    work = _STEP_WORK + num_written
     for item in items:
-        _spend(_STEP_WORK + num_written)
+        _render.left -= work
+        if _render.left < 0:
+            _spend(0)  # raises
         yield item
 
 
-def _step(_: object, num_written: int) -> None:
+@jinja2.pass_context
+def _step(_: Context, value: object, num_written: int) -> None:
     _spend(_CALL_WORK + num_written)
 
 
@@ -203,26 +210,25 @@ def _spend(work: int) -> None:
 
 def _shown(value: Any) -> Any:
     """Return a value that is written, after counting it."""
-    if type(value) is str:
-        _spend(len(value))
+    if type(value) is not str:
+        value = str(_checked(value))
+    if (left := _render.left - len(value)) >= 0:
+        _render.left = left
         return value
-    return str(_checked(value))
+    return _spend(len(value))
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that counts its arguments and its result, and checks them before."""
-    limit = WIDTH_FILTERS.get(name)
+    """Return a filter that counts its value and its result, and checks its arguments before."""
+    first = int(hasattr(function, "jinja_pass_arg"))  # behind the context
+    is_checked = name in WIDTH_FILTERS or name in ("format", "replace") or name in _REPEATING
 
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        given = args[1:] if isinstance(args[0], _CONTEXTS) else args
-        if limit is not None:
-            for value in (*given[1:], *kwargs.values()):
-                _check_number(value, limit)
-        if type(given[0]) is str:
-            _spend(len(given[0]))
-        if len(given) > 1 or kwargs:
-            _check_filter(name, *given, **kwargs)
+        if type(args[first]) is str:
+            _spend(len(args[first]))
+        if is_checked and (kwargs or len(args) > first + 1):
+            _check_filter(name, *args[first:], **kwargs)
         result = function(*args, **kwargs)
         return map(_checked, result) if type(result) is GeneratorType else _checked(result)
 
@@ -231,6 +237,9 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_filter(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
     others = (*args, *kwargs.values())
+    if (limit := WIDTH_FILTERS.get(name)) is not None:
+        for other in others:
+            _check_number(other, limit)
     if name == "format":
         _check_format(str(value), others)
     elif name == "replace":
@@ -242,8 +251,9 @@ def _check_filter(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
 def _checked(value: Any) -> Any:
     """Return a value that was created, after counting it."""
     if type(value) is str:
-        _check_size(len(value))
-        _spend(len(value))
+        if (size := len(value)) > MAX_SIZE:
+            _check_size(size)
+        _spend(size)
     elif isinstance(value, str | list | tuple | dict):
         _check_size(_size(value))
         _spend(len(value))
@@ -311,23 +321,31 @@ def _check_format(text: str, arguments: Iterable[object]) -> None:
     _check_size(len(text) + num_fields * max(map(_size, arguments), default=0))
 
 
-def _check_method(name: str, owner: object, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+def _check_method(method: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     """Check the arguments of a method of a built-in type, or of a function that is one."""
-    for value in (*arguments, *named.values()):
+    for value in arguments:
+        if type(value) is not str:
+            _check_number(value)
+    for value in named.values():
         _check_number(value)
-    if name == "strftime":
+    name, owner = method.__name__, method.__self__
+    if type(owner) is str:
+        _spend(len(owner))
+        if name in _GROWING:
+            _check_growing(name, owner, arguments, named)
+    elif name == "strftime":
         _check_format(str(arguments[0]), ())
-    if not isinstance(owner, str):
-        return
-    _spend(len(owner))
+
+
+def _check_growing(name: str, owner: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     if name == "replace":
         _check_replace(owner, *arguments[:2])
     elif name == "join":
         _check_repeated(len(owner), *arguments)
     elif name == "expandtabs":
         _check_size(len(owner) + owner.count("\t") * max((*arguments, *named.values()), default=8))
-    elif name == "translate":
-        raise jinja2.TemplateRuntimeError("it calls the method 'translate', which is not supported")
+    else:
+        raise jinja2.TemplateRuntimeError(f"it calls the method {name!r}, which is not supported")
 
 
 def _check_replace(text: str, old: object = None, new: object = None) -> None:

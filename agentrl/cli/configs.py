@@ -61,19 +61,16 @@ def config_explain(
 
 
 def _check_local(models: Mapping[str, ModelConfig]) -> None:
-    """Check the architectures of models in local folders, by role."""
-    local = {
-        role: model
-        for role, model in models.items()
-        if model.path and (Path(model.path).expanduser() / "config.json").is_file()
-    }
-    if not local:
-        return
-    from agentrl.learner.layout import check_architecture
+    """Check the architectures of models in local folders, by role; what is warned about is not repeated."""
+    from agentrl.config.model_kind import find_obstacles
 
-    for role, model in local.items():
-        with concerning(role):
-            check_architecture(model.model_copy(update={"path": str(Path(model.path).expanduser())}))
+    folders = {role: Path(model.path).expanduser() for role, model in models.items() if model.path}
+    for role, folder in folders.items():
+        if (folder / "config.json").is_file() and not find_obstacles(str(folder)):
+            from agentrl.learner.layout import check_architecture
+
+            with concerning(role):
+                check_architecture(models[role].model_copy(update={"path": str(folder)}))
 
 
 def _measured_speed(config: Config) -> float | None:

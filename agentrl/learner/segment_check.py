@@ -21,6 +21,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.learner.attention import SEGMENT_SDPA, packed_arguments, register_attention
 from agentrl.learner.loading import build_on_meta
+from agentrl.learner.scoring import ScoreRequest, answer_scores
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig, PreTrainedModel
@@ -30,9 +31,11 @@ _FIRST, _SECOND = 5, 6
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _WINDOW = 3
 """Of attention to near tokens only. It is less than a segment, so that it makes a difference."""
+_SMALL = 2**16
+"""Numbers of a weight that has memory of its own, as code that gives it another shape needs."""
 _RANK = 4
-_TOLERANCE = 1e-2
-"""Of the largest difference, in standard deviations of the output. Rounding alone differs by 1e-5."""
+_TOLERANCE = 1e-3
+"""Of log-probabilities. Rounding alone differs by 1e-5."""
 
 
 def check_segments(config: PretrainedConfig, model: ModelConfig) -> None:
@@ -44,7 +47,7 @@ def check_segments(config: PretrainedConfig, model: ModelConfig) -> None:
         ConfigError: it does, or the model does not run with the learner's attention.
     """
     try:
-        problem = _difference(*_outputs(_with_near_windows(config), model))
+        problem = _difference(*_logprobs(_with_near_windows(config), model))
     except Exception as error:  # boundary: a model's own code raises anything
         reason = " ".join(str(error).split())[:200]
         raise _refusal(config, model, f"it does not run with the learner's attention ({reason})") from error
@@ -61,29 +64,33 @@ def _refusal(config: PretrainedConfig, model: ModelConfig, problem: str) -> Conf
 
 
 @torch.no_grad()
-def _outputs(config: PretrainedConfig, model: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Return the output for the second of two packed segments, and transformers' own for it alone."""
+def _logprobs(config: PretrainedConfig, model: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of the tokens of the second of two packed segments, and transformers' own
+    of this segment alone.
+    """
     from transformers import AutoModelForCausalLM
 
     register_attention()
-    attention = "sdpa" if model.attention == "sdpa" else SEGMENT_SDPA
-    module = build_on_meta(AutoModelForCausalLM, config, model, attention=attention, dtype=torch.float32)
+    module = build_on_meta(AutoModelForCausalLM, config, model, attention=SEGMENT_SDPA, dtype=torch.float32)
     module.eval()
     module.set_experts_implementation("eager")
     _give_values(module)
+    answer_scores(module, chunk_tokens=None)
+    tokens = torch.arange(_SECOND)
     with _LowRank():
-        packed = _packed(module, attention)
+        packed = _packed(module, tokens)
         module.set_attn_implementation("eager")
-        return packed, _output(module, {"input_ids": torch.arange(_SECOND)[None]})
+        logits = module(input_ids=tokens[None], use_cache=False).logits[0]
+    return packed, logits.log_softmax(-1)[:-1].gather(1, tokens[1:, None])[:, 0]
 
 
 def _difference(packed: Tensor, expected: Tensor) -> str | None:
-    """Return what is wrong with the output of a packed segment; None if it is as expected."""
+    """Return what is wrong with the log-probabilities of a packed segment; None if they are as expected."""
     if not expected.isfinite().all():
         return "its output is not finite"
     if packed.isnan().any():
         return "its layers carry state over from one packed row into the next"
-    if (packed - expected).abs().max() > _TOLERANCE * expected.std():
+    if (packed - expected).abs().max() > _TOLERANCE:
         return "its attention is not what the learner computes: not causal, or with positions of its own"
     return None
 
@@ -93,37 +100,39 @@ def _with_near_windows(config: PretrainedConfig) -> PretrainedConfig:
     return type(config).from_dict({**config.to_dict(), **changes})
 
 
-def _packed(module: PreTrainedModel, attention: str) -> Tensor:
-    """Return the output for the second of two packed segments. It is NaN where it depends on the first."""
+def _packed(module: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Return the learner's log-probabilities of `tokens`, packed as the second segment. They are NaN where
+    they depend on the first one.
+    """
 
     def spoil(_: nn.Module, __: object, embedded: Tensor) -> Tensor:
         is_first = torch.arange(_FIRST + _SECOND) < _FIRST
         return embedded.masked_fill(is_first[:, None], torch.nan)
 
-    segments = [torch.arange(_FIRST), torch.arange(_SECOND)]
-    positions = torch.cat(segments)[None]
+    positions = torch.cat([torch.arange(_FIRST), torch.arange(_SECOND)])[None]
+    request = ScoreRequest(_FIRST + torch.arange(_SECOND - 1), tokens[1:], 1.0)
+    arguments = packed_arguments(SEGMENT_SDPA, [_FIRST, _SECOND], device=tokens.device)
     hook = module.get_input_embeddings().register_forward_hook(spoil)
     try:
-        arguments = packed_arguments(attention, [_FIRST, _SECOND], device=torch.device("cpu"))
-        return _output(module, {"input_ids": positions, "position_ids": positions, **arguments})[:, _FIRST:]
+        logprobs, _ = module(
+            score=request, input_ids=positions, position_ids=positions, use_cache=False, **arguments
+        )
     finally:
         hook.remove()
-
-
-def _output(module: PreTrainedModel, arguments: dict[str, Any]) -> Tensor:
-    output: Tensor = module(**arguments, use_cache=False).logits
-    return output
+    found: Tensor = logprobs
+    return found
 
 
 def _give_values(module: nn.Module) -> None:
     """Replace the parameters by views that take no memory."""
     shapes = [tuple(parameter.shape) for parameter in module.parameters()]
-    values = torch.rand(max(map(sum, shapes)), generator=torch.Generator().manual_seed(0)) + 0.5
+    values = torch.randn(max(map(sum, shapes)), generator=torch.Generator().manual_seed(0))
     for child in module.modules():
         for name, parameter in child._parameters.items():
             if parameter is not None:
                 view = values.as_strided(parameter.shape, (1,) * parameter.ndim)
-                child._parameters[name] = nn.Parameter(view, requires_grad=False)
+                own = view.contiguous() if view.numel() <= _SMALL else view
+                child._parameters[name] = nn.Parameter(own, requires_grad=False)
 
 
 class _LowRank(TorchFunctionMode):

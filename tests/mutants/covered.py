@@ -433,20 +433,14 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_shared_prefix.py",
         *LEARNER,
     ),
-    "agentrl/learner/split_sequences.py": (
-        *LEARNER,
-    ),
+    "agentrl/learner/split_sequences.py": (*LEARNER,),
     "agentrl/learner/supervised_loss.py": (
         "learner/test_reward_model.py",
         "learner/test_lora.py",
         "offline/test_supervised_loop.py",
     ),
-    "agentrl/rollout/anchors.py": (
-        *TRAJECTORIES,
-    ),
-    "agentrl/rollout/conversation_line.py": (
-        *TRAJECTORIES,
-    ),
+    "agentrl/rollout/anchors.py": (*TRAJECTORIES,),
+    "agentrl/rollout/conversation_line.py": (*TRAJECTORIES,),
     "agentrl/rollout/conversations.py": (
         "rollout/test_conversations.py",
         "rollout/test_opponents.py",
