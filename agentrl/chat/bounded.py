@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinMethodType, GeneratorType
+from types import BuiltinMethodType, FunctionType, GeneratorType
 from typing import Any
 
 import jinja2
@@ -38,11 +38,13 @@ WIDTH_FILTERS: Mapping[str, int] = {
     **dict.fromkeys(("indent", "round", "tojson"), 1_000),
 }
 """Filters whose numeric arguments are widths or counts, and the largest that they take."""
-_FORMATS = frozenset({"format", "format_map"})
 _REPEATING = frozenset({"indent", "join", "tojson", "urlize", "wordwrap"})
 """Filters that write a text beside each part of their value."""
 _GROWING = frozenset({"replace", "join", "expandtabs", "translate"})
 """Methods of a text whose result may be much longer than what they are given."""
+_ATOMS = frozenset({int, float, bool, type(None)})
+_CONTAINERS = (list, tuple, dict)
+_SIZED_KINDS = (str, *_CONTAINERS)
 _SHORT = 100
 """Characters of a separator, which may be written any number of times."""
 
@@ -102,8 +104,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for block in source.find_all(nodes.AssignBlock):
             block.filter = nodes.Filter(block.filter, _SIZED, [], [], None, None, lineno=block.lineno)
         _Sized().visit(source)
-        for macro in source.find_all((nodes.Macro, nodes.CallBlock)):
+        for macro in source.find_all(nodes.Macro):
             macro.body.insert(0, _counted(macro))
+        for caller in source.find_all(nodes.CallBlock):
+            caller.body.insert(0, _counted(caller))
         source.set_environment(self)
         return super()._generate(source, *args, **options)
 
@@ -128,12 +132,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """
         if isinstance(function, BuiltinMethodType):
             _check_method(function, args, kwargs)
-        elif (method := getattr(function, "__wrapped__", None)) is not None and method.__name__ in _FORMATS:
-            _check_format(method.__self__, (*args, *kwargs.values()))  # a function of the sandbox's own
-        else:
+        elif isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
+            # The sandbox's own function in place of `format` or `format_map` of a text.
+            _check_format(function.__wrapped__.__self__, (*args, *kwargs.values()))
+        elif kwargs or any(type(value) is not str for value in args):
             for value in (*args, *kwargs.values()):
-                if type(value) is not str:
-                    _checked(value)  # a macro keeps it in a tuple or a mapping
+                _checked(value)  # a macro keeps it in a tuple or a mapping
         return _checked(super().call(context, function, *args, **kwargs))
 
 
@@ -169,7 +173,7 @@ class _Sized(NodeTransformer):
         return node
 
 
-def _filter(node: nodes.Expr, name: str, lineno: int, *arguments: int) -> nodes.Filter:
+def _filter(node: nodes.Node, name: str, lineno: int, *arguments: int) -> nodes.Filter:
     given: list[nodes.Expr] = [nodes.Const(value) for value in arguments]
     return nodes.Filter(node, name, given, [], None, None, lineno=lineno)
 
@@ -225,8 +229,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        if type(args[first]) is str:
-            _spend(len(args[first]))
+        if type(value := args[first]) is str:
+            _render.left -= len(value)
         if is_checked and (kwargs or len(args) > first + 1):
             _check_filter(name, *args[first:], **kwargs)
         result = function(*args, **kwargs)
@@ -253,8 +257,10 @@ def _checked(value: Any) -> Any:
     if type(value) is str:
         if (size := len(value)) > MAX_SIZE:
             _check_size(size)
-        _spend(size)
-    elif isinstance(value, str | list | tuple | dict):
+        _render.left -= size
+        if _render.left < 0:
+            _spend(0)  # raises
+    elif isinstance(value, _SIZED_KINDS):
         _check_size(_size(value))
         _spend(len(value))
     elif isinstance(value, int) and value.bit_length() > MAX_BITS:
@@ -270,16 +276,18 @@ def _size(value: object) -> int:
     What is contained several times counts as often, but is visited once: nested lists may have a size of
     2**40.
     """
-    if isinstance(value, str):
-        return len(value)
-    if not isinstance(value, list | tuple | dict):
-        return 0
+    if not isinstance(value, _CONTAINERS):
+        return len(value) if isinstance(value, str) else 0
     known = _render.sizes.get(id(value))
     if known is not None:
         return known[1]
-    _check_size(len(value), MAX_ITEMS)
-    parts = itertools.chain(value, value.values()) if isinstance(value, dict) else value
-    size = 1 + len(value) + sum(map(_size, parts))
+    size = 1 + len(value)
+    _check_size(size, MAX_ITEMS)
+    for part in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+        if type(part) is str:
+            size += len(part)
+        elif type(part) not in _ATOMS:
+            size += _size(part)
     _render.sizes[id(value)] = value, size  # keeps it alive, so that no other value gets its id
     return size
 
