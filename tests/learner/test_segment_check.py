@@ -15,7 +15,6 @@ from transformers import (
     OlmoeConfig,
     OPTConfig,
     Qwen3Config,
-    RobertaConfig,
     StableLmConfig,
 )
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
@@ -30,6 +29,7 @@ from agentrl.config.schema import Config
 from agentrl.controller.specs import check_critic
 from agentrl.controller.teacher import check_teacher
 from agentrl.errors import ConfigError
+from agentrl.learner import attention
 from agentrl.learner.segment_check import check_segments
 from parts.learner import learner_spec, lone_learner
 
@@ -45,7 +45,6 @@ SIZES = {
 }
 LFM2 = Lfm2Config(**SIZES, layer_types=["conv", "full_attention"] * 2)
 STATE = "its layers carry state over from one packed row into the next"
-ATTENTION = "its attention is not what the learner computes"
 REFUSED = [
     (LFM2, STATE),
     (
@@ -67,8 +66,7 @@ REFUSED = [
     ),
     (RecurrentGemmaConfig(**SIZES, head_dim=16, lru_width=64, attention_window_size=8), STATE),
     (StableLmConfig(**SIZES), "StableLmAttention does not pass segments on"),
-    (BertConfig(**SIZES), ATTENTION),
-    (RobertaConfig(**SIZES), ATTENTION),
+    (BertConfig(**SIZES), "BertSelfAttention is not causal"),
 ]
 ALLOWED = [
     LlamaConfig(**SIZES),
@@ -96,6 +94,12 @@ def test_models_of_causal_attention_alone_are_allowed(config):
     check_segments(config, ModelConfig(path="m"))
 
 
+def test_attention_that_the_learner_computes_otherwise_is_noticed(monkeypatch):
+    monkeypatch.setattr(attention, "_causal", lambda *_: {"is_causal": True})  # forgets the window
+    with pytest.raises(ConfigError, match="its attention is not what the learner computes"):
+        check_segments(MistralConfig(**SIZES, sliding_window=8), ModelConfig(path="m"))
+
+
 def test_code_of_a_model_that_raises_anything_is_one_line():
     with pytest.raises(ConfigError, match="does not run with the learner's attention"):
         check_segments(LlamaConfig(**SIZES | {"num_key_value_heads": 3}), ModelConfig(path="m"))
@@ -111,19 +115,19 @@ def hybrid(tmp_path):
 
 
 @pytest.fixture
-def attention(tmp_path):
-    folder = tmp_path / "attention"
+def plain(tmp_path):
+    folder = tmp_path / "plain"
     write_tiny_tokenizer(folder)
     LlamaConfig(**SIZES).save_pretrained(folder)
     return folder
 
 
-def test_every_role_refuses_it_before_ranks_start(hybrid, attention):
-    of_hybrid, of_attention = ModelConfig(path=str(hybrid)), ModelConfig(path=str(attention))
+def test_every_role_refuses_it_before_ranks_start(hybrid, plain):
+    of_hybrid, of_plain = ModelConfig(path=str(hybrid)), ModelConfig(path=str(plain))
     with pytest.raises(ConfigError, match=f"^critic: .*{STATE}"):
-        check_critic(of_hybrid, of_attention, LearnerConfig())
+        check_critic(of_hybrid, of_plain, LearnerConfig())
     with pytest.raises(ConfigError, match=f"teacher: .*{STATE}"):
-        check_teacher(of_hybrid, of_attention, LearnerConfig())
+        check_teacher(of_hybrid, of_plain, LearnerConfig())
     AutoModelForCausalLM.from_config(LFM2).save_pretrained(hybrid)
     with pytest.raises(ConfigError, match=STATE), lone_learner(learner_spec(of_hybrid)):
         pass
