@@ -1,6 +1,7 @@
 """Laws of packing: nothing lost, nothing padded, ranks in step."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,13 +97,11 @@ def facts_by_sample(microbatches):
 
 
 def test_the_budget_counts_what_is_over_it_and_what_is_shared():
-    microbatches = [filler(), filler(), filler()]
-    sizes = [m.num_tokens for m in microbatches]
-    metrics = budget_metrics(microbatches, num_tokens=sum(sizes) + 5, max_tokens=sizes[0])
-    assert metrics == {
-        "microbatches_over_budget": 0.0,
-        "microbatch_tokens_max": float(sizes[0]),
-        "shared_tokens": 5.0,
+    microbatches = [SimpleNamespace(num_tokens=tokens) for tokens in (5, 4, 2)]
+    assert budget_metrics(microbatches, num_tokens=18, max_tokens=4) == {
+        "microbatches_over_budget": 1.0,
+        "microbatch_tokens_max": 5.0,
+        "shared_tokens": 7.0,
     }
 
 
