@@ -47,7 +47,8 @@ def check_segments(config: PretrainedConfig, model: ModelConfig) -> None:
         ConfigError: it does, or the model does not run with the learner's attention.
     """
     try:
-        problem = _difference(*_logprobs(_with_near_windows(config), model))
+        with torch.random.fork_rng(devices=[]):  # the seed is that of the model's own new weights
+            problem = _difference(*_logprobs(_with_near_windows(config), model))
     except Exception as error:  # boundary: a model's own code raises anything
         reason = " ".join(str(error).split())[:200]
         raise _refusal(config, model, f"it does not run with the learner's attention ({reason})") from error
