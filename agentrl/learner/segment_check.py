@@ -10,6 +10,7 @@ with matrices are those with a matrix of low rank.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -104,8 +105,11 @@ def _difference(packed: Tensor, expected: Tensor) -> str | None:
 
 
 def _with_near_windows(config: PretrainedConfig) -> PretrainedConfig:
-    changes = {name: _WINDOW for name in _WINDOWS if isinstance(getattr(config, name, None), int)}
-    return type(config).from_dict({**config.to_dict(), **changes})
+    changed = copy.deepcopy(config)
+    for name in _WINDOWS:
+        if isinstance(getattr(changed, name, None), int):
+            setattr(changed, name, _WINDOW)
+    return changed
 
 
 def _packed(module: PreTrainedModel, tokens: Tensor) -> Tensor:
