@@ -135,9 +135,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(function, FunctionType) and hasattr(function, "__wrapped__"):
             # The sandbox's own function in place of `format` or `format_map` of a text.
             _check_format(function.__wrapped__.__self__, (*args, *kwargs.values()))
-        elif kwargs or any(type(value) is not str for value in args):
-            for value in (*args, *kwargs.values()):
-                _checked(value)  # a macro keeps it in a tuple or a mapping
+        else:  # a macro keeps values in a tuple or a mapping
+            for value in args:
+                if type(value) is not str:
+                    _checked(value)
+            for value in kwargs.values():
+                _checked(value)
         return _checked(super().call(context, function, *args, **kwargs))
 
 
@@ -154,6 +157,13 @@ class _Sized(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _filter(node, _SIZED, node.lineno)
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        if node.name == "tojson" and isinstance(node.node, nodes.Dict | nodes.List):
+            self.generic_visit(node.node)  # nothing keeps the value itself
+        else:
+            self.generic_visit(node)
+        return node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         return self._sized(node)

@@ -249,7 +249,7 @@ def test_sizes_that_do_not_fit_are_refused_by_the_config():
 
 
 def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path):
-    Qwen2Config(num_attention_heads=4).save_pretrained(tmp_path)
+    Qwen2Config(num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     model, learner = (
         ModelConfig(path=str(tmp_path), attention="flex_attention"),
         LearnerConfig(world_size=2, sequence_parallel=2),
