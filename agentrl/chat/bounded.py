@@ -45,6 +45,8 @@ _GROWING = frozenset({"replace", "join", "expandtabs", "translate"})
 _ATOMS = frozenset({int, float, bool, type(None)})
 _CONTAINERS = (list, tuple, dict)
 _SIZED_KINDS = (str, *_CONTAINERS)
+_JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})
+"""Arguments that Jinja adds to each call."""
 _SHORT = 100
 """Characters of a separator, which may be written any number of times."""
 
@@ -139,8 +141,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             for value in args:
                 if type(value) is not str:
                     _checked(value)
-            for value in kwargs.values():
-                _checked(value)
+            for name, value in kwargs.items():
+                if name not in _JINJAS_OWN:
+                    _checked(value)
         return _checked(super().call(context, function, *args, **kwargs))
 
 
@@ -361,7 +364,8 @@ def _check_growing(name: str, owner: str, arguments: tuple[Any, ...], named: Map
     elif name == "join":
         _check_repeated(len(owner), *arguments)
     elif name == "expandtabs":
-        _check_size(len(owner) + owner.count("\t") * max((*arguments, *named.values()), default=8))
+        widths = [value for value in (*arguments, *named.values()) if isinstance(value, int)]
+        _check_size(len(owner) + owner.count("\t") * max(widths, default=8))
     else:
         raise jinja2.TemplateRuntimeError(f"it calls the method {name!r}, which is not supported")
 
