@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
+from agentrl.chat.growth import check_growth
 from agentrl.errors import ConfigError, DataError
 from agentrl.images.layout import PLACEHOLDER, SETTINGS_FILE, ImageLayout, ImageTokens
 from agentrl.types import ImageRef, PlacedImage, Role
@@ -27,6 +28,8 @@ THOUGHT = "\ufdd2"
 CALL = "\ufdd3"
 """Placeholder for the arguments of a call that the model made; another noncharacter."""
 
+_PANIC = "PanicException"
+"""Of the tokenizer's library; no Exception. A regular expression that needs too long raises it."""
 _LARGE_TEXT = 100_000
 """In characters. Texts of at least this length are encoded as a batch of one."""
 
@@ -88,12 +91,22 @@ class Codec:
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> list[int]:
-        """Encode text unchanged. Control tokens are recognised; none is added."""
-        if len(text) < _LARGE_TEXT:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        # The batch method releases the GIL and skips offsets: five times as fast on a large text, slower on a
-        # short one.
-        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        """Encode text unchanged. Control tokens are recognised; none is added.
+
+        Raises:
+            DataError: the tokenizer fails on the text.
+        """
+        try:
+            if len(text) < _LARGE_TEXT:
+                return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            # The batch method releases the GIL and skips offsets: five times as fast on a large text, slower
+            # on a short one.
+            return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        except BaseException as error:
+            if type(error).__name__ != _PANIC:
+                raise
+            reason = str(error).splitlines()[0]
+            raise DataError(f"the tokenizer fails on a text of {len(text):,} characters: {reason}") from error
 
     def encode_rendered(self, text: str, *, after: str | None = None) -> list[int]:
         """Encode rendered text that may contain SPLIT marks, as if it followed the added token `after`.
@@ -163,11 +176,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """Read `tokenizer.json` of a folder, with its padding and truncation disabled.
 
     Raises:
-        ConfigError: the file is missing or malformed.
+        ConfigError: the file is missing or malformed, or may make very much of a text.
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"no tokenizer.json in {str(folder)!r}; transformers' save_pretrained writes one")
+    check_growth(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # boundary: the library raises bare Exception for a malformed file

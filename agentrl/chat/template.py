@@ -18,9 +18,8 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from agentrl.chat.bounded import STEPS, BoundedEnvironment
+from agentrl.chat.bounded import MAX_SOURCE, BoundedEnvironment, begin_render
 from agentrl.chat.codec import TURN
 from agentrl.chat.packaged import PACKAGED, find_template
 from agentrl.chat.recent import Recent
@@ -75,13 +74,7 @@ class ChatTemplate:
             )
         self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
-        environment = _environment()
-        try:
-            self._compiled = {name: environment.from_string(source) for name, source in sources.items()}
-        except jinja2.TemplateSyntaxError as error:
-            raise ConfigError(
-                f"the chat template does not compile: line {error.lineno}: {error.message}"
-            ) from error
+        self._compiled = _compile(sources)
         for compiled in self._compiled.values():  # each render copies them, which takes Jinja's ChainMap long
             compiled.globals = dict(compiled.globals)
         self.arguments: JsonObject = {}
@@ -136,7 +129,8 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        context = compiled.new_context({**self.special_tokens, **names, **self.arguments, STEPS: [0]})
+        context = compiled.new_context({**self.special_tokens, **names, **self.arguments})
+        begin_render()
         try:
             return "".join(compiled.root_render_func(context))
         except _FAILURES as error:
@@ -225,7 +219,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must contain a JSON object, not {type(value).__name__}")
@@ -302,11 +296,31 @@ class _Environment(BoundedEnvironment):
         return super().getattr(obj, attribute)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _compile(sources: Mapping[str, str]) -> dict[str, jinja2.Template]:
+    """Return the compiled templates.
+
+    Raises:
+        ConfigError: one is too long or too deep, or is no Jinja.
+    """
+    environment = _environment()
+    begin_render()
+    try:
+        if (length := max(map(len, sources.values()))) > MAX_SOURCE:
+            raise ConfigError(f"the chat template has {length:,} characters; at most {MAX_SOURCE:,}")
+        return {name: environment.from_string(source) for name, source in sources.items()}
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"the chat template does not compile: line {error.lineno}: {error.message}"
+        ) from error
+    except (*_FAILURES, SyntaxError) as error:
+        raise ConfigError(f"the chat template does not compile: {error or type(error).__name__}") from error
+
+
+def _environment() -> BoundedEnvironment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.add_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     # Bound at load time: a template that writes the date must not edit the history of a conversation that
     # passes midnight.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from agentrl.cli.options import ConfigFile, Debug, Overrides
+from agentrl.errors import concerning
 
 if TYPE_CHECKING:
+    from agentrl.config.model import ModelConfig
     from agentrl.config.schema import Config
 
 Command = Annotated[
@@ -37,7 +39,8 @@ def config_explain(
     """Print what a config amounts to: batch arithmetic, bound on lag, which weights enter the loss, memory of
     each role, warnings.
 
-    The exit code is 2 if a GPU is too small for what it must hold (cluster.gpu_memory_gb).
+    The exit code is 2 if a GPU is too small for what it must hold (cluster.gpu_memory_gb), or if a model in a
+    local folder cannot be trained.
     """
     from agentrl.config.compose import load_config, load_rm_config, load_sft_config
     from agentrl.config.explain import explain
@@ -48,9 +51,26 @@ def config_explain(
         loaded = load_config(config, overrides or [])
         typer.echo(explain(loaded, flops_per_s=_measured_speed(loaded)))
         refuse_too_large(loaded)
+        _check_local(loaded.learner_models)
     else:
         load = load_sft_config if command == "sft" else load_rm_config
-        typer.echo(explain_supervised(load(config, overrides or [])))
+        supervised = load(config, overrides or [])
+        typer.echo(explain_supervised(supervised))
+        if supervised.from_scratch.architecture == "none":
+            _check_local({"actor": supervised.model})
+
+
+def _check_local(models: Mapping[str, ModelConfig]) -> None:
+    """Check the architectures of models in local folders, by role; what is warned about is not repeated."""
+    from agentrl.config.model_kind import find_obstacles
+
+    folders = {role: Path(model.path).expanduser() for role, model in models.items() if model.path}
+    for role, folder in folders.items():
+        if (folder / "config.json").is_file() and not find_obstacles(str(folder)):
+            from agentrl.learner.layout import check_architecture
+
+            with concerning(role):
+                check_architecture(models[role].model_copy(update={"path": str(folder)}))
 
 
 def _measured_speed(config: Config) -> float | None:

@@ -62,6 +62,18 @@ class Config(Section):
         return {"model": self.model, "reward_model.model": self.reward_model.model}
 
     @property
+    def learner_models(self) -> dict[str, ModelConfig]:
+        """The models that ranks compute, by role."""
+        models = {"actor": self.model}
+        if self.has_critic:
+            models["critic"] = self.critic_model
+        if self.teacher_model is not None:
+            models["teacher"] = self.teacher_model
+        if self.reward_model.is_used:
+            models["reward_model"] = self.reward_model.model
+        return models
+
+    @property
     def policy_mode(self) -> Literal["decoupled", "bypass", "on_policy"]:
         """`algorithm.mode` with auto resolved.
 

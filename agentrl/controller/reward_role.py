@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from agentrl.config.reward_model import RewardModelConfig
 from agentrl.controller.conversations import Conversations
 from agentrl.data.model_source import resolve_model
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, concerning
 from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.layout import check_architecture
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import Device
 from agentrl.learner.reward_model import RewardModel, find_classifier
@@ -91,7 +92,7 @@ def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
     """Return the config section with hub ids replaced by local folders; unchanged without a reward model.
 
     Raises:
-        ConfigError: the model does not exist, or is no classifier with one label.
+        ConfigError: the model does not exist, is no classifier with one label, or cannot be computed.
     """
     if not config.is_used:
         return config
@@ -100,6 +101,8 @@ def resolve_reward_model(config: RewardModelConfig) -> RewardModelConfig:
     except ConfigError as error:
         raise ConfigError(f"reward_model.{error}") from error
     find_classifier(model)
+    with concerning("reward_model"):
+        check_architecture(model)
     return config.model_copy(update={"model": model})
 
 

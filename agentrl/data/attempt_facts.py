@@ -184,9 +184,12 @@ class AttemptFacts:
     def _part(self, name: str, runs: tuple[int, ...]) -> ConversationFacts:
         """Return the facts of the conversation with these runs of turns, of which it has at least one.
 
-        Its `versions` and `marks` stay those of the attempt: credit reads neither.
+        Its turns are counted from 0. Its `versions` and `marks` stay those of the attempt: credit reads
+        neither.
         """
-        turns = tuple(self.turns[run] for run in runs)
+        own = [self.turns[run] for run in runs]
+        numbers = {number: index for index, number in enumerate(sorted({number for number, _ in own}))}
+        turns = tuple((numbers[number], length) for number, length in own)
         length = sum(count for _, count in turns)
         ends = np.cumsum([count for _, count in self.turns])
         own_ends = dict(zip(runs, np.cumsum([count for _, count in turns]).tolist(), strict=True))
@@ -195,7 +198,6 @@ class AttemptFacts:
             for event, place in zip(self.rewards, self.reward_places, strict=True)
             if (run := int(np.searchsorted(ends, place, side="right"))) in own_ends
         ]
-        numbers = {number for number, _ in turns}
         anchors = self.anchors
         if anchors is not None:
             all_numbers = sorted({number for number, _ in self.turns})

@@ -214,8 +214,12 @@ def segment_sdpa(
 
     Returns:
         f[1, T, H, D], and None in place of attention weights.
+
+    Raises:
+        ValueError: the model does not pass `segments` on.
     """
-    assert segments is not None, f"{type(module).__name__} does not pass segments on to its attention"
+    if segments is None:
+        raise ValueError(f"{type(module).__name__} does not pass segments on to its attention")
     if sequence_group is not None:
         query, key, value = tokens_to_heads((query, key, value), sequence_group)
     if dropout == 0.0 and _has_varlen(query, value):

@@ -116,7 +116,7 @@ def outline(
     if not stored:
         return _load_whole(kind, model, attention=attention, dtype=dtype, new_head=new_head, **options)
     config.name_or_path = model.path
-    module = _build(kind, config, model, attention=attention, dtype=dtype)
+    module = build_on_meta(kind, config, model, attention=attention, dtype=dtype)
     found = find_sources(module, {name: tensor.shape for name, tensor in stored.items()})
     if found is None:
         return _load_whole(kind, model, attention=attention, dtype=dtype, new_head=new_head, **options)
@@ -130,7 +130,7 @@ def outline(
     return Outline(module, sources, stored)
 
 
-def _build(
+def build_on_meta(
     kind: Any, config: Any, model: ModelConfig, *, attention: str | Mapping[str, str], dtype: torch.dtype
 ) -> PreTrainedModel:
     """Return the model with its weights on the meta device, none of them tied, and computed buffers."""

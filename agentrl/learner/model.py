@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from agentrl.algorithms.linear_kernels import use_linear_kernels
 from agentrl.algorithms.logprob_kernels import choose_kernels
 from agentrl.algorithms.vision import attention_of_parts, find_vision
+from agentrl.chat.codec import load_tokenizer
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.model_kind import sees_images
@@ -58,7 +58,7 @@ from agentrl.learner.ranks import RankPlace
 from agentrl.learner.routing import Routing
 from agentrl.learner.score_head import SCORE_HEAD, ScoreHead, attach_score_head
 from agentrl.learner.scoring import ScoreRequest, answer_scores
-from agentrl.learner.sequence_parallel import find_mixers
+from agentrl.learner.segment_check import check_segments
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
 from agentrl.sglang.expert_routers import find_routers, num_layers
@@ -273,6 +273,8 @@ def build_policy(
     vision = find_vision(module)
     if vision is not None:
         vision.tower.requires_grad_(False)
+    elif not is_new:
+        check_segments(module.config, model)
     if place.device.type == "cpu" and module.config._experts_implementation != _EXPERT_LOOP:
         module.set_experts_implementation(_EXPERT_LOOP)
     routing = Routing()
@@ -348,9 +350,9 @@ def has_dropout(module: nn.Module) -> bool:
 
 
 def can_share_prefixes(policy: Policy) -> bool:
-    """Return whether segments may continue others: only attention passes on what a token depends on."""
-    is_apart = policy.sequence_group is None and not find_mixers(policy.module.config)
-    return policy.attention == SEGMENT_SDPA and is_apart and not policy.role_adapters
+    """Return whether segments may continue others."""
+    is_whole = policy.sequence_group is None
+    return policy.attention == SEGMENT_SDPA and is_whole and not policy.role_adapters
 
 
 def as_policy(
@@ -484,7 +486,7 @@ def _vocabulary_size(model: ModelConfig) -> int:
             f"{file} does not exist; set model.tokenizer_path to the folder of a tokenizer, or "
             "from_scratch.sizes.vocab_size"
         )
-    return Tokenizer.from_file(str(file)).get_vocab_size(with_added_tokens=True)
+    return load_tokenizer(file.parent).get_vocab_size(with_added_tokens=True)
 
 
 def _tensors(module: PreTrainedModel) -> dict[str, Tensor]:

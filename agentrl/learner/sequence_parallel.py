@@ -26,7 +26,6 @@ from agentrl.errors import ConfigError
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PretrainedConfig
 
-_PER_TOKEN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_BOUND_ROPES = {"dynamic", "longrope"}
 
 
@@ -103,8 +102,7 @@ def check_sequence_parallel(config: PretrainedConfig, size: int, *, tensor_paral
     tensor_parallel: ranks over which its heads are divided before.
 
     Raises:
-        ConfigError: the heads cannot be divided evenly, or something besides attention depends on other
-            tokens.
+        ConfigError: the heads cannot be divided evenly, or positions depend on the whole microbatch.
     """
     if size == 1:
         return
@@ -123,23 +121,12 @@ def check_sequence_parallel(config: PretrainedConfig, size: int, *, tensor_paral
             f"{name} does not fit the {kv_heads} key-value heads of {place}; use a divisor or a multiple "
             f"of {kv_heads}"
         )
-    if mixers := find_mixers(config):
-        raise ConfigError(
-            f"{name} supports only attention layers, but the model has {mixers[0]!r}; use "
-            "learner.sequence_parallel=1"
-        )
     ropes = sorted(_LENGTH_BOUND_ROPES & _rope_types(getattr(config, "rope_parameters", None) or {}))
     if ropes:
         raise ConfigError(
             f"{name}: rotary embeddings of type {ropes[0]!r} depend on the length of the whole microbatch; "
             "use learner.sequence_parallel=1"
         )
-
-
-def find_mixers(config: PretrainedConfig) -> list[str]:
-    """Return the types of layers in which a token depends on others by more than attention."""
-    types = getattr(config.get_text_config(), "layer_types", None) or ()
-    return sorted(set(types) - _PER_TOKEN_LAYERS)
 
 
 def _rope_types(parameters: dict[str, Any]) -> set[str]:

@@ -40,6 +40,7 @@ from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.user_files import rank_files
 from agentrl.learner.architecture import check_dtype, check_kind
 from agentrl.learner.batch import Microbatch, Sample
+from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.packing import budget_metrics
 from agentrl.learner.score_head import ScoreHead
@@ -312,6 +313,7 @@ def model_with_tokenizer(config: AnyConfig) -> ModelConfig:
     if config.from_scratch.architecture == "none":
         model = resolve_model(config.model)
         check_kind(model)
+        check_folder(model, config.learner)
         return model
     if config.model.tokenizer_path:
         return config.model

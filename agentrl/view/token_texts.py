@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer
 
+from agentrl.chat.growth import check_growth
 from agentrl.data.fetched import check_folder
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.seals import check_text
@@ -50,6 +51,7 @@ class TokenTexts:
         """
         file = folder / FILE
         try:
+            check_growth(file)
             return cls(Tokenizer.from_file(str(file)))
         except Exception as error:
             raise ConfigError(f"{file} cannot be read as a tokenizer: {error}") from error

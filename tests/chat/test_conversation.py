@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.codec import Codec
 from agentrl.chat.tiny import SPECIAL_TOKENS, TEMPLATE_FILE, build_tiny_tokenizer
 from agentrl.errors import ConfigError, DataError
 from agentrl.types import Message, ToolCall
@@ -534,3 +535,15 @@ def test_truncation_drops_no_more_than_needed_and_says_when_the_frame_is_too_lon
     assert conversation.messages[0].content == "0189"
     with pytest.raises(DataError, match="even without its user messages"):
         conversation.truncate_prompt(frame - 1, "left")
+
+
+def test_truncation_drops_a_character_even_for_a_token_that_spans_none(monkeypatch):
+    chat = chat_of("tiny")
+    spans = [
+        (0, 0),
+        *((place, place + 1) for place in range(10)),
+    ]  # as of a tokenizer that puts a mark before
+    monkeypatch.setattr(Codec, "token_spans", lambda _, text: spans[: len(text) + 1])
+    conversation = chat.open([Message("user", "0123456789")], [])
+    assert conversation.truncate_prompt(conversation.num_pending_tokens() - 1, "left")
+    assert conversation.messages[0].content == "123456789"

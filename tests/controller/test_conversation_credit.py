@@ -49,8 +49,8 @@ def spoken(rng, group: int, member: int):
 
 
 def alone(trajectory, conversation: int, *, group: int):
-    """Return one conversation of an attempt as an attempt of its own; None if it never spoke. The places of
-    its tokens are the second value.
+    """Return one conversation as the attempt that the session would have recorded of it alone, its turns
+    counted from 0; None if it never spoke. The places of its tokens are the second value.
     """
     ends = (*trajectory.segment_starts[1:], trajectory.num_tokens)
     places = np.concatenate(
@@ -67,15 +67,17 @@ def alone(trajectory, conversation: int, *, group: int):
         return None
     starts = np.flatnonzero(np.isin(places, trajectory.segment_starts))
     own = {int(place): index for index, place in enumerate(places)}
+    turns = trajectory.turn_ids[places]
+    numbers, own_turns = np.unique(turns, return_inverse=True)  # the first number is that of context
     return (
         make_trajectory(
-            trajectory.turn_ids[places],
+            own_turns - 1,
             group_id=group,
             rewards=tuple(
                 replace(e, position=own[e.position]) for e in trajectory.rewards if e.position in own
             ),
             segment_starts=tuple(starts.tolist()),
-            anchors=trajectory.anchors,
+            anchors=trajectory.anchors[numbers[1:]],
         ),
         places,
     )
@@ -139,6 +141,26 @@ def test_own_credit_is_that_of_attempts_of_their_own(seed, estimator, segment_cr
         if has_values:
             np.testing.assert_array_equal(found[group][member].returns[places], sample.returns)
             np.testing.assert_array_equal(found[group][member].values[places], sample.values)
+
+
+def test_the_kth_turns_of_a_conversation_are_compared_however_often_others_spoke_before():
+    def shared(member: int, planned: int, reward: float):
+        """Return an attempt in which a planner speaks `planned` times, and a worker once."""
+        ids = [token for turn in range(planned + 1) for token in (-1, turn)]
+        return make_trajectory(
+            ids,
+            member=member,
+            segment_starts=(0, 2 * planned),
+            conversations=tuple(ConversationRecord(name, ()) for name in ("planner", "worker")),
+            segment_conversations=(0, 1),
+            rewards=(RewardEvent("r", reward, len(ids) - 1),),
+        )
+
+    group = Group(0, (shared(0, 1, 1.0), shared(1, 2, 0.0)))
+    (found,) = advantages([group], AlgorithmConfig(advantage="turn_group", conversation_credit="own"))
+    workers = [sample.advantages[-1] for sample in found]
+    np.testing.assert_allclose(workers, [2**-0.5, -(2**-0.5)], atol=1e-5)
+    assert not any(sample.advantages[:-1].any() for sample in found)
 
 
 @settings(max_examples=15)

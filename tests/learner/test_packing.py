@@ -1,6 +1,7 @@
 """Laws of packing: nothing lost, nothing padded, ranks in step."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,15 @@ def facts_by_sample(microbatches):
     return {
         name: {index: [own[place] for place in range(len(own))] for index, own in facts.items()}
         for name, facts in found.items()
+    }
+
+
+def test_the_budget_counts_what_is_over_it_and_what_is_shared():
+    microbatches = [SimpleNamespace(num_tokens=tokens) for tokens in (5, 4, 2)]
+    assert budget_metrics(microbatches, num_tokens=18, max_tokens=4) == {
+        "microbatches_over_budget": 1.0,
+        "microbatch_tokens_max": 5.0,
+        "shared_tokens": 7.0,
     }
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
-from transformers import GptOssConfig, LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
@@ -233,7 +233,6 @@ def test_scores_of_pairs_are_read_on_any_rank(alone, together):
             2,
             "type 'dynamic'",
         ),
-        (GptOssConfig(layer_types=["linear_attention"] * 36), 2, "'linear_attention'"),
     ],
 )
 def test_a_model_that_cannot_share_rows_is_refused_in_one_line(config, size, reason):
@@ -250,7 +249,7 @@ def test_sizes_that_do_not_fit_are_refused_by_the_config():
 
 
 def test_an_attention_of_whole_rows_is_refused_before_ranks_are_started(tmp_path):
-    Qwen2Config(num_attention_heads=4).save_pretrained(tmp_path)
+    Qwen2Config(num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     model, learner = (
         ModelConfig(path=str(tmp_path), attention="flex_attention"),
         LearnerConfig(world_size=2, sequence_parallel=2),

@@ -299,6 +299,198 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/rewards/reward_model.py": ("controller/test_batch_rewards.py", "controller/test_reward_role.py"),
     "agentrl/rewards/select.py": (*CALLS, "docs/test_examples.py", "cli/test_data_commands.py"),
     "agentrl/rewards/worker.py": CALLS,
+    "agentrl/chat/bounded.py": (
+        "chat/test_bounds.py",
+        "chat/test_template.py",
+    ),
+    "agentrl/chat/codec.py": (
+        "chat/test_bounds.py",
+        *CHAT,
+    ),
+    "agentrl/chat/growth.py": ("chat/test_bounds.py",),
+    "agentrl/chat/parsing.py": (
+        "chat/test_hermes.py",
+        "rollout/test_streams.py",
+        *CHAT,
+    ),
+    "agentrl/chat/renderer.py": (
+        *CHAT,
+        *TRAJECTORIES,
+    ),
+    "agentrl/chat/template.py": (
+        "chat/test_template.py",
+        "chat/test_template_arguments.py",
+        "chat/test_bounds.py",
+        "chat/test_packaged.py",
+        *CHAT,
+    ),
+    "agentrl/chat/turn_reader.py": (
+        *CHAT,
+        *TRAJECTORIES,
+    ),
+    "agentrl/controller/assess.py": (
+        "controller/test_distillation.py",
+        "controller/test_credit_on_ranks.py",
+        "learner/test_critic.py",
+    ),
+    "agentrl/controller/batches.py": (
+        "run/test_dynamic_sampling.py",
+        "controller/test_masked.py",
+    ),
+    "agentrl/controller/batch_rewards.py": (
+        "controller/test_batch_rewards.py",
+        "controller/test_batch_scorer.py",
+        "controller/test_reward_role.py",
+    ),
+    "agentrl/controller/reward_kl.py": (
+        "learner/test_critic.py",
+        "controller/test_credit_on_ranks.py",
+    ),
+    "agentrl/data/attempt_facts.py": (
+        "data/test_attempts.py",
+        "controller/test_conversation_credit.py",
+        "rollout/test_conversations.py",
+        "learner/test_token_credit.py",
+        "learner/test_sample_refs.py",
+    ),
+    "agentrl/data/prefix_marks.py": (
+        "learner/test_shared_prefix.py",
+        "learner/test_sample_refs.py",
+        "data/test_attempts.py",
+    ),
+    "agentrl/data/trajectories.py": (
+        "data/test_attempts.py",
+        "rollout/test_conversations.py",
+        "rollout/test_forks.py",
+        "learner/test_one_process.py",
+    ),
+    "agentrl/learner/attention.py": (
+        "learner/test_shared_prefix.py",
+        "learner/test_packing.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/batch.py": (
+        "learner/test_packing.py",
+        "learner/test_shared_prefix.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/critic.py": (
+        "learner/test_critic.py",
+        "learner/test_learner_ranks.py",
+    ),
+    "agentrl/learner/forward_input.py": (
+        "learner/test_packing.py",
+        "learner/test_sequence_parallel.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/lora.py": (
+        "learner/test_role_adapters.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/loss_part.py": (
+        "learner/test_objective.py",
+        "learner/test_stepper.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/optimizer.py": (
+        "learner/test_sharding.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/policy_loss.py": (
+        "learner/test_objective.py",
+        "algorithms/test_policy_losses.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/prefix_tree.py": (
+        "learner/test_shared_prefix.py",
+        "learner/test_packing.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/reward_model.py": (
+        "learner/test_reward_model.py",
+        "controller/test_reward_role.py",
+    ),
+    "agentrl/learner/routing.py": (
+        "learner/test_routing.py",
+        "learner/test_stepper.py",
+        "learner/test_experts.py",
+    ),
+    "agentrl/learner/sample_refs.py": (
+        "learner/test_sample_refs.py",
+        "learner/test_token_credit.py",
+        "learner/test_packing.py",
+    ),
+    "agentrl/learner/scoring.py": (
+        "algorithms/test_logprobs.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/segment_check.py": ("learner/test_segment_check.py",),
+    "agentrl/learner/sequence_parallel.py": (
+        "learner/test_sequence_parallel.py",
+        "learner/test_combinations.py",
+    ),
+    "agentrl/learner/shared_prefix.py": (
+        "learner/test_shared_prefix.py",
+        *LEARNER,
+    ),
+    "agentrl/learner/split_sequences.py": (*LEARNER,),
+    "agentrl/learner/supervised_loss.py": (
+        "learner/test_reward_model.py",
+        "learner/test_lora.py",
+        "offline/test_supervised_loop.py",
+    ),
+    "agentrl/rollout/anchors.py": (*TRAJECTORIES,),
+    "agentrl/rollout/conversation_line.py": (*TRAJECTORIES,),
+    "agentrl/rollout/conversations.py": (
+        "rollout/test_conversations.py",
+        "rollout/test_opponents.py",
+        *TRAJECTORIES,
+    ),
+    "agentrl/rollout/group_player.py": (
+        "rollout/test_manager.py",
+        "rollout/test_outcomes.py",
+        "rollout/test_scoring.py",
+    ),
+    "agentrl/rollout/outcomes.py": (
+        "rollout/test_outcomes.py",
+        "rollout/test_manager.py",
+    ),
+    "agentrl/rollout/player.py": (
+        "rollout/test_outcomes.py",
+        "rollout/test_manager.py",
+        "rollout/test_session.py",
+    ),
+    "agentrl/rollout/router.py": (
+        "rollout/test_router.py",
+        "rollout/test_bad_servers.py",
+        "rollout/test_streams.py",
+        "rollout/test_experts.py",
+        "protocol/test_trajectories.py",
+    ),
+    "agentrl/rollout/sampling.py": (
+        "rollout/test_teacher.py",
+        "rollout/test_experts.py",
+        "rollout/test_eval_sampling.py",
+    ),
+    "agentrl/rollout/scoring.py": (
+        "rollout/test_scoring.py",
+        "rollout/test_conversations.py",
+        "controller/test_batch_rewards.py",
+    ),
+    "agentrl/rollout/shorten.py": ("rollout/test_shorten.py",),
+    "agentrl/rollout/stop_strings.py": (
+        "rollout/test_gateway.py",
+        "rollout/test_streams.py",
+    ),
+    "agentrl/rollout/tally.py": (
+        "rollout/test_session.py",
+        "rollout/test_scoring.py",
+        "rollout/test_session_verbs.py",
+    ),
+    "agentrl/rollout/teacher.py": (
+        "rollout/test_teacher.py",
+        "protocol/test_teacher.py",
+    ),
 }
 
 EQUIVALENT: Mapping[tuple[str, str], str] = {

@@ -355,6 +355,8 @@ def test_cancelled_generations_leave_nothing_outstanding():
         ([], 1, "ids in 0..9"),
         ([10], 1, "ids in 0..9"),
         ([-1], 1, "ids in 0..9"),
+        ([-1, 3], 1, "ids in 0..9"),
+        ([3, 10], 1, "ids in 0..9"),
         ([1], 0, "at least 1"),
         ([1] * 10, 7, "context of 16"),
     ],
@@ -368,3 +370,9 @@ def test_what_could_kill_a_server_is_not_sent(ids, max_new_tokens, problem):
 
     run(main, {"a": server}, context_tokens=16)
     assert not server.requests
+
+
+def test_the_first_and_the_last_id_are_sent():
+    server = Server()
+    run(lambda router: router.generate([0, 9], params(), trajectory_key="t"), {"a": server})
+    assert len(server.requests) == 1

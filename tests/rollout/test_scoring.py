@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
-from agentrl.errors import RewardError, ToolError
+from agentrl.errors import PluginError, RewardError, ToolError
 from agentrl.plugins import (
     AgentLoop,
     Attempted,
@@ -318,6 +318,31 @@ def test_the_response_is_as_long_as_its_longest_row():
         attempt.num_turns,
         attempt.max_response_tokens,
     ) == (7, 7, 2, 9)
+
+
+def test_rewards_of_groups_see_the_limit_of_tokens_and_no_environment_that_is_closed():
+    seen: list[Attempted] = []
+
+    class Look(GroupReward):
+        name: ClassVar[str] = "look"
+        runs_in = "inline"
+
+        def score(self, attempts):
+            seen.extend(attempts)
+            return [RewardResult(0.0) for _ in attempts]
+
+    plugins = load_plugins()
+    plugins.rewards.add(Look)
+    config = RewardConfig(sources={"s": "look"})
+    scorer = Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9)
+    for task in (make_task(), make_task(environment_kwargs={})):
+        trio.run(scorer.score_group, task, [trajectory(1), trajectory(2)])
+    assert [attempt.max_response_tokens for attempt in seen] == [9] * 4
+    assert [attempt.num_action_tokens for attempt in seen] == [1, 2] * 2
+    assert [attempt.environment for attempt in seen[:2]] == [None, None]
+    for attempt in seen[2:]:
+        with pytest.raises(PluginError, match="closed"):
+            attempt.environment.anything  # noqa: B018  (reading it raises)
 
 
 # ------------------------------------------------------------------------------------------- the real manager

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from agentrl.chat.codec import load_tokenizer
 from agentrl.config.model_kind import sees_images
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import UserError
@@ -231,8 +231,9 @@ def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> RequestL
 
 
 def _image_tokens(model_path: str) -> ImageTokens | None:
-    layout, file = ImageLayout.read(Path(model_path)), Path(model_path) / "tokenizer.json"
-    placeholder = Tokenizer.from_file(str(file)).token_to_id(PLACEHOLDER) if file.is_file() else None
+    layout, folder = ImageLayout.read(Path(model_path)), Path(model_path)
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    placeholder = load_tokenizer(folder).token_to_id(PLACEHOLDER) if has_tokenizer else None
     return None if layout is None or placeholder is None else ImageTokens(layout, placeholder)
 
 
@@ -245,8 +246,8 @@ def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def _decoder(model_path: str) -> Decode:
-    file = Path(model_path) / "tokenizer.json"
-    if not file.is_file():
+    folder = Path(model_path)
+    if not (folder / "tokenizer.json").is_file():
         return lambda ids, skip_special: ""
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = load_tokenizer(folder)
     return lambda ids, skip_special: tokenizer.decode(ids, skip_special_tokens=skip_special)
