@@ -90,6 +90,7 @@ class AttemptLog:
     def _note(self, failed: FailedAttempt) -> None:
         if failed.failure.plugin is not None:
             self._counts.failed[failed.failure.plugin] += 1
+            self._counts.ended_by[failed.failure.plugin] += failed.became != "replaced"
         self._keep(failed)
 
     def _keep(self, failed: FailedAttempt) -> None:
