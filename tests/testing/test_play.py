@@ -202,7 +202,7 @@ def test_how_the_partner_ended_it_and_what_failed_afterwards_is_shown(project: P
 )
 def test_the_limit_that_cut_it_is_named(project: Path, override: str, outcome: str) -> None:
     (project / "call.yaml").write_text(
-        "- calls: [{name: calculator, arguments: {expression: '1+1'}}]\n- a long answer, which goes on and on\n"
+        "- calls: [{name: calculator, arguments: {expression: '1+1'}}]\n- a long answer, which goes on\n"
     )
     row = a_row_of("tool_agent")
     played = play("call.yaml", row=row, overrides=["agent.default=tool_agent", override])
