@@ -225,9 +225,9 @@ class RolloutConfig(Section):
         gt=0,
         le=1,
         description="The run ends if at least this share of the latest attempts failed, of all or of those "
-        "that used one plugin, measured over at least 64 attempts and a tenth of `buffer.stall_timeout_s`; for "
-        "a plugin that has never worked, over 16 attempts. model_error and outcomes with `replace` do not "
-        "count. None: the run never ends for this reason.",
+        "that used one plugin, measured over at least 64 attempts and a tenth of "
+        "`buffer.stall_timeout_s`; for a plugin that has never worked, over 16 attempts. model_error and "
+        "outcomes with `replace` do not count. None: the run never ends for this reason.",
     )
     colocated: bool = Field(
         False,
