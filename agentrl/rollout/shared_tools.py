@@ -182,7 +182,8 @@ class _Try:
         breaker = self._tool.breaker
         if error is None or isinstance(error, WrongCall):
             breaker.succeeded(self._ticket)
-            self._tool.first_failure = None
+            if not breaker.is_open:  # a call that began before it opened may succeed afterwards
+                self._tool.first_failure = None
         elif isinstance(error, ToolError) and not isinstance(error, GuestTimeout):
             self._tool.first_failure = self._tool.first_failure or failure_of(error)
             breaker.failed(self._ticket, trio.current_time())

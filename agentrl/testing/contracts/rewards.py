@@ -188,15 +188,15 @@ class RewardContract(InEnvironment):
                 seen.extend(score(reward, [subject], at_once=False))
                 return RewardResult(0.0)
 
-        trajectory = self._play(example, Inside)
+        trajectory = self._play(dataclasses.replace(example, says="done"), Inside)
         assert seen, f"{example.shown}: {trajectory.failure}"
         return seen[0]
 
     def _play(self, example: RewardExample, reward: type[AnyReward]) -> Trajectory:
-        """Play an example through the loop, with its calls and at most one turn of text."""
+        """Play an example through the loop."""
         calls = [Call(name, dict(arguments)) for name, arguments in example.calls]
         return play(
-            [*calls, *(example.turns[-1:] or ["done"])],
+            [*calls, *example.turns],
             agent="single_turn_agent" if self.environment is None else "tool_agent",
             reward=reward,
             prompt=example.prompt,
