@@ -28,6 +28,11 @@ def described(value: object) -> str:
     return f"{kind} {reprlib.repr(value)}" if isinstance(value, PLAIN) else kind
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value is None or a finite number."""
+    return value is None or (isinstance(value, Real) and math.isfinite(value))
+
+
 def check_number(what: str, value: object) -> None:
     """Check that a value is None or a finite number.
 
@@ -35,12 +40,11 @@ def check_number(what: str, value: object) -> None:
         TypeError: it is something else.
         ValueError: it is infinite or no number.
     """
-    if value is None:
+    if is_number(value):
         return
-    if not isinstance(value, Real):
-        raise TypeError(f"{what} is {described(value)}; it must be a number or None")
-    if not math.isfinite(value):
+    if isinstance(value, Real):
         raise ValueError(f"{what} is {float(value)}; it must be finite, or None")
+    raise TypeError(f"{what} is {described(value)}; it must be a number or None")
 
 
 def check_type(what: str, value: object, kind: type | tuple[type, ...], cure: str) -> None:

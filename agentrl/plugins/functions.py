@@ -183,7 +183,7 @@ class FunctionTool(Tool):
             return to_json(value, fallback=_plain).decode()
         except (PydanticSerializationError, TypeError) as error:
             cure = f"return a text, a ToolResult, or data with a JSON form ({error})"
-            raise wrong_return(f"tool {self.name!r}", self.function, value, cure) from None
+        raise wrong_return(f"tool {self.name!r}", self.function, value, cure)
 
 
 class MethodTool(FunctionTool):

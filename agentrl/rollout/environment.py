@@ -80,7 +80,7 @@ class AttemptEnvironment:
                 return dict(json.loads(json.dumps(dict(facts), allow_nan=False)))
             except (TypeError, ValueError) as error:
                 cure = f"return plain JSON data: {not_plain(facts, 'facts') or error}"
-                raise wrong_return(who, self.plugin.facts, facts, cure) from None
+            raise wrong_return(who, self.plugin.facts, facts, cure)
 
     async def close(self) -> None:
         """Close the environment if it was started, whatever happened. Never raises, and is shielded.

@@ -15,7 +15,7 @@ from agentrl.errors import ToolError, UserError
 from agentrl.plugins import Environment, Interaction, Tool, WrongCall
 from agentrl.plugins.blame import wrong_return
 from agentrl.plugins.contained import contained
-from agentrl.plugins.fields import check_number
+from agentrl.plugins.fields import is_number
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
@@ -90,11 +90,9 @@ class Guest:
         """
         assert not isinstance(self._plugin, Environment), "an environment has no score"
         score = await self.use(self._plugin.score)
-        try:
-            check_number("the score", score)
-        except (TypeError, ValueError):
+        if not is_number(score):
             cure = "return a finite number, or None"
-            raise wrong_return(f"{self._label}: `score`", self._plugin.score, score, cure) from None
+            raise wrong_return(f"{self._label}: `score`", self._plugin.score, score, cure)
         return None if score is None else float(score)
 
     async def start(self) -> None:

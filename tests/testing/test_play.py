@@ -218,7 +218,7 @@ def test_an_answer_that_did_not_fit_is_shown(project: Path) -> None:
     assert f"tool calculator  {10**40}  (the model did not see it)" in shown
 
 
-@pytest.mark.parametrize("path", ["nowhere/at_all", ""])
+@pytest.mark.parametrize("path", ["runs/not/there", ""])
 def test_a_row_is_played_without_a_model(path: str) -> None:
     said: list[str] = []
     played = play(
