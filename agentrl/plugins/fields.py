@@ -15,6 +15,7 @@ from agentrl.types import Image
 
 PLAIN = (str, bytes, int, float, list, tuple, dict, set, frozenset)
 """Types whose values are shown, not only named: their text is short and has no address."""
+MAX_WHERE_CHARS = 500
 FORGOT_AWAIT = "did you forget `await`?"
 
 
@@ -96,6 +97,8 @@ def not_plain(value: Any, where: str) -> str | None:
     """Return what keeps a value from being plain JSON data: `facts['when'] is datetime ...`; None if it is
     plain.
     """
+    if len(where) > MAX_WHERE_CHARS:
+        return f"{where[:40]}... nests too deeply, or contains itself"
     if value is None or isinstance(value, bool | int | str):
         return None
     if isinstance(value, float):
