@@ -229,6 +229,7 @@ class ToolContract(InEnvironment):
         return [result.text if self.is_deterministic else "" for result in results]
 
     def _calls(self) -> list[Call]:
+        first(self.valid_calls, "valid_calls")
         return [Call(self._class().name, dict(arguments)) for arguments in self.valid_calls]
 
     def _recorded(
