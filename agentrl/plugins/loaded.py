@@ -72,7 +72,7 @@ class Plugins:
         is_other = name in self.tools.names() and not issubclass(self.tools.get(name), MethodTool)
         if is_other or Reference.parse(name) is not None:
             return []
-        found = []
+        found: list[tuple[str, str]] = []
         for environment in self.environments.names():
             with suppress(PluginError):  # of a package that is not installed
                 found += [(environment, tool) for tool in environment_tools(self.environment(environment))]
