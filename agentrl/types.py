@@ -185,6 +185,11 @@ class Message:
     reasoning: str = ""
     images: tuple[ImageRef, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, str):  # agent loops make messages
+            kind = type(self.content).__name__
+            raise TypeError(f"Message.content is {kind} {str(self.content)[:80]}; it must be a text")
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -279,6 +284,20 @@ class ConversationRecord:
     opponent_versions: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended, for those who watch it being played. It is not stored.
+
+    limit: the limit that ended it, such as `max_response_tokens=400`; "": none did.
+    unseen: the last messages, which no turn followed: the model saw none of them.
+    farewell: how the interaction partner ended the conversation; "": it did not.
+    """
+
+    limit: str = ""
+    unseen: tuple[Message, ...] = ()
+    farewell: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """The finished result of an attempt. All per-token arrays have length T and are aligned with `token_ids`.
@@ -304,6 +323,7 @@ class Trajectory:
     teacher_logprobs: f32[A], log-probabilities of the action tokens by a teacher on servers. Empty if none
         was asked.
     images: by their positions in `token_ids`. Their placeholders are context.
+    ending: how it ended, in the process that played it; None: it was read from a file.
     """
 
     group_id: int
@@ -330,6 +350,7 @@ class Trajectory:
     segment_conversations: tuple[int, ...] = ()
     teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     images: tuple[PlacedImage, ...] = ()
+    ending: Ending | None = None
 
     def __post_init__(self) -> None:
         lengths = {

@@ -35,7 +35,8 @@ class Shop(rl.Environment):
         return {"orders": self.orders()}
 
     async def close(self) -> None:
-        self.db.close()
+        if hasattr(self, "db"):  # it also runs after a `start` that failed
+            self.db.close()
 
 
 class Customer(rl.Interaction):

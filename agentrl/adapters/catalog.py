@@ -11,7 +11,7 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import PluginError, concerning
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
-from agentrl.plugins.functions import MethodTool
+from agentrl.plugins.loaded import of_environment
 from agentrl.plugins.sources import function_reference
 from agentrl.verl.interactions import verl_interactions
 from agentrl.verl.tools import verl_function_tools, verl_tools
@@ -50,6 +50,8 @@ def agent_plugins(agent: AgentConfig, *, further_tools: Iterable[str] = ()) -> P
     for key, names in {"agent.tools": agent.tools, "eval.tools": further_tools}.items():
         for name in names:
             with concerning(key):
+                if plugins.methods_named(name):
+                    raise PluginError(of_environment(name))
                 plugins.tools.create(name, agent.tool_config)
     with concerning("agent.default"):
         plugins.agents.create(agent.default, agent.agent_config)
@@ -94,23 +96,33 @@ def _check_settings(agent: AgentConfig, plugins: Plugins) -> None:
         ("environment_config", plugins.environments, agent.environment_config),
         ("agent_config", plugins.agents, agent.agent_config),
     )
-    for name in (*agent.tool_limits, *agent.tool_config):
-        environment, dot, _ = name.partition(".")
-        if dot and environment in plugins.environments.names():
-            plugins.environment(environment)  # its methods become tools
     for key, registry, names in settings:
         for name in names:
             with concerning(f"agent.{key}.{name}"):
+                if registry is plugins.tools and _is_method(name, plugins, is_config=key == "tool_config"):
+                    continue
                 own = registry.own_name(name)
-                if key == "tool_config" and issubclass(registry.get(name), MethodTool):
-                    raise PluginError(
-                        "a method of an environment has no settings of its own: write "
-                        f"agent.environment_config.{name.partition('.')[0]}"
-                    )
                 if own != name:
                     raise PluginError(
                         f"settings must be under the {registry.kind}'s own name: write agent.{key}.{own}"
                     )
+
+
+def _is_method(name: str, plugins: Plugins, *, is_config: bool) -> bool:
+    """Return whether a setting is that of an environment's method.
+
+    Raises:
+        PluginError: methods have no such settings, or several environments have a method of this name.
+    """
+    methods = plugins.methods_named(name)
+    if methods and is_config:
+        raise PluginError(
+            "a method of an environment has no settings of its own: write agent.environment_config."
+            f"{methods[0].partition('.')[0]}"
+        )
+    if len(methods) > 1:
+        raise PluginError(f"several environments have this tool: write one of {', '.join(methods)}")
+    return bool(methods)
 
 
 def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:

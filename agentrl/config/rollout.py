@@ -224,9 +224,10 @@ class RolloutConfig(Section):
         0.9,
         gt=0,
         le=1,
-        description="The run ends if at least this share of the latest attempts failed, measured over at "
-        "least 64 attempts and a tenth of `buffer.stall_timeout_s`; model_error and outcomes "
-        "with `replace` do not count. None: the run never ends for this reason.",
+        description="The run ends if at least this share of the latest attempts failed, of all or of those "
+        "that used one plugin, measured over at least 64 attempts and a tenth of "
+        "`buffer.stall_timeout_s`; for a plugin that has never worked, over 16 attempts. model_error and "
+        "outcomes with `replace` do not count. None: the run never ends for this reason.",
     )
     colocated: bool = Field(
         False,

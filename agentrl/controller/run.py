@@ -245,10 +245,7 @@ class Run:
         """
         counts, failed = self.rollouts.attempts()
         self.observer.attempts(counts, failed, step=self.step)
-        tally = self.observer.failures.tally
-        self._failed_share.check(
-            counts, most_common=partial(tally.most_common, ignored=self._failed_share.ignored)
-        )
+        self._failed_share.check(counts, self.observer.failures.tally)
 
     def counts(self) -> BufferCounts:
         """Return the buffer's counts; they balance at any moment."""

@@ -240,11 +240,14 @@ class AgentLoop(ABC):
         """Play the attempt and return when it is done; the session records everything. Runs under trio."""
 
 
-def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> tuple[str, ...]:
+def tools_for(
+    task: Task, agent: type[AgentLoop], configured: Sequence[str], *, environment: str = ""
+) -> tuple[str, ...]:
     """Return the names of the tools offered in `task`: the configured ones (methods of its environment
     included), then the row's own, without duplicates.
 
     A row can select a subset with a list of names in `extra_info.tool_selection`; an empty list offers none.
+    There, a method of its environment may also be called `<environment>.<tool>`.
     An agent with `uses_tools = False` is offered none.
 
     Raises:
@@ -256,10 +259,11 @@ def tools_for(task: Task, agent: type[AgentLoop], configured: Sequence[str]) -> 
     chosen = task.extra_info.get("tool_selection")
     if chosen is None:
         return offered
-    for name in chosen:
+    names = [name if name in offered else name.removeprefix(f"{environment}.") for name in chosen]
+    for name in names:
         if name not in offered:
             raise DataError(
                 f"{task.task_id}: tool_selection: {name!r} is not offered; offered: "
                 f"{', '.join(offered) or 'none'}"
             )
-    return tuple(dict.fromkeys(chosen))
+    return tuple(dict.fromkeys(names))

@@ -8,17 +8,19 @@ there is no such frame (a built-in plugin failed), the place is in that plugin.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
-from agentrl.errors import AgentRLError, InfrastructureError
+from agentrl.errors import AgentRLError, InfrastructureError, ToolError
 from agentrl.plugins.contained import PluginQuit
+from agentrl.plugins.fields import FORGOT_AWAIT, described
 from agentrl.plugins.sources import named_by_user
 from agentrl.types import Failure, PluginId, PluginKind
 
@@ -38,7 +40,9 @@ _CALLERS = frozenset(
 
 
 class RaisedElsewhere(Exception):
-    """Represents an exception of another process in this process's chain of causes."""
+    """Represents a failure without a traceback in this process's chain of causes: an exception of another
+    process, or a wrong return value.
+    """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -72,8 +76,8 @@ def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Fa
     `otherwise`: the plugin to blame if `blaming` did not mark the exception.
     """
     plugin = getattr(error, _BLAMED, otherwise)
-    text = _text(error, plugin)
     chain = list(_chain(_raised_by_plugin(error)))
+    text = _text(error, plugin) + (f"; {FORGOT_AWAIT}" if _lacks_await(chain[0]) else "")
     if isinstance(chain[0], RaisedElsewhere):
         there = chain[0].failure
         return Failure(text, plugin, there.error, there.place, there.traceback)
@@ -83,6 +87,18 @@ def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Fa
         kept = chain[0], [] if isinstance(chain[0], AgentRLError) else _frames(chain[0], "any")
     shown, frames = kept
     return Failure(text, plugin, type(chain[0]).__name__, _place(frames), _traceback(shown, frames))
+
+
+def wrong_return(who: str, function: Callable[..., Any], returned: object, cure: str) -> ToolError:
+    """Return the error of a plugin whose function returned something that its contract does not allow. It is
+    placed at the function's definition, because no traceback leads there.
+    """
+    text = f"{who} returned {described(returned)}; {cure}"
+    if inspect.iscoroutine(returned):
+        returned.close()  # or Python warns of it later, without its cause
+    error = ToolError(text)
+    error.__cause__ = RaisedElsewhere(Failure(text, error=ToolError.__name__, place=_defined_at(function)))
+    return error
 
 
 def first_line(error: BaseException) -> str:
@@ -96,6 +112,16 @@ def _text(error: BaseException, plugin: PluginId | None) -> str:
         return message if plugin is None or str(plugin) in message else f"{plugin}: {message}"
     raised = f"{type(error).__name__}: {message}"
     return raised if plugin is None else f"{plugin} raised {raised}"
+
+
+def _lacks_await(error: BaseException) -> bool:
+    """Return whether an error is that of a coroutine which was used in place of its result."""
+    return isinstance(error, TypeError | AttributeError) and "'coroutine'" in str(error)
+
+
+def _defined_at(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{named_by_user(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _raised_by_plugin(error: BaseException) -> BaseException:

@@ -138,13 +138,30 @@ def _check_method(kind: str, cls: type[Any], method: Method) -> None:
         )
     if not inspect.isfunction(function):  # a static method or callable object: errors show in use
         return
-    if method.name != "start" and not _takes(function, None, *method.arguments):
+    arguments = _arguments(kind, cls, method)
+    if method.name != "start" and not (_takes(function, None, *arguments) and _is_named(function, arguments)):
         raise PluginError(
             f"{label}: `{method.name}{inspect.signature(function)}` is called with "
-            f"{', '.join(method.arguments) or 'no argument'}: write `{_signature(kind, method.name)}`"
+            f"{', '.join(arguments) or 'no argument'}: write "
+            f"`{_signature(kind, method.name, arguments)}`"
         )
     if method.is_async is not None:
         check_awaited(function, label, method.name, is_async=method.is_async)
+
+
+def _arguments(kind: str, cls: type[Any], method: Method) -> tuple[str, ...]:
+    """Return the names of a method's arguments. A reward of several attempts has `attempts`."""
+    is_of_several = kind == "reward" and getattr(cls, "scope", "") in ("group", "batch")
+    return ("attempts",) if is_of_several and method.name == "score" else method.arguments
+
+
+def _is_named(function: Callable[..., Any], arguments: Sequence[str]) -> bool:
+    """Return whether parameters have the contract's names, so that a tool's `call(self, city)` is not taken
+    for one that gets a city. `*args` and names that begin with an underscore pass.
+    """
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return all(name == given or given.startswith("_") for name, given in zip(arguments, named, strict=False))
 
 
 def check_awaited(function: Callable[..., Any], label: str, name: str, *, is_async: bool) -> None:
@@ -249,9 +266,10 @@ def _takes(function: Callable[..., Any], *arguments: Any) -> bool:
     return True
 
 
-def _signature(kind: str, name: str) -> str:
+def _signature(kind: str, name: str, arguments: Sequence[str] | None = None) -> str:
     method = next((one for one in METHODS[kind] if one.name == name), Method(name))
-    return f"{'async ' if method.is_async else ''}def {name}({', '.join(('self', *method.arguments))})"
+    given = method.arguments if arguments is None else arguments
+    return f"{'async ' if method.is_async else ''}def {name}({', '.join(('self', *given))})"
 
 
 def _of_bind(error: TypeError) -> str:

@@ -19,8 +19,9 @@ from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 
-from agentrl.errors import PluginError, ToolError
+from agentrl.errors import PluginError
 from agentrl.plugins.arguments import arguments_schema
+from agentrl.plugins.blame import wrong_return
 from agentrl.plugins.call_threads import CallThreads
 from agentrl.plugins.contained import contained
 from agentrl.plugins.tools import Runtime, Tool, ToolResult, not_run
@@ -181,9 +182,8 @@ class FunctionTool(Tool):
         try:
             return to_json(value, fallback=_plain).decode()
         except (PydanticSerializationError, TypeError) as error:
-            raise ToolError(
-                f"tool {self.name!r} returned {type(value).__name__}, which is not JSON: {error}"
-            ) from error
+            cure = f"return a text, a ToolResult, or data with a JSON form ({error})"
+        raise wrong_return(f"tool {self.name!r}", self.function, value, cure)
 
 
 class MethodTool(FunctionTool):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from agentrl.plugins.fields import check_answer
 from agentrl.plugins.tools import Runtime
 from agentrl.types import Image, JsonObject, Message
 
@@ -19,6 +20,9 @@ class InteractionReply:
     metrics: summed over the trajectory.
     state: describes the environment before the next turn, as in ToolResult.
     images: shown to the model before the text, if it sees (docs/images.md).
+
+    Raises:
+        TypeError, ValueError: a field has a wrong type, or a number is not finite.
     """
 
     text: str
@@ -27,6 +31,17 @@ class InteractionReply:
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: str | None = None
     images: tuple[Image, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_answer(
+            "InteractionReply",
+            text=self.text,
+            flags={"is_done": self.is_done},
+            reward=self.reward,
+            metrics=self.metrics,
+            state=self.state,
+            images=self.images,
+        )
 
 
 class Interaction(ABC):

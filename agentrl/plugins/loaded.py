@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from agentrl.plugins.functions import MethodTool, function_tool, tool_of
 from agentrl.plugins.interactions import Interaction
 from agentrl.plugins.registry import Registry
 from agentrl.plugins.rewards import AnyReward
-from agentrl.plugins.sources import import_source
+from agentrl.plugins.sources import Reference, import_source
 from agentrl.plugins.tools import Tool
 from agentrl.types import Task
 
@@ -64,6 +65,19 @@ class Plugins:
             )
         return self.environment(name)
 
+    def methods_named(self, name: str) -> list[str]:
+        """Return the tools of environments that `name` means, as `<environment>.<tool>`. It is that, or only
+        `<tool>`. [] if it is the name of another tool.
+        """
+        is_other = name in self.tools.names() and not issubclass(self.tools.get(name), MethodTool)
+        if is_other or Reference.parse(name) is not None:
+            return []
+        found: list[tuple[str, str]] = []
+        for environment in self.environments.names():
+            with suppress(PluginError):  # of a package that is not installed
+                found += [(environment, tool) for tool in environment_tools(self.environment(environment))]
+        return [f"{of}.{tool}" for of, tool in found if name in (tool, f"{of}.{tool}")]
+
     def offered_tools(self, task: Task, configured: Sequence[str]) -> tuple[str, ...]:
         """Return the registered names of the tools that `task` offers (see `tools_for`), with references
         resolved. Tools of its environment come after the configured ones, as `<environment>.<tool>`.
@@ -75,7 +89,8 @@ class Plugins:
         """
         agent, environment = self.agents.get(task.agent_name), self.environment_of(task)
         methods = () if environment is None else tuple(environment_tools(environment))
-        names = tools_for(task, agent, (*configured, *self.served_tools, *methods))
+        known_as = "" if environment is None else environment.name
+        names = tools_for(task, agent, (*configured, *self.served_tools, *methods), environment=known_as)
         owned = {} if environment is None else {name: f"{environment.name}.{name}" for name in methods}
         for given in (*configured, *self.served_tools, *task.tools_kwargs) if agent.uses_tools else ():
             self._check_ownership(given, owned, environment)
@@ -101,10 +116,7 @@ class Plugins:
                 "@tool(name=...)"
             )
         if issubclass(self.tools.get(given), MethodTool):
-            raise PluginError(
-                f"the tool {given!r} is a method of an environment: rows with the environment offer it by "
-                "themselves; remove it from agent.tools and the row's tools_kwargs"
-            )
+            raise PluginError(of_environment(given))
 
     def add_module(self, module: ModuleType) -> None:
         """Register every plugin that `module` itself defines: classes, and functions under `@tool`.
@@ -142,6 +154,14 @@ class Plugins:
             if inspect.isfunction(value) and value.__module__ == module.__name__
         )
         return any(registry.is_from(module) for registry in self.registries) or any(functions)
+
+
+def of_environment(given: str) -> str:
+    """Return what is wrong with a method of an environment in a list of tools."""
+    return (
+        f"the tool {given!r} is a method of an environment: rows with the environment offer it by "
+        "themselves; remove it from agent.tools and the row's tools_kwargs"
+    )
 
 
 def load_plugins(sources: Iterable[str] = ()) -> Plugins:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.plugins.checks import check_class, check_instance, place
-from agentrl.plugins.sources import Reference
+from agentrl.plugins.sources import Reference, import_line
 from agentrl.types import JsonObject
 
 
@@ -99,8 +99,9 @@ class Registry(Generic[P]):
             try:
                 found = entry.load()
             except Exception as error:  # a third party's code runs at import
+                problem = f"{type(error).__name__}: {error}{import_line(error)}"
                 raise PluginError(
-                    f"{self.kind} {name!r} ({entry.value}) cannot be imported: {error}"
+                    f"{self.kind} {name!r} ({entry.value}) cannot be imported: {problem}"
                 ) from error
             self._classes[name] = self._as_class(found, shown=f"{name!r} ({entry.value})")
         return self._classes[name]

@@ -14,6 +14,7 @@ import inspect
 import json
 import os
 import sys
+import traceback
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -86,8 +87,15 @@ def import_source(source: str) -> ModuleType:
         raise
     except Exception as error:  # user code runs at import: whatever it raises is a broken plugin
         raise PluginError(
-            f"plugin source {source!r} fails to import: {type(error).__name__}: {error}"
+            f"plugin source {source!r} fails to import: {type(error).__name__}: {error}{import_line(error)}"
         ) from error
+
+
+def import_line(error: BaseException) -> str:
+    """Return ` (path:line)`: where the first of the modules that were imported failed; "" if none was run."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = next((frame for frame in frames if frame.name == "<module>"), None)
+    return "" if found is None else f" ({os.path.relpath(named_by_user(found.filename))}:{found.lineno})"
 
 
 def locate(path: str) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+from agentrl.plugins.fields import check_answer
 from agentrl.types import Image, JsonObject
 
 Runtime = Literal["asyncio", "trio"]
@@ -28,6 +29,9 @@ class ToolResult:
         (gigpo).
         None: the messages shown to the model identify the state.
     images: shown to the model before the text, if it sees (docs/images.md).
+
+    Raises:
+        TypeError, ValueError: a field has a wrong type, or a number is not finite.
     """
 
     text: str
@@ -37,6 +41,17 @@ class ToolResult:
     is_final: bool = False
     state: str | None = None
     images: tuple[Image, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_answer(
+            "ToolResult",
+            text=self.text,
+            flags={"is_error": self.is_error, "is_final": self.is_final},
+            reward=self.reward,
+            metrics=self.metrics,
+            state=self.state,
+            images=self.images,
+        )
 
 
 class WrongCall(Exception):

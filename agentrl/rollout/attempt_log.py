@@ -4,11 +4,14 @@ failure.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrl.errors import PluginError
+from agentrl.plugins.sources import Reference
 from agentrl.rollout.recorder import CALLS_OF
 from agentrl.tracking.attempts import AttemptCounts, Became, FailedAttempt
 from agentrl.types import Failure, Lease, PluginId, Trajectory
@@ -90,6 +93,7 @@ class AttemptLog:
     def _note(self, failed: FailedAttempt) -> None:
         if failed.failure.plugin is not None:
             self._counts.failed[failed.failure.plugin] += 1
+            self._counts.ended_by[failed.failure.plugin] += failed.became != "replaced"
         self._keep(failed)
 
     def _keep(self, failed: FailedAttempt) -> None:
@@ -100,6 +104,16 @@ class AttemptLog:
         if len(self._shared) == MAX_SHARED:
             self._shared.clear()
         return self._shared.setdefault(failure, failure)
+
+
+@functools.cache
+def own_name(name: str) -> str:
+    """Return a plugin's own name, by which failures name it. A row may name it as `file.py:Class`."""
+    reference = Reference.parse(name)
+    try:
+        return name if reference is None else str(reference.load().name)
+    except (AttributeError, PluginError):  # it could not be opened in the attempt either
+        return name
 
 
 def plugins_of(trajectory: Trajectory, lease: Lease) -> set[PluginId]:
@@ -116,9 +130,9 @@ def plugins_of(trajectory: Trajectory, lease: Lease) -> set[PluginId]:
     rewards = {name.removeprefix("reward/") for name in metrics if name.startswith("reward/")} - _GIVEN
     found |= {PluginId("reward", name) for name in rewards if "/" not in name}
     if partner is not None and isinstance(name := partner.get("name"), str):
-        found.add(PluginId("interaction", name))
+        found.add(PluginId("interaction", own_name(name)))
     if environment is not None and isinstance(name := environment.get("name"), str):
-        found.add(PluginId("environment", name))
+        found.add(PluginId("environment", own_name(name)))
     if trajectory.failure is not None and trajectory.failure.plugin is not None:
         found.add(trajectory.failure.plugin)
     return found

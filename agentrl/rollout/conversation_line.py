@@ -74,6 +74,11 @@ class ConversationLine:
         return self.conversation.messages[: self._num_recorded_messages]
 
     @property
+    def unseen_messages(self) -> tuple[Message, ...]:
+        """The messages after the recorded ones: answers of tools that did not fit, for example."""
+        return self.conversation.messages[self._num_recorded_messages :]
+
+    @property
     def num_known_experts(self) -> int:
         """Tokens at the beginning of the current segment whose experts are recorded."""
         return 0 if self._segment is None else self._segment.num_known_experts

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import EnvironmentFailed, ToolError
 from agentrl.plugins import Environment, Plugins
-from agentrl.plugins.blame import blaming, failure_of
+from agentrl.plugins.blame import blaming, failure_of, wrong_return
+from agentrl.plugins.fields import not_plain
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.guests import Guest, is_inherited
 from agentrl.rollout.recorder import Attempt
@@ -72,18 +73,14 @@ class AttemptEnvironment:
             return {}
         with self._at_work("facts"):
             facts = await self._guest.use(self.plugin.facts)
+            who = f"environment {self.plugin.name!r}: `facts`"
+            if not isinstance(facts, Mapping):
+                raise wrong_return(who, self.plugin.facts, facts, "return a dictionary")
             try:
-                plain = json.loads(json.dumps(facts, allow_nan=False))
+                return dict(json.loads(json.dumps(dict(facts), allow_nan=False)))
             except (TypeError, ValueError) as error:
-                raise ToolError(
-                    f"environment {self.plugin.name!r}: `facts` must return plain JSON data: {error}"
-                ) from error
-            if not isinstance(plain, dict):
-                raise ToolError(
-                    f"environment {self.plugin.name!r}: `facts` returned {type(facts).__name__}; return a "
-                    "dictionary"
-                )
-            return plain
+                cure = f"return plain JSON data: {not_plain(facts, 'facts') or error}"
+            raise wrong_return(who, self.plugin.facts, facts, cure)
 
     async def close(self) -> None:
         """Close the environment if it was started, whatever happened. Never raises, and is shielded.

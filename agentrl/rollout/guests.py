@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -14,13 +13,14 @@ import trio
 
 from agentrl.errors import ToolError, UserError
 from agentrl.plugins import Environment, Interaction, Tool, WrongCall
+from agentrl.plugins.blame import wrong_return
 from agentrl.plugins.contained import contained
+from agentrl.plugins.fields import is_number
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 """Deadline of `close`, which runs shielded even after the trajectory's own deadline."""
@@ -82,6 +82,19 @@ class Guest:
             await self.start()
         return await self._within_deadline(method.__name__, method, *args)
 
+    async def score(self) -> float | None:
+        """Return the plugin's final score, or None.
+
+        Raises:
+            ToolError: it raised, timed out, or returned something other than a finite number.
+        """
+        assert not isinstance(self._plugin, Environment), "an environment has no score"
+        score = await self.use(self._plugin.score)
+        if not is_number(score):
+            cure = "return a finite number, or None"
+            raise wrong_return(f"{self._label}: `score`", self._plugin.score, score, cure)
+        return None if score is None else float(score)
+
     async def start(self) -> None:
         """Call the plugin's `start`, unless that is done.
 
@@ -105,7 +118,7 @@ class Guest:
     async def close(self) -> ToolError | None:
         """Close the plugin if it was started, and return why that failed; None if it did not.
 
-        Never raises (failures are logged) and takes at most `close_timeout_s`.
+        Never raises and takes at most `close_timeout_s`.
         """
         if not self.has_to_close:
             return None
@@ -113,15 +126,16 @@ class Guest:
         with trio.CancelScope(shield=True), trio.move_on_after(self._close_timeout_s) as scope:
             try:
                 await self._run(self._close)
-            except Exception as error:  # boundary: a plugin raised in `close`; its attempt is over anyway
-                log.warning("%s failed to close", self._label, exc_info=True)
-                failed = ToolError(f"{self._label} raised in `close`: {type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - boundary: a plugin raised, its attempt is over
+                raised = f"raised in `{self._close.__name__}`: {type(error).__name__}: {error}"
+                failed = ToolError(f"{self._label} {raised}")
                 failed.__cause__ = error
                 return failed
         if not scope.cancelled_caught:
             return None
-        log.warning("%s did not close within %g s", self._label, self._close_timeout_s)
-        return GuestTimeout(f"{self._label}: `close` timed out after {self._close_timeout_s:g} s")
+        return GuestTimeout(
+            f"{self._label}: `{self._close.__name__}` timed out after {self._close_timeout_s:g} s"
+        )
 
     async def _start(self) -> None:
         self._start_lock = self._start_lock or trio.Lock()

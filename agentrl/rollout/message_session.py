@@ -149,10 +149,10 @@ class MessageSession(AttemptSession):
         self._refuse_if_ended()
         line = _of_messages(spoken.line)
         if self._recorder.num_turns >= self.limits.turns:
-            raise self._end(Outcome.TURN_LIMIT)
-        room = self.tokens_left(spoken)
+            raise self._end(Outcome.TURN_LIMIT, f"max_turns={self.limits.turns}")
+        room, self._limit = self._room(spoken)
         if room < 1:
-            raise self._end(Outcome.TRUNCATED)
+            raise self._end(Outcome.TRUNCATED, self._limit)
         try:
             with self._tally.timed("generate_s"), self._attempt.scope.open(GENERATE):
                 reply = await self._model.complete(
@@ -165,7 +165,7 @@ class MessageSession(AttemptSession):
                     template_kwargs=self._attempt.task.chat_template_kwargs,
                 )
         except ContextExceeded:
-            raise self._end(Outcome.TRUNCATED) from None
+            raise self._end(Outcome.TRUNCATED, "the model's context") from None
         turn = line.record(reply)
         self._last_spoken = spoken
         spoken.said(line, turn)
@@ -178,10 +178,16 @@ class MessageSession(AttemptSession):
 
     def tokens_left(self, spoken: SpokenConversation) -> int:
         """From the server's counts and an estimate for messages not yet sent."""
+        return self._room(spoken)[0]
+
+    def _room(self, spoken: SpokenConversation) -> tuple[int, str]:
+        """Return the tokens that are left, and the limit that sets them."""
         line, recorded = _of_messages(spoken.line), self._recorder.num_action_tokens
         spent = line.num_tokens - line.num_prompt_tokens if line.num_prompt_tokens else 0
         room = self._max_response_tokens - max(spent, recorded)
-        return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
+        if self._max_turn_tokens is not None and self._max_turn_tokens < room:
+            return self._max_turn_tokens, f"max_turn_tokens={self._max_turn_tokens}"
+        return room, f"max_response_tokens={self._max_response_tokens}"
 
     def _begin(
         self, messages: Sequence[Message], tools: Sequence[JsonObject], spoken: SpokenConversation

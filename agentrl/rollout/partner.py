@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Environment, Interaction, InteractionReply, Registry
-from agentrl.plugins.blame import blaming
+from agentrl.plugins.blame import blaming, wrong_return
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.guests import Guest, is_inherited
 from agentrl.types import Message, Task
+
+VERLS_INTERACTION = (
+    "(text, is_done, reward): a tuple is verl's form, for files in agent.verl_interaction_config"
+)
 
 
 class Partner:
@@ -66,10 +69,9 @@ class Partner:
         with blaming("interaction", self.name):
             reply = await self._guest.use(self._interaction.respond, messages)
             if not isinstance(reply, InteractionReply):
-                raise ToolError(
-                    f"interaction {self.name!r} returned {type(reply).__name__}; return "
-                    "agentrl.plugins.InteractionReply"
-                )
+                verls = isinstance(reply, tuple)
+                cure = f"return agentrl.plugins.InteractionReply{VERLS_INTERACTION if verls else ''}"
+                raise wrong_return(f"interaction {self.name!r}", self._interaction.respond, reply, cure)
         self._has_replied = True
         return reply
 
@@ -82,12 +84,8 @@ class Partner:
         if not self._has_replied or is_inherited(self._interaction.score):
             return None
         with blaming("interaction", self.name):
-            score = await self._guest.use(self._interaction.score)
-            if score is not None and not (isinstance(score, int | float) and math.isfinite(score)):
-                raise ToolError(
-                    f"interaction {self.name!r} scored {score!r}; return a finite number, or None"
-                )
-            return score
+            return await self._guest.score()
 
-    async def close(self) -> None:
-        await self._guest.close()
+    async def close(self) -> ToolError | None:
+        """Close the partner if it was started; return why that failed, or None. Never raises."""
+        return await self._guest.close()

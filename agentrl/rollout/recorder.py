@@ -17,6 +17,7 @@ from agentrl.rollout.scopes import Scope
 from agentrl.types import (
     NO_VERSION,
     ConversationRecord,
+    Ending,
     Failure,
     Generation,
     Message,
@@ -153,6 +154,7 @@ class TrajectoryRecorder:
         failure: Failure | None,
         metrics: Mapping[str, float],
         conversations: tuple[ConversationRecord, ...] = (),
+        ending: Ending | None = None,
     ) -> Trajectory:
         """Return everything recorded so far as a trajectory without rewards.
 
@@ -187,6 +189,7 @@ class TrajectoryRecorder:
             anchors=np.array(self._turns.anchors, np.int64),
             experts=_joined_experts(segments),
             conversations=conversations,
+            ending=ending,
             segment_conversations=tuple(s.conversation for s in segments) if conversations else (),
             images=tuple(
                 image.moved(start)

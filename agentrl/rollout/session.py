@@ -17,6 +17,7 @@ from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import DataError, PluginError
 from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
+from agentrl.plugins.blame import failure_of
 from agentrl.plugins.functions import NAME
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLimits, Sampled
@@ -37,12 +38,14 @@ from agentrl.rollout.toolbox import Toolbox
 from agentrl.sglang.streamed import Hear
 from agentrl.types import (
     MAIN_CONVERSATION,
+    Ending,
     Failure,
     Generation,
     ImageRef,
     JsonObject,
     Message,
     Outcome,
+    PluginId,
     SamplingParams,
     ToolCall,
     Trajectory,
@@ -100,6 +103,8 @@ class AttemptSession(ABC):
         self._last_spoken = self._own  # in which the policy spoke last
         self._is_cut = False  # the last turn ended at a token limit
         self._ended: Outcome | None = None
+        self._limit = ""  # that bounds the turn, or allows none
+        self._farewell = ""
         self._is_finished = False  # a tool ended the trajectory
         self._tally = Tally()
         self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn, agent.max_user_turns)
@@ -353,7 +358,10 @@ class AttemptSession(ABC):
         self._tally.add(self._partner.name, reply.metrics)
         if reply.state is not None:
             self._own.line.reported_states.append(reply.state)
-        if not reply.is_done:
+        if reply.is_done:
+            reward = "" if reply.reward is None else f", reward {reply.reward:g}"
+            self._farewell = f"{self._partner.name} ended the conversation{reward}: {reply.text}"
+        else:
             by = f"interaction {self._partner.name!r}"
             content, images = await self._shown(reply, by=by, said=self.messages)
             self._own.line.conversation.add_messages([Message("user", content, images=images)])
@@ -365,7 +373,8 @@ class AttemptSession(ABC):
 
     def stop_at_turn_limit(self) -> None:
         """Record that the model wanted more turns than `limits.turns` allows."""
-        self._ended = self._ended or Outcome.TURN_LIMIT
+        if self._ended is None:
+            self._end(Outcome.TURN_LIMIT, f"max_turns={self.limits.turns}")
 
     # ----------------------------------------------------------------------------------------- for the player
 
@@ -417,10 +426,11 @@ class AttemptSession(ABC):
         """Return everything recorded so far as a trajectory without rewards."""
         num_forks = self._recorder.num_segments - self._recorder.num_conversations
         shown = self._own if self._own.has_spoken else self._last_spoken
+        line = shown.sampled_line or shown.line
         opened = [self._own, *self._others] if self._others else []
         trajectory = self._recorder.trajectory(
             self._attempt,
-            messages=(shown.sampled_line or shown.line).recorded_messages,
+            messages=line.recorded_messages,
             outcome=outcome,
             failure=failure,
             metrics={
@@ -431,6 +441,11 @@ class AttemptSession(ABC):
                 **{f"{CALLS_OF}{name}": float(count) for name, count in self._toolbox.num_calls.items()},
             },
             conversations=tuple(one.record() for one in opened),
+            ending=Ending(
+                self._limit if outcome in (Outcome.TRUNCATED, Outcome.TURN_LIMIT) else "",
+                line.unseen_messages if shown.has_spoken else (),
+                self._farewell,
+            ),
         )
         if not self._facts:
             return trajectory
@@ -445,7 +460,12 @@ class AttemptSession(ABC):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._toolbox.close)
                 if self._partner is not None:
-                    nursery.start_soon(self._partner.close)
+                    nursery.start_soon(self._close_partner, self._partner)
+
+    async def _close_partner(self, partner: Partner) -> None:
+        if (failed := await partner.close()) is not None:
+            blamed = PluginId("interaction", partner.name)
+            self._attempt.survived.append(failure_of(failed, otherwise=blamed))
 
     # ------------------------------------------------------------------------------------------- for sessions
 
@@ -453,8 +473,8 @@ class AttemptSession(ABC):
         """Begin the session's own conversation with the attempt's first prompt."""
         self._own.line = self._begin(messages, self._own.shown_tools, self._own)
 
-    def _end(self, outcome: Outcome) -> TrajectoryEnd:
-        self._ended = outcome
+    def _end(self, outcome: Outcome, limit: str) -> TrajectoryEnd:
+        self._ended, self._limit = outcome, limit
         return TrajectoryEnd(outcome)
 
     def _refuse_if_ended(self) -> None:
@@ -527,7 +547,7 @@ class TrajectorySession(AttemptSession):
         return spoken.line.conversation.num_next_tokens()
 
     def tokens_left(self, spoken: SpokenConversation) -> int:
-        return self._room_for_turn(self._with_budget(spoken.line), spoken.recorder)
+        return self._room_for_turn(self._with_budget(spoken.line), spoken.recorder)[0]
 
     def _begin(
         self, messages: Sequence[Message], tools: Sequence[JsonObject], spoken: SpokenConversation
@@ -594,11 +614,13 @@ class TrajectorySession(AttemptSession):
         """
         self._refuse_if_ended()
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
-            raise self._end(Outcome.TURN_LIMIT)
-        room = self._room_for_turn(self._with_budget(line), self._recorder)
+            raise self._end(Outcome.TURN_LIMIT, f"max_turns={self.limits.turns}")
+        room, self._limit = self._room_for_turn(self._with_budget(line), self._recorder)
         if room < 1:
-            raise self._end(Outcome.TRUNCATED)
-        params = self._params(room if max_tokens is None else min(room, max_tokens))
+            raise self._end(Outcome.TRUNCATED, self._limit)
+        if max_tokens is not None and max_tokens < room:
+            room, self._limit = max_tokens, f"max_tokens={max_tokens} of the program's request"
+        params = self._params(room)
         speaks = self._own if spoken is None else spoken
         params = replace(params, adapter=self._adapters.get(speaks.name))
         self._num_sampling += 1
@@ -647,11 +669,11 @@ class TrajectorySession(AttemptSession):
         """
         self._refuse_if_ended()
         if spoken.recorder.num_turns >= self.limits.turns:
-            raise self._end(Outcome.TURN_LIMIT)
+            raise self._end(Outcome.TURN_LIMIT, f"max_turns={self.limits.turns} of {opponent.name}")
         line = spoken.line
-        room = self._room_for_turn(line, spoken.recorder)
+        room, limit = self._room_for_turn(line, spoken.recorder)
         if room < 1:
-            raise self._end(Outcome.TRUNCATED)
+            raise self._end(Outcome.TRUNCATED, f"{limit} of {opponent.name}")
         params = replace(self._params(room), temperature=opponent.temperature)
         where = self._attempt.scope.open(f"opponent {opponent.name}")
         with self._tally.timed("opponent_s"), where:
@@ -689,18 +711,23 @@ class TrajectorySession(AttemptSession):
             line.fix_prompt(self._prompt, self._max_response_tokens)
         return line
 
-    def _room_for_turn(self, line: ConversationLine, recorder: TrajectoryRecorder) -> int:
-        """Return the token budget of the line's next turn, after the context that precedes it.
+    def _room_for_turn(self, line: ConversationLine, recorder: TrajectoryRecorder) -> tuple[int, str]:
+        """Return the token budget of the line's next turn, after the context that precedes it, and the limit
+        that sets it.
 
         Two budgets apply. Each segment has a budget of its own, because a fork repeats its context. The
         action tokens of all segments that `recorder` has must also stay within `max_response_tokens`.
         """
         assert line.max_tokens is not None, "the prompt is not fixed"
         total = line.conversation.num_next_tokens()
-        room = min(line.max_tokens - total, self._max_response_tokens - recorder.num_action_tokens)
-        if self._generator.context_tokens is not None:
-            room = min(room, self._generator.context_tokens - total)
-        return room if self._max_turn_tokens is None else min(room, self._max_turn_tokens)
+        left = min(line.max_tokens - total, self._max_response_tokens - recorder.num_action_tokens)
+        room, limit = left, f"max_response_tokens={self._max_response_tokens}"
+        context = self._generator.context_tokens
+        if context is not None and context - total < room:
+            room, limit = context - total, f"the model's context of {context} tokens"
+        if self._max_turn_tokens is not None and self._max_turn_tokens < room:
+            room, limit = self._max_turn_tokens, f"max_turn_tokens={self._max_turn_tokens}"
+        return room, limit
 
     def _params(self, max_new_tokens: int) -> SamplingParams:
         return SamplingParams(

@@ -16,13 +16,14 @@ import trio
 from agentrl.config.agent import AgentConfig, ToolLimits
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Registry, Tool, WrongCall
+from agentrl.plugins.blame import RaisedElsewhere, failure_of
 from agentrl.plugins.contained import contained
 from agentrl.plugins.functions import MethodTool
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.breaker import CircuitBreaker
 from agentrl.rollout.guests import Guest, GuestTimeout
 from agentrl.rollout.shorten import TextCodec, shorten
-from agentrl.types import JsonObject
+from agentrl.types import Failure, JsonObject
 
 MAX_PROBLEM_CHARS = 200
 """Limit on a validator's message, which can quote a whole argument."""
@@ -88,15 +89,17 @@ class SharedTool:
     def __init__(
         self, name: str, registry: Registry[Tool], config: AgentConfig, *, host: AsyncioHost, codec: TextCodec
     ) -> None:
-        limits = config.tool_limits.get(name, ToolLimits())
         tool = registry.create(name, config.tool_config)
         self.name = tool.name
         self.is_method = isinstance(tool, MethodTool)
+        short = tool.name if self.is_method and tool.name not in registry.names() else name
+        limits = config.tool_limits.get(name) or config.tool_limits.get(short, ToolLimits())
         self.limits = limits
         self.timeout_s = limits.timeout_s or config.tool_timeout_s
         self.schema = tool.schema()
         self.parameters: JsonObject = tool.parameters
         self.max_retries = limits.max_retries if tool.is_idempotent else 0
+        self.first_failure: Failure | None = None  # since its last success: what the breaker opened for
         self.breaker = CircuitBreaker(max_failures=limits.breaker_failures, pause_s=limits.breaker_pause_s)
         self.slots: AbstractAsyncContextManager[Any] = nullcontext()
         if limits.max_concurrent is not None:
@@ -168,14 +171,21 @@ class _Try:
     def __enter__(self) -> None:
         ticket = self._tool.breaker.begin(trio.current_time())
         if ticket is None:
-            raise ToolUnavailable(f"tool {self._tool.name!r} is not available: it failed repeatedly")
+            cause = self._tool.first_failure
+            assert cause is not None, "a failure opened the breaker"
+            raise ToolUnavailable(
+                f"tool {self._tool.name!r} is not available, it failed repeatedly: {cause.text}"
+            ) from RaisedElsewhere(cause)
         self._ticket = ticket
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         breaker = self._tool.breaker
         if error is None or isinstance(error, WrongCall):
             breaker.succeeded(self._ticket)
+            if not breaker.is_open:  # a call that began before it opened may succeed afterwards
+                self._tool.first_failure = None
         elif isinstance(error, ToolError) and not isinstance(error, GuestTimeout):
+            self._tool.first_failure = self._tool.first_failure or failure_of(error)
             breaker.failed(self._ticket, trio.current_time())
         else:  # a timeout may be the fault of the call, such as an infinite loop
             breaker.abandoned(self._ticket)

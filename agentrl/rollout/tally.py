@@ -17,9 +17,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import trio
+
+from agentrl.plugins.fields import check_number, check_type
 
 _ALWAYS = ("num_tool_calls", "num_tool_errors", "num_interruptions", "generate_s", "tool_s", "interaction_s")
 """Metrics that an attempt reports even if they are 0."""
@@ -33,6 +36,10 @@ class GivenReward:
     name: str
     value: float
     turn: int
+
+    def __post_init__(self) -> None:
+        check_type(f"reward {self.name!r}", self.value, Real, "it must be a number")
+        check_number(f"reward {self.name!r}", self.value)
 
 
 class Tally:

@@ -13,11 +13,13 @@ import trio
 
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Environment, Tool, ToolResult, WrongCall, not_run
-from agentrl.plugins.blame import blaming, failure_of
+from agentrl.plugins.blame import blaming, failure_of, wrong_return
 from agentrl.rollout.guests import Guest, GuestTimeout, is_inherited
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shared_tools import SharedTool, SharedTools, ToolUnavailable
 from agentrl.types import Failure, JsonObject, PluginId, ToolCall
+
+VERLS_TOOL = "(text, reward, metrics): a tuple is verl's form, for files in agent.verl_tool_config"
 
 
 class Toolbox:
@@ -46,8 +48,8 @@ class Toolbox:
         """`names`: registered names. `key`: unique key of the attempt. `scope`: the attempt's scope, in which
         calls open theirs. `environment`: given to the tools.
 
-        `survived`: receives each tool failure that did not end the attempt (the call was retried, or the
-            model was told).
+        `survived`: receives each tool failure that did not end the attempt (the call was retried, the model
+            was told, or `close` failed).
         """
         self.schemas: list[dict[str, Any]] = tools.schemas(names)
         """The function schemas as the chat template shows them; shared with other attempts."""
@@ -102,17 +104,13 @@ class Toolbox:
         Raises:
             ToolError: a tool broke.
         """
-        opened = {
-            name: (tool, guest)
-            for name, (tool, guest) in self._opened.items()
-            if not is_inherited(tool.score)
-        }
         scores = {}
-        for name, (tool, guest) in opened.items():
-            with self._scope.open(f"score of tool {name}"):
-                with blaming("tool", name):
-                    scores[name] = await guest.use(tool.score)
-        return {name: float(score) for name, score in scores.items() if score is not None}
+        for name, (tool, guest) in list(self._opened.items()):
+            if is_inherited(tool.score):
+                continue
+            with self._scope.open(f"score of tool {name}"), blaming("tool", name):
+                scores[name] = await guest.score()
+        return {name: score for name, score in scores.items() if score is not None}
 
     @property
     def has_to_close(self) -> bool:
@@ -121,12 +119,17 @@ class Toolbox:
     async def close(self) -> None:
         """Close all started tools concurrently. Never raises."""
         if len(self._opened) <= 1:
-            for _, guest in self._opened.values():
-                await guest.close()
+            for name in self._opened:
+                await self._close(name)
             return
         async with trio.open_nursery() as nursery:
-            for _, guest in self._opened.values():
-                nursery.start_soon(guest.close)
+            for name in self._opened:
+                nursery.start_soon(self._close, name)
+
+    async def _close(self, name: str) -> None:
+        failed = await self._opened[name][1].close()
+        if failed is not None:
+            self._survived.append(failure_of(failed, otherwise=PluginId("tool", name)))
 
     async def _answer_side_by_side(
         self, calls: Sequence[ToolCall], only: frozenset[str] | None
@@ -228,8 +231,7 @@ class Toolbox:
                 with shared.attempt():
                     result = await guest.use(tool.call, arguments)
                     if not isinstance(result, ToolResult):
-                        raise ToolError(
-                            f"tool {shared.name!r} returned {type(result).__name__}; return "
-                            "agentrl.plugins.ToolResult"
-                        )
+                        verls = isinstance(result, tuple)
+                        cure = f"return agentrl.plugins.ToolResult{VERLS_TOOL if verls else ''}"
+                        raise wrong_return(f"tool {shared.name!r}", tool.call, result, cure)
                     return result

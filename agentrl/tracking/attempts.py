@@ -15,7 +15,7 @@ Became = Literal["retried", "replaced", "masked", "left_out", "dropped", "not_sc
 """The consequence of a failure. retried, replaced: another attempt was made. masked: the member stays in its
 group without a reward. left_out: the group has one member less. dropped: the whole group was dropped.
 not_scored: it was an attempt of a validation. went_on: only a tool call failed; it was repeated, or the model
-saw the error. Or only the environment's `close` failed."""
+saw the error. Or only the `close` of a plugin failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,15 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class AttemptCounts:
-    """Counts of ended attempts: by outcome, by plugins used, and by plugins that failed."""
+    """Counts of ended attempts: by outcome, by plugins used, and by plugins that failed.
+
+    ended_by: by the plugin that ended them, without those that another attempt replaced.
+    """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     used: Counter[PluginId] = field(default_factory=Counter)
     failed: Counter[PluginId] = field(default_factory=Counter)
+    ended_by: Counter[PluginId] = field(default_factory=Counter)
 
     @property
     def num_ended(self) -> int:
@@ -82,13 +86,19 @@ class AttemptCounts:
 
     def __add__(self, other: AttemptCounts) -> AttemptCounts:
         return AttemptCounts(
-            self.outcomes + other.outcomes, self.used + other.used, self.failed + other.failed
+            self.outcomes + other.outcomes,
+            self.used + other.used,
+            self.failed + other.failed,
+            self.ended_by + other.ended_by,
         )
 
     def __sub__(self, earlier: AttemptCounts) -> AttemptCounts:
         """Return the counts since `earlier`."""
         return AttemptCounts(
-            self.outcomes - earlier.outcomes, self.used - earlier.used, self.failed - earlier.failed
+            self.outcomes - earlier.outcomes,
+            self.used - earlier.used,
+            self.failed - earlier.failed,
+            self.ended_by - earlier.ended_by,
         )
 
     def words(self) -> str:

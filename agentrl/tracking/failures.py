@@ -124,6 +124,11 @@ class FailureTally:
         ]
         return max(counts, key=lambda count: count.num_ended_here).text if counts else ""
 
+    def first(self, plugin: PluginId) -> str:
+        """Return the message of a plugin's first failure that ended an attempt of this process, or ""."""
+        found = (c.text for k, c in self._counts.items() if k.plugin == plugin and c.num_ended_here)
+        return next(found, "")
+
     def _count(self, failed: FailedAttempt) -> _Count:
         count = self._counts.setdefault(FailureKind.of(failed), _Count(str(failed.failure)))
         count.became[failed.became] += 1
@@ -136,8 +141,7 @@ class FailureTally:
         place = f" at {failed.failure.place}" if failed.failure.place else ""
         what = f"attempt failed ({failed.outcome.value}, {failed.became.replace('_', ' ')})"
         if failed.became == "went_on":
-            is_close = failed.outcome is Outcome.ENVIRONMENT_ERROR
-            what = "an attempt had ended, and then" if is_close else "a call failed and the attempt continued"
+            what = "a failure that ended no attempt"
         lines = [
             f"{what}: {failed.failure.text}{place}",
             f"  first seen in group {failed.group_id}, member {failed.member}, task "

@@ -15,8 +15,9 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from agentrl.errors import PluginError, ToolError
+from agentrl.errors import PluginError
 from agentrl.plugins import Interaction, InteractionReply
+from agentrl.plugins.blame import wrong_return
 from agentrl.types import Message
 from agentrl.verl import loading
 
@@ -69,12 +70,11 @@ class VerlInteraction(Interaction):
 
     async def respond(self, messages: Sequence[Message]) -> InteractionReply:
         shown = [{"role": message.role, "content": message.content} for message in messages]
-        answer = await self.implementation.generate_response(self._id, shown, **self._kwargs)
+        method = self.implementation.generate_response
+        answer = await method(self._id, shown, **self._kwargs)
         if not (isinstance(answer, tuple) and len(answer) == 4):
-            raise ToolError(
-                f"interaction {self.name!r} returned {type(answer).__name__}; verl's return (is_done, text, "
-                "score, facts)"
-            )
+            who = f"interaction {self.name!r}"
+            raise wrong_return(who, method, answer, "verl's return (is_done, text, score, facts)")
         is_done, text, score, facts = answer
         reward = loading.number(score)
         self._has_scored = self._has_scored or bool(reward)

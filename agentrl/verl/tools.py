@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
+from agentrl.plugins.blame import wrong_return
 from agentrl.plugins.sources import locate
 from agentrl.types import Image, JsonObject
 from agentrl.verl import loading
@@ -78,7 +79,7 @@ class VerlTool(Tool):
         answer = await self.implementation.execute(
             self._id, dict(arguments), **self._kwargs("execute_kwargs")
         )
-        return tool_result(answer, self.name)
+        return tool_result(answer, self.name, self.implementation.execute)
 
     async def score(self) -> float | None:
         if self._id is None or not self.has_reward:
@@ -104,11 +105,12 @@ class VerlFunctionTool(Tool):
     normalize: ClassVar[Callable[[Any], Any]]
 
     async def call(self, arguments: JsonObject) -> ToolResult:
-        return tool_result(type(self).normalize(await self.implementation.call(dict(arguments))), self.name)
+        answer = type(self).normalize(await self.implementation.call(dict(arguments)))
+        return tool_result(answer, self.name, getattr(self.implementation, "fn", self.implementation.call))
 
 
-def tool_result(answer: object, name: str) -> ToolResult:
-    """Convert verl's (response, reward, metrics).
+def tool_result(answer: object, name: str, function: Callable[..., Any]) -> ToolResult:
+    """Convert verl's (response, reward, metrics), which `function` returned.
 
     The response is text or a ToolResponse; its videos are replaced by a note.
 
@@ -116,8 +118,8 @@ def tool_result(answer: object, name: str) -> ToolResult:
         ToolError: it, or an image of it, has another type.
     """
     if not (isinstance(answer, tuple) and len(answer) == 3):
-        raise ToolError(
-            f"tool {name!r} returned {type(answer).__name__}; verl's tools return (response, reward, metrics)"
+        raise wrong_return(
+            f"tool {name!r}", function, answer, "verl's tools return (response, reward, metrics)"
         )
     response, reward, metrics = answer
     return ToolResult(

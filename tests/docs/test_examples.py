@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -87,6 +88,19 @@ def test_the_shop_is_shown_as_it_is_and_is_a_page():
     shop = (ROOT / "examples" / "shop.py").read_text()
     assert shop in code_blocks("docs/environments.md")
     assert len(shop.splitlines()) <= 60
+
+
+def test_the_shop_keeps_the_contracts_as_the_page_tests_it(monkeypatch):
+    """The page's tests of the page's shop, each law once."""
+    monkeypatch.chdir(ROOT)
+    (block,) = [block for block in code_blocks("docs/environments.md") if "Contract)" in block]
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(block, page)
+    tests = [value for name, value in page.items() if name.startswith("Test")]
+    laws = [(test, law) for test in tests for law in dir(test) if law.startswith("test_")]
+    assert len(tests) == 3
+    for test, law in laws:
+        getattr(test(), law)()
 
 
 def test_the_shop_believes_the_database_alone(tmp_path):

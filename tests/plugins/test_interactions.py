@@ -314,7 +314,10 @@ def test_no_score_no_event() -> None:
     assert "reward/interaction" not in count(plan="none").metrics
 
 
-@pytest.mark.parametrize(("plan", "problem"), [("raise", "no score"), ("nan", "scored nan")])
+@pytest.mark.parametrize(
+    ("plan", "problem"),
+    [("raise", "no score"), ("nan", "`score` returned float nan; return a finite number, or None")],
+)
 def test_a_score_that_fails_is_never_a_zero(plan, problem) -> None:
     trajectory = count(plan=plan)
     assert trajectory.outcome is Outcome.TOOL_ERROR

@@ -154,6 +154,12 @@ def command(*arguments: str) -> Result:
         "`async def call(self, arguments)"),
         (USE_TOOL, TOOL, "self, arguments", "self, text, times", "`call(self, text, times)` is called with "
         "arguments: write `async def ca"),
+        (USE_TOOL, TOOL, "self, arguments", "self, text", "tool 'shout' (mine.py:8): `call(self, text)` is "
+        "called with arguments: write `async def call(self, arguments)`"),
+        (USE_AGENT, AGENT, "task, session", "session, task", "`run(self, session, task)` is called with "
+        "task, session: write `async def run(self, task, session)`"),
+        (USE_FILE, "import os\nX = os.environ['MY_KEY']\n", "", "", "agent.plugins: plugin source 'mine.py' "
+        "fails to import: KeyError: 'MY_KEY' (mine.py:2)"),
         (USE_TOOL, TOOL, "    async", "    runtime = 'thread'\n    async", "runtime = 'thread' must be one "
         "of asyncio, trio"),
         (USE_TOOL, TOOL, "    async", "    def __init__(self, config, url): ...\n    async", "it is "

@@ -445,21 +445,40 @@ def test_an_agent_without_tools_plays_a_row_that_offers_none(stage):
             "a method of an environment has no settings of its own: write agent.environment_config.boxes",
         ),
         (
+            {"tool_config": {"open_box": {}}, "plugins": ["{boxes}"]},
+            "agent.tool_config.open_box: a method of an environment has no settings of its own: write "
+            "agent.environment_config.boxes",
+        ),
+        (
+            {"tools": ["open_box"], "plugins": ["{boxes}"]},
+            "agent.tools: the tool 'open_box' is a method of an environment: rows with the environment offer",
+        ),
+        (
+            {"tools": ["boxes.open_box"], "plugins": ["{boxes}"]},
+            "agent.tools: the tool 'boxes.open_box' is a method of an environment",
+        ),
+        (
+            {"tool_limits": {"open_box": {}}, "plugins": ["{boxes}", "{crates}"]},
+            "several environments have this tool: write one of boxes.open_box, crates.open_box",
+        ),
+        (
             {"tool_limits": {"boxes.shut": {}}, "plugins": ["{boxes}"]},
             "unknown tool 'boxes.shut'; registered",
         ),
     ],
 )
 def test_settings_that_nothing_reads(tmp_path, agent, problem):
-    written = write_plugin("environment", "boxes", tmp_path)
-    sources = [source.format(boxes=written.file) for source in agent.get("plugins", ())]
+    written = {name: write_plugin("environment", name, tmp_path).file for name in ("boxes", "crates")}
+    sources = [source.format(**written) for source in agent.get("plugins", ())]
     with pytest.raises(PluginError, match=problem):
         agent_plugins(AgentConfig(**{**agent, "plugins": sources}))
 
 
-def test_limits_of_a_method_are_under_its_full_name(tmp_path):
+@pytest.mark.parametrize("name", ["boxes.open_box", "open_box"])
+def test_limits_of_a_method_are_under_its_name_with_or_without_its_environment(tmp_path, name):
     written = write_plugin("environment", "boxes", tmp_path)
-    limits = {"boxes.open_box": {"max_output_tokens": 2}}
+    limits = {name: {"max_output_tokens": 2}}
+    agent_plugins(AgentConfig(plugins=[str(written.file)], tool_limits=limits))
     trajectory = play(
         [call("open_box", number=1), "done"],
         environment=f"{written.file}:Boxes",
@@ -527,5 +546,6 @@ def test_a_row_selects_methods_of_its_environment_by_name(stage):
     assert offered() == ()
     assert offered("calculator") == ("calculator",)
     assert offered("add", "calculator") == ("counter.add", "calculator")
-    with pytest.raises(DataError, match=r"'counter.add' is not offered; offered: calculator, add$"):
-        offered("counter.add")
+    assert offered("counter.add", "add") == ("counter.add",)
+    with pytest.raises(DataError, match=r"'other.add' is not offered; offered: calculator, add$"):
+        offered("other.add")

@@ -18,6 +18,7 @@ from trio.testing import MockClock
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult, WrongCall, load_plugins
+from agentrl.plugins.blame import failure_of
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import FIRST_RETRY_PAUSE_S, SharedTools
 from agentrl.rollout.toolbox import Toolbox
@@ -359,8 +360,12 @@ def test_a_refused_call_ends_the_trajectory_with_a_reason(stage):
     async def main(bench):
         with pytest.raises(ToolError, match="ConnectionError"):
             await bench.toolbox("down").answer([call()])
-        with pytest.raises(ToolError, match="tool 'service' is not available"):
+        with pytest.raises(ToolError, match="tool 'service' is not available") as refused:
             await bench.toolbox().answer([call()])
+        failure = failure_of(refused.value)  # the breaker quotes what it opened for, with its line
+        assert "it failed repeatedly: tool 'service' raised in `call`: ConnectionError" in failure.text
+        assert failure.error == "ConnectionError"
+        assert "test_toolbox.py" in failure.place
         (result,) = await bench.toolbox().answer([call("patient")])  # each tool has a breaker of its own
         return result
 

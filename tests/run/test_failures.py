@@ -79,9 +79,35 @@ def test_an_agent_that_always_fails_ends_the_run_with_its_text_within_seconds(wo
     assert command.wait() == 1, command.output()
     said = command.output()
     assert (
-        "(rollout.max_failed_share=0.9), most of them with: agent 'broken' raised PluginError: no key for "
-        "the service (broken.py:9)" in said
+        "(rollout.max_failed_share=0.9); the first: agent 'broken' raised PluginError: no key for the "
+        "service (broken.py:9)" in said
     )
     assert f'File "{agent}", line 9, in run' in said
     assert "stall_timeout_s" not in said
-    assert len(rows_of(run)) >= 64
+    assert len(rows_of(run)) >= 16
+
+
+PARTNER = """
+from agentrl.plugins import Interaction
+
+class Mine(Interaction):
+    name = "NAME"
+
+    async def start(self, **_): ...
+
+    async def respond(self, messages):
+        return {"text": "again"}
+"""
+
+
+def test_a_partner_that_always_fails_ends_a_run_that_also_has_rows_without_it(world, tmp_path):
+    """Otherwise the run would go on, and train on the other rows alone."""
+    partner, run = tmp_path / "mine.py", tmp_path / "run"
+    partner.write_text(PARTNER.replace("NAME", "gsm8k"))
+    overrides = [f"agent.plugins=[{partner}]", f"trainer.run_dir={run}", "trainer.steps=100"]
+    command = world.start("train", str(world.config), *overrides)
+    assert command.wait() == 1, command.output()
+    said = command.output()
+    assert "interaction 'gsm8k' failed in " in said
+    first = "interaction 'gsm8k' returned dict {'text': 'again'}; return agentrl.plugins.InteractionReply"
+    assert f"(rollout.max_failed_share=0.9); the first: {first} (mine.py:9)" in said

@@ -158,6 +158,90 @@ def test_everything_is_printed() -> None:
         assert part in out.getvalue()
 
 
+PARTNER = """
+from agentrl.plugins import Interaction, InteractionReply
+
+class Boss(Interaction):
+    name = "boss"
+    async def respond(self, messages):
+        return InteractionReply("that will do", is_done=True, reward=0.5)
+    async def finalize(self):
+        self.phone.hang_up()
+"""
+
+
+def printed(played) -> str:
+    out = io.StringIO()
+    show(played, Console(file=out, width=300, color_system=None))
+    return out.getvalue()
+
+
+def test_how_the_partner_ended_it_and_what_failed_afterwards_is_shown(project: Path) -> None:
+    (project / "boss.py").write_text(PARTNER)
+    (project / "boss.jsonl").write_text(
+        '{"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": '
+        '{"ground_truth": "2"}, "extra_info": {"interaction_kwargs": {"name": "boss"}}}'
+    )
+    overrides = ["agent.plugins=[boss.py]", "data.train_files=[boss.jsonl]"]
+    shown = printed(play(typed="#### 2\n\n", overrides=overrides))
+    assert "boss ended the conversation, reward 0.5: that will do" in shown
+    survived = (
+        "interaction 'boss' raised in `finalize`: AttributeError: 'Boss' object has no attribute 'phone'"
+    )
+    assert f"a failure that did not end the attempt: {survived} (boss.py:9)" in shown
+    assert "outcome: completed, reward" in shown
+
+
+@pytest.mark.parametrize(
+    ("override", "outcome"),
+    [
+        ("agent.max_response_tokens=60", "outcome: truncated: max_response_tokens=60, reward"),
+        ("agent.max_turn_tokens=5", "outcome: truncated: max_turn_tokens=5, reward"),
+        ("agent.max_turns=1", "outcome: turn_limit: max_turns=1, reward"),
+    ],
+)
+def test_the_limit_that_cut_it_is_named(project: Path, override: str, outcome: str) -> None:
+    (project / "call.yaml").write_text(
+        "- calls: [{name: calculator, arguments: {expression: '1+1'}}]\n- a long answer, which goes on\n"
+    )
+    row = a_row_of("tool_agent")
+    played = play("call.yaml", row=row, overrides=["agent.default=tool_agent", override])
+    assert outcome in printed(played)
+
+
+def test_an_answer_that_did_not_fit_is_shown(project: Path) -> None:
+    (project / "call.yaml").write_text("- calls: [{name: calculator, arguments: {expression: '10**40'}}]\n")
+    row = a_row_of("tool_agent")
+    overrides = ["agent.default=tool_agent", "agent.max_response_tokens=50"]
+    shown = printed(play("call.yaml", row=row, overrides=overrides))
+    assert "outcome: truncated: max_response_tokens=50" in shown
+    assert f"tool calculator  {10**40}  (the model did not see it)" in shown
+
+
+@pytest.mark.parametrize("path", ["runs/not/there", ""])
+def test_a_row_is_played_without_a_model(path: str) -> None:
+    said: list[str] = []
+    played = play(
+        typed="#### 2\n\n", said=said, overrides=["agent.default=tool_agent", f"model.path='{path}'"]
+    )
+    assert played.trajectory.outcome is Outcome.COMPLETED
+    assert (
+        "played with the tokenizer and the template of from_scratch, whose tokens are single bytes" in said[0]
+    )
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        play("http://127.0.0.1:9", overrides=[f"model.path='{path}'"])
+
+
+def test_an_agent_that_the_row_does_not_use_is_said(project: Path) -> None:
+    said: list[str] = []
+    row = a_row_of("tool_agent")
+    play(row=row, said=said, overrides=["agent.default=react_agent"])
+    assert said[0] == "the row names tool_agent; agent.default=react_agent is not used"
+    said.clear()
+    play(row=row, said=said)
+    assert "is not used" not in said[0]
+
+
 def test_the_command_itself(project: Path) -> None:
     (project / "answer.yaml").write_text("- '#### 1'\n- '#### 2'\n- '#### 3'\n")
     result = CliRunner().invoke(

@@ -5,16 +5,27 @@ it.
 from __future__ import annotations
 
 import asyncio
+import unittest
 from typing import Any, ClassVar
 
 import pytest
 
 from agentrl.errors import DataError, PluginError
-from agentrl.plugins import AgentLoop, Interaction, InteractionReply, Reward, RewardResult, Tool, ToolResult
+from agentrl.plugins import (
+    AgentLoop,
+    Environment,
+    Interaction,
+    InteractionReply,
+    Reward,
+    RewardResult,
+    Tool,
+    ToolResult,
+)
 from agentrl.rollout.session import TrajectoryEnd
 from agentrl.testing import Raw, Says, ScriptedModel, call, play, tiny_chat
 from agentrl.testing.contracts import (
     AgentContract,
+    EnvironmentContract,
     InteractionContract,
     RewardContract,
     RewardExample,
@@ -176,7 +187,7 @@ TOOL_LAWS = [
 @pytest.mark.parametrize(("broken", "law"), TOOL_LAWS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_broken_tool_fails_its_law(broken, law) -> None:
     suite = type("Suite", (ToolContract,), {"tool": broken, "valid_calls": [{"x": 1}]})
-    with pytest.raises((AssertionError, AttributeError, PluginError)):
+    with pytest.raises((AssertionError, AttributeError, PluginError, ValueError)):
         getattr(suite(), law)()
     sound = type("Suite", (ToolContract,), {"tool": Shared, "valid_calls": [{"x": 1}]})
     getattr(sound(), law)()
@@ -239,8 +250,77 @@ def test_a_broken_interaction_fails_its_law(broken, law) -> None:
     suite = type(
         "Suite", (InteractionContract,), {"interaction": broken, "says": ["a"], "bad_kwargs": [{"x": 1}]}
     )
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises((AssertionError, RuntimeError, TypeError)):
         getattr(suite(), law)()
+
+
+class Stock(Environment):
+    """Its `close` needs what a complete `start` made."""
+
+    name: ClassVar[str] = "stock"
+
+    async def start(self, *, tea: int) -> None:
+        self.left = {"tea": tea}
+
+    async def close(self) -> None:
+        self.left.clear()
+
+
+class Look(Shared):
+    name: ClassVar[str] = "look"
+
+    async def call(self, arguments) -> ToolResult:
+        return ToolResult(str(self.environment.left["tea"]))
+
+
+class InStock(Reward):
+    name: ClassVar[str] = "in_stock"
+
+    def score(self, attempt) -> RewardResult:
+        return RewardResult(float(attempt.environment.left["tea"]))
+
+
+STOCK: dict[str, Any] = {"environment": Stock, "environment_kwargs": {"tea": 2}}
+
+
+@pytest.mark.parametrize(
+    "suite",
+    [
+        type("Suite", (ToolContract,), {"tool": Look, "valid_calls": [{"x": 1}], **STOCK}),
+        type("Suite", (RewardContract,), {"reward": InStock, "examples": [RewardExample("a", 2.0)], **STOCK}),
+    ],
+)
+def test_a_contract_gives_its_plugin_an_environment(suite) -> None:
+    for law in [law for law in dir(suite) if law.startswith("test_")]:
+        getattr(suite(), law)()
+
+
+def test_a_close_that_raises_is_what_the_law_says() -> None:
+    suite = type("Suite", (EnvironmentContract,), STOCK)
+    with pytest.raises(
+        AssertionError, match="`close` raised AttributeError: 'Stock' object has no attribute"
+    ):
+        suite().test_in_the_loop_a_start_past_its_deadline_is_closed_too()
+
+
+@pytest.mark.parametrize(
+    "suite",
+    [
+        type("Suite", (ToolContract,), {"tool": Shared, "valid_calls": ()}),
+        type("Suite", (RewardContract,), {"reward": InStock, "examples": ()}),
+    ],
+)
+def test_a_contract_without_examples_says_so_once(suite) -> None:
+    failed = []
+    for law in [law for law in dir(suite) if law.startswith("test_")]:
+        try:
+            getattr(suite(), law)()
+        except unittest.SkipTest:
+            continue
+        except AssertionError as error:
+            failed.append(str(error))
+    assert len(failed) == 1
+    assert failed[0].startswith("give at least one example")
 
 
 class Exact(Reward):

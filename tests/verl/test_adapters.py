@@ -383,7 +383,7 @@ class Recording(BaseTool):
     async def main(call) -> None:
         await call(tool.start)
         with pytest.raises(
-            ToolError, match=r"tool 'r' returned str; verl's tools return \(response, reward, metrics\)"
+            ToolError, match=r"'r' returned str 'text'; verl's tools return \(response, reward, metrics\)"
         ):
             await call(tool.call, {})
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 from agentrl.errors import ToolError, UserError
-from agentrl.plugins import Environment, Interaction, InteractionReply, load_plugins
+from agentrl.plugins import Interaction, InteractionReply, load_plugins
 from agentrl.testing.contracts.running import (
     ODD_TEXTS,
+    InEnvironment,
     cancelled_at_first_wait,
-    check_metrics,
+    check_calls,
     check_name,
     check_number,
+    first,
     hang,
     left_tasks,
     plugin_class,
@@ -25,8 +26,10 @@ from agentrl.testing.contracts.running import (
 from agentrl.testing.stage import play
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, ToolCall, Trajectory
 
+T = TypeVar("T")
 
-class InteractionContract:
+
+class InteractionContract(InEnvironment):
     """Subclass it as `class TestMyPartner(InteractionContract)`, with at least `interaction` and `says`.
 
     interaction: a class, a registered name, or `file.py:Class`.
@@ -35,8 +38,7 @@ class InteractionContract:
     interaction_kwargs: arguments that a row passes to `start`.
     bad_kwargs: arguments that `start` must reject with a UserError (DataError, PluginError, ConfigError).
     is_deterministic: whether the same turns get the same replies in every attempt.
-    environment: the environment that the partner needs, if any; `environment_config` and `environment_kwargs`
-        are its options and the arguments of its `start`.
+    environment, environment_config, environment_kwargs: those of InEnvironment, if the partner needs one.
     """
 
     interaction: ClassVar[type[Interaction] | str]
@@ -45,9 +47,6 @@ class InteractionContract:
     interaction_kwargs: ClassVar[Mapping[str, Any]] = {}
     bad_kwargs: ClassVar[Sequence[Mapping[str, Any]]] = ()
     is_deterministic: ClassVar[bool] = True
-    environment: ClassVar[type[Environment] | str | None] = None
-    environment_config: ClassVar[Mapping[str, Any]] = {}
-    environment_kwargs: ClassVar[Mapping[str, Any]] = {}
 
     def test_name(self) -> None:
         registry = load_plugins().interactions
@@ -129,16 +128,16 @@ class InteractionContract:
 
         watched, log = self._recorded()
         self._live(main, watched)
-        assert log == ["start", "finalize"]
+        check_calls(log, "start", "finalize")
 
     def test_it_can_be_cancelled_and_finalized(self) -> None:
         async def main(partner: Interaction) -> None:
-            messages = [Message("user", "?"), Message("assistant", self.says[0])]
+            messages = [Message("user", "?"), Message("assistant", first(self.says, "says"))]
             await cancelled_at_first_wait(partner.runtime, functools.partial(partner.respond, messages))
 
         watched, log = self._recorded()
         self._live(main, watched)
-        assert log == ["start", "respond", "finalize"]
+        check_calls(log, "start", "respond", "finalize")
 
     def test_no_task_is_left_behind(self) -> None:
         async def main() -> int:
@@ -155,10 +154,10 @@ class InteractionContract:
     def test_in_the_loop_it_is_started_answers_scores_and_is_finalized(self) -> None:
         watched, log = self._recorded()
         trajectory = self._play(watched)
-        assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
+        assert trajectory.outcome in SCORED_OUTCOMES, str(trajectory.failure)
         replies = log.count("respond")
         assert replies >= 1
-        assert log == ["start", *["respond"] * replies, "score", "finalize"]
+        check_calls(log, "start", *["respond"] * replies, "score", "finalize")
 
     def test_in_the_loop_a_broken_reply_is_finalized_too(self) -> None:
         async def broken(partner: Interaction, messages: Sequence[Message]) -> InteractionReply:
@@ -166,12 +165,12 @@ class InteractionContract:
 
         watched, log = self._recorded(broken)
         assert self._play(watched).outcome is Outcome.TOOL_ERROR
-        assert log == ["start", "respond", "finalize"]
+        check_calls(log, "start", "respond", "finalize")
 
     def test_in_the_loop_a_cancelled_trajectory_is_finalized_too(self) -> None:
         watched, log = self._recorded(hang)
         assert self._play(watched, trajectory_timeout_s=0.3).outcome is Outcome.TIMEOUT
-        assert log == ["start", "respond", "finalize"]
+        check_calls(log, "start", "respond", "finalize")
 
     # ------------------------------------------------------------------------------------------------- inside
 
@@ -188,8 +187,8 @@ class InteractionContract:
         partner = (interaction or self._class())(dict(self.config))
 
         async def whole() -> Any:
-            async with self._started(partner):
-                return await main(partner)
+            async with self._in_environment(partner):
+                return await self._started(partner, main)
 
         return run(partner.runtime, whole)
 
@@ -201,26 +200,16 @@ class InteractionContract:
         return self._live(main)
 
     async def _talk(self, partner: Interaction) -> list[InteractionReply]:
-        async with self._started(partner):
-            return await _replies(partner, self.says)
+        async with self._in_environment(partner):
+            return await self._started(partner, lambda partner: _replies(partner, self.says))
 
-    @asynccontextmanager
-    async def _started(self, partner: Interaction) -> AsyncIterator[None]:
-        """Start the partner, in its environment if it needs one, and finalize it."""
-        if self.environment is not None:
-            partner.environment = self._environment_class()(dict(self.environment_config))
-            await partner.environment.start(**self.environment_kwargs)
+    async def _started(self, partner: Interaction, main: Callable[[Interaction], Awaitable[T]]) -> T:
+        """Return `main(partner)`, between `start` and `finalize`."""
         try:
             await partner.start(**self.interaction_kwargs)
-            yield
+            return await main(partner)
         finally:
             await partner.finalize()
-            if partner.environment is not None:
-                await partner.environment.close()
-
-    def _environment_class(self) -> type[Environment]:
-        assert self.environment is not None
-        return plugin_class(load_plugins().environments, self.environment)
 
     def _texts(self, replies: Sequence[InteractionReply]) -> list[tuple[str, bool]]:
         return [(reply.text, reply.is_done) if self.is_deterministic else ("", False) for reply in replies]
@@ -239,12 +228,8 @@ class InteractionContract:
             agent="interaction_agent",
             interaction=interaction,
             interaction_kwargs=dict(self.interaction_kwargs),
-            environment=self.environment,
-            environment_kwargs=dict(self.environment_kwargs),
             **{
-                "environment_config": {}
-                if self.environment is None
-                else {self._environment_class().name: dict(self.environment_config)},
+                **self._environment_settings(),
                 "interaction_config": {interaction.name: dict(self.config)},
                 "max_turns": len(self.says),
                 **settings,
@@ -265,14 +250,7 @@ async def _replies(partner: Interaction, says: Sequence[str]) -> list[Interactio
 
 
 def check_reply(reply: Any) -> None:
-    """Assert the types of a reply's fields: text, is_done, finite reward and metrics, and a text or None as
-    state.
-    """
+    """Assert that a partner returned an InteractionReply, which checks its own fields."""
     assert isinstance(reply, InteractionReply), (
         f"`respond` returned {type(reply).__name__}; return agentrl.plugins.InteractionReply"
     )
-    assert isinstance(reply.text, str), f"the reply's text is {reply.text!r}"
-    assert isinstance(reply.is_done, bool), f"is_done is {reply.is_done!r}"
-    assert reply.state is None or isinstance(reply.state, str), f"the reply's state is {reply.state!r}"
-    check_number(reply.reward, "the reply's reward")
-    check_metrics(reply.metrics)

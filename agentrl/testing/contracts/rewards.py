@@ -17,29 +17,37 @@ from agentrl.plugins import (
     Attempted,
     BatchReward,
     GroupReward,
+    Reward,
     RewardResult,
     TurnReward,
+    Unreachable,
     load_plugins,
 )
 from agentrl.plugins.rewards import RunsIn
 from agentrl.testing.contracts.running import (
     ODD_TEXTS,
+    InEnvironment,
     check_metrics,
     check_name,
     check_number,
+    first,
     plugin_class,
     run,
     side_by_side,
 )
+from agentrl.testing.script import Call
 from agentrl.testing.stage import DATA_SOURCE, play
-from agentrl.types import SCORED_OUTCOMES, Message, Outcome, Task
+from agentrl.types import SCORED_OUTCOMES, Message, Outcome, Task, Trajectory
+
+ONLY_FACTS = "rewards in processes, of groups and of batches do not see the environment"
 
 
 @dataclass(frozen=True, slots=True)
 class RewardExample:
     """One finished attempt: the assistant's turns on a row with `ground_truth`.
 
-    `value` is the expected reward.
+    `value` is the expected reward. calls: tool, arguments: calls of the environment's tools that were made
+    before, in this order.
     """
 
     says: str | Sequence[str]
@@ -47,6 +55,7 @@ class RewardExample:
     ground_truth: Any = None
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     prompt: str = "What is the answer?"
+    calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
 
     @property
     def shown(self) -> str:
@@ -57,7 +66,7 @@ class RewardExample:
         return [self.says] if isinstance(self.says, str) else list(self.says)
 
 
-class RewardContract:
+class RewardContract(InEnvironment):
     """Subclass it as `class TestMyReward(RewardContract)`, with at least `reward` and `examples`.
 
     reward: a class, a registered name, or `file.py:Class`; of any scope.
@@ -65,6 +74,8 @@ class RewardContract:
         scored alone).
     config: the reward's options, as in `reward.reward_config`.
     bad_rows: fields of a Task (ground_truth, extra_info) that cannot be scored: `check` must raise DataError.
+    environment, environment_config, environment_kwargs: those of InEnvironment, if the reward needs one. Each
+        example then gets an environment of its own, after its `calls`.
     """
 
     reward: ClassVar[type[AnyReward] | str]
@@ -94,8 +105,8 @@ class RewardContract:
             assert value == example.value, f"{example.shown} got {value}, deserves {example.value}"
 
     def test_the_same_attempt_gets_the_same_reward(self) -> None:
-        first, again = self._values([*self.examples, *self.examples]), self._values(self.examples)
-        assert first == [*again, *again], f"the examples got {first}, and then {again}"
+        both, again = self._values([*self.examples, *self.examples]), self._values(self.examples)
+        assert both == [*again, *again], f"the examples got {both}, and then {again}"
 
     def test_attempts_at_once_do_not_disturb_each_other(self) -> None:
         """One instance can score many attempts concurrently, unless it runs in its own process."""
@@ -109,7 +120,7 @@ class RewardContract:
         An exception would count as an infrastructure failure.
         """
         for name, text in ODD_TEXTS.items():
-            example = dataclasses.replace(self.examples[0], says=text)
+            example = dataclasses.replace(first(self.examples, "examples"), says=text)
             try:
                 (value,) = self._values([example])
             except Exception as error:  # boundary of one check: the plugin raised
@@ -117,7 +128,7 @@ class RewardContract:
             check_number(value, f"the reward of {name} text")
 
     def test_an_attempt_without_words_is_scored(self) -> None:
-        (value,) = self._values([dataclasses.replace(self.examples[0], says=())])
+        (value,) = self._values([dataclasses.replace(first(self.examples, "examples"), says=())])
         check_number(value, "the reward of an attempt without an assistant message")
 
     def test_bad_rows_are_refused_before_anything_is_played(self) -> None:
@@ -135,18 +146,11 @@ class RewardContract:
 
     def test_in_the_loop_it_lies_on_tokens_that_the_policy_sampled(self) -> None:
         cls = self._class()
-        example = self.examples[0]
+        example = first(self.examples, "examples")
         if len(example.turns) != 1 or issubclass(cls, BatchReward):  # `play` computes no batch rewards
             return
-        trajectory = play(
-            example.turns,
-            agent="single_turn_agent",
-            reward=cls,
-            ground_truth=example.ground_truth,
-            extra_info=example.extra_info,
-            reward_config={"reward_config": {cls.name: dict(self.config)}},
-        )
-        assert trajectory.outcome in SCORED_OUTCOMES, trajectory.failure
+        trajectory = self._play(example, cls)
+        assert trajectory.outcome in SCORED_OUTCOMES, str(trajectory.failure)
         for event in trajectory.rewards:
             check_number(event.value, f"the reward {event.name}")
             assert trajectory.action_mask[event.position]
@@ -163,8 +167,47 @@ class RewardContract:
         """Return the rewards that one instance gives to the examples, one after the other or concurrently
         (`at_once`).
         """
-        reward: Any = self._new()
-        attempts = [attempt_of(example) for example in examples]
+        if self.environment is not None:
+            return [self._value_in_environment(example) for example in examples]
+        return self._scores(self._new(), [attempt_of(example) for example in examples], at_once=at_once)
+
+    def _value_in_environment(self, example: RewardExample) -> float | None:
+        """Return the reward of an example whose environment lives, as rewards see it in the loop."""
+        seen: list[float | None] = []
+        reward = self._new()
+        score = self._scores
+
+        class Inside(Reward):
+            name: ClassVar[str] = "inside"
+
+            def score(self, attempt: Attempted) -> RewardResult:
+                environment = attempt.environment if sees_environment(reward) else Unreachable(ONLY_FACTS)
+                subject = dataclasses.replace(
+                    attempt_of(example), environment=environment, facts=attempt.facts
+                )
+                seen.extend(score(reward, [subject], at_once=False))
+                return RewardResult(0.0)
+
+        trajectory = self._play(dataclasses.replace(example, says="done"), Inside)
+        assert seen, f"{example.shown}: {trajectory.failure}"
+        return seen[0]
+
+    def _play(self, example: RewardExample, reward: type[AnyReward]) -> Trajectory:
+        """Play an example through the loop."""
+        calls = [Call(name, dict(arguments)) for name, arguments in example.calls]
+        return play(
+            [*calls, *example.turns],
+            agent="single_turn_agent" if self.environment is None else "tool_agent",
+            reward=reward,
+            prompt=example.prompt,
+            ground_truth=example.ground_truth,
+            extra_info=example.extra_info,
+            reward_config={"reward_config": {self._class().name: dict(self.config)}},
+            max_turns=len(calls) + 1,
+            **self._environment_settings(),
+        )
+
+    def _scores(self, reward: Any, attempts: Sequence[Attempted], *, at_once: bool) -> list[float | None]:
         is_shared = isinstance(reward, GroupReward | BatchReward)
         scores = [
             functools.partial(reward.score, [attempt] if is_shared else attempt) for attempt in attempts
@@ -181,6 +224,11 @@ class RewardContract:
 
             returned = run(reward.runs_in, in_turn)
         return [value_of(result, reward, attempt) for result, attempt in zip(returned, attempts, strict=True)]
+
+
+def sees_environment(reward: AnyReward) -> bool:
+    """Return whether a reward runs beside the environment; others get its facts."""
+    return reward.runs_in != "process" and not isinstance(reward, GroupReward | BatchReward)
 
 
 def value_of(returned: Any, reward: AnyReward, attempt: Attempted) -> float | None:

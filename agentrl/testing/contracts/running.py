@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import unittest
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, TypeVar
 
 import trio
 
 from agentrl.errors import PluginError
-from agentrl.plugins import Registry, Runtime
+from agentrl.plugins import Environment, Registry, Runtime, load_plugins
 
 T = TypeVar("T")
 
@@ -31,6 +33,61 @@ ODD_TEXTS = {
     "huge": "lorem ipsum 42 " * 20_000,
 }
 """Unusual texts that a model may produce. No plugin may break on them."""
+
+
+class InEnvironment:
+    """What the contracts of plugins share that may need an environment.
+
+    environment: a class, a registered name, or `file.py:Class`; None: the plugin needs none.
+    environment_config: the environment's options, as in `agent.environment_config`.
+    environment_kwargs: arguments that a row passes to its `start`.
+    """
+
+    environment: ClassVar[type[Environment] | str | None] = None
+    environment_config: ClassVar[Mapping[str, Any]] = {}
+    environment_kwargs: ClassVar[Mapping[str, Any]] = {}
+
+    @asynccontextmanager
+    async def _in_environment(self, plugin: Any) -> AsyncIterator[None]:
+        """Give the plugin its environment in the block, if it needs one."""
+        if self.environment is None:
+            yield
+            return
+        plugin.environment = self._environment_class()(dict(self.environment_config))
+        try:
+            await plugin.environment.start(**self.environment_kwargs)
+            yield
+        finally:
+            await plugin.environment.close()
+
+    def _environment_settings(self) -> dict[str, Any]:
+        """Return the arguments of `play` for the environment."""
+        if self.environment is None:
+            return {}
+        config = {self._environment_class().name: dict(self.environment_config)}
+        return {
+            "environment": self.environment,
+            "environment_kwargs": dict(self.environment_kwargs),
+            "environment_config": config,
+        }
+
+    def _environment_class(self) -> type[Environment]:
+        assert self.environment is not None
+        return plugin_class(load_plugins().environments, self.environment)
+
+
+def first(examples: Sequence[T], attribute: str) -> T:
+    """Return the first example. Without one, skip the law: another one fails and says so."""
+    if not examples:
+        raise unittest.SkipTest(f"`{attribute}` has no example")
+    return examples[0]
+
+
+def check_calls(log: Sequence[str], *expected: str) -> None:
+    """Assert that exactly these methods were called; `log` is that of `recorded`."""
+    raised = next((entry for entry in log if " raised " in entry), None)
+    called = f"called: {', '.join(log) or 'nothing'}; expected: {', '.join(expected)}"
+    assert list(log) == list(expected), called if raised is None else raised
 
 
 def run(runtime: Runtime, main: Callable[[], Awaitable[T]]) -> T:
@@ -94,7 +151,8 @@ def recorded(
 ) -> tuple[type[Any], list[str]]:
     """Return a subclass of a plugin that logs the calls of `verbs`, and the log.
 
-    The last verb ends the plugin's life: it is logged when it has returned. `behaviour` replaces methods.
+    The last verb ends the plugin's life: it is logged when it has returned, or with the error that it raised.
+    `behaviour` replaces methods.
     """
     log: list[str] = []
 
@@ -102,11 +160,17 @@ def recorded(
         async def method(plugin: Any, *args: Any, **kwargs: Any) -> Any:
             if verb != verbs[-1]:
                 log.append(verb)
-            result = await behaviour.get(verb, getattr(base, verb))(plugin, *args, **kwargs)
+            try:
+                result = await behaviour.get(verb, getattr(base, verb))(plugin, *args, **kwargs)
+            except Exception as error:
+                if verb == verbs[-1]:
+                    log.append(f"`{verb}` raised {type(error).__name__}: {error}")
+                raise
             if verb == verbs[-1]:
                 log.append(verb)
             return result
 
+        method.__name__ = verb  # errors name it
         return method
 
     methods = {verb: logged(verb) for verb in verbs}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jsonschema_rs
 
 from agentrl.errors import ToolError
 from agentrl.plugins import Tool, ToolResult, load_plugins
 from agentrl.testing.contracts.running import (
+    InEnvironment,
     cancelled_at_first_wait,
-    check_metrics,
+    check_calls,
     check_name,
-    check_number,
+    first,
     hang,
     left_tasks,
     plugin_class,
@@ -27,13 +28,14 @@ from agentrl.testing.script import Call
 from agentrl.testing.stage import play
 from agentrl.types import Outcome, Trajectory
 
+T = TypeVar("T")
 Arguments = Mapping[str, Any]
 
 ODD_VALUES: tuple[Any, ...] = ({"odd": []}, [{}], None, "odd", -1.5)
 """Values of various JSON types. Any schema that requires a type rejects at least one of them."""
 
 
-class ToolContract:
+class ToolContract(InEnvironment):
     """Subclass it as `class TestMyTool(ToolContract)`, with at least `tool` and `valid_calls`.
 
     tool: a class, a typed function, a registered name, or `file.py:Class`.
@@ -41,6 +43,7 @@ class ToolContract:
     config: the tool's options, as in `agent.tool_config`.
     create_kwargs: arguments that a row passes to `start`.
     is_deterministic: whether the same calls get the same answers in every attempt.
+    environment, environment_config, environment_kwargs: those of InEnvironment, if the tool needs one.
     """
 
     tool: ClassVar[type[Tool] | Callable[..., Any] | str]
@@ -105,21 +108,14 @@ class ToolContract:
         """Two concurrent attempts each get the same answers as alone."""
         alone = self._texts(self._answers())
 
-        async def one(tool: Tool) -> list[ToolResult]:
-            await tool.start(**self.create_kwargs)
-            try:
-                return [await tool.call(arguments) for arguments in self.valid_calls]
-            finally:
-                await tool.close()
-
-        first, second = self._new(), self._new()
+        tools = [self._new(), self._new()]
 
         async def both() -> list[list[ToolResult]]:
             return await side_by_side(
-                first.runtime, functools.partial(one, first), functools.partial(one, second)
+                tools[0].runtime, *(functools.partial(self._started, tool, self._call_all) for tool in tools)
             )
 
-        for results in run(first.runtime, both):
+        for results in run(tools[0].runtime, both):
             assert self._texts(results) == alone, (
                 "the answers depend on another trajectory: keep state in `self`, not in the class"
             )
@@ -139,25 +135,23 @@ class ToolContract:
 
         watched, log = self._recorded()
         self._live(main, watched)
-        assert log == ["start", "close"]
+        check_calls(log, "start", "close")
 
     def test_it_can_be_cancelled_and_closed(self) -> None:
         """If a deadline passes during a call, the call ends at its next wait, and `close` still works."""
+        example = first(self.valid_calls, "valid_calls")
 
         async def main(tool: Tool) -> None:
-            await cancelled_at_first_wait(tool.runtime, functools.partial(tool.call, self.valid_calls[0]))
+            await cancelled_at_first_wait(tool.runtime, functools.partial(tool.call, example))
 
         watched, log = self._recorded()
         self._live(main, watched)
-        assert log == ["start", "call", "close"]
+        check_calls(log, "start", "call", "close")
 
     def test_no_task_is_left_behind(self) -> None:
         async def main() -> int:
             tool = self._new()
-            await tool.start(**self.create_kwargs)
-            for arguments in self.valid_calls:
-                await tool.call(arguments)
-            await tool.close()
+            await self._started(tool, self._call_all)
             return len(left_tasks()) if tool.runtime == "asyncio" else 0
 
         left = run(self._class().runtime, main)
@@ -170,11 +164,11 @@ class ToolContract:
     def test_in_the_loop_it_is_started_called_and_closed(self) -> None:
         watched, log = self._recorded()
         trajectory = self._play([*self._calls(), "done"], watched)
-        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        assert trajectory.outcome is Outcome.COMPLETED, str(trajectory.failure)
         assert trajectory.metrics["num_tool_errors"] == 0, [
             m.content for m in trajectory.messages if m.role == "tool"
         ]
-        assert log == ["start", *["call"] * len(self.valid_calls), "close"]
+        check_calls(log, "start", *["call"] * len(self.valid_calls), "close")
 
     def test_in_the_loop_wrong_arguments_never_reach_call(self) -> None:
         wrong = self._wrong_calls()
@@ -182,7 +176,7 @@ class ToolContract:
         trajectory = self._play(
             [*(Call(watched.name, dict(arguments)) for arguments in wrong), "done"], watched
         )
-        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        assert trajectory.outcome is Outcome.COMPLETED, str(trajectory.failure)
         assert trajectory.metrics["num_tool_errors"] == len(wrong)
         assert "call" not in log
 
@@ -193,14 +187,14 @@ class ToolContract:
         watched, log = self._recorded(broken)
         trajectory = self._play([*self._calls(), "done"], watched)
         assert trajectory.outcome is Outcome.TOOL_ERROR
-        assert log == ["start", "call", "close"]
+        check_calls(log, "start", "call", "close")
 
     def test_in_the_loop_a_call_past_its_deadline_is_closed_too(self) -> None:
         hanging, log = self._recorded(hang)
         trajectory = self._play([*self._calls()[:1], "done"], hanging, tool_timeout_s=0.05)
-        assert trajectory.outcome is Outcome.COMPLETED, trajectory.failure
+        assert trajectory.outcome is Outcome.COMPLETED, str(trajectory.failure)
         assert trajectory.metrics["num_tool_errors"] == 1
-        assert log == ["start", "call", "close"]
+        check_calls(log, "start", "call", "close")
 
     # ------------------------------------------------------------------------------------------------- inside
 
@@ -214,25 +208,28 @@ class ToolContract:
         """Run `main(tool)` between `start` and `close`."""
         tool = (tool_class or self._class())(dict(self.config))
 
-        async def whole() -> Any:
-            await tool.start(**self.create_kwargs)
+        return run(tool.runtime, functools.partial(self._started, tool, main))
+
+    async def _started(self, tool: Tool, main: Callable[[Tool], Awaitable[T]]) -> T:
+        """Return `main(tool)`, between `start` and `close`."""
+        async with self._in_environment(tool):
             try:
+                await tool.start(**self.create_kwargs)
                 return await main(tool)
             finally:
                 await tool.close()
 
-        return run(tool.runtime, whole)
+    async def _call_all(self, tool: Tool) -> list[ToolResult]:
+        return [await tool.call(arguments) for arguments in self.valid_calls]
 
     def _answers(self) -> list[ToolResult]:
-        async def main(tool: Tool) -> list[ToolResult]:
-            return [await tool.call(arguments) for arguments in self.valid_calls]
-
-        return self._live(main)
+        return self._live(self._call_all)
 
     def _texts(self, results: Sequence[ToolResult]) -> list[str]:
         return [result.text if self.is_deterministic else "" for result in results]
 
     def _calls(self) -> list[Call]:
+        first(self.valid_calls, "valid_calls")
         return [Call(self._class().name, dict(arguments)) for arguments in self.valid_calls]
 
     def _recorded(
@@ -247,14 +244,20 @@ class ToolContract:
             turns,
             tools=[tool],
             tools_kwargs={tool.name: {"create_kwargs": dict(self.create_kwargs)}},
-            **{"tool_config": {tool.name: dict(self.config)}, "max_turns": len(turns) + 1, **settings},
+            **{
+                **self._environment_settings(),
+                "tool_config": {tool.name: dict(self.config)},
+                "max_turns": len(turns) + 1,
+                **settings,
+            },
         )
 
     def _wrong_calls(self) -> list[Arguments]:
         """Return arguments that the schema rejects: a missing property, a wrong type, or an extra
         property.
         """
-        example, schema = dict(self.valid_calls[0]), dict(self._class().parameters)
+        example = dict(first(self.valid_calls, "valid_calls"))
+        schema = dict(self._class().parameters)
         candidates: list[Arguments] = [{k: v for k, v in example.items() if k != name} for name in example]
         candidates += [{**example, name: odd} for name in example for odd in ODD_VALUES]
         candidates += [{**example, "no_such_parameter": 1}]
@@ -279,13 +282,7 @@ def is_valid(arguments: Arguments, schema: Mapping[str, Any]) -> bool:
 
 
 def check_result(result: Any) -> None:
-    """Assert that a call returned a ToolResult with text, finite reward and metrics, and a text or None as
-    state.
-    """
+    """Assert that a call returned a ToolResult, which checks its own fields."""
     assert isinstance(result, ToolResult), (
         f"`call` returned {type(result).__name__}; return agentrl.plugins.ToolResult"
     )
-    assert isinstance(result.text, str), f"the result's text is {result.text!r}"
-    assert result.state is None or isinstance(result.state, str), f"the result's state is {result.state!r}"
-    check_number(result.reward, "the result's reward")
-    check_metrics(result.metrics)

@@ -13,6 +13,8 @@ import trio
 
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.distillation import DistillationConfig
 from agentrl.config.model import ModelConfig
@@ -24,6 +26,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
 from agentrl.images.files import FOLDER as IMAGES
+from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
@@ -36,16 +39,20 @@ from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.shown_images import ShownImages
 from agentrl.serving.frozen import start_frozen
 from agentrl.testing.one_row.models import Read, Say, open_model
-from agentrl.types import Lease, Task, Trajectory
+from agentrl.types import Failure, Lease, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedRow:
-    """The task of a played row, its trajectory, and the chat that decodes its tokens."""
+    """The task of a played row, its trajectory, and the chat that decodes its tokens.
+
+    survived: failures that did not end the attempt.
+    """
 
     task: Task
     trajectory: Trajectory
     chat: Chat
+    survived: tuple[Failure, ...] = ()
 
 
 def play_row(
@@ -69,16 +76,22 @@ def play_row(
     """
     key: Literal["train_files", "val_files"] = "val_files" if is_validation else "train_files"
     check_prepared(config, splits=[key])
-    weights = resolve_model(config.model, with_weights=starts_server)
-    chat = Chat.of(weights)
+    needs_model = starts_server or model.startswith(("http://", "https://"))
     plugins = named_plugins(config.agent, config.reward, config.eval)
     sampling: Sampling = config.eval if is_validation else config.rollout
     if is_validation:
         config = config.of_validation
-    playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
     with tempfile.TemporaryDirectory(prefix="agentrl-play-") as scratch:
+        weights = (
+            resolve_model(config.model, with_weights=starts_server)
+            if needs_model
+            else model_or_tokenizer(config.model, Path(scratch, "tokenizer"), say)
+        )
+        chat = Chat.of(weights)
+        playable = Playable(config.agent, plugins, chat, RewardTable(config.reward, plugins).check)
         images = Path(scratch, IMAGES)
         task = read_task(config.data, key, row, playable.agents, images=images)
+        _say_agent(config.agent.default, task, plugins, say)
         with concerning(task.task_id):
             playable.check(task)
         config = _with_opponents(config, weights, playable.opponents(task))
@@ -98,8 +111,29 @@ def play_row(
                 manager.set_frozen_servers(frozen.keys())
                 return manager
 
-            trajectory = trio.run(_play, open_manager, router, task, sampling)
-    return PlayedRow(task, trajectory, chat)
+            trajectory, survived = trio.run(_play, open_manager, router, task, sampling)
+    return PlayedRow(task, trajectory, chat, survived)
+
+
+def model_or_tokenizer(model: ModelConfig, folder: Path, say: Say) -> ModelConfig:
+    """Return the config with the model's local folder. If there is no such model, write the tokenizer and the
+    template of `from_scratch` into `folder`, return that in its place, and say so.
+    """
+    try:
+        return resolve_model(model, with_weights=False)
+    except ConfigError as error:
+        say(
+            f"{error}; the row is played with the tokenizer and the template of from_scratch, whose tokens "
+            "are single bytes: other models need fewer"
+        )
+    write_tiny_tokenizer(folder)
+    return ModelConfig(path=str(folder))
+
+
+def _say_agent(default: str, task: Task, plugins: Plugins, say: Say) -> None:
+    """Say that `agent.default` plays no part, if the config chose it and the row is played by another."""
+    if default != AgentConfig().default and plugins.agents.resolve(default) != task.agent_name:
+        say(f"the row names {task.agent_name}; agent.default={default} is not used")
 
 
 def _with_opponents(config: Config, policy: ModelConfig, names: Sequence[str]) -> Config:
@@ -137,10 +171,11 @@ def read_task(
 
 async def _play(
     open_manager: Callable[[AsyncioHost], AgentLoopManager], router: Router, task: Task, sampling: Sampling
-) -> Trajectory:
+) -> tuple[Trajectory, tuple[Failure, ...]]:
     router.set_servers(["http://model"], version=0)
     with AsyncioHost() as host:
         manager = open_manager(host)
         async with aclosing(router), aclosing(manager):
             [trajectory] = await manager.play([Lease(0, task, 1, 0)], sampling)
-            return trajectory
+            survived = tuple(failed.failure for failed in manager.attempts.since(0).failed)
+            return trajectory, survived

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl.rollout.environment import ENVIRONMENT_FACTS
 from agentrl.testing.one_row.play import PlayedRow
-from agentrl.types import SCORED_OUTCOMES, ConversationRecord, Message, Trajectory
+from agentrl.types import SCORED_OUTCOMES, ConversationRecord, Ending, Message, Trajectory
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 ACTION_STYLE, CONTEXT_STYLE, REWARD_STYLE, FORK_STYLE = (
@@ -39,6 +39,11 @@ def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) 
             console.rule(f"conversation {escape(one.name)}{who}")
         for message in one.messages:
             console.print(transcript_line(message))
+    ending = trajectory.ending or Ending()
+    for message in ending.unseen:
+        console.print(transcript_line(message).append("  (the model did not see it)", style="italic dim"))
+    if ending.farewell:
+        console.print(Text(ending.farewell, style="cyan"))
     console.rule(
         f"{trajectory.num_tokens} tokens: [{ACTION_STYLE}]{trajectory.num_action_tokens} sampled (trained "
         f"on)[/], [{CONTEXT_STYLE}]the rest context[/]"
@@ -56,7 +61,10 @@ def show(played: PlayedRow, console: Console, *, shows_traceback: bool = False) 
     )
     if facts := trajectory.extra_info.get(ENVIRONMENT_FACTS):
         console.print(Text(f"facts of the environment: {json.dumps(facts, ensure_ascii=False)}"))
-    failure = f": {trajectory.failure}" if trajectory.failure else ""
+    for survived in played.survived:
+        console.print(Text(f"a failure that did not end the attempt: {survived}", style="yellow"))
+    reason = trajectory.failure or ending.limit
+    failure = f": {reason}" if reason else ""
     reward = (
         f", reward {trajectory.reward:g}" if trajectory.outcome in SCORED_OUTCOMES else "; it has no reward"
     )
