@@ -422,22 +422,26 @@ class ReplayBuffer:
             stored = self._rows.stored(self._groups.ready.values())
         return self._rows.write_state(state, stored)
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, data: bytes) -> int:
         """Replace the buffer's content with a saved `state`. Its weights are restored and published next.
+
+        Returns the number of its ready groups that are played again because they have another size.
 
         Raises:
             CheckpointError: the bytes are not a valid state.
         """
-        state, attempts = self._rows.read_state(data)
+        size = self._group_size + self._has_greedy
+        state, attempts, num_other = self._rows.read_state(data, group_size=size)
         with self._changing():
             for key, attempt in attempts.items():
                 self._rows.announce(key, attempt)
             self._ledger.restore(state)
             self._wake_all()
+        return num_other
 
-    def resume(self, step: int, state: bytes | None) -> None:
+    def resume(self, step: int, state: bytes | None) -> int:
         """Continue after `step`, whose weights are restored and published next. All former lease owners are
-        dead.
+        dead. Returns the number of complete groups that are played again because they have another size.
 
         The journal is used if it can be rolled back to `step`. If it is empty or no longer holds the batches
         to undo, the checkpoint's `state` is used.
@@ -445,9 +449,10 @@ class ReplayBuffer:
         Raises:
             CheckpointError: neither source is available.
         """
+        num_other = 0
         if self._journal.is_empty or step < self._groups.settled:
             if state is not None:
-                self.restore(state)
+                num_other = self.restore(state)
             elif step > 0 or not self._journal.is_empty:
                 raise CheckpointError(
                     f"the state of the replay buffer is unknown after step {step}: its journal "
@@ -464,6 +469,7 @@ class ReplayBuffer:
                     self._ledger.drop_ready(group.group_id, FILES_LOST)
                     self._rows.forget([group.group_id])
             self._rows.remove_strays()
+        return num_other
 
     def _read(self) -> None:
         """Replay the journal."""

@@ -23,7 +23,7 @@ from agentrl.evaluation.scratch import scratch_folder
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.message_model import served_models
 from agentrl.serving.health import ServerStatus
-from agentrl.serving.launch import launcher
+from agentrl.serving.launch import check_backend, launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import ModelInfo
@@ -191,6 +191,7 @@ def open_servers(
     if place.urls:
         yield RunningServers(place.urls, server_key(config.api_key_env))
         return
+    check_backend(config)
     count, key = max(config.num_started, 1), key_of_started(config.api_key_env)
     with scratch_folder() as folder, ExitStack() as stack:
         supervisors = tuple(

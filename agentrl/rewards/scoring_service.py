@@ -64,10 +64,7 @@ class Poster:
             reply = await client.request("POST", self._path, json=body)
         if reply.status == 200:
             return reply.json()
-        text = (
-            f"{self._origin}{self._path} answered {reply.status}: "
-            f"{reply.body[:200].decode(errors='replace')!r}"
-        )
+        text = f"{self._origin}{self._path} answered {reply.status}: {reply.excerpt(200)!r}"
         if reply.status in TRANSIENT or reply.status >= 500:
             raise ServerError(text, status=reply.status)
         raise _RefusedError(text)
