@@ -262,7 +262,7 @@ def _command() -> Any:
         one = todo.pop()
         todo += getattr(one, "commands", {}).values()
         for option in (*one.params, one.get_help_option(typer.Context(one))):
-            if getattr(option, "is_flag", False):
+            if option is not None and getattr(option, "is_flag", False):
                 option.metavar = ""
     return command
 

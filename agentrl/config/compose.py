@@ -288,13 +288,13 @@ def _require_listed(wanted: Path, name: str, folder: Path, *, others: Collection
 
     Hydra would take a path for a key, and names no alternatives. others: configs that are not meant.
     """
+    if ".." not in wanted.parts and ((folder / wanted).is_file() or _packaged(str(wanted)).is_file()):
+        return
     if ".." in wanted.parts or Path(name).is_absolute():
         raise ConfigError(
             f"{name!r} is a path; an entry is the name of a config in {_short(folder)} or of a packaged one "
             "(agentrl config list), without .yaml"
         )
-    if (folder / wanted).is_file() or _packaged(str(wanted)).is_file():
-        return
     beside = sorted({file.stem for file in folder.glob("*.yaml")}.difference(others))
     known = [*beside, *(config.name for config in packaged.packaged_configs())]
     near = difflib.get_close_matches(name, known, n=3)

@@ -245,7 +245,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: the checkpoint is damaged.
     """
     if not (folder / MANIFEST).is_file():
-        raise ConfigError(f"{str(folder)!r} is not a checkpoint: it has no {MANIFEST}; {_meant(folder)}")
+        why = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
+        raise ConfigError(f"{str(folder)!r} {why}; {_meant(folder)}")
     checkpoint = _read(folder)
     if damage := _own_damage(checkpoint):
         raise damaged(checkpoint, damage)

@@ -69,6 +69,22 @@ def test_defaults_list_with_groups_packages_and_self(write: Write) -> None:
     assert load_config(last).eval.n == 4
 
 
+def test_a_defaults_list_names_configs(write: Write, recwarn: pytest.WarningsRecorder) -> None:
+    write("quick.yaml", "trainer: {steps: 7}\n")
+    assert load_config(write("run.yaml", "defaults: [quick]\n")).trainer.steps == 7
+    assert load_config(write("run.yaml", "defaults: [/quick]\n")).trainer.steps == 7
+    assert not list(recwarn), "hydra warns of a list without _self_"
+    assert problem(write("run.yaml", "\ndefaults: [qick]\n")) == (
+        "run.yaml:2: defaults: there is no config 'qick' in ., nor a packaged one; did you mean quick?"
+    )
+    assert problem("run.yaml").count("\n") == 0
+    for path in ("../quick", f"{Path.cwd()}/quick"):
+        assert problem(write("below/run.yaml", f"defaults: [{path}, _self_]\n")) == (
+            f"below/run.yaml:1: defaults: {path!r} is a path; an entry is the name of a config in below or "
+            "of a packaged one (agentrl config list), without .yaml"
+        )
+
+
 def test_a_group_is_chosen_by_an_override(write: Write) -> None:
     write("algorithm/a.yaml", "clip_low: 0.1\n")
     write("algorithm/b.yaml", "clip_low: 0.3\n")
