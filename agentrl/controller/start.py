@@ -353,7 +353,9 @@ def _check_training(config: Config, plugins: Plugins, chat: Chat) -> int:
     Returns the number of steps, if no row turns out to be too long.
     """
     offered = OfferedTools(config.agent, plugins)
-    check = TaskCheck(RewardTable(config.reward, plugins).check, offered, plugins)
+    rewards = RewardTable(config.reward, plugins)
+    rewards.check_services()
+    check = TaskCheck(rewards.check, offered, plugins)
     num_rows = check_training_data(config.data, Playable(config.agent, plugins, chat, check))
     return planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
 

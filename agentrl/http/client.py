@@ -142,6 +142,10 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
                     f"{self.origin} closed the connection without a reply to {method} {path}"
                 ) from error
 
+    async def connect(self) -> None:
+        """Open a connection for the next request; raise ServerError if nobody listens."""
+        self._idle.append(await self._connect())
+
     async def aclose(self) -> None:
         """Close the idle connections. Requests in flight close theirs when they end."""
         self._is_closed = True

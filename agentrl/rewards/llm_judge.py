@@ -13,10 +13,10 @@ import trio
 from pydantic import Field, model_validator
 
 from agentrl.errors import RewardError
-from agentrl.plugins import Attempted, Reward, RewardResult
+from agentrl.plugins import Attempted, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.scoring_service import Poster
+from agentrl.rewards.scoring_service import Poster, ServiceReward
 from agentrl.types import JsonObject, Message
 
 PLACEHOLDERS = ("question", "answer", "response", "ground_truth", "conversation")
@@ -76,7 +76,7 @@ class JudgeOptions(Options):
         return self
 
 
-class LLMJudge(Reward):
+class LLMJudge(ServiceReward):
     """The judge's score, from 0 to 1. Metrics: score (unscaled). Details: verdict (the judge's text).
 
     Up to `max_concurrent` attempts are judged concurrently, so the judge's server can batch them. Identical
@@ -92,7 +92,7 @@ class LLMJudge(Reward):
         key = secret(options.api_key_env, plugin=f"reward {self.name!r}")
         self.max_concurrent = options.max_concurrent
         url = options.url.rstrip("/") + "/chat/completions"
-        self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
+        self.poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
         # Hash of a request -> the judge's text; least recently used first.
         self._verdicts: OrderedDict[str, str] = OrderedDict()
         self._under_way: dict[str, trio.Event] = {}  # hash of a request in flight -> set when it ends
@@ -121,7 +121,7 @@ class LLMJudge(Reward):
         self._under_way[key] = trio.Event()
         try:
             for _ in range(self._options.max_retries + 1):
-                verdict = _text(await self._poster.post(request))
+                verdict = _text(await self.poster.post(request))
                 if self._score(verdict) is not None:
                     self._remember(key, verdict)
                     return verdict
