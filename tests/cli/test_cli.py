@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -171,6 +173,16 @@ def test_a_run_is_not_taken_for_an_evaluation(tmp_path, capsys, monkeypatch) -> 
     assert text.endswith(f"not an evaluation; name one of its validations, such as {newest}\n")
     _, text = said(capsys, monkeypatch, "compare", str(newest), str(newest))
     assert text.startswith(f"note: both are {newest}, which is compared with itself\n")
+
+
+def test_other_parquet_files_are_not_shown_as_attempts(tmp_path, capsys, monkeypatch) -> None:
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    for path in (tmp_path, tmp_path / "rows.parquet"):
+        status, text = said(capsys, monkeypatch, "view", str(path))
+        assert (status, text) == (
+            2,
+            f"error: {str(path)!r} has no trajectories; give the folder of a run or of an evaluation\n",
+        )
 
 
 def test_an_engine_that_does_not_answer_is_left_out(tmp_path, capsys, monkeypatch) -> None:
