@@ -255,6 +255,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def _meant(folder: Path) -> str:
     """Return what somebody may have meant who named `folder` as a checkpoint: what is in it or beside it."""
+    if (folder / "config.json").is_file():
+        return "it is a model in Hugging Face format already"
     for place in (folder, folder / "checkpoints", folder.parent):
         if found := complete_checkpoints(place):
             policy = folder / "policy"

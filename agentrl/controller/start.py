@@ -365,12 +365,13 @@ def _say_resumed(
 ) -> None:
     """Say what is resumed, and what of the config has no effect on it."""
     say(f"resumed from {checkpoint.folder.name}")
-    before = read_model_config(checkpoint.learner).path
-    if Path(before).absolute() != Path(config.model.path).absolute():
+    before, here = Path(read_model_config(checkpoint.learner).path), Path(config.model.path)
+    has_moved = before.name == here.name and not before.exists()  # the run continues on another machine
+    if before.absolute() != here.absolute() and not has_moved:
         say(
-            f"model.path={config.model.path!r} has no effect on the weights: they continue from "
-            f"{checkpoint.folder.name}, which began with {before!r}; to begin with others, choose another "
-            "trainer.run_dir"
+            f"model.path={str(here)!r} has no effect on the weights: they continue from "
+            f"{checkpoint.folder.name}, which began with {str(before)!r}; to begin with others, choose "
+            "another trainer.run_dir"
         )
     if checkpoint.step >= total_steps and not config.trainer.val_only:
         say_complete(checkpoint.step, total_steps, "only its policy and its report are written", say)
