@@ -26,6 +26,17 @@ def appearing_whole(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def require_writable_file(path: Path) -> None:
+    """Raise ConfigError if no file can be written at `path`; called before hours of work are to end there."""
+    if path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a folder; name a file in it")
+    folder = next(place for place in path.absolute().parents if place.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"{str(path)!r} cannot be written: {str(folder)!r} is no folder that may be written"
+        )
+
+
 def require_new_folder(folder: Path) -> None:
     """Raise ConfigError unless `folder` does not exist or is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -87,6 +87,8 @@ def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
 
 def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
     """Download the files of a hub id; return the folder, which is named after the commit."""
+    if Path(model.path).is_file():
+        raise ConfigError(f"{key}={model.path!r} is a file; name the folder of a model, or a hub id")
     if not _HUB_ID.fullmatch(model.path):
         raise ConfigError(
             f"{key}={model.path!r} cannot be loaded: no such folder, and not a hub id either (owner/name)"

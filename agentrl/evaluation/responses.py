@@ -77,7 +77,7 @@ class ResponseFile:
             DataError: the file cannot be read, or a required column is missing.
         """
         if not path.is_file():
-            raise DataError(f"file {str(path)!r} does not exist")
+            raise DataError(f"file {str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}")
         try:
             self.parquet = pq.ParquetFile(path)
         except (pa.ArrowInvalid, OSError) as error:
