@@ -13,10 +13,10 @@ import trio
 from pydantic import Field, model_validator
 
 from agentrl.errors import RewardError
-from agentrl.plugins import Attempted, RewardResult
+from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.scoring_service import Poster, ServiceReward
+from agentrl.rewards.scoring_service import Poster
 from agentrl.types import JsonObject, Message
 
 PLACEHOLDERS = ("question", "answer", "response", "ground_truth", "conversation")
@@ -76,7 +76,7 @@ class JudgeOptions(Options):
         return self
 
 
-class LLMJudge(ServiceReward):
+class LLMJudge(Reward):
     """The judge's score, from 0 to 1. Metrics: score (unscaled). Details: verdict (the judge's text).
 
     Up to `max_concurrent` attempts are judged concurrently, so the judge's server can batch them. Identical

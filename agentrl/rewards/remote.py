@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agentrl.errors import RewardError
-from agentrl.plugins import Attempted, RewardResult
+from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.custom import result_of
-from agentrl.rewards.scoring_service import Poster, ServiceReward
+from agentrl.rewards.scoring_service import Poster
 from agentrl.types import JsonObject
 
 
@@ -24,7 +24,7 @@ class RemoteOptions(Options):
     max_concurrent: int = Field(32, ge=1)
 
 
-class Remote(ServiceReward):
+class Remote(Reward):
     """Posts each attempt as JSON. The reply's `score` is the value, its other numbers are metrics, the rest
     details.
 

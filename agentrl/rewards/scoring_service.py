@@ -10,18 +10,11 @@ import trio
 
 from agentrl.errors import ConfigError, RewardError, ServerError
 from agentrl.http.client import HttpClient
-from agentrl.plugins import Reward
 
 CONNECT_TIMEOUT_S = 10.0
 FIRST_PAUSE_S = 0.25
 TRANSIENT = frozenset({408, 409, 425, 429})
 """Statuses below 500 that mean "try later"."""
-
-
-class ServiceReward(Reward):
-    """A reward that asks a service, by its `poster`."""
-
-    poster: Poster
 
 
 class Poster:

@@ -16,8 +16,9 @@ from agentrl.plugins.rewards import AnyReward, RunsIn, Scope
 from agentrl.plugins.sources import function_reference
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
+from agentrl.rewards.llm_judge import LLMJudge
 from agentrl.rewards.recipes import Recipe, recipe_of_class
-from agentrl.rewards.scoring_service import ServiceReward
+from agentrl.rewards.remote import Remote
 from agentrl.types import Task
 
 R = TypeVar("R", bound=AnyReward)
@@ -118,7 +119,7 @@ class RewardTable:
 
     def check_services(self) -> None:
         """Raise ConfigError if nobody listens at the URL of a configured reward, such as a judge."""
-        for reward in self.find(ServiceReward):
+        for reward in (*self.find(LLMJudge), *self.find(Remote)):
             trio.run(reward.poster.check)
 
     def check(self, task: Task) -> None:
