@@ -97,6 +97,7 @@ class ReplayBuffer:
         self._rows = Rows(self._journal, folder)
         rules = replace(rules, group_size=rules.group_size + has_greedy)
         self._ledger = Ledger(rules, curriculum=curriculum, record=self._record)
+        self._planned_groups = rules.total_groups
         self._groups = self._ledger.groups  # read here, changed by the ledger
         self._curriculum = curriculum
         self._lock = threading.RLock()
@@ -110,6 +111,7 @@ class ReplayBuffer:
         self._audit = Audit()  # of the same events, by other code
         self._last_snapshot = 0  # number of its event
         self._read()
+        self._plan_rest()
         self._last_add = clock()
 
     # ------------------------------------------------------------------------------------------- rollout side
@@ -469,7 +471,15 @@ class ReplayBuffer:
                     self._ledger.drop_ready(group.group_id, FILES_LOST)
                     self._rows.forget([group.group_id])
             self._rows.remove_strays()
+        self._plan_rest()
         return num_other
+
+    def _plan_rest(self) -> None:
+        """Let the ledger lease what the steps left need: earlier batches may have had another size."""
+        rules, groups = self._ledger.rules, self._groups
+        if self._planned_groups is not None:
+            left = self._planned_groups - groups.step * rules.groups_per_step
+            self._ledger.rules = replace(rules, total_groups=groups.consumed + left)
 
     def _read(self) -> None:
         """Replay the journal."""

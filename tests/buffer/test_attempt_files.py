@@ -216,6 +216,24 @@ def test_a_state_with_groups_of_another_size_plays_them_again(tmp_path):
         assert counts.is_balanced
 
 
+@pytest.mark.parametrize("per_step", [1, 2, 3])
+def test_a_resumed_run_leases_what_its_steps_need_also_with_batches_of_another_size(per_step, tmp_path):
+    buffer = begun(tmp_path)
+    for step in (1, 2):
+        for lease in buffer.lease("a", 2, 0.0):
+            buffer.add("a", stored(*(play(lease, member) for member in range(2)), folder=tmp_path / FOLDER))
+        assert len(buffer.take(2, 0.0)) == 4
+        buffer.advance(step, step)
+    for folder, num_steps in ((tmp_path / "ends", 3), (tmp_path / "has_more", 9)):
+        folder.mkdir()
+        rules = replace(RULES, groups_per_step=per_step, total_groups=num_steps * per_step)
+        resumed = ReplayBuffer(Rows(), rules, folder / FOLDER)
+        assert resumed.resume(2, buffer.state()) == 0
+        resumed.advance(3, 2)
+        num_ahead = 1 if num_steps == 3 else RULES.max_staleness + 1
+        assert len(resumed.lease("b", 100, 0.0)) == num_ahead * per_step
+
+
 def test_a_resumed_run_plays_other_groups_where_files_are_lost(tmp_path):
     """Of a group that was ready, and of one whose batch is undone, whose own task is played again."""
     buffer = begun(tmp_path)

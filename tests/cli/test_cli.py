@@ -92,6 +92,10 @@ def test_the_table_of_the_readme_names_every_command() -> None:
     ] == []
 
 
+KINDS = "tool|interaction|environment|agent|reward"
+CHOICES = ", ".join(map(repr, KINDS.split("|")))
+
+
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
     """Return exit code and standard error of a command line."""
     monkeypatch.setattr(sys, "argv", ["agentrl", *words])
@@ -110,7 +114,10 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
             "trainer.steps=5; see `agentrl train --help`",
         ),
         (["train"], "Missing argument 'CONFIG.yaml'; see `agentrl train --help`"),
-        (["new", "tool", "abc", "--out"], "Option '--out' requires an argument; see `agentrl new --help`"),
+        (
+            ["new", "gadget", "abc"],
+            f"Invalid value for {KINDS!r}: 'gadget' is not one of {CHOICES}; see `agentrl new --help`",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -137,7 +144,7 @@ def test_flags_show_no_type(capsys, monkeypatch) -> None:
     [
         ("file", "'{}/file': File exists; choose another name"),
         ("file/below", "'{}/file/below': Not a directory; a part of this path is a file; choose another"),
-        ("x" * 300, "'{}/" + "x" * 300 + "': File name too long; choose a shorter name"),
+        ("x" * 300, "'{}/" + "x" * 300 + "/abc.py': File name too long; choose a shorter name"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_one_line(path, line, tmp_path, capsys, monkeypatch) -> None:

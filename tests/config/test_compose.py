@@ -256,7 +256,7 @@ def test_each_problem_has_its_line(write: Write) -> None:
         ("- 3\n", "a config must be a mapping of sections"),
         ("just text\n", "a config must be a mapping of sections"),
         ("defaults: 3\n", "defaults must be a list"),
-        ("defaults: [nope]\n", "Could not load 'nope'"),
+        ("defaults: [nope]\n", "defaults: there is no config 'nope'"),
         (
             "trainer: {run_dir: '${oc.env:AGENTRL_UNSET}'}\n",
             "trainer.run_dir: Environment variable 'AGENTRL_UNSET' not found (run.yaml:1)",
