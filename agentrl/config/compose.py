@@ -246,10 +246,11 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
         raise ConfigError(f"{label}: {_first_line(error)}") from None
 
 
-def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
+def _check_picked(file: Path, folder: Path, seen: set[Path], *, has_places: bool = False) -> None:
     """Parse the files that the `defaults` list of `file` selects from `folder`, recursively.
 
-    This must happen before Hydra expands them.
+    This must happen before Hydra expands them. has_places: the main file's section `hydra` may name further
+    folders, so that names which are not found here are left to Hydra.
 
     Raises:
         yaml.YAMLError: a file is not YAML, or its aliases expand to too much text.
@@ -257,6 +258,7 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
     seen.add(file)
     root = read_nodes(file, names_file=len(seen) > 1)
     listed = dict(root.value) if isinstance(root, yaml.MappingNode) else {}
+    has_places = has_places or any(name.value == "hydra" for name in listed)
     entries: list[yaml.Node] = next(
         (
             node.value
@@ -272,10 +274,10 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
         wanted = Path(*parts, f"{named.strip('/')}.yaml")
         for place in (folder, file.parent):
             if (place / wanted) not in seen and (place / wanted).is_file():
-                _check_picked(place / wanted, folder, seen)
-        if group is None and isinstance(name, yaml.ScalarNode) and not _is_special(named):
+                _check_picked(place / wanted, folder, seen, has_places=has_places)
+        if group is None and not has_places and isinstance(name, yaml.ScalarNode) and not _is_special(named):
             with concerning(f"{_short(file)}:{name.start_mark.line + 1}: defaults"):
-                _require_listed(wanted, named, folder, others={file.stem})
+                _require_listed(wanted, named, folder, file)
 
 
 def _is_special(name: str) -> bool:
@@ -283,23 +285,31 @@ def _is_special(name: str) -> bool:
     return name == "_self_" or "${" in name or name in ("", "null")
 
 
-def _require_listed(wanted: Path, name: str, folder: Path, *, others: Collection[str]) -> None:
-    """Raise ConfigError if an entry of a `defaults` list is a path, or no config.
+def _require_listed(wanted: Path, name: str, folder: Path, file: Path) -> None:
+    """Raise ConfigError if an entry of the `defaults` list of `file` is a path, or no config.
 
-    Hydra would take a path for a key, and names no alternatives. others: configs that are not meant.
+    Hydra would take a path for a key, and names no alternatives. A file of a group may name others of it.
     """
-    if ".." not in wanted.parts and ((folder / wanted).is_file() or _packaged(str(wanted)).is_file()):
+    if ".." in wanted.parts:
+        raise ConfigError(_is_a_path(name, folder))
+    own = file.parent.relative_to(folder) if file.is_relative_to(folder) else Path()
+    places = (folder, file.parent, _packaged("."), _packaged(str(own)))
+    if any((place / wanted).is_file() for place in places):
         return
-    if ".." in wanted.parts or Path(name).is_absolute():
-        raise ConfigError(
-            f"{name!r} is a path; an entry is the name of a config in {_short(folder)} or of a packaged one "
-            "(agentrl config list), without .yaml"
-        )
-    beside = sorted({file.stem for file in folder.glob("*.yaml")}.difference(others))
+    if Path(name).is_absolute():
+        raise ConfigError(_is_a_path(name, folder))
+    beside = sorted({one.stem for one in file.parent.glob("*.yaml")} - {file.stem})
     known = [*beside, *(config.name for config in packaged.packaged_configs())]
     near = difflib.get_close_matches(name, known, n=3)
     found = f"; did you mean {', '.join(near)}?" if near else f"; there: {', '.join(beside) or 'none'}"
     raise ConfigError(f"there is no config {name!r} in {_short(folder)}, nor a packaged one{found}")
+
+
+def _is_a_path(name: str, folder: Path) -> str:
+    return (
+        f"{name!r} is a path; an entry is the name of a config in {_short(folder)} or of a packaged one "
+        "(agentrl config list), without .yaml"
+    )
 
 
 def _parse_override(text: str) -> Override:

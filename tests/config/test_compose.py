@@ -85,6 +85,22 @@ def test_a_defaults_list_names_configs(write: Write, recwarn: pytest.WarningsRec
         )
 
 
+def test_a_file_of_a_group_names_others_of_its_group_and_of_the_packaged_ones(write: Write) -> None:
+    write("algorithm/base.yaml", "clip_low: 0.1\n")
+    write("algorithm/own.yaml", "defaults: [base, _self_]\nclip_high: 0.5\n")
+    config = load_config(write("run.yaml", "defaults: [algorithm: own, _self_]\n")).algorithm
+    assert (config.clip_low, config.clip_high) == (0.1, 0.5)
+    write("algorithm/own.yaml", "defaults: [dapo, _self_]\nclip_low: 0.15\n")
+    packaged = load_config(write("packaged.yaml", "defaults: [algorithm: dapo]\n")).algorithm
+    assert load_config("run.yaml").algorithm == packaged.model_copy(update={"clip_low": 0.15})
+
+
+def test_a_search_path_of_the_users_own_is_left_to_hydra(write: Write, tmp_path: Path) -> None:
+    write("elsewhere/far.yaml", "trainer: {steps: 7}\n")
+    places = f"hydra: {{searchpath: ['file://{tmp_path}/elsewhere']}}\n"
+    assert load_config(write("run.yaml", f"defaults: [far, _self_]\n{places}")).trainer.steps == 7
+
+
 def test_a_group_is_chosen_by_an_override(write: Write) -> None:
     write("algorithm/a.yaml", "clip_low: 0.1\n")
     write("algorithm/b.yaml", "clip_low: 0.3\n")
