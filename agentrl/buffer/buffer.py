@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -43,6 +43,16 @@ class TaskSequence(Protocol):
     """A dataset that returns the task at any position. Must be thread-safe."""
 
     def task(self, position: int) -> Task: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """newest_version: that was ever published; NO_VERSION before the first.
+    num_other: complete groups that are played again because they have another size.
+    """
+
+    newest_version: int
+    num_other: int
 
 
 class ReplayBuffer:
@@ -97,6 +107,7 @@ class ReplayBuffer:
         self._rows = Rows(self._journal, folder)
         rules = replace(rules, group_size=rules.group_size + has_greedy)
         self._ledger = Ledger(rules, curriculum=curriculum, record=self._record)
+        self._planned_groups = rules.total_groups
         self._groups = self._ledger.groups  # read here, changed by the ledger
         self._curriculum = curriculum
         self._lock = threading.RLock()
@@ -110,6 +121,7 @@ class ReplayBuffer:
         self._audit = Audit()  # of the same events, by other code
         self._last_snapshot = 0  # number of its event
         self._read()
+        self._plan_rest()
         self._last_add = clock()
 
     # ------------------------------------------------------------------------------------------- rollout side
@@ -422,22 +434,26 @@ class ReplayBuffer:
             stored = self._rows.stored(self._groups.ready.values())
         return self._rows.write_state(state, stored)
 
-    def restore(self, data: bytes) -> None:
+    def restore(self, data: bytes) -> int:
         """Replace the buffer's content with a saved `state`. Its weights are restored and published next.
+
+        Returns the number of its ready groups that are played again because they have another size.
 
         Raises:
             CheckpointError: the bytes are not a valid state.
         """
-        state, attempts = self._rows.read_state(data)
+        size = self._group_size + self._has_greedy
+        state, attempts, num_other = self._rows.read_state(data, group_size=size)
         with self._changing():
             for key, attempt in attempts.items():
                 self._rows.announce(key, attempt)
             self._ledger.restore(state)
             self._wake_all()
+        return num_other
 
-    def resume(self, step: int, state: bytes | None) -> int:
+    def resume(self, step: int, state: bytes | None) -> Resumed:
         """Continue after `step`, whose weights are restored and published next. All former lease owners are
-        dead. Return the newest version that was ever published; NO_VERSION before the first.
+        dead.
 
         The journal is used if it can be rolled back to `step`. If it is empty or no longer holds the batches
         to undo, the checkpoint's `state` is used.
@@ -445,9 +461,10 @@ class ReplayBuffer:
         Raises:
             CheckpointError: neither source is available.
         """
+        num_other = 0
         if self._journal.is_empty or step < self._groups.settled:
             if state is not None:
-                self.restore(state)
+                num_other = self.restore(state)
             elif step > 0 or not self._journal.is_empty:
                 raise CheckpointError(
                     f"the state of the replay buffer is unknown after step {step}: its journal "
@@ -464,7 +481,15 @@ class ReplayBuffer:
                     self._ledger.drop_ready(group.group_id, FILES_LOST)
                     self._rows.forget([group.group_id])
             self._rows.remove_strays()
-            return self._groups.version
+        self._plan_rest()
+        return Resumed(self._groups.version, num_other)
+
+    def _plan_rest(self) -> None:
+        """Let the ledger lease what the steps left need: earlier batches may have had another size."""
+        rules, groups = self._ledger.rules, self._groups
+        if self._planned_groups is not None:
+            left = self._planned_groups - groups.step * rules.groups_per_step
+            self._ledger.rules = replace(rules, total_groups=groups.consumed + left)
 
     def _read(self) -> None:
         """Replay the journal."""

@@ -209,11 +209,14 @@ class Rows:
         attempts = [data.decode() for data in stored]
         return json.dumps({**state, "folder": str(self._folder), "attempts": attempts}).encode()
 
-    def read_state(self, data: bytes) -> tuple[dict[str, Any], dict[AttemptKey, AttemptFacts]]:
-        """Return what `write_state` wrote: the ledger's state, and the attempts of its ready groups.
+    def read_state(
+        self, data: bytes, *, group_size: int
+    ) -> tuple[dict[str, Any], dict[AttemptKey, AttemptFacts], int]:
+        """Return what `write_state` wrote: the ledger's state, the attempts of its ready groups, and how many
+        groups of another size there were.
 
-        Files of another folder are copied into this one. A group whose files are gone is not ready any more:
-        its task is played again.
+        Files of another folder are copied into this one. A group whose files are gone, or that was played
+        with another `group_size`, is not ready any more: its task is played again.
 
         Raises:
             CheckpointError: the bytes are not a valid state.
@@ -228,13 +231,19 @@ class Rows:
         for attempt in attempts:
             if (found := self._brought_here(attempt)) is not None:
                 here.setdefault(attempt.group_id, []).append(found)
-        gone = [g for g in state["ready"] if len(here.get(g["group_id"], ())) < len(g["members"])]
+        is_other_size = state.pop("group_size", group_size) != group_size
+        gone = [
+            group
+            for group in state["ready"]
+            if is_other_size or len(here.get(group["group_id"], ())) < len(group["members"])
+        ]
         lost = {group["group_id"] for group in gone}
         state["ready"] = [group for group in state["ready"] if group["group_id"] not in lost]
         state["open"] += [[group["group_id"], group["number"], len(group["members"])] for group in gone]
         owners = {group["group_id"]: group["owner"] for group in state["ready"]}
         kept = (t for group_id, own in here.items() if group_id in owners for t in own)
-        return state, {(t.group_id, owners[t.group_id], t.member): t for t in kept}
+        ready = {(t.group_id, owners[t.group_id], t.member): t for t in kept}
+        return state, ready, len(gone) if is_other_size else 0
 
     def _brought_here(self, attempt: AttemptFacts) -> AttemptFacts | None:
         """Return the attempt with its file in this folder; None if the file does not exist."""

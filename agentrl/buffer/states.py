@@ -307,6 +307,7 @@ class GroupStates:
         }
         return {
             "format": FORMAT,
+            "group_size": self._group_size,
             "lineage": self.lineage.state(),
             "step": self.step,
             "drawn": self.drawn,

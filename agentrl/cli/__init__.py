@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -18,7 +18,7 @@ import agentrl
 from agentrl.cli import configs, data, evaluation, hubs, models, pages, plugins, runs, training
 from agentrl.cli.boxes import boxes
 from agentrl.cli.compare import compare
-from agentrl.cli.disk import full_disk
+from agentrl.cli.disk import full_disk, refused_path
 from agentrl.cli.doctor import doctor
 from agentrl.cli.options import Debug
 from agentrl.cli.planning import plan
@@ -229,20 +229,52 @@ def _at_home(argument: str) -> str:
 
 def main() -> None:
     """Run the command line. Exit code 2: user error; 1: infrastructure error; 130: Ctrl-C."""
+    words = sys.argv[1:]
     try:
-        app([_at_home(argument) for argument in sys.argv[1:]], standalone_mode=True)
+        status = _command()([_at_home(word) for word in words], standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help is shown already
+            sys.exit(error.exit_code)
+        _end(error, _usage_line(error, words), kind="", status=error.exit_code)
+    except typer.Abort as error:
+        _end(error, "aborted: the input ended", kind="", status=1)
     except AgentRLError as error:
-        _end(
-            error,
-            str(error),
-            kind="" if isinstance(error, UserError) else " (infrastructure)",
-            status=error.exit_code,
-        )
+        kind = "" if isinstance(error, UserError) else " (infrastructure)"
+        _end(error, str(error), kind=kind, status=error.exit_code)
     except (OSError, ExceptionGroup) as error:
-        line = full_disk(error, sys.argv[1:])
-        if line is None:
+        if (line := full_disk(error, words)) is not None:
+            _end(error, line, kind=" (infrastructure)", status=1)
+        if (line := refused_path(error)) is None:
             raise
-        _end(error, line, kind=" (infrastructure)", status=1)
+        _end(error, line, kind="", status=2)
+
+
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+"""typer names only this subclass of it."""
+
+
+def _command() -> Any:
+    """Return the command line as typer's object, whose flags show no type in the help."""
+    command = typer.main.get_command(app)
+    todo = [command]
+    while todo:
+        one = todo.pop()
+        todo += getattr(one, "commands", {}).values()
+        for option in (*one.params, one.get_help_option(typer.Context(one))):
+            if option is not None and getattr(option, "is_flag", False):
+                option.metavar = ""
+    return command
+
+
+def _usage_line(error: typer.BadParameter, words: Sequence[str]) -> str:
+    """Return what was wrong with the arguments, and where to read on."""
+    path = "agentrl" if error.ctx is None else error.ctx.command_path
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    key = next((word for word in words if word.startswith("--") and "." in word.partition("=")[0]), None)
+    if key is not None and key.partition("=")[0] in text:
+        text += f"; keys of the config are written without dashes: {key.removeprefix('--')}"
+    return f"{text}; see `{path} --help`"
 
 
 def _end(error: Exception, line: str, *, kind: str, status: int) -> NoReturn:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from agentrl.cli.options import Debug
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxError
 
 if TYPE_CHECKING:
     from agentrl.boxes.leases import Keeper
@@ -42,6 +42,8 @@ def boxes(
     from agentrl.boxes.leases import sweep
 
     keepers = _keepers(command, cloud, app)
+    if command is None and cloud is None:
+        keepers = list(_answering(keepers))
     removed = [box for keeper in keepers for box in (sweep(keeper) if remove else [])]
     for box in removed:
         typer.echo(f"{box.name}  removed  {box.lease}")
@@ -51,6 +53,17 @@ def boxes(
     if not left and not removed:
         typer.echo("no boxes")
     raise typer.Exit(any(box.ownership == "nobody's" for box in left))
+
+
+def _answering(engines: Sequence[Keeper]) -> Iterator[Keeper]:
+    """Yield the installed engines that answer; one whose daemon is not running has no boxes to list."""
+    for engine in engines:
+        try:
+            engine.found()
+        except SandboxError as error:
+            typer.echo(f"left out, because it does not answer: {error}", err=True)
+        else:
+            yield engine
 
 
 def _keepers(command: str | None, cloud: str | None, app: str | None) -> Sequence[Keeper]:

@@ -49,6 +49,8 @@ def compare(
     Both must have the same problems (data source and task id); attempts without a score are left out
     (docs/evaluation.md).
     """
+    if run_a.exists() and run_b.exists() and run_a.samefile(run_b):
+        typer.echo(f"note: both are {run_a}, which is compared with itself", err=True)
     from rich.console import Console
 
     from agentrl.figures.attempts import read_attempts

@@ -1,14 +1,26 @@
-"""Turns a disk-full error into one line that names the folder."""
+"""Turns errors of the file system into one line that names the file."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_CURES = {
+    errno.EROFS: "choose a folder that can be written to",
+    errno.EACCES: "check who may read and write it",
+    errno.EPERM: "check who may read and write it",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of this path is a file; choose another",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.EEXIST: "choose another name",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "a link leads back to itself",
+}
 LITTLE_BYTES = 1 << 20
 """A file system with less free space counts as full: the file that did not fit may already be removed."""
 
@@ -34,6 +46,20 @@ def full_disk(error: BaseException, words: Sequence[str]) -> str | None:
     where = f" of {', '.join(repr(str(place)) for place in places)}" if places else ""
     return (
         f"disk full: no space is left on the file system{where}; free space there, or choose another folder"
+    )
+
+
+def refused_path(error: BaseException) -> str | None:
+    """Return one line about the path that the system refused; None if the error is of another kind."""
+    leaves = list(_leaves(error))
+    if len(leaves) != 1 or not isinstance(leaves[0], OSError):
+        return None
+    refused = leaves[0]
+    if refused.filename is None or refused.errno not in _CURES:
+        return None
+    path = refused.filename2 or refused.filename
+    return (
+        f"{os.fsdecode(path)!r}: {os.strerror(refused.errno)}; {_CURES[refused.errno]} (--debug shows where)"
     )
 
 

@@ -56,6 +56,7 @@ def read_page(name: str) -> str:
     wanted = name.rpartition("/")[2].removesuffix(".md")
     names = page_names()
     if wanted not in names:
-        near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4) or names
-        raise UserError(f"no page {name!r} in the documentation; available: {', '.join(near)}")
+        near = difflib.get_close_matches(wanted, names, n=3)
+        found = f"did you mean {', '.join(near)}?" if near else f"the pages: {', '.join(names)}"
+        raise UserError(f"no page {name!r} in the documentation; {found}")
     return (files(PACKAGE) / f"{wanted}.md").read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import typer
 
 import agentrl
 from agentrl.cli.options import ConfigFile, Debug, Overrides
+from agentrl.config.storage_urls import shown_path
 
 
 def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
@@ -20,8 +21,9 @@ def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False)
     `cluster.address`), trains for `trainer.steps` batches and leaves everything in the run folder. Run the
     same command again to resume.
 
-    Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what a config
-    amounts to.
+    Everyone sets model.path, data.train_files, agent.tools, rollout.group_size, buffer.groups_per_step and
+    trainer.steps. Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what
+    a config amounts to.
     """
     from agentrl.config.compose import load_config
 
@@ -39,6 +41,8 @@ def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -
 
     with _resumable():
         supervise(checked)
+    model = shown_path(checked.trainer.output)
+    typer.echo(f"the policy is in {model}; next: agentrl train CONFIG.yaml model.path={model}")
 
 
 def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
@@ -52,6 +56,8 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
 
     with _resumable():
         train_reward_model(checked)
+    model = shown_path(checked.trainer.output)
+    typer.echo(f"the model is in {model}; next: agentrl train CONFIG.yaml reward_model.model.path={model}")
 
 
 def replay(

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
+from warnings import catch_warnings, simplefilter
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -38,7 +39,7 @@ from agentrl.config.schema import Config
 from agentrl.config.section import Section
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.config.yaml_files import read_nodes
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, concerning
 
 HIDDEN = "<hidden>"
 PLAIN_TEXT = re.compile(r"[A-Za-z_/][\w/. -]*", re.ASCII)
@@ -208,7 +209,8 @@ def _hydra(folder: Path) -> Iterator[ConfigLoader]:
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(folder), job_name="agentrl", version_base="1.3"):
+        with initialize_config_dir(str(folder), job_name="agentrl", version_base="1.3"), catch_warnings():
+            simplefilter("ignore", UserWarning)  # a list without _self_ composes as with it at the end
             yield GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.instance().hydra = outer
@@ -244,10 +246,11 @@ def _compose(file: Path, label: str, overrides: Sequence[str]) -> tuple[dict[str
         raise ConfigError(f"{label}: {_first_line(error)}") from None
 
 
-def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
+def _check_picked(file: Path, folder: Path, seen: set[Path], *, has_places: bool = False) -> None:
     """Parse the files that the `defaults` list of `file` selects from `folder`, recursively.
 
-    This must happen before Hydra expands them.
+    This must happen before Hydra expands them. has_places: the main file's section `hydra` may name further
+    folders, so that names which are not found here are left to Hydra.
 
     Raises:
         yaml.YAMLError: a file is not YAML, or its aliases expand to too much text.
@@ -255,6 +258,7 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
     seen.add(file)
     root = read_nodes(file, names_file=len(seen) > 1)
     listed = dict(root.value) if isinstance(root, yaml.MappingNode) else {}
+    has_places = has_places or any(name.value == "hydra" for name in listed)
     entries: list[yaml.Node] = next(
         (
             node.value
@@ -267,10 +271,45 @@ def _check_picked(file: Path, folder: Path, seen: set[Path]) -> None:
         group, name = entry.value[0] if isinstance(entry, yaml.MappingNode) and entry.value else (None, entry)
         named = str(name.value).split("@")[0].removesuffix(".yaml")
         parts = [] if group is None else [str(group.value).split()[-1].split("@")[0].strip("/")]
+        wanted = Path(*parts, f"{named.strip('/')}.yaml")
         for place in (folder, file.parent):
-            picked = Path(place, *parts, f"{named.strip('/')}.yaml")
-            if picked not in seen and picked.is_file():
-                _check_picked(picked, folder, seen)
+            if (place / wanted) not in seen and (place / wanted).is_file():
+                _check_picked(place / wanted, folder, seen, has_places=has_places)
+        if group is None and not has_places and isinstance(name, yaml.ScalarNode) and not _is_special(named):
+            with concerning(f"{_short(file)}:{name.start_mark.line + 1}: defaults"):
+                _require_listed(wanted, named, folder, file)
+
+
+def _is_special(name: str) -> bool:
+    """Return whether an entry of a `defaults` list names no file: the file itself, or an interpolation."""
+    return name == "_self_" or "${" in name or name in ("", "null")
+
+
+def _require_listed(wanted: Path, name: str, folder: Path, file: Path) -> None:
+    """Raise ConfigError if an entry of the `defaults` list of `file` is a path, or no config.
+
+    Hydra would take a path for a key, and names no alternatives. A file of a group may name others of it.
+    """
+    if ".." in wanted.parts:
+        raise ConfigError(_is_a_path(name, folder))
+    own = file.parent.relative_to(folder) if file.is_relative_to(folder) else Path()
+    places = (folder, file.parent, _packaged("."), _packaged(str(own)))
+    if any((place / wanted).is_file() for place in places):
+        return
+    if Path(name).is_absolute():
+        raise ConfigError(_is_a_path(name, folder))
+    beside = sorted({one.stem for one in file.parent.glob("*.yaml")} - {file.stem})
+    known = [*beside, *(config.name for config in packaged.packaged_configs())]
+    near = difflib.get_close_matches(name, known, n=3)
+    found = f"; did you mean {', '.join(near)}?" if near else f"; there: {', '.join(beside) or 'none'}"
+    raise ConfigError(f"there is no config {name!r} in {_short(folder)}, nor a packaged one{found}")
+
+
+def _is_a_path(name: str, folder: Path) -> str:
+    return (
+        f"{name!r} is a path; an entry is the name of a config in {_short(folder)} or of a packaged one "
+        "(agentrl config list), without .yaml"
+    )
 
 
 def _parse_override(text: str) -> Override:

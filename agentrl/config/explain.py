@@ -9,6 +9,7 @@ from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANT
 from agentrl.config.distillation import TEACHER_SERVERS
 from agentrl.config.explain_cpu import cpu_lines, cpu_model, memory_warning
 from agentrl.config.explain_images import image_lines, image_warnings
+from agentrl.config.explain_inputs import context_warning, input_warnings
 from agentrl.config.explain_loss import critic_lines, loss_lines, loss_warnings
 from agentrl.config.explain_memory import memory_lines
 from agentrl.config.explain_publish import publish_line
@@ -82,7 +83,14 @@ def explain(config: Config, *, num_train_rows: int | None = None, flops_per_s: f
         f"{title}\n" + "\n".join(f"  {_padded(label)}{value}" for label, value in lines)
         for title, lines in parts
     )
-    warnings = list(find_warnings(config, num_train_rows=num_train_rows))
+    warnings = [
+        *input_warnings(
+            config.model.path, config.data.train_files, is_prepared=bool(config.trainer.prepared_by)
+        ),
+        *find_warnings(config, num_train_rows=num_train_rows),
+    ]
+    if (too_long := context_warning(config)) is not None:
+        warnings.append(too_long)
     if (too_large := memory_warning(config, granted_bytes=granted().memory_bytes)) is not None:
         warnings.append(too_large)
     return text + (

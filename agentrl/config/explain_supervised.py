@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from agentrl.config.explain_inputs import input_warnings
 from agentrl.config.storage_urls import shown_path
 from agentrl.config.supervised import RMConfig, SFTConfig
 
@@ -20,7 +21,11 @@ def explain_supervised(config: SFTConfig | RMConfig) -> str:
         f"{title}\n" + "\n".join(f"  {label:<{LABEL_WIDTH}}{value}" for label, value in lines)
         for title, lines in parts
     )
-    warnings = list(find_warnings(config))
+    model = None if config.from_scratch.architecture != "none" else config.model.path
+    warnings = [
+        *input_warnings(model, config.data.train_files, is_prepared=bool(config.trainer.prepared_by)),
+        *find_warnings(config),
+    ]
     return text + (
         "\n\nWarnings\n" + "\n".join(f"  - {warning}" for warning in warnings)
         if warnings

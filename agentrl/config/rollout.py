@@ -382,7 +382,7 @@ class RolloutConfig(Section):
             )
         for url in self.urls:
             if why := refuse_url(url, has_key=self.api_key_env is not None):
-                raise ValueError(f"urls: {why}")
+                raise ValueError(f"rollout.urls: {why}")
         if self.front_url is not None and (
             why := refuse_url(self.front_url, has_key=self.api_key_env is not None)
         ):

@@ -36,6 +36,8 @@ def without_credentials(text: str) -> str:
 
 def problem_of(url: str) -> str | None:
     """Return why a URL names no place in object storage, and what would be right; None if it does."""
+    if not is_url(url):
+        return f"{url!r} is no URL; write one, such as s3://BUCKET/FOLDER or file:///FOLDER"
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES:
         return (

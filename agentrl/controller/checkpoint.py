@@ -245,14 +245,25 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: the checkpoint is damaged.
     """
     if not (folder / MANIFEST).is_file():
-        raise ConfigError(
-            f"{str(folder)!r} is not a checkpoint: it has no manifest.json; checkpoints are folders such as "
-            "checkpoints/step_000020"
-        )
+        why = f"is not a checkpoint: it has no {MANIFEST}" if folder.exists() else "does not exist"
+        raise ConfigError(f"{str(folder)!r} {why}; {_meant(folder)}")
     checkpoint = _read(folder)
     if damage := _own_damage(checkpoint):
         raise damaged(checkpoint, damage)
     return checkpoint
+
+
+def _meant(folder: Path) -> str:
+    """Return what somebody may have meant who named `folder` as a checkpoint: what is in it or beside it."""
+    if (folder / "config.json").is_file():
+        return "it is a model in Hugging Face format already"
+    for place in (folder, folder / "checkpoints", folder.parent):
+        if found := complete_checkpoints(place):
+            policy = folder / "policy"
+            is_ended = (policy / "config.json").is_file()
+            exported = f", or use {policy}, the exported policy" if is_ended else ""
+            return f"the newest is {found[-1].folder}{exported}"
+    return "checkpoints are folders such as RUN/checkpoints/step_000020"
 
 
 def find_checkpoint(parent: Path, trainer: TrainerConfig) -> Checkpoint | None:

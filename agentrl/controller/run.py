@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +16,7 @@ from ray import ObjectRef
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.schema import Config
+from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.batches import POLL_S, Batches
 from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
@@ -25,7 +27,7 @@ from agentrl.controller.opponents import OpponentRefresh
 from agentrl.controller.publish import Publishing
 from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
-from agentrl.controller.run_dir import RunDir
+from agentrl.controller.run_dir import RunDir, run_root
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.silent_roles import SilentRoles
 from agentrl.controller.span_loss import SpanLoss
@@ -61,6 +63,40 @@ class RunResult:
     version: int
     counts: BufferCounts
     validation: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def complete_result(trainer: TrainerConfig) -> RunResult | None:
+    """Return the result of a run that has ended and has no step left, and say so; None if it has to be
+    opened.
+    """
+    root = run_root(trainer)
+    if trainer.resume_mode != "auto" or trainer.val_only or trainer.steps is None:
+        return None
+    try:
+        found = json.loads((root / "result.json").read_text(encoding="utf-8"))
+        ended = RunResult(
+            root,
+            root / "policy",
+            int(found["step"]),
+            int(found["version"]),
+            BufferCounts(**found["counts"]),
+            found["validation"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):  # the run is opened, and ends with a result again
+        return None
+    newest = max((one.step for one in complete_checkpoints(root / "checkpoints")), default=-1)
+    if not trainer.steps <= newest == ended.step or not (ended.model_path / "config.json").is_file():
+        return None
+    say_complete(ended.step, trainer.steps, f"its policy is in {ended.model_path}", print)
+    return ended
+
+
+def say_complete(step: int, total_steps: int, left: str, say: Callable[[str], None]) -> None:
+    """Say that a run has nothing to train, before anything starts. left: what there is, or is left to do."""
+    say(
+        f"this run is complete ({step} of {total_steps} steps): {left}; to continue, raise trainer.steps; "
+        "for a new run, choose another trainer.run_dir or trainer.resume_mode=disable"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,14 +420,6 @@ class Run:
         """Let the buffer remove the files of batches that have been recorded."""
         oldest = self.observer.recording.oldest_step
         self.buffer.run(ReplayBuffer.release_batches, self.step + 1 if oldest is None else oldest)
-
-    def say_complete(self) -> None:
-        """Report that the resumed run is already complete, so there is nothing to train."""
-        self.observer.say(
-            f"this run is complete ({self.step} of {self.total_steps} steps); to continue, raise "
-            "trainer.steps; for a new run, choose another trainer.experiment_name or "
-            "trainer.resume_mode=disable"
-        )
 
     def finish(self) -> RunResult:
         """Complete the last checkpoint, export the policy, draw the report and print the closing table."""

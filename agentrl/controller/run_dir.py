@@ -41,6 +41,12 @@ from agentrl.tracking.unwritten import AppendedFile
 from agentrl.tracking.versions import VERSIONS, read_versions
 
 
+def run_root(trainer: TrainerConfig) -> Path:
+    """Return the folder of a run."""
+    named = Path("runs") / trainer.project_name / trainer.experiment_name
+    return Path(trainer.run_dir) if trainer.run_dir else named
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """Paths of a run, and the lock that excludes a second process."""
@@ -58,8 +64,7 @@ class RunDir:
         Raises:
             ConfigError: the folder cannot be written, or another run has locked it.
         """
-        named = Path("runs") / trainer.project_name / trainer.experiment_name
-        root = Path(trainer.run_dir) if trainer.run_dir else named
+        root = run_root(trainer)
         try:
             for name in ("checkpoints", "servers", "weights"):
                 (root / name).mkdir(parents=True, exist_ok=True)

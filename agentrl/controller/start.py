@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from agentrl.buffer.training_buffer import (
 from agentrl.chat.chat import Chat
 from agentrl.config.compose import dump_config
 from agentrl.config.explain_cpu import memory_warning
+from agentrl.config.explain_inputs import context_warning
 from agentrl.config.explain_memory import refuse_too_large
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
@@ -51,7 +52,7 @@ from agentrl.controller.recording import RemoteRecording
 from agentrl.controller.recover import Ranks
 from agentrl.controller.reward_role import launch_reward_model, resolve_reward_model
 from agentrl.controller.roles import launch_roles
-from agentrl.controller.run import Processes, Run
+from agentrl.controller.run import Processes, Run, say_complete
 from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
@@ -80,12 +81,16 @@ from agentrl.granted import granted
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
+from agentrl.learner.restore import read_model_config
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.frozen_models import resolve_opponents, resolve_teacher
 from agentrl.rollout.gateway_address import check_address
+from agentrl.rollout.limits import server_key
 from agentrl.rollout.worker import RolloutSettings
+from agentrl.serving.attached import check_attached
+from agentrl.serving.launch import check_backend
 from agentrl.tracking.span_export import check_opentelemetry
 from agentrl.tracking.versions import VERSIONS
 from agentrl.weights.disk import remove_versions
@@ -108,7 +113,7 @@ def open_run(config: Config) -> Iterator[Run]:
     refuse_too_large(config)
     if config.tracking.spans.endpoint is not None:
         check_opentelemetry()
-    _check_training(config, plugins, chat)
+    total_steps = _check_training(config, plugins, chat)
     with ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))
         stack.callback(run_dir.close)
@@ -122,6 +127,8 @@ def open_run(config: Config) -> Iterator[Run]:
             check_baselines(config.tracking.baselines, policy=Path(config.model.path))
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
+        if checkpoint is not None:
+            _say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
         stack.enter_context(interruptible())
         started = time.monotonic()
         uploading = _start_uploading(config, upload, run_dir, observer, stack)
@@ -205,8 +212,15 @@ def _start_ray(
     config: Config, run_dir: RunDir, observer: Observer, stack: ExitStack
 ) -> Mapping[Role, Sequence[Seat]]:
     """Start or join Ray until `stack` ends, and return the reserved seats by role."""
-    if warning := memory_warning(config, granted_bytes=granted().memory_bytes):
-        observer.say(f"warning: {warning}")
+    for warning in (memory_warning(config, granted_bytes=granted().memory_bytes), context_warning(config)):
+        if warning is not None:
+            observer.say(f"warning: {warning}")
+    check_attached(
+        config.rollout.urls,
+        api_key=server_key(config.rollout.api_key_env),
+        start_timeout_s=config.rollout.server_start_timeout_s,
+        say=observer.say,
+    )
     observer.say("starting Ray, servers, learner and rollout actors ...")
     observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
     seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
@@ -284,8 +298,10 @@ def _say_early(text: str) -> None:
 def _resolved(config: Config) -> Config:
     """Return the config with its models and data files resolved, after all checks that need no process."""
     check_files(config.models, config.agent)
-    if config.cluster.address is None:  # else each rollout actor checks its own node when it starts
+    if config.cluster.address is None:  # else each process checks its own node when it starts
         check_address(config.agent.gateway)
+        for servers in (config.rollout, *(plan.rollout for plan in config.frozen_plans)):
+            check_backend(servers)
     config = config.model_copy(
         update={
             "data": with_local_files(config.data),
@@ -333,12 +349,34 @@ def _with_frozen_models(config: Config) -> Config:
     return config
 
 
-def _check_training(config: Config, plugins: Plugins, chat: Chat) -> None:
-    """Check training data and chat template early: the replay buffer would refuse them after the start-up."""
+def _check_training(config: Config, plugins: Plugins, chat: Chat) -> int:
+    """Check training data and chat template early: the replay buffer would refuse them after the start-up.
+
+    Returns the number of steps, if no row turns out to be too long.
+    """
     offered = OfferedTools(config.agent, plugins)
-    check = TaskCheck(RewardTable(config.reward, plugins).check, offered, plugins)
+    rewards = RewardTable(config.reward, plugins)
+    rewards.check_services()
+    check = TaskCheck(rewards.check, offered, plugins)
     num_rows = check_training_data(config.data, Playable(config.agent, plugins, chat, check))
-    planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
+    return planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
+
+
+def _say_resumed(
+    checkpoint: Checkpoint, config: Config, *, total_steps: int, say: Callable[[str], None]
+) -> None:
+    """Say what is resumed, and what of the config has no effect on it."""
+    say(f"resumed from {checkpoint.folder.name}")
+    before, here = Path(read_model_config(checkpoint.learner).path), Path(config.model.path)
+    has_moved = before.name == here.name and not before.exists()  # the run continues on another machine
+    if before.absolute() != here.absolute() and not has_moved:
+        say(
+            f"model.path={str(here)!r} has no effect on the weights: they continue from "
+            f"{checkpoint.folder.name}, which began with {str(before)!r}; to begin with others, choose "
+            "another trainer.run_dir"
+        )
+    if checkpoint.step >= total_steps and not config.trainer.val_only:
+        say_complete(checkpoint.step, total_steps, "only its policy and its report are written", say)
 
 
 def confirm_adapter(config: Config, given: Config, servers: ServerFleet) -> Config:
@@ -485,19 +523,22 @@ def _resume(
     Returns the newest version that was ever used here, by whoever knows the newest; -1: none.
     """
     newest_version = run_dir.next_version() - 1
-    if checkpoint is not None:
-        observer.say(f"resumed from {checkpoint.folder.name}")
     if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
         observer.say(aside)
     state = checkpoint.buffer_state() if checkpoint else None
     step = checkpoint.step if checkpoint else 0
-    journaled = buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, step, state)
-    if journaled > newest_version:
+    resumed = buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, step, state)
+    if resumed.num_other:
         observer.say(
-            f"{VERSIONS} ends with version {newest_version}, the journal with {journaled}: lines are "
-            f"missing; versions go on after {journaled}"
+            f"{resumed.num_other} complete groups of the checkpoint have another size than "
+            "rollout.group_size asks for: they are played again"
         )
-    return max(newest_version, journaled)
+    if resumed.newest_version > newest_version:
+        observer.say(
+            f"{VERSIONS} ends with version {newest_version}, the journal with {resumed.newest_version}: "
+            f"lines are missing; versions go on after {resumed.newest_version}"
+        )
+    return max(newest_version, resumed.newest_version)
 
 
 def _readiness(config: Config, plan: BufferPlan) -> str:

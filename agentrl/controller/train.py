@@ -37,7 +37,7 @@ from agentrl.controller.credit import (
 )
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
-from agentrl.controller.run import Run, RunResult
+from agentrl.controller.run import Run, RunResult, complete_result
 from agentrl.controller.start import open_run
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.heap import without_collections
@@ -57,6 +57,8 @@ def train(config: Config) -> RunResult:
         UserError: the config, data or a plugin is wrong. All processes that were started are stopped again.
         InfrastructureError: the run lost a process, server or file that it could not replace.
     """
+    if (complete := complete_result(config.trainer)) is not None:
+        return complete
     with open_run(config) as run:
         run.validate_baselines()
         with run.recovering():
@@ -65,7 +67,6 @@ def train(config: Config) -> RunResult:
             run.validate()
             return run.finish()
         if run.step >= run.total_steps:
-            run.say_complete()
             return run.finish()
         run.start_rollouts()
         if config.trainer.val_before_train and not run.is_resumed:

@@ -26,10 +26,26 @@ def appearing_whole(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def require_writable_file(path: Path) -> None:
+    """Raise ConfigError if no file can be written at `path`; called before the work that is to end there."""
+    if path.is_dir():
+        raise ConfigError(f"{str(path)!r} is a folder; name a file in it")
+    _require_writable_parent(path)
+
+
 def require_new_folder(folder: Path) -> None:
-    """Raise ConfigError unless `folder` does not exist or is empty."""
+    """Raise ConfigError unless `folder` is empty, or does not exist and can be made."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} exists and is not empty; choose a folder that does not exist")
+    _require_writable_parent(folder)
+
+
+def _require_writable_parent(path: Path) -> None:
+    parent = next(place for place in path.absolute().parents if place.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ConfigError(
+            f"{str(path)!r} cannot be written: {str(parent)!r} is no folder that may be written"
+        )
 
 
 def sync(path: Path) -> None:

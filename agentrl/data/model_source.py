@@ -15,6 +15,7 @@ from agentrl.config.storage_urls import is_url
 from agentrl.data.adapter_source import resolve_adapter
 from agentrl.data.fetched import fetched_folder
 from agentrl.data.hub import HubError, download
+from agentrl.data.weight_files import check_weights
 from agentrl.errors import ConfigError, concerning
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -55,23 +56,19 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
         )
     if is_url(model.path):
         with concerning("model.path"):
-            return _with_config(fetched_folder(model.path), model.path)
-    folder = Path(model.path)
-    if not folder.is_dir():
+            folder = fetched_folder(model.path)
+    elif not (folder := Path(model.path)).is_dir():
         folder = _download(model, "model.path", with_weights=with_weights)
+        if with_weights and not any(folder.glob("*.safetensors")):
+            raise ConfigError(
+                f"model.path={model.path!r}: the hub has no safetensors weights of this model; convert it, "
+                "or choose another"
+            )
+    if (with_weights or is_url(model.path)) and not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path={model.path!r} is not the folder of a model: it has no config.json")
     if with_weights:
-        _with_config(folder, model.path)
-    if with_weights and model.path != str(folder) and not any(folder.glob("*.safetensors")):
-        raise ConfigError(
-            f"model.path={model.path!r}: the hub has no safetensors weights of this model; convert it, or "
-            "choose another"
-        )
-    return folder
-
-
-def _with_config(folder: Path, path: str) -> Path:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path={path!r} is not the folder of a model: it has no config.json")
+        with concerning(f"model.path={model.path!r}"):
+            check_weights(folder)
     return folder
 
 
@@ -90,6 +87,8 @@ def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
 
 def _download(model: ModelConfig, key: str, *, with_weights: bool) -> Path:
     """Download the files of a hub id; return the folder, which is named after the commit."""
+    if Path(model.path).is_file():
+        raise ConfigError(f"{key}={model.path!r} is a file; name the folder of a model, or a hub id")
     if not _HUB_ID.fullmatch(model.path):
         raise ConfigError(
             f"{key}={model.path!r} cannot be loaded: no such folder, and not a hub id either (owner/name)"

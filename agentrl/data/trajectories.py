@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
 from agentrl.data.parquet_files import read_table, reading_parquet, writing_parquet
@@ -32,6 +33,7 @@ from agentrl.types import (
     Trajectory,
 )
 
+_FORMAT_KEY = b"agentrl.trajectories"
 FORMAT = b"7"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
 WHAT = "a Parquet file of trajectories"
@@ -132,7 +134,7 @@ SCHEMA = pa.schema(
         pa.field("teacher_logprobs", pa.large_list(pa.float32()), nullable=False),
         pa.field("images", pa.list_(PLACED_IMAGE), nullable=False),
     ],
-    metadata={b"agentrl.trajectories": FORMAT},
+    metadata={_FORMAT_KEY: FORMAT},
 )
 
 _ARRAY_DTYPES: Mapping[str, DTypeLike] = {
@@ -447,18 +449,25 @@ def read_trajectories(
         return decode(batch, images=images), batch
 
 
+def may_have_trajectories(file: Path) -> bool:
+    """Return whether a Parquet file has trajectories by its schema, or cannot be read."""
+    try:
+        return _FORMAT_KEY in (pq.read_schema(file).metadata or {})
+    except (pa.ArrowInvalid, OSError):
+        return True
+
+
 def check_schema(schema: pa.Schema, where: str) -> None:
     """Check that `schema` has a known format and every column of SCHEMA.
 
     Raises:
         DataError: it does not.
     """
-    found = (schema.metadata or {}).get(b"agentrl.trajectories")
+    found = (schema.metadata or {}).get(_FORMAT_KEY)
+    if found is None:
+        raise DataError(f"{where}: contains no trajectories; its columns: {', '.join(schema.names[:8])}")
     if found != FORMAT and found not in FORMER_FORMATS:
-        raise DataError(
-            f"{where}: trajectories of format {found.decode() if found else 'unknown'}, expected "
-            f"{FORMAT.decode()}"
-        )
+        raise DataError(f"{where}: trajectories of format {found.decode()}, expected {FORMAT.decode()}")
     known = [name for name in SCHEMA.names if int(found) >= _SINCE.get(name, 0)]
     found_names = set(schema.names)
     missing = [name for name in known if name not in found_names]

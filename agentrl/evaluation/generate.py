@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.atomic_files import appearing_whole, require_writable_file
 from agentrl.data.files import batches
 from agentrl.errors import ConfigError, DataError
 from agentrl.evaluation.model_place import Say
@@ -33,6 +33,7 @@ def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: S
     """
     [source] = request.on
     table = _read(source, response_key)
+    require_writable_file(out)
     data = request.config.data
     if data.overlong_prompts == "filter":  # an error instead: each row needs its responses
         data = data.model_copy(update={"overlong_prompts": "error"})
@@ -52,6 +53,8 @@ def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: S
 
 
 def _read(source: str, response_key: str) -> pa.Table:
+    if not Path(source).exists():
+        raise DataError(f"--in {source!r} does not exist")
     if Path(source).suffix != ".parquet":
         raise ConfigError(
             f"--in {source!r} must be a Parquet file: its columns are written with the responses"

@@ -23,7 +23,7 @@ from agentrl.evaluation.scratch import scratch_folder
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.message_model import served_models
 from agentrl.serving.health import ServerStatus
-from agentrl.serving.launch import launcher
+from agentrl.serving.launch import check_backend, launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import ModelInfo
@@ -31,6 +31,8 @@ from agentrl.sglang.protocol import ModelInfo
 PROBE_TIMEOUT_S = 30.0
 OPENAI_PATH = "/v1"
 """Ending of the URL of an OpenAI-compatible server. All other URLs use SGLang's native protocol."""
+_NO_ROUTE = frozenset({200, 404, 405, 501})
+"""Statuses of an error about what was asked, or about a body that nobody expects."""
 UNPUBLISHED_VERSION = 0
 """Version of tokens from a server that was started without
 `--weight-version`: it does not matter without training.
@@ -43,11 +45,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
     """A folder or hub id (`kind` is folder, no urls), or
-    URLs of servers with SGLang's or OpenAI's protocol.
+    URLs of servers with SGLang's or OpenAI's protocol. named_by: the option or key that names the URLs.
     """
 
     kind: Literal["folder", "sglang", "openai"]
     urls: tuple[str, ...] = ()
+    named_by: str = "--model"
 
 
 def read_place(
@@ -83,7 +86,8 @@ def read_place(
             f"--model {model!r}: all URLs must have the same protocol: either all end in {OPENAI_PATH} "
             "(OpenAI's), or none (SGLang's)"
         )
-    return ModelPlace("openai" if kinds.pop() else "sglang", urls), config
+    named_by = "rollout.urls" if model is None else "--model"
+    return ModelPlace("openai" if kinds.pop() else "sglang", urls, named_by), config
 
 
 def _is_server(text: str) -> bool:
@@ -167,9 +171,9 @@ def describe_model(
         return KnownModel(resolved, fingerprint(resolved.path))
     api_key = server_key(api_key_env)
     if place.kind == "openai":
-        name = trio.run(_served_name, place.urls, api_key, served_name)
+        name = trio.run(_served_name, place, api_key, served_name)
         return KnownModel(config, f"{name} at {', '.join(sorted(place.urls))}", name)
-    infos = trio.run(_infos, place.urls, api_key)
+    infos = trio.run(_infos, place, api_key)
     if len(set(infos)) > 1:
         shown = ", ".join(
             f"{url}: {info.model_path} version {info.version}"
@@ -191,6 +195,7 @@ def open_servers(
     if place.urls:
         yield RunningServers(place.urls, server_key(config.api_key_env))
         return
+    check_backend(config)
     count, key = max(config.num_started, 1), key_of_started(config.api_key_env)
     with scratch_folder() as folder, ExitStack() as stack:
         supervisors = tuple(
@@ -236,9 +241,12 @@ def _with_tokenizer(model: ModelConfig, info: ModelInfo) -> ModelConfig:
     return resolve_model(model, with_weights=False)
 
 
-async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | None) -> str:
+async def _served_name(place: ModelPlace, api_key: str | None, wanted: str | None) -> str:
     """Return the name of the model that all servers offer: the wanted one, or the only common one."""
-    listed = [await _answered(url, partial(served_models, url, api_key=api_key)) for url in urls]
+    urls = place.urls
+    listed = [
+        await _answered(place.named_by, url, partial(served_models, url, api_key=api_key)) for url in urls
+    ]
     common = [name for name in listed[0] if all(name in names for names in listed)]
     if wanted is not None and wanted not in common:
         raise ConfigError(
@@ -252,18 +260,22 @@ async def _served_name(urls: Sequence[str], api_key: str | None, wanted: str | N
     return wanted or common[0]
 
 
-async def _answered(url: str, question: Callable[[], Awaitable[T]]) -> T:
-    with trio.move_on_after(PROBE_TIMEOUT_S):
-        return await question()
-    raise ServerError(f"{url} did not answer within {PROBE_TIMEOUT_S:g} s")
+async def _answered(named_by: str, url: str, question: Callable[[], Awaitable[T]]) -> T:
+    try:
+        with trio.move_on_after(PROBE_TIMEOUT_S):
+            return await question()
+    except ServerError as error:
+        other = ": another kind of server?" if error.status in _NO_ROUTE else ""
+        raise ServerError(f"{named_by} {url}: {error}{other}", status=error.status) from error
+    raise ServerError(f"{named_by} {url} did not answer within {PROBE_TIMEOUT_S:g} s")
 
 
-async def _infos(urls: Sequence[str], api_key: str | None) -> list[ModelInfo]:
+async def _infos(place: ModelPlace, api_key: str | None) -> list[ModelInfo]:
     infos = []
-    for url in urls:
+    for url in place.urls:
         client = SGLangClient(url, api_key=api_key)
         try:
-            infos.append(await _answered(url, client.model_info))
+            infos.append(await _answered(place.named_by, url, client.model_info))
         finally:
             await client.aclose()
     return infos

@@ -159,6 +159,8 @@ def prepare(request: EvaluationRequest, *, say: Say) -> Iterator[Prepared]:
                 f"{asking[0]} uses the reward model, which only a training run has; evaluate with another "
                 "reward"
             )
+        if request.is_scored:
+            table.check_services()
         reward, check = (config.reward, table.check) if request.is_scored else (None, None)
         settings = AttemptSettings(
             known.identity, config.model, config.data, config.agent, config.eval, reward, opponents

@@ -22,7 +22,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.config.agent import AgentConfig
 from agentrl.config.data import DataConfig
 from agentrl.config.reward import RewardConfig
-from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.atomic_files import appearing_whole, require_writable_file
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.evaluation.responses import ResponseFile, StoredRow
 from agentrl.figures.attempts import EvaluatedAttempt
@@ -110,11 +110,14 @@ def score_file(
     Raises:
         DataError: a row is malformed, has no reward, or lacks what its reward needs.
         PluginError: the custom function or a reward cannot be loaded.
+        ConfigError: nobody listens at the URL of a reward's service.
     """
     file = ResponseFile(path, columns, response_key)
     if scores_key in file.schema.names:
         raise DataError(f"{path}: a column {scores_key!r} already exists; choose another with --scores-key")
+    require_writable_file(out)
     table = RewardTable(in_processes(reward), open_plugins(agent))
+    table.check_services()
     total, done = _check_rows(file, table), itertools.count(1)
     return in_trio(_score_file, file, out, table, scores_key, num_processes, lambda: watch(next(done), total))
 

@@ -101,6 +101,10 @@ def read_attempts(path: Path) -> list[EvaluatedAttempt]:
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     files = [path]
+    if (path / "checkpoints").is_dir():
+        steps = sorted(path.glob("validation/step_*.parquet"))
+        which = f"one of its validations, such as {steps[-1]}" if steps else "the folder of an evaluation"
+        raise DataError(f"{path}: this is a training run, not an evaluation; name {which}")
     if path.is_dir():
         files = [path / ATTEMPTS] if (path / ATTEMPTS).exists() else sorted(path.rglob("*.parquet"))
     if not files:

@@ -35,6 +35,10 @@ class _Step:
         return Readiness(self._name, int(self.is_done), 1)
 
 
+def _pending(ready: Readiness, age_s: float) -> str:
+    return f" ({age_s:.0f} s{f'; {ready.waits_for}' if ready.waits_for else ''})"
+
+
 class StartUp:
     """Context manager that reports the table every few seconds from its own thread, while the driver waits.
 
@@ -85,11 +89,11 @@ class StartUp:
 
     def line(self) -> str:
         """Return the table in one line; only parts that are not ready show their age."""
-        words = [
-            (f"{ready.name} {ready.num_ready}/{ready.num_parts}", ready.is_ready, age_s)
+        return ", ".join(
+            f"{ready.name} {ready.num_ready}/{ready.num_parts}"
+            + ("" if ready.is_ready else _pending(ready, age_s))
             for ready, age_s in self._rows()
-        ]
-        return ", ".join(text if is_ready else f"{text} ({age_s:.0f} s)" for text, is_ready, age_s in words)
+        )
 
     def _end(self) -> None:
         self._is_over.set()

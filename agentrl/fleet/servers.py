@@ -171,7 +171,11 @@ class ServerFleet:
     def readiness(self) -> Readiness:
         parts = [handle.readiness for handle in self._handles]
         return Readiness(
-            "servers", sum(part.num_ready for part in parts), len(parts), any(part.may_come for part in parts)
+            "servers",
+            sum(part.num_ready for part in parts),
+            len(parts),
+            any(part.may_come for part in parts),
+            next((part.waits_for for part in parts if part.waits_for), ""),
         )
 
     @property

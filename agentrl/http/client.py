@@ -6,6 +6,7 @@ any status is an HttpReply.
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from agentrl.errors import ServerError
 _READ_BYTES = 64 * 1024
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
+_HTML = re.compile(r"<(?:!doctype|html|head|\?xml)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<title>(.*?)</title>", re.IGNORECASE)
 
 
 MAX_REPLY_BYTES = 256 * 2**20
@@ -47,10 +50,17 @@ class HttpReply:
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
-            start = self.body[:80].decode(errors="replace")
             raise ServerError(
-                f"{self.origin} sent a body that is not JSON: {start!r}", status=self.status
+                f"{self.origin} sent a body that is not JSON: {self.excerpt(80)!r}", status=self.status
             ) from error
+
+    def excerpt(self, max_chars: int = 300) -> str:
+        """Return the beginning of the body in one line; of a page in HTML, its title."""
+        text = " ".join(self.body[: 20 * max_chars].decode(errors="replace").split())
+        if not _HTML.match(text):
+            return text[:max_chars] or "no message"
+        title = _TITLE.search(text)
+        return f"a page in HTML, {title[1].strip()[:max_chars]!r}" if title else "a page in HTML"
 
 
 class _StaleConnection(Exception):
@@ -131,6 +141,10 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
                     f"{self.origin} closed the connection without a reply to {method} {path}"
                 ) from error
 
+    async def connect(self) -> None:
+        """Open a connection for the next request; raise ServerError if nobody listens."""
+        self._idle.append(await self._connect())
+
     async def aclose(self) -> None:
         """Close the idle connections. Requests in flight close theirs when they end."""
         self._is_closed = True
@@ -148,7 +162,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
                 await tls.do_handshake()
                 stream = tls
         except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
-            raise ServerError(f"cannot connect to {self.origin}: {error}") from error
+            raise ServerError(f"cannot connect to {self.origin}: {_why(error)}") from error
         return _Connection(stream)
 
     async def _exchange(
@@ -257,6 +271,20 @@ def _encoded(value: Any) -> bytes:
         return bytes(memoryview(orjson.dumps(value, option=_JSON)))
     except orjson.JSONEncodeError:  # such as an integer beyond 64 bits, of a row or of a model's call
         return dumps_any_integer(value, allow_nan=False).encode()
+
+
+def _why(error: Exception) -> str:
+    """Return why a connection failed. trio names the reason of each address only in the cause."""
+    cause = error.__cause__
+    causes = cause.exceptions if isinstance(cause, ExceptionGroup) else (cause,)
+    found: list[Exception] = [one for one in causes if isinstance(one, OSError)] or [error]
+    return ", ".join(dict.fromkeys(_reason(one) for one in found))
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)
 
 
 def _checked(headers: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -7,7 +7,6 @@ keeps one copy of a file for all processes of a node in either case.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from agentrl.data.weight_files import SINGLE, HeaderEntry, read_entries, weight_files
 from agentrl.errors import ConfigError
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 CHUNK_BYTES = 16 * 2**20
 """Read at a time; larger reads are not faster, and every rank has one such buffer."""
@@ -31,10 +27,6 @@ CHUNK_BYTES = 16 * 2**20
 SLOWEST_BYTES_PER_S = 100e6
 """A network disk behind 1 Gbit/s; ranks that read more slowly count as stuck."""
 
-MAX_HEADER_BYTES = 10**8
-"""Of a file, as in the safetensors library: more is not a header."""
-
-_LENGTH_BYTES = 8
 _DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -69,10 +61,13 @@ def find_stored(folder: Path, *, single: str = SINGLE) -> Mapping[str, StoredTen
     """Return the tensors of a folder by name, from the files' headers; empty if it has no safetensors.
 
     Raises:
-        ConfigError: a file is missing, cut or damaged.
+        ConfigError: a file is missing, cut or damaged, or has a dtype that is not known here.
     """
-    files = _weight_files(folder, single)
-    return {name: tensor for file in files for name, tensor in read_header(file).items()}
+    return {
+        name: _stored(file, entry)
+        for file in weight_files(folder, single=single)
+        for name, entry in read_entries(file).items()
+    }
 
 
 def reading_s(folder: Path) -> float:
@@ -80,67 +75,16 @@ def reading_s(folder: Path) -> float:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) / SLOWEST_BYTES_PER_S
 
 
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name.
-
-    Raises:
-        ConfigError: the file is missing, cut or damaged.
-    """
-    try:
-        with file.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-            text = opened.read(length) if length <= min(size, MAX_HEADER_BYTES) else b""
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    if len(text) < length:
+def _stored(file: Path, entry: HeaderEntry) -> StoredTensor:
+    if entry.dtype not in _DTYPES:
+        raise ConfigError(f"{file} has a tensor of dtype {entry.dtype}; known: {', '.join(_DTYPES)}")
+    found = StoredTensor(file, entry.begin, entry.shape, _DTYPES[entry.dtype])
+    if entry.end - entry.begin != found.num_bytes:
         raise ConfigError(
-            f"{file} is cut, or is no safetensors file: its header should have {length:,} bytes, and the "
-            f"file has {size:,}; copy it again"
+            f"{file} is damaged: a tensor of shape {list(entry.shape)} has {entry.end - entry.begin:,} of "
+            f"{found.num_bytes:,} bytes; copy it again"
         )
-    start = _LENGTH_BYTES + length
-    try:
-        entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
-        found = {name: _stored(file, start, entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{file} is damaged: its header cannot be read ({error!r}); copy it again"
-        ) from error
-    needed = max((tensor.begin + tensor.num_bytes for tensor in found.values()), default=start)
-    if size < needed:
-        raise ConfigError(f"{file} is cut: it has {size:,} of {needed:,} bytes; copy it again")
     return found
-
-
-def _stored(file: Path, start: int, entry: Mapping[str, Any]) -> StoredTensor:
-    if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"a tensor of dtype {entry['dtype']}; known: {', '.join(_DTYPES)}")
-    begin, end = entry["data_offsets"]
-    found = StoredTensor(file, start + begin, tuple(entry["shape"]), _DTYPES[entry["dtype"]])
-    if begin < 0 or end - begin != found.num_bytes:
-        raise ValueError(f"a tensor of shape {entry['shape']} at the bytes {begin} to {end}")
-    return found
-
-
-def _weight_files(folder: Path, single: str) -> list[Path]:
-    if (folder / single).is_file():
-        return [folder / single]
-    index = folder / INDEX
-    if not index.is_file():
-        return []
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        strange = [name for name in names if Path(name).name != name]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{index} cannot be read: {error!r}") from error
-    if strange:
-        raise ConfigError(f"{index} names {strange[0]!r}, which is not a file of its folder")
-    lost = [name for name in names if not (folder / name).is_file()]
-    if lost:
-        raise ConfigError(
-            f"{folder} lacks {len(lost)} of the {len(names)} files that {INDEX} names: {', '.join(lost[:8])}"
-        )
-    return [folder / name for name in names]
 
 
 class SliceReader(AbstractContextManager["SliceReader"]):

@@ -92,7 +92,7 @@ class LLMJudge(Reward):
         key = secret(options.api_key_env, plugin=f"reward {self.name!r}")
         self.max_concurrent = options.max_concurrent
         url = options.url.rstrip("/") + "/chat/completions"
-        self._poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
+        self.poster = Poster(url, api_key=key, max_retries=options.max_retries, reward=self.name)
         # Hash of a request -> the judge's text; least recently used first.
         self._verdicts: OrderedDict[str, str] = OrderedDict()
         self._under_way: dict[str, trio.Event] = {}  # hash of a request in flight -> set when it ends
@@ -121,7 +121,7 @@ class LLMJudge(Reward):
         self._under_way[key] = trio.Event()
         try:
             for _ in range(self._options.max_retries + 1):
-                verdict = _text(await self._poster.post(request))
+                verdict = _text(await self.poster.post(request))
                 if self._score(verdict) is not None:
                     self._remember(key, verdict)
                     return verdict

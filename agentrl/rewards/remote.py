@@ -42,7 +42,7 @@ class Remote(Reward):
         options = read_options(RemoteOptions, self.config, plugin=f"reward {self.name!r}")
         key = secret(options.api_key_env, plugin=f"reward {self.name!r}")
         self.max_concurrent = options.max_concurrent
-        self._poster = Poster(options.url, api_key=key, max_retries=options.max_retries, reward=self.name)
+        self.poster = Poster(options.url, api_key=key, max_retries=options.max_retries, reward=self.name)
 
     async def score(self, attempt: Attempted) -> RewardResult | None:  # type: ignore[override]  # runs_in trio: async
         """Query the service.
@@ -50,7 +50,7 @@ class Remote(Reward):
         Raises:
             RewardError: it did not reply with a score.
         """
-        reply = await self._poster.post(_body(attempt))
+        reply = await self.poster.post(_body(attempt))
         if not isinstance(reply, dict) or "score" not in reply:
             raise RewardError(
                 f"the service answered {str(reply)[:120]!r}; it must answer with a JSON object that has "

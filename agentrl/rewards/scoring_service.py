@@ -11,6 +11,7 @@ import trio
 from agentrl.errors import ConfigError, RewardError, ServerError
 from agentrl.http.client import HttpClient
 
+CONNECT_TIMEOUT_S = 10.0
 FIRST_PAUSE_S = 0.25
 TRANSIENT = frozenset({408, 409, 425, 429})
 """Statuses below 500 that mean "try later"."""
@@ -35,10 +36,26 @@ class Poster:
                 f"reward {reward!r}: url={url!r} is not the URL of a service; write it like "
                 "http://127.0.0.1:8000/score"
             )
+        self._reward = reward
         self._origin = f"{parts.scheme}://{parts.netloc}"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._max_retries = max_retries
+
+    async def check(self) -> None:
+        """Raise ConfigError if nobody listens at the URL. No request is sent."""
+        try:
+            with trio.move_on_after(CONNECT_TIMEOUT_S):
+                async with HttpClient(self._origin) as client:
+                    await client.connect()
+                return
+        except ServerError as error:
+            why = str(error)
+        else:
+            why = f"no connection within {CONNECT_TIMEOUT_S:g} s"
+        raise ConfigError(
+            f"reward {self._reward!r}: url {self._origin}{self._path}: {why}; start the service first"
+        )
 
     async def post(self, body: Mapping[str, Any]) -> Any:
         """Return the decoded reply of status 200.
@@ -64,10 +81,7 @@ class Poster:
             reply = await client.request("POST", self._path, json=body)
         if reply.status == 200:
             return reply.json()
-        text = (
-            f"{self._origin}{self._path} answered {reply.status}: "
-            f"{reply.body[:200].decode(errors='replace')!r}"
-        )
+        text = f"{self._origin}{self._path} answered {reply.status}: {reply.excerpt(200)!r}"
         if reply.status in TRANSIENT or reply.status >= 500:
             raise ServerError(text, status=reply.status)
         raise _RefusedError(text)

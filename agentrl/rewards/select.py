@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeVar
 
+import trio
+
 from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import AgentRLError, ConfigError, DataError, PluginError, concerning
 from agentrl.plugins import Attempted, Plugins, Reward, RewardResult
@@ -14,7 +16,9 @@ from agentrl.plugins.rewards import AnyReward, RunsIn, Scope
 from agentrl.plugins.sources import function_reference
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
+from agentrl.rewards.llm_judge import LLMJudge
 from agentrl.rewards.recipes import Recipe, recipe_of_class
+from agentrl.rewards.remote import Remote
 from agentrl.types import Task
 
 R = TypeVar("R", bound=AnyReward)
@@ -112,6 +116,11 @@ class RewardTable:
         """Return the configured rewards of class `kind`."""
         own = [self._custom] if self._custom is not None else list(self._by_reward.values())
         return [term.reward for term in (*own, *self._terms) if isinstance(term.reward, kind)]
+
+    def check_services(self) -> None:
+        """Raise ConfigError if nobody listens at the URL of a configured reward, such as a judge."""
+        for reward in (*self.find(LLMJudge), *self.find(Remote)):
+            trio.run(reward.poster.check)
 
     def check(self, task: Task) -> None:
         """Raise DataError if the task cannot be scored (unknown source, no ground truth).

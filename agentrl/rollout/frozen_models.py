@@ -123,6 +123,8 @@ async def _model_info(url: str, api_key: str | None, key: str) -> ModelInfo:
             return await client.model_info()
     except (ServerError, trio.TooSlowError) as error:
         why = str(error) or f"no answer within {QUESTION_TIMEOUT_S:g} s"
-        raise ConfigError(f"{key}: the server {url} does not answer ({why}); start it first") from error
+        if isinstance(error, ServerError) and error.status is not None:
+            raise ConfigError(f"{key}.urls: {url} is no server of SGLang's protocol: {why}") from error
+        raise ConfigError(f"{key}.urls: the server {url} does not answer ({why}); start it first") from error
     finally:
         await client.aclose()

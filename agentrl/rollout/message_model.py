@@ -215,7 +215,7 @@ def _call(call: Any, turn: int, index: int) -> ToolCall:
 def _checked(reply: HttpReply) -> Any:
     if reply.status == 200:
         return reply.json()
-    text = reply.body[:500].decode(errors="replace")
+    text = reply.excerpt(500)
     message = f"{reply.origin} answered {reply.status}: {text}"
     if reply.status >= 500 or reply.status in _OVERLOADED:
         raise ServerError(message, status=reply.status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,22 +16,54 @@ from typing import Any, Literal
 
 import trio
 
-from agentrl.errors import ServerError
+from agentrl.errors import ConfigError, ServerError
 from agentrl.serving.health import (
     PROBE_TIMEOUT_S,
     ServerStatus,
     ServerWatchdog,
+    Silence,
     WatchedServer,
-    generates,
+    find_silence,
     kind_of,
 )
 from agentrl.sglang.client import SGLangClient
 from agentrl.workers.readiness import Readiness
 
 _POLL_S = 0.1
+_FIRST_PROBE_S = 5.0
 _RELEASE_TIMEOUT_S = 5.0
 _JOIN_TIMEOUT_S = 2 * PROBE_TIMEOUT_S
 """Each probe that the thread sends has a shorter deadline."""
+
+
+def check_attached(
+    urls: Sequence[str], *, api_key: str | None, start_timeout_s: float, say: Callable[[str], None]
+) -> None:
+    """Ask each server for a token, all at once; `say` which ones will be waited for, why and how long.
+
+    Raises:
+        ConfigError: what listens at a URL is no server of the protocol, or refuses the key.
+    """
+    silences = trio.run(_silences, urls, api_key)
+    for url, silence in silences.items():
+        if silence.is_final:
+            raise ConfigError(f"rollout.urls: {url}: {silence.why}")
+    for url, silence in silences.items():
+        say(f"rollout.urls: {url}: {silence.why}; waiting for it, at most {start_timeout_s:g} s")
+
+
+async def _silences(urls: Sequence[str], api_key: str | None) -> dict[str, Silence]:
+    found: dict[str, Silence] = {}
+
+    async def ask(url: str) -> None:
+        silence = await find_silence(url, api_key, _FIRST_PROBE_S)
+        if silence is not None:
+            found[url] = silence
+
+    async with trio.open_nursery() as nursery:
+        for url in urls:
+            nursery.start_soon(ask, url)
+    return {url: found[url] for url in urls if url in found}
 
 
 class AttachedServer(WatchedServer):
@@ -77,8 +109,11 @@ class AttachedServer(WatchedServer):
 
     @property
     def readiness(self) -> Readiness:
-        state = self.status().state
-        return Readiness("servers", int(state not in ("starting", "failed")), 1, may_come=state == "starting")
+        status = self.status()
+        is_starting = status.state == "starting"
+        waits_for = f"rollout.urls: {self.name}: {status.message}" if is_starting and status.message else ""
+        is_ready = not is_starting and status.state != "failed"
+        return Readiness("servers", int(is_ready), 1, may_come=is_starting, waits_for=waits_for)
 
     def wait_until_ready(self) -> None:
         """Wait until the server generates; raise ServerError if it does not in time."""
@@ -135,19 +170,29 @@ class AttachedServer(WatchedServer):
             trio.run(self._release)
 
     def _wait_until_it_generates(self) -> bool:
-        url, deadline = self.status().url, time.monotonic() + self._start_timeout_s
+        status, deadline = self.status(), time.monotonic() + self._start_timeout_s
+        url, is_first = status.url, status.restarts == 0
+        why = status.message
         while (left := deadline - time.monotonic()) > 0:
-            if generates(url, api_key=self.api_key, timeout_s=min(PROBE_TIMEOUT_S, left)):
+            silence = trio.run(find_silence, url, self.api_key, min(PROBE_TIMEOUT_S, left))
+            if silence is None:
                 self._set(
                     state="needs_weights",
                     kind=kind_of(url, api_key=self.api_key, timeout_s=PROBE_TIMEOUT_S),
                     message="",
                 )
                 return True
+            why = silence.why
+            if silence.is_final and is_first:  # later, a proxy may answer for a server that is restarting
+                self._set(state="failed", message=f"rollout.urls: {url}: {why}")
+                return False
+            self._set(message=why)
             if self._is_stopping.wait(_POLL_S):
                 return False
         self._set(
-            state="failed", message=f"{url} did not generate a token within {self._start_timeout_s:g} s"
+            state="failed",
+            message=f"rollout.urls: {url} did not generate a token within "
+            f"rollout.server_start_timeout_s={self._start_timeout_s:g}: {why}",
         )
         return False
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import trio
 
 from agentrl.errors import ServerError
-from agentrl.http.client import HttpClient
+from agentrl.http.client import HttpClient, HttpReply
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import ServerLoad
 
@@ -28,6 +28,9 @@ EMBEDDED_BACKEND = "agentrl-embedded"
 _PROBES_PER_TIMEOUT = 4
 _LONGEST_INTERVAL_S = 5.0
 _NOT_READY_STATUS = 503
+_NO_ACCESS = frozenset({401, 403})
+_NO_ROUTE = frozenset({404, 405, 501})
+_ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +72,46 @@ class WatchedServer:
 
 
 def generates(url: str, *, api_key: str | None, timeout_s: float) -> bool:
-    """Return whether the server at `url` generates a token within `timeout_s` and is ready for requests.
+    """Return whether the server at `url` generates a token within `timeout_s` and is ready for requests."""
+    return trio.run(find_silence, url, api_key, timeout_s) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why no token came from a URL, in one line. is_final: waiting does not help, another server answers."""
+
+    why: str
+    is_final: bool = False
+
+
+async def find_silence(url: str, api_key: str | None, timeout_s: float) -> Silence | None:
+    """Return why the server at `url` does not generate a token within `timeout_s`; None if it does, and is
+    ready for requests.
 
     /ready matters too: SGLang may generate while it still warms up, and a pause or a weight update during the
     warm-up makes it exit.
     """
+    try:
+        with trio.move_on_after(timeout_s):
+            async with _open(url, api_key) as http:
+                silence = _silence_of(await http.request("POST", "/generate", json=_ONE_TOKEN))
+                if silence is None and (await http.request("GET", "/ready")).status == _NOT_READY_STATUS:
+                    silence = Silence("it is not ready for requests")
+            return silence
+    except ServerError as error:
+        return Silence(str(error))
+    return Silence(f"no answer within {timeout_s:g} s")
 
-    async def ask() -> bool:
-        async with _open(url, api_key) as http:
-            return (
-                await _samples_one(http) and (await http.request("GET", "/ready")).status != _NOT_READY_STATUS
-            )
 
-    return trio.run(_answer_of, ask, timeout_s) or False
+def _silence_of(reply: HttpReply) -> Silence | None:
+    if reply.status == 200 and _is_generation(reply):
+        return None
+    answered = f"POST /generate was answered by {reply.status}, {reply.excerpt()}"
+    if reply.status in _NO_ACCESS:
+        return Silence(f"it refuses the API key, or the lack of one: {answered}", is_final=True)
+    if reply.status == 200 or 300 <= reply.status < 400 or reply.status in _NO_ROUTE:
+        return Silence(f"it is no server of SGLang's protocol: {answered}", is_final=True)
+    return Silence(answered)
 
 
 def kind_of(url: str, *, api_key: str | None, timeout_s: float) -> ServerKind | None:
@@ -150,7 +180,7 @@ class ServerWatchdog:
             return True
         with trio.move_on_after(self.interval_s / 2):
             async with _open(self._url, self._api_key) as http:
-                return await _samples_one(http)
+                return _silence_of(await http.request("POST", "/generate", json=_ONE_TOKEN)) is None
         return await client.is_paused()  # it may have been paused since the first question
 
 
@@ -158,20 +188,12 @@ def _open(url: str, api_key: str | None) -> HttpClient:
     return HttpClient(url, headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
 
 
-async def _samples_one(http: HttpClient) -> bool:
-    """Request one token and return whether the reply is a generation.
-
-    Unlike the client for rollouts, this accepts any weight version and an aborted generation.
-
-    Raises:
-        ServerError: the reply is not JSON.
-    """
-    body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
-    reply = await http.request("POST", "/generate", json=body)
-    if reply.status != 200:
-        return False
-    answer = reply.json()
-    return isinstance(answer, Mapping) and isinstance(answer.get("output_ids"), list)
+def _is_generation(reply: HttpReply) -> bool:
+    """Return whether a reply is a generation, of any weight version, or an aborted one."""
+    with suppress(ServerError):
+        answer = reply.json()
+        return isinstance(answer, Mapping) and isinstance(answer.get("output_ids"), list)
+    return False
 
 
 async def _answer_of(question: Callable[[], Awaitable[T]], timeout_s: float) -> T | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
+from agentrl.errors import ConfigError
 from agentrl.plugins.sources import locate
 from agentrl.sglang.weight_changes import CHANGES_LOADER, LOADER_FOLDER
 
@@ -128,6 +131,26 @@ def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None)
         rollout.replay_experts,
         rollout.weights.delta,
     )
+
+
+def check_backend(rollout: RolloutConfig) -> None:
+    """Raise if this machine cannot start servers of `rollout.backend`.
+
+    Raises:
+        ConfigError: SGLang is not installed, or rollout.sglang.python is no program.
+    """
+    if rollout.backend == "embedded" or not rollout.num_started:
+        return
+    python = rollout.sglang.python
+    if python is not None and shutil.which(python) is None:
+        raise ConfigError(
+            f"rollout.sglang.python={python!r} is no program; set the Python of an environment with SGLang"
+        )
+    if python is None and find_spec("sglang") is None:
+        raise ConfigError(
+            "rollout.backend=sglang: SGLang is not installed here; pip install 'agentrl[sglang]', set "
+            "rollout.sglang.python to the Python of an environment with it, or use rollout.backend=embedded"
+        )
 
 
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:

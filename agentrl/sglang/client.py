@@ -462,4 +462,4 @@ def _error_text(reply: HttpReply) -> str:
         message = error_message(reply.json())
     except ServerError:
         message = None
-    return message or reply.body[:300].decode(errors="replace").strip() or "no message"
+    return message or reply.excerpt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -26,6 +26,9 @@ class Console(Protocol):
 
     def log(self, record: StepRecord) -> None:
         """Show the metrics of a step or a validation."""
+
+    def restore(self, records: Sequence[StepRecord]) -> None:
+        """Take the records of earlier processes of the run, which have shown them."""
 
     def set_total_steps(self, total_steps: int) -> None:
         """Set the length of the run, once the data are known."""
@@ -73,6 +76,9 @@ class QuietConsole:
     def log(self, record: StepRecord) -> None:
         pass
 
+    def restore(self, records: Sequence[StepRecord]) -> None:
+        pass
+
     def set_total_steps(self, total_steps: int) -> None:
         pass
 
@@ -110,6 +116,10 @@ class PlainConsole:
             if record.kind == "validation"
             else step_line(record, self._progress)
         )
+
+    def restore(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self._progress.add(record)
 
     def set_total_steps(self, total_steps: int) -> None:
         self._progress.total_steps = total_steps

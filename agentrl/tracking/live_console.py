@@ -107,6 +107,10 @@ class LiveConsole:
             self._state.add(record)
             self._logged_at = self._clock()
 
+    def restore(self, records: Sequence[StepRecord]) -> None:
+        for record in records:
+            self.log(record)
+
     def set_total_steps(self, total_steps: int) -> None:
         with self._lock:
             self._state.set_total_steps(total_steps)

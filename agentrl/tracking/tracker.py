@@ -64,8 +64,7 @@ class Trackers(AbstractContextManager["Trackers"]):
         self._guests = dict(guests or {})
         self._clock = clock
         self._start = clock() - metrics.last_wall_s
-        for record in metrics.kept:
-            console.log(record)
+        console.restore(metrics.kept)
 
     @property
     def names(self) -> tuple[str, ...]:

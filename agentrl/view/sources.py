@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from agentrl.data.failures import FILE as FAILURES
+from agentrl.data.trajectories import may_have_trajectories
 from agentrl.errors import ConfigError
 from agentrl.figures.attempts import ATTEMPTS
 from agentrl.view.unfinished import copied
@@ -152,17 +153,23 @@ def _kind(path: Path) -> Kind:
     if path.is_file():
         if path.suffix != ".parquet":
             raise ConfigError(f"{str(path)!r} is no Parquet file; give a folder or a file *.parquet")
-        return "files"
+        return _files([path], path)
     if (path / METRICS).exists() or (path / "config.yaml").exists() or (path / "trajectories").is_dir():
         return "run"
     if (path / ATTEMPTS).exists() or (path / STORE).exists():
         return "evaluation"
-    if next(path.glob("*.parquet"), None) is not None:
-        return "files"
+    if files := list(path.glob("*.parquet")):
+        return _files(files, path)
     raise ConfigError(
         f"{str(path)!r} contains no {METRICS}, no {ATTEMPTS} and no other *.parquet; give the folder of a "
         "run or of an evaluation"
     )
+
+
+def _files(files: Sequence[Path], path: Path) -> Kind:
+    if not any(map(may_have_trajectories, files)):
+        raise ConfigError(f"{str(path)!r} has no trajectories; give the folder of a run or of an evaluation")
+    return "files"
 
 
 def _title(path: Path, taken: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """A file of trajectories lives as long as the buffer stores an attempt in it, whatever happens."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,40 @@ def test_a_state_brings_its_files_into_another_folder_and_plays_again_what_is_go
     taken = other.take(2, 0.0)
     assert all(Path(t.source.path).parent == second / FOLDER for t in taken)
     assert [t.load().group_id for t in taken] == [t.group_id for t in taken]
+
+
+def test_a_state_with_groups_of_another_size_plays_them_again(tmp_path):
+    buffer = begun(tmp_path)
+    leases = buffer.lease("a", 3, 0.0)
+    for lease in leases[:2]:
+        buffer.add("a", stored(*(play(lease, member) for member in range(2)), folder=tmp_path / FOLDER))
+    state = buffer.state()
+    for size, num_again in ((2, 0), (3, 2)):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        other = ReplayBuffer(Rows(), replace(RULES, group_size=size), folder / FOLDER)
+        assert other.resume(0, state) == num_again
+        counts = other.counts()
+        assert (counts.ready, counts.queued) == (2 - num_again, 1 + num_again)
+        assert counts.is_balanced
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 3])
+def test_a_resumed_run_leases_what_its_steps_need_also_with_batches_of_another_size(per_step, tmp_path):
+    buffer = begun(tmp_path)
+    for step in (1, 2):
+        for lease in buffer.lease("a", 2, 0.0):
+            buffer.add("a", stored(*(play(lease, member) for member in range(2)), folder=tmp_path / FOLDER))
+        assert len(buffer.take(2, 0.0)) == 4
+        buffer.advance(step, step)
+    for folder, num_steps in ((tmp_path / "ends", 3), (tmp_path / "has_more", 9)):
+        folder.mkdir()
+        rules = replace(RULES, groups_per_step=per_step, total_groups=num_steps * per_step)
+        resumed = ReplayBuffer(Rows(), rules, folder / FOLDER)
+        assert resumed.resume(2, buffer.state()) == 0
+        resumed.advance(3, 2)
+        num_ahead = 1 if num_steps == 3 else RULES.max_staleness + 1
+        assert len(resumed.lease("b", 100, 0.0)) == num_ahead * per_step
 
 
 def test_a_resumed_run_plays_other_groups_where_files_are_lost(tmp_path):

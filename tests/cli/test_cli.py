@@ -10,14 +10,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import agentrl
-from agentrl.cli import app
+from agentrl.cli import app, main
 from agentrl.cli.pages import page_names
 from agentrl.config.compose import load_config, load_sft_config
+from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
 from agentrl.data.input_files import check_prepared
 from agentrl.errors import ConfigError
 from parts.docs_commands import command as problems_of
@@ -89,6 +92,117 @@ def test_the_page_of_commands_names_every_command() -> None:
     ] == []
 
 
+KINDS = "tool|interaction|environment|agent|reward"
+CHOICES = ", ".join(map(repr, KINDS.split("|")))
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+    """Return exit code and standard error of a command line."""
+    monkeypatch.setattr(sys, "argv", ["agentrl", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trian", "base.yaml"], "No such command 'trian'. Did you mean 'train'?; see `agentrl --help`"),
+        (
+            ["train", "base.yaml", "--trainer.steps=5"],
+            "No such option: --trainer.steps; keys of the config are written without dashes: "
+            "trainer.steps=5; see `agentrl train --help`",
+        ),
+        (["train"], "Missing argument 'CONFIG.yaml'; see `agentrl train --help`"),
+        (
+            ["new", "gadget", "abc"],
+            f"Invalid value for {KINDS!r}: 'gadget' is not one of {CHOICES}; see `agentrl new --help`",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_mistake_of_usage_is_one_line_as_any_other(words, line, capsys, monkeypatch) -> None:
+    assert said(capsys, monkeypatch, *words) == (2, f"error: {line}\n")
+
+
+def test_the_end_of_a_command_is_its_exit_code(capsys, monkeypatch) -> None:
+    assert said(capsys, monkeypatch, "config", "list") == (0, "")
+    assert said(capsys, monkeypatch, "config") == (2, "")  # the help
+
+
+def test_flags_show_no_type(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["agentrl", "train", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    text = capsys.readouterr().out
+    assert "--debug" in text
+    assert "bool" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("file", "'{}/file': File exists; choose another name"),
+        ("file/below", "'{}/file/below': Not a directory; a part of this path is a file; choose another"),
+        ("x" * 300, "'{}/" + "x" * 300 + "/abc.py': File name too long; choose a shorter name"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_one_line(path, line, tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    status, text = said(capsys, monkeypatch, "new", "tool", "abc", "--out", str(tmp_path / path))
+    assert (status, text) == (2, f"error: {line.format(tmp_path)} (--debug shows where)\n")
+
+
+def test_what_was_meant_by_a_checkpoint_is_named(tmp_path, capsys, monkeypatch) -> None:
+    run = tmp_path / "run"
+    for step in (1, 2):
+        folder = run / f"checkpoints/step_{step:06d}"
+        folder.mkdir(parents=True)
+        manifest = {"format": FORMAT, "step": step, "version": step, "metric": None, "files": {}}
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "block_bytes": BLOCK_BYTES}))
+    (run / "policy").mkdir()
+    (run / "policy/config.json").touch()
+    newest = run / "checkpoints/step_000002"
+    for folder, also in ((run, f", or use {run}/policy, the exported policy"), (newest.parent, "")):
+        _, text = said(capsys, monkeypatch, "export", str(folder), str(tmp_path / "out"))
+        assert text == (
+            f"error: {str(folder)!r} is not a checkpoint: it has no manifest.json; the newest is "
+            f"{newest}{also}\n"
+        )
+
+
+def test_a_run_is_not_taken_for_an_evaluation(tmp_path, capsys, monkeypatch) -> None:
+    for name in ("checkpoints", "validation"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    newest = tmp_path / "run/validation/step_000040.parquet"
+    newest.touch()
+    _, text = said(capsys, monkeypatch, "compare", str(tmp_path / "run"), str(newest))
+    assert text.endswith(f"not an evaluation; name one of its validations, such as {newest}\n")
+    _, text = said(capsys, monkeypatch, "compare", str(newest), str(newest))
+    assert text.startswith(f"note: both are {newest}, which is compared with itself\n")
+
+
+def test_other_parquet_files_are_not_shown_as_attempts(tmp_path, capsys, monkeypatch) -> None:
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    for path in (tmp_path, tmp_path / "rows.parquet"):
+        status, text = said(capsys, monkeypatch, "view", str(path))
+        assert (status, text) == (
+            2,
+            f"error: {str(path)!r} has no trajectories; give the folder of a run or of an evaluation\n",
+        )
+
+
+def test_an_engine_that_does_not_answer_is_left_out(tmp_path, capsys, monkeypatch) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho 'is the daemon running?' >&2\nexit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    status, text = said(capsys, monkeypatch, "boxes")
+    line = "left out, because it does not answer: `docker ps` failed: is the daemon running?"
+    assert (status, [one for one in text.splitlines() if "docker" in one]) == (0, [line])
+    assert said(capsys, monkeypatch, "boxes", "--command", str(docker))[0] == 1
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
     words = {"COMP_WORDS": "agentrl con", "COMP_CWORD": "1", "_TYPER_COMPLETE_ARGS": "agentrl con"}
@@ -127,7 +241,9 @@ def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pyte
     assert run("docs") == (0, (ROOT / "docs/README.md").read_text() + "\n")
     assert run("docs", "docs/quickstart.md") == (0, (ROOT / "docs/quickstart.md").read_text() + "\n")
     done = CliRunner().invoke(app, ["docs", "quickstrat"])
-    assert "no page 'quickstrat' in the documentation; available: quickstart" in str(done.exception)
+    assert "no page 'quickstrat' in the documentation; did you mean quickstart" in str(done.exception)
+    done = CliRunner().invoke(app, ["docs", "nothere"])
+    assert str(done.exception).endswith(f"; the pages: {', '.join(sorted(pages))}")
 
 
 def test_a_packaged_config_says_which_commands_make_what_it_needs(

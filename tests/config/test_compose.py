@@ -69,6 +69,38 @@ def test_defaults_list_with_groups_packages_and_self(write: Write) -> None:
     assert load_config(last).eval.n == 4
 
 
+def test_a_defaults_list_names_configs(write: Write, recwarn: pytest.WarningsRecorder) -> None:
+    write("quick.yaml", "trainer: {steps: 7}\n")
+    assert load_config(write("run.yaml", "defaults: [quick]\n")).trainer.steps == 7
+    assert load_config(write("run.yaml", "defaults: [/quick]\n")).trainer.steps == 7
+    assert not list(recwarn), "hydra warns of a list without _self_"
+    assert problem(write("run.yaml", "\ndefaults: [qick]\n")) == (
+        "run.yaml:2: defaults: there is no config 'qick' in ., nor a packaged one; did you mean quick?"
+    )
+    assert problem("run.yaml").count("\n") == 0
+    for path in ("../quick", f"{Path.cwd()}/quick"):
+        assert problem(write("below/run.yaml", f"defaults: [{path}, _self_]\n")) == (
+            f"below/run.yaml:1: defaults: {path!r} is a path; an entry is the name of a config in below or "
+            "of a packaged one (agentrl config list), without .yaml"
+        )
+
+
+def test_a_file_of_a_group_names_others_of_its_group_and_of_the_packaged_ones(write: Write) -> None:
+    write("algorithm/base.yaml", "clip_low: 0.1\n")
+    write("algorithm/own.yaml", "defaults: [base, _self_]\nclip_high: 0.5\n")
+    config = load_config(write("run.yaml", "defaults: [algorithm: own, _self_]\n")).algorithm
+    assert (config.clip_low, config.clip_high) == (0.1, 0.5)
+    write("algorithm/own.yaml", "defaults: [dapo, _self_]\nclip_low: 0.15\n")
+    packaged = load_config(write("packaged.yaml", "defaults: [algorithm: dapo]\n")).algorithm
+    assert load_config("run.yaml").algorithm == packaged.model_copy(update={"clip_low": 0.15})
+
+
+def test_a_search_path_of_the_users_own_is_left_to_hydra(write: Write, tmp_path: Path) -> None:
+    write("elsewhere/far.yaml", "trainer: {steps: 7}\n")
+    places = f"hydra: {{searchpath: ['file://{tmp_path}/elsewhere']}}\n"
+    assert load_config(write("run.yaml", f"defaults: [far, _self_]\n{places}")).trainer.steps == 7
+
+
 def test_a_group_is_chosen_by_an_override(write: Write) -> None:
     write("algorithm/a.yaml", "clip_low: 0.1\n")
     write("algorithm/b.yaml", "clip_low: 0.3\n")
@@ -240,7 +272,7 @@ def test_each_problem_has_its_line(write: Write) -> None:
         ("- 3\n", "a config must be a mapping of sections"),
         ("just text\n", "a config must be a mapping of sections"),
         ("defaults: 3\n", "defaults must be a list"),
-        ("defaults: [nope]\n", "Could not load 'nope'"),
+        ("defaults: [nope]\n", "defaults: there is no config 'nope'"),
         (
             "trainer: {run_dir: '${oc.env:AGENTRL_UNSET}'}\n",
             "trainer.run_dir: Environment variable 'AGENTRL_UNSET' not found (run.yaml:1)",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agentrl.config.algorithm import CRITIC_ADVANTAGES
 from agentrl.config.explain import RunSize, explain, find_warnings
 from agentrl.config.explain_cpu import cpu_model, memory_warning
+from agentrl.config.explain_inputs import context_warning, input_warnings
 from agentrl.config.schema import Config
 
 
@@ -54,9 +55,9 @@ def test_text_by_hand() -> None:
         "one epoch 100.0 steps = 1,600 rows / 16",
         "steps 300 = 3 epochs of 1,600 rows",
         "importance weight proximal / behavior per token, at most 2",
-        "No warnings",
     ):
         assert line in lines
+    assert not list(find_warnings(HAND, num_train_rows=1600))
 
 
 def test_a_reward_model_is_told() -> None:
@@ -485,3 +486,40 @@ def test_what_a_publish_costs_in_each_pause_mode() -> None:
     assert told("in_place").startswith("in_place: nothing is prefilled anew")
     assert advice not in told("retract", model={"lora": {"rank": 8}})
     assert told("retract", {"max_staleness": 0}) == "no trajectory is in flight, so nothing is prefilled anew"
+
+
+def test_inputs_that_are_missing_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert explain(Config()).count("\n  - ") == 2
+    assert list(input_warnings("", (), is_prepared=True)) == [
+        "model.path is empty: set it to the folder of a model in Hugging Face format, or to a hub id",
+        "data.train_files is empty: there is nothing to train on",
+    ]
+    lost = ["model.path=runs/nowhere does not exist here", "data.train_files: a.parquet does not exist here"]
+    assert list(input_warnings("runs/nowhere", ("a.parquet",), is_prepared=False)) == lost
+    assert not list(input_warnings("runs/nowhere", ("a.parquet",), is_prepared=True))
+    (tmp_path / "a.parquet").touch()
+    for there in ("runs", "Qwen/Qwen3-8B", "s3://bucket/model"):
+        assert not list(input_warnings(there, ("a.parquet", "s3://b/c.parquet"), is_prepared=False))
+    assert not list(input_warnings(None, ("a.parquet",), is_prepared=False))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "end"),
+    [
+        (1000, 24, None),
+        (1000, 25, ": after the longest prompt, 24 tokens are left of the response"),
+        (1024, 1, ": no room is left for an answer"),
+    ],
+)
+def test_what_does_not_fit_into_the_context_is_said(tmp_path: Path, prompt, response, end) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"max_position_embeddings": 1024}}')
+    given = config(
+        model={"path": str(tmp_path)},
+        data={"max_prompt_tokens": prompt},
+        agent={"max_response_tokens": response, "max_turn_tokens": 1},
+    )
+    said = context_warning(given)
+    assert said is None if end is None else said is not None and said.endswith(end)
+    assert end is None or f"{end}" in explain(given)

@@ -49,9 +49,9 @@ def test_a_run_of_imitation_by_hand():
         "validation every 10 updates and at the end",
         "checkpoints every 5 updates and at the end, the last 3 kept",
         "model the weights of the lowest validation loss, in out",
-        "No warnings",
     ):
         assert line in lines_of(config)
+    assert not list(find_warnings(config))
 
 
 def test_a_run_of_preferences_by_hand():
@@ -66,9 +66,9 @@ def test_a_run_of_preferences_by_hand():
         "validation none: no data.val_files",
         "checkpoints never",
         "model the last weights, in reward_model",
-        "No warnings",
     ):
         assert line in lines_of(config)
+    assert not list(find_warnings(config))
 
 
 @pytest.mark.parametrize(

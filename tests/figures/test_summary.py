@@ -143,7 +143,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"text.parquet: not a Parquet file of trajectories"):
         read_attempts(tmp_path / "text.parquet")
     pq.write_table(pa.table({"prompt": ["?"]}), tmp_path / "text.parquet")
-    with pytest.raises(DataError, match=r"text.parquet: trajectories of format unknown"):
+    with pytest.raises(DataError, match=r"text.parquet: contains no trajectories"):
         read_attempts(tmp_path / "text.parquet")
     (tmp_path / "text.parquet").unlink()
     write_parquet(tmp_path / "step_1.parquet", encode([trajectory()]))

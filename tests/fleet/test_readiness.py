@@ -23,6 +23,7 @@ class Part:
         self.num_ready = 0
         self.error: Exception | None = None
         self.looks = 0
+        self.waits_for = ""
 
     @property
     def starting(self) -> Mapping:
@@ -31,11 +32,20 @@ class Part:
     @property
     def readiness(self) -> Readiness:
         self.looks += 1
-        return Readiness(self.name, self.num_ready, 2, may_come=self.num_ready < 2 and self.error is None)
+        may_come = self.num_ready < 2 and self.error is None
+        return Readiness(self.name, self.num_ready, 2, may_come, self.waits_for)
 
     def wait_until_ready(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+def test_it_says_what_a_part_waits_for():
+    start_up = StartUp(lambda text: None)
+    waiting = Part("servers")
+    waiting.waits_for = "rollout.urls: http://127.0.0.1:9: Connection refused"
+    start_up.add(waiting, Part("learner"))
+    assert start_up.line() == f"servers 0/2 (0 s; {waiting.waits_for}), learner 0/2 (0 s)"
 
 
 def test_it_says_what_stands_until_all_does(tmp_path):

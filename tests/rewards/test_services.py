@@ -15,11 +15,17 @@ import pytest
 import trio
 import trio.testing
 
+from agentrl.adapters.catalog import open_plugins
+from agentrl.config.agent import AgentConfig
+from agentrl.config.reward import RewardConfig
 from agentrl.errors import ConfigError, RewardError
 from agentrl.plugins import Attempted
+from agentrl.ports import ReservedPort
 from agentrl.rewards.llm_judge import MAX_VERDICT_CHARS, JudgeOptions, LLMJudge
 from agentrl.rewards.remote import Remote, RemoteOptions
+from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task, ToolCall
+from parts.json_server import json_server
 from parts.trajectories import attempted, make_task
 
 
@@ -122,6 +128,26 @@ def test_a_service_that_fails_is_tried_again_where_that_helps(monkeypatch, answe
             with pytest.raises(RewardError, match=failure):
                 trio.run(reward.score, attempt("72"))
     assert len(service.requests) == num_requests
+
+
+@pytest.mark.parametrize("kind", ["remote", "llm_judge"])
+def test_a_service_where_nobody_listens_is_found_before_anything_starts(kind):
+    with ReservedPort() as port:
+        url = f"http://127.0.0.1:{port.number}/v1"
+    options = {"url": url} if kind == "remote" else {"url": url, "model": "judge"}
+    terms = {"judge": {"reward": kind, "config": options}}
+    table = RewardTable(RewardConfig.model_validate({"terms": terms}), open_plugins(AgentConfig()))
+    path = "" if kind == "remote" else "/chat/completions"
+    with pytest.raises(ConfigError) as caught:
+        table.check_services()
+    assert str(caught.value) == (
+        f"reward {kind!r}: url {url}{path}: cannot connect to 127.0.0.1:{port.number}: Connection refused; "
+        "start the service first"
+    )
+    with json_server(lambda body: body) as there:
+        options["url"] = there
+        config = RewardConfig.model_validate({"terms": terms})
+        RewardTable(config, open_plugins(AgentConfig())).check_services()
 
 
 def test_nobody_listens(monkeypatch):

@@ -86,7 +86,7 @@ def test_another_tokenizer_is_refused_and_the_same_is_not(policy, tmp_path, key)
 
 @pytest.mark.parametrize("key", checks())
 def test_what_cannot_be_compared_is_one_line_with_the_cure(policy, tmp_path, key, monkeypatch):
-    with pytest.raises(ConfigError, match=f"{key}: the server {NOWHERE} does not answer .*start it first"):
+    with pytest.raises(ConfigError, match=rf"{key}\.urls: .* {NOWHERE} does not answer .*start it first"):
         checks()[key](policy)
     with pytest.raises(ConfigError, match=f"no tokenizer.json here; set {key}.tokenizer to a folder"):
         checks(tokenizer=str(tmp_path / "none"))[key](policy)

@@ -92,6 +92,18 @@ def test_a_tracker_that_fails_is_reported_once_and_left_out(tmp_path):
     ]
 
 
+def test_a_plain_console_does_not_repeat_what_earlier_processes_of_the_run_have_shown(tmp_path):
+    path, stream = tmp_path / "m.jsonl", io.StringIO()
+    with Trackers(MetricsFile(path), QuietConsole()) as trackers:
+        for step in (1, 2, 3):
+            trackers.write("train", step=step, version=step, values={})
+    with Trackers(MetricsFile(path, restored_step=3), PlainConsole(5, stream=stream)) as trackers:
+        trackers.write("train", step=4, version=4, values={})
+    [line] = stream.getvalue().splitlines()
+    assert line.startswith("step 4/5 ")
+    assert not line.endswith(" -"), "the steps before give the pace"
+
+
 def test_running_time_leaves_out_the_time_between_stop_and_resume(tmp_path):
     now = [1000.0]
     path = tmp_path / "m.jsonl"

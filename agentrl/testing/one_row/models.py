@@ -20,7 +20,7 @@ from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, RequestRefused, ServerError
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.server import Client
-from agentrl.serving.launch import launcher
+from agentrl.serving.launch import check_backend, launcher
 from agentrl.serving.supervisor import Supervisor
 from agentrl.sglang.client import SGLangClient
 from agentrl.testing.script import Call, Raw, Says, ScriptedModel, ScriptedTurn
@@ -154,6 +154,7 @@ def open_model(
         ServerError: the server does not answer or does not start.
     """
     if starts_server:
+        check_backend(rollout)
         key = key_of_started(rollout.api_key_env)
         with _started(rollout, weights, key, say) as url:
             yield _connected(url, key)
@@ -180,7 +181,9 @@ def _connected(url: str, key: str | None) -> SGLangClient:
                         f"{url} has weights without a version; start it with --weight-version 0"
                     )
         except trio.TooSlowError:
-            raise ServerError(f"{url} did not answer within {PROBE_TIMEOUT_S:g} s") from None
+            raise ServerError(f"--model {url} did not answer within {PROBE_TIMEOUT_S:g} s") from None
+        except ServerError as error:
+            raise ServerError(f"--model {url}: {error}", status=error.status) from error
         finally:
             await probe.aclose()
 

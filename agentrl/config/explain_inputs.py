@@ -1,0 +1,61 @@
+"""Warnings about what a config needs from outside: its model, its data, the model's context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agentrl.config.schema import Config
+from agentrl.config.storage_urls import is_url
+
+
+def input_warnings(model: str | None, train_files: Sequence[str], *, is_prepared: bool) -> Iterator[str]:
+    """Yield a sentence for each input that is not named, or that does not exist here.
+
+    Args:
+        model: `model.path`; None: the run needs none.
+        is_prepared: other commands make the inputs first (`trainer.prepared_by`); only names are required.
+    """
+    if model == "":
+        yield "model.path is empty: set it to the folder of a model in Hugging Face format, or to a hub id"
+    elif model is not None and not is_prepared and _is_lost(model):
+        yield f"model.path={model} does not exist here"
+    if not train_files:
+        yield "data.train_files is empty: there is nothing to train on"
+    for file in () if is_prepared else train_files:
+        if not is_url(file) and not Path(file).exists():
+            yield f"data.train_files: {file} does not exist here"
+
+
+def _is_lost(path: str) -> bool:
+    """Return whether a path can only be local, and does not exist. `owner/name` may be a hub id."""
+    first = Path(path).parts[0]
+    is_local = path.count("/") > 1 or Path(path).is_absolute() or first in (".", "..") or Path(first).is_dir()
+    return is_local and not is_url(path) and not Path(path).is_dir()
+
+
+def context_warning(config: Config) -> str | None:
+    """Return a sentence if prompt and response do not fit into the context of a model in a local folder."""
+    prompt, response = config.data.max_prompt_tokens, config.agent.max_response_tokens
+    context = _context_tokens(Path(config.model.path)) if config.model.path else None
+    if context is None or prompt + response <= context:
+        return None
+    left = (
+        "no room is left for an answer"
+        if prompt >= context
+        else f"after the longest prompt, {context - prompt:,} tokens are left of the response"
+    )
+    return (
+        f"data.max_prompt_tokens={prompt} + agent.max_response_tokens={response} exceed the context of "
+        f"model.path, {context:,} tokens (max_position_embeddings): {left}"
+    )
+
+
+def _context_tokens(folder: Path) -> int | None:
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        context = (described.get("text_config") or described).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None  # the run itself reports a broken file at its start
+    return context if isinstance(context, int) else None
