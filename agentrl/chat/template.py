@@ -146,6 +146,7 @@ class ChatTemplate:
             # Macros hold the context: a reference cycle would keep the messages alive until garbage
             # collection
             context.vars.clear()
+            begin_render()  # forgets the sizes of what the messages contain
 
     def _choose_contents(self) -> None:
         for role, before, after in _CONTENT_PROBES:
