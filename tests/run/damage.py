@@ -253,7 +253,7 @@ def plans(run: Path, number: int, seed: int) -> Iterator[tuple[str, Path, str, p
         file = rng.choice(files[kind])
         others = [other for other in files[kind] if other.read_bytes() != file.read_bytes()]
         usable = [one for one in DAMAGES if (others or one is not swap)]
-        damage = usable[(index // len(files)) % len(usable)]
+        damage = usable[(index // len(files) + index % len(files)) % len(usable)]
         yield kind, file, damage.__name__, partial(damage, file, rng, others)
 
 
