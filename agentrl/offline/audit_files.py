@@ -263,7 +263,11 @@ class _Comparison:
         path = self.folder / ALARMS
         if any(record.values.get("alarms/raised") for record in self.records) and not path.is_file():
             self.found.complain(f"{ALARMS} is missing, and {METRICS} tells of alarms")
-        return f"{ALARMS}: {len(list(checked_lines(path))) if path.is_file() else 0} lines"
+        lines = list(checked_lines(path)) if path.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            if b'"event"' not in line or b'"rule"' not in line:
+                self.found.complain(f"{ALARMS}: line {number} is no alarm")
+        return f"{ALARMS}: {len(lines)} lines"
 
     def versions(self) -> str:
         """Check that no version was published twice, and that every version of the journal was published."""
