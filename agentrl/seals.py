@@ -17,6 +17,8 @@ from typing import Any
 from agentrl.errors import CheckpointError
 
 CHECKSUM = "checksum"
+LINE_FILES = ("metrics.jsonl", "alarms.jsonl", "versions.jsonl")
+"""Files of a run whose lines have checksums; at its end, `result.json` has that of each last line."""
 _COMMENT = "# CRC-32 of the lines below: "
 _SEAL = re.compile(rb',"crc":"([0-9a-f]{8})"\}\n$')
 

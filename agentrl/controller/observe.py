@@ -17,7 +17,7 @@ from agentrl.data.failures import FailureBook
 from agentrl.figures.run_report import ReportRefresher, closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
-from agentrl.seals import sealed_document
+from agentrl.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
@@ -239,6 +239,7 @@ class Observer:
             "counts": asdict(counts),
             "balanced": counts.is_balanced,
             "validation": results,
+            "ends": {name: last_checksum(self._dir.root / name) for name in LINE_FILES},
         }
         self.unwritten.attempt(
             "result.json",

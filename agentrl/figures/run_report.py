@@ -148,6 +148,8 @@ def closing_table(folder: Path) -> ClosingTable:
     """Return the closing table of the run in a folder, from its files."""
     records = read_metrics(folder / "metrics.jsonl")
     steps = [record for record in records if record.kind == "train"]
+    if not records:
+        raise CheckpointError(f"{folder / 'metrics.jsonl'} contains no record")
     last = steps[-1] if steps else records[-1]
     ended = read_result(folder / RESULT)
     if ended is not None and ended[0] > last.step:

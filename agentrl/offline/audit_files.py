@@ -19,6 +19,7 @@ from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.records import ArchivedGroup, count_path
 from agentrl.controller.checkpoint import complete_checkpoints, read_checkpoint
 from agentrl.controller.uploaded import UploadIndex, own_index
+from agentrl.data.checkpoint_files import MANIFEST
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import FailureTable
 from agentrl.data.fetched import INDEX, check_folder
@@ -27,7 +28,7 @@ from agentrl.data.proximal_files import groups_of_step
 from agentrl.data.trajectories import read_parquet
 from agentrl.errors import AgentRLError
 from agentrl.offline.stored_steps import StoredStep, StoredSteps, read_publishes
-from agentrl.seals import checked_lines
+from agentrl.seals import checked_lines, last_checksum, read_document
 from agentrl.tracking.closing_table import RESULT, VALIDATIONS, read_result, read_validations
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.tracking.versions import VERSIONS, read_versions
@@ -57,6 +58,7 @@ def compare_files(found: Audit, ended: Sequence[ArchivedGroup], folder: Path, bo
         VERSIONS: comparison.versions,
         "checkpoints": comparison.checkpoints,
         "policy": comparison.policy,
+        "last lines": comparison.ends,
         RESULT: comparison.result,
     }
     notes = []
@@ -261,7 +263,11 @@ class _Comparison:
         path = self.folder / ALARMS
         if any(record.values.get("alarms/raised") for record in self.records) and not path.is_file():
             self.found.complain(f"{ALARMS} is missing, and {METRICS} tells of alarms")
-        return f"{ALARMS}: {len(list(checked_lines(path))) if path.is_file() else 0} lines"
+        lines = list(checked_lines(path)) if path.is_file() else []
+        for number, line in enumerate(lines, start=1):
+            if b'"event"' not in line or b'"rule"' not in line:
+                self.found.complain(f"{ALARMS}: line {number} is no alarm")
+        return f"{ALARMS}: {len(lines)} lines"
 
     def versions(self) -> str:
         """Check that no version was published twice, and that every version of the journal was published."""
@@ -278,6 +284,9 @@ class _Comparison:
     def checkpoints(self) -> str:
         """Check that the checkpoint on which the journal relies is there, and that files have their sizes."""
         there = complete_checkpoints(self.folder / "checkpoints")
+        for folder in sorted((self.folder / "checkpoints").glob("step_*")):
+            if folder not in [one.folder for one in there]:
+                self.found.complain(f"{folder} has no {MANIFEST}")
         for checkpoint in there:
             read_checkpoint(checkpoint.folder)
         settled = self.found.settled
@@ -287,13 +296,29 @@ class _Comparison:
             )
         return f"checkpoints: {len(there)}"
 
+    @cached_property
+    def _ends(self) -> dict[str, int]:
+        """The checksums of last lines that the run told at its end; {} before it, and of earlier versions."""
+        path = self.folder / RESULT
+        found: dict[str, int] = read_document(path).get("ends", {}) if path.is_file() else {}
+        return found
+
+    def ends(self) -> str:
+        """Check that no last line is missing of files that grow by lines."""
+        for name, checksum in self._ends.items() if self.has_ended else ():
+            if last_checksum(self.folder / name) != checksum:
+                self.found.complain(f"{name} does not end as it did when the run ended: lines are missing")
+        return "last lines: as at the end of the run" if self._ends else "last lines: not compared"
+
     def policy(self) -> str:
         """Check the exported policy, which the run writes at its end."""
         folder = self.folder / "policy"
         if self.has_ended and not folder.is_dir():
             self.found.complain(f"{folder} is missing")
+        if self._ends and not (folder / INDEX).is_file():
+            self.found.complain(f"{folder / INDEX} is missing: whether the policy was changed is not known")
         check_folder(folder)
-        return "policy: " + ("as the run wrote it" if (folder / INDEX).is_file() else "no index to compare")
+        return "policy: as the run wrote it"
 
     def result(self) -> str:
         """Check the totals in the run's result against the journal."""

@@ -83,7 +83,7 @@ class RunFolder:
         save_checkpoint(
             self.dir.checkpoints,
             step=number,
-            version=number,
+            version=number - 1,
             save_learner=write,
             buffer_state=b"buffer",
             keep_last=99,
@@ -531,7 +531,6 @@ NAME = "step_000001_0a1b2c3d"
         {"checkpoints": {"step": [1, HASH]}},
         {"newest": ["step_000002_0a1b2c3d", 2]},
         {"newest": [NAME, 7]},
-        {"newest": [NAME, "1"]},
         {"journal": "journal/other.sqlite"},
         {"journal": "policy/a", "files": {"policy/a": [1, HASH]}},
         {"owner": None},

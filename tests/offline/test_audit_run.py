@@ -46,7 +46,7 @@ def test_what_a_run_wrote_agrees_with_its_journal_also_where_it_went_back(run):
     )
     found = audit_run(run)
     assert found.audit.is_balanced, found.audit.problems
-    assert len(found.notes) == 12
+    assert len(found.notes) == 13
     assert found.lines()[-1] == "balanced"
 
 

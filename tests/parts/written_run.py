@@ -16,7 +16,7 @@ from agentrl.data.checkpoint_files import stored_file
 from agentrl.data.failures import FailureTable
 from agentrl.data.fetched import index_folder
 from agentrl.data.trajectories import encode, write_parquet
-from agentrl.seals import sealed_document
+from agentrl.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.metrics import MetricsFile, StepRecord
 from agentrl.tracking.unwritten import AppendedFile
@@ -121,8 +121,9 @@ class Writer:
         index_folder(self.folder / "policy")
         counts = self.buffer.counts()
         told = asdict(counts)
+        ends = {name: last_checksum(self.folder / name) for name in LINE_FILES}
         (self.folder / "result.json").write_text(
-            sealed_document({"step": step, "version": self.version, "counts": told})
+            sealed_document({"step": step, "version": self.version, "counts": told, "ends": ends})
         )
         self.metrics.close()
         self.buffer.close()

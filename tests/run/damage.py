@@ -1,7 +1,7 @@
 """Damages each file of a finished run in turn, and lets all readers read the run: none may be silent.
 
 ```
-python tests/run/damage.py RUN --number 400 --out docs/results/damage.json
+python tests/run/damage.py [RUN] --number 400 --out docs/results/damage.json
 ```
 
 A damage flips a bit, cuts the end off, removes the file, puts another file of its kind in its place, cuts a
@@ -48,6 +48,7 @@ from agentrl.view.app import Pages, to_json
 from agentrl.view.run import DAMAGED
 from agentrl.view.sources import open_sources
 
+ROOT = Path(__file__).parents[2]
 DETECTED, EQUAL, DIFFERENT, TRACEBACK = "detected", "equal", "different", "traceback"
 NOT_READ = (".lock", "summary.md", "report.png", "readiness.txt", "ledger.sqlite-shm", ".mark")
 """Files that no reader reads, by name."""
@@ -252,7 +253,7 @@ def plans(run: Path, number: int, seed: int) -> Iterator[tuple[str, Path, str, p
         file = rng.choice(files[kind])
         others = [other for other in files[kind] if other.read_bytes() != file.read_bytes()]
         usable = [one for one in DAMAGES if (others or one is not swap)]
-        damage = usable[(index // len(files)) % len(usable)]
+        damage = usable[(index // len(files) + index % len(files)) % len(usable)]
         yield kind, file, damage.__name__, partial(damage, file, rng, others)
 
 
@@ -330,17 +331,21 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="?", help="default: a small one that is written first")
     parser.add_argument("--number", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found = summary(judge(options.run, options.number, seed=options.seed))
+    sys.path += [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+    with tempfile.TemporaryDirectory() as scratch:
+        from parts.written_run import write_whole_run
+
+        run = options.run or write_whole_run(Path(scratch) / "run")
+        found = summary(judge(run, options.number, seed=options.seed))
     if options.out is not None:
-        sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
         from machine import facts
 
-        command = f"python tests/run/damage.py RUN --number {options.number} --seed {options.seed}"
+        command = " ".join(["python", "tests/run/damage.py", *sys.argv[1:]])
         options.out.write_text(json.dumps({**facts(), "command": command, **found}, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     return 1 if found["bad"] else 0

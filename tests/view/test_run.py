@@ -14,7 +14,7 @@ from agentrl.fleet.servers import ServerLine
 from agentrl.tracking.metrics import StepRecord
 from agentrl.view.changes import state_of
 from agentrl.view.fleet import ActorState, ServerState
-from agentrl.view.run import MAX_POINTS, MetricsTail, RunReader
+from agentrl.view.run import DAMAGED, MAX_POINTS, MetricsTail, RunReader
 from agentrl.view.sources import open_sources
 from parts.viewed import write_run
 
@@ -28,6 +28,13 @@ def record(step: int, reward: float = 0.5, **values: float) -> StepRecord:
     return StepRecord("train", step, step, 4.0 * step, own)
 
 
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(record(1).to_line() + b"no record\n" + record(2).to_line())
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2: not a metrics record"):
+        MetricsTail(path).records()
+
+
 def test_a_growing_file_is_read_line_by_line_and_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
@@ -35,7 +42,7 @@ def test_a_growing_file_is_read_line_by_line_and_once(tmp_path: Path) -> None:
     lines = [record(step).to_line() for step in range(1, 6)]
     path.write_bytes(lines[0] + lines[1][:10])
     assert [r.step for r in tail.records()] == [1]
-    path.write_bytes(lines[0] + lines[1] + b"no record\n" + lines[2])
+    path.write_bytes(b"".join(lines[:3]))
     assert [r.step for r in tail.records()] == [1, 2, 3]
     with path.open("r+b") as file:  # what was read is not read again
         file.write(b"x" * len(lines[0]))
@@ -115,7 +122,11 @@ def test_a_folder_with_nothing_but_a_config_is_a_run_that_starts(tmp_path: Path)
 def test_a_damaged_file_hides_only_itself(tmp_path: Path, name: str) -> None:
     write_run(tmp_path)
     (tmp_path / name).write_bytes(b"\xff{[")
-    assert RunReader(open_sources([tmp_path])[0]).overview().step == 3
+    shown = RunReader(open_sources([tmp_path])[0]).overview()
+    assert shown.step == 3
+    [told] = [alarm for alarm in shown.alarms if alarm.rule == DAMAGED]
+    assert name in told.advice
+    assert "\n" not in told.advice
 
 
 def test_servers_and_actors_are_those_that_the_run_last_saw(tmp_path: Path) -> None:
@@ -141,7 +152,7 @@ def test_servers_and_actors_are_those_that_the_run_last_saw(tmp_path: Path) -> N
     file = tmp_path / "control" / "servers.json"
     table = json.loads(file.read_text())
     assert shown.servers_time == table.pop("time")
-    del table["actors"]  # as an earlier version wrote it
+    del table["actors"], table["checksum"]  # as an earlier version wrote it
     file.write_text(json.dumps({**table, "time": 1.0}))
     assert (reader.overview().servers, reader.overview().actors) == (shown.servers, ())
 
