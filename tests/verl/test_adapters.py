@@ -644,5 +644,6 @@ SCHEMA_OF_OWN = """
 tools:
   - class_name: CLASS
     config: {type: native}
-    tool_schema: {type: function, function: {name: own, description: d, parameters: {type: object, properties: {}}}}
+    tool_schema:
+      {type: function, function: {name: own, description: d, parameters: {type: object, properties: {}}}}
 """

@@ -165,10 +165,18 @@ def warmups(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
+def schedule_key(source: WrittenConfig, section: str) -> str:
+    """Return the key of an optimizer's schedule: as set, else with a default of verl."""
+    keys = [f"{section}.{name}" for name in SCHEDULE_KEYS]
+    return next(
+        (key for key in keys if source.has(key)), next((key for key in keys if source.get(key)), keys[0])
+    )
+
+
 def decays(source: WrittenConfig) -> Iterator[Finding]:
     """Refuse another end of the schedule, which here decays to 0 over the whole run."""
     for section in (f"{ACTOR}.optim", "critic.optim", "optim"):
-        schedule = next((found for key in SCHEDULE_KEYS if (found := source.get(f"{section}.{key}"))), None)
+        schedule = source.get(schedule_key(source, section))
         for name, plain in {"min_lr_ratio": 0, "min_lr": 0, "num_cycles": 0.5, "lr_decay_steps": 0}.items():
             key = f"{section}.{name}"
             if not source.has(key) or source.get(key) == plain:

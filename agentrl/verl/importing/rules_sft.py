@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from agentrl.config.tracking import TRACKERS
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
-from agentrl.verl.importing.rules_data import SCHEDULE_KEYS, decays, resume
+from agentrl.verl.importing.rules_data import decays, resume, schedule_key
 from agentrl.verl.importing.rules_model import template_arguments
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import SCHEDULES, as_list, loggers
@@ -113,11 +113,7 @@ def optimizer(source: WrittenConfig) -> Iterator[Finding]:
         "optim.clip_grad": "grad_clip",
     }.items():
         yield Setting(f"learner.optimizer.{ours}", source.get(key), (key,))
-    keys = [f"optim.{name}" for name in SCHEDULE_KEYS]
-    schedule = next(
-        (key for key in keys if source.has(key)),
-        next(key for key in keys if source.get(key)),
-    )
+    schedule = schedule_key(source, "optim")
     if source.get(schedule) in SCHEDULES:
         yield Setting(
             "learner.optimizer.schedule", SCHEDULES[source.get(schedule)], (schedule,), "decays to 0"

@@ -165,7 +165,7 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[st
                 else f"only known when {why} runs"
             )
             notes.append(f"{shown(word)}: {cause}; give it as {name.lstrip('+')}=...")
-        elif PLACEHOLDER.search(value):
+        elif PLACEHOLDER.search(value) and value[:1] not in ("'", '"'):
             notes.append(f"{word}: a placeholder; give it as {name.lstrip('+')}=...")
         elif has_value or word.startswith("~"):
             overrides.append(_plain(word))

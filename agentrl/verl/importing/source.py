@@ -99,7 +99,7 @@ DIVISORS = {
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
 MAX_OVERRIDE, MAX_BRACKETS = 20_000, 500
 """Characters and opening brackets of an override that is read."""
-MAX_FACTOR = 10**6
+MAX_FACTOR = 10**8
 """Bound on the length of a value with its interpolations, relative to what is written."""
 _OF_ENVIRONMENT = re.compile(r"\$\{oc\.env:[^{},]*(?:,([^{}]*))?\}")
 
@@ -250,8 +250,6 @@ def read_file(file: str) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Override:
-    if (found := PLACEHOLDER.search(text)) is not None:
-        raise ConfigError(f"override {text!r} has the placeholder {found[0]}; write a value in its place")
     if len(text) > MAX_OVERRIDE or sum(map(text.count, "[{(")) > MAX_BRACKETS:
         raise ConfigError(
             f"override {text[:60]!r}... is not read: it has more than {MAX_OVERRIDE:,} characters or "
@@ -260,6 +258,9 @@ def _parse(text: str) -> Override:
     try:
         [override] = OverridesParser.create().parse_overrides([text])
     except OverrideParseException as error:
+        if (found := PLACEHOLDER.search(text)) is not None:
+            why = f"has the placeholder {found[0]}; write a value in its place"
+            raise ConfigError(f"override {text!r} {why}") from None
         raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0]}") from None
     if override.is_sweep_override():
         raise ConfigError(
