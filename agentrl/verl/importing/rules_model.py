@@ -136,8 +136,8 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
         old = f"{ROLLOUT}.{key}"
         if source.has(old) and backend == "embedded":
             yield Dropped(old, "an argument of SGLang; the embedded server has rollout.embedded")
-        elif old == STAGES and source.has(old) and pool_of_servers(source) is None:
-            yield Dropped(old, "servers on the learner's GPUs have one GPU each")
+        elif old == STAGES and pool_of_servers(source) is None:
+            continue  # see _shared
         elif source.has(old) and not (key.endswith("parallel_size") and source.get(old) == 1):
             yield Setting(f"rollout.sglang.args.{argument}", source.get(old), (old,))
         elif source.has(old):
@@ -201,8 +201,9 @@ def _shared(source: WrittenConfig, layout: Layout) -> Iterator[Finding]:
     yield Setting("rollout.num_servers", layout.learning.num, SIZES, "one per GPU")
     note = "servers share the learner's GPUs, as in verl"
     yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), note)
-    if source.has(WIDTH):
-        yield Dropped(WIDTH, layout.note or "servers on the learner's GPUs have one GPU each")
+    for key in (WIDTH, STAGES):
+        if source.has(key):
+            yield Dropped(key, layout.note or "servers on the learner's GPUs have one GPU each")
 
 
 def _apart(source: WrittenConfig, layout: Layout, serving: GPUs) -> Iterator[Finding]:

@@ -221,8 +221,10 @@ def _without_environment(tree: Mapping[str, Any], prefix: str = "") -> tuple[dic
     names: list[str] = []
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            found[name], inner = _without_environment(value, f"{prefix}{name}.")
+            kept, inner = _without_environment(value, f"{prefix}{name}.")
             names += inner
+            if kept or not value:
+                found[name] = kept
             continue
         own = (
             _OF_ENVIRONMENT.sub(lambda m: m[0] if m[1] is None else m[1], value)
@@ -261,7 +263,9 @@ def _parse(text: str) -> Override:
         if (found := PLACEHOLDER.search(text)) is not None:
             why = f"has the placeholder {found[0]}; write a value in its place"
             raise ConfigError(f"override {text!r} {why}") from None
-        raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0][:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"override {text[:60]!r}... is nested too deeply to be read") from None
     if override.is_sweep_override():
         raise ConfigError(
             f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a "
