@@ -48,7 +48,7 @@ LOW_PRECISION = re.compile(r"(fp8|int8|int4|w8a8|awq|gptq|nvfp4|mxfp4)", re.IGNO
 ROLLOUT = "actor_rollout_ref.rollout"
 OWN_CLASSES: Mapping[str, str] = {
     # the path of a class of the user's -> what to do
-    "data.custom_cls.path": "rows are read by your Dataset class; write another file of rows, or for a policy "
+    "data.custom_cls.path": "rows are read by your Dataset class; write another file of rows, or "
     "data.reader, `file.py:function` from a row to a Task",
     "data.datagen.path": "rows are made by your class during the run; write them to a file",
 }
