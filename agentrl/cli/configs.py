@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from agentrl.cli.options import ConfigFile, Debug, Overrides
-from agentrl.errors import concerning
+from agentrl.errors import ConfigError, concerning
 
 if TYPE_CHECKING:
     from agentrl.config.model import ModelConfig
@@ -160,7 +160,10 @@ def config_import(
     from agentrl.verl.importing.steps import step_of
     from agentrl.verl.importing.translate import translate
 
-    source = _read(arguments or [], config_path, config_name)
+    try:
+        source = _read(arguments or [], config_path, config_name)
+    except (RecursionError, MemoryError):
+        raise ConfigError("it is nested too deeply to be read") from None
     step = step_of(source)
     if step is not None:
         for key in step.unused:
@@ -170,7 +173,7 @@ def config_import(
     translation = translate(source)
     text = dump_values(translation.values)
     typer.echo("\n".join(account(translation, source)), err=True)
-    if translation.obstacles and not force:
+    if (translation.obstacles or translation.decisive) and not force:
         typer.echo("nothing was written; --force writes the keys that can be translated", err=True)
         raise typer.Exit(1)
     if out is None:
@@ -208,6 +211,7 @@ def account(translation: Translation, source: WrittenConfig) -> Iterator[str]:
     if translation.obstacles:
         yield f"will not run as it is: {len(translation.obstacles)}"
     yield from (f"  {obstacle.what}: {obstacle.reason}" for obstacle in translation.obstacles)
+    yield from _listed("trains something else", translation.decisive, source)
     yield f"mapped: {len(translation.mapped)}"
     for setting in translation.mapped:
         old = (

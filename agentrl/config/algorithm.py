@@ -156,9 +156,7 @@ POLICY_LOSSES = (
 )
 
 SEQUENCE_LOSSES = ("gspo", "gmpo")
-"""Losses with one ratio per sequence. They must be averaged over sequences:
-a mean over tokens would count the ratio of a long sequence many times.
-"""
+"""Losses with one ratio per sequence."""
 
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 """Losses that select tokens of the whole update by covariance, with the proximal log-probabilities."""
@@ -276,11 +274,12 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _fits_the_loss(self) -> AlgorithmConfig:
-        if self.policy_loss in SEQUENCE_LOSSES and self.aggregation != "sequence_mean_token_mean":
+        # A mean over tokens counts a sequence by its length. gspo may do so: each of its tokens has a
+        # gradient of its own.
+        if self.policy_loss == "gmpo" and self.aggregation != "sequence_mean_token_mean":
             raise ValueError(
-                f"policy_loss={self.policy_loss} has one ratio per sequence, and "
-                f"aggregation={self.aggregation} would weight it by length; use "
-                "aggregation=sequence_mean_token_mean"
+                f"policy_loss=gmpo has one loss per sequence, and aggregation={self.aggregation} would "
+                "weight it by length; use aggregation=sequence_mean_token_mean"
             )
         if self.loss_options and self.policy_loss in POLICY_LOSSES:
             raise ValueError(

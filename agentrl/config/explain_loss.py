@@ -103,11 +103,7 @@ def loss_warnings(config: Config) -> Iterator[str]:
             "algorithm.policy_loss=gpg has no trust region: with several updates per step, nothing "
             "keeps the policy close to the one that sampled the data"
         )
-    if algorithm.policy_loss == "gspo" and algorithm.clip_high > 0.05:
-        yield (
-            f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's "
-            "mean log-ratio hardly moves; the paper has clip_low=3e-4, clip_high=4e-4"
-        )
+    yield from _gspo_warnings(algorithm)
     for name in ("reinforce", "sapo", "clip_cov", "kl_cov", "dppo_tv"):
         if algorithm.policy_loss != name and getattr(algorithm, name) != getattr(DEFAULTS, name):
             yield (
@@ -144,6 +140,21 @@ def loss_warnings(config: Config) -> Iterator[str]:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.place=reward"
     if algorithm.kl.off_policy_ratio and not algorithm.kl.coefficient:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.coefficient=0"
+
+
+def _gspo_warnings(algorithm: AlgorithmConfig) -> Iterator[str]:
+    if algorithm.policy_loss != "gspo":
+        return
+    if algorithm.clip_high > 0.05:
+        yield (
+            f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's "
+            "mean log-ratio hardly moves; the paper has clip_low=3e-4, clip_high=4e-4"
+        )
+    if algorithm.aggregation != "sequence_mean_token_mean":
+        yield (
+            f"algorithm.aggregation={algorithm.aggregation} with policy_loss=gspo weighs a sequence by its "
+            "length; the paper has sequence_mean_token_mean"
+        )
 
 
 def _scored(config: Config) -> list[str]:

@@ -151,7 +151,7 @@ MEANINGLESS: Mapping[str, str] = {
     "actor_rollout_ref.model.fused_kernel_options": "logits never exist as a whole "
     "(learner.logprob_chunk_tokens)",
     "use_remove_padding": "sequences are always packed without padding",
-    "actor_rollout_ref.model.override_config": "the model's own config.json counts",
+    "actor_rollout_ref.model.override_config": "the model's own config.json counts; dropout is always 0",
     "actor_rollout_ref.model.use_shm": "models are read from model.path directly",
     "actor_rollout_ref.model": "see the section model",
     "actor_rollout_ref": "see the sections model, agent, rollout, learner and algorithm",
@@ -245,7 +245,7 @@ MEANINGLESS: Mapping[str, str] = {
     "skip": "rollouts are not replaced by stored ones",
     "async_training": "training is always asynchronous; see buffer.max_staleness",
     "global_profiler": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
-    "distillation": "there is no teacher model",
+    "distillation": "see the section algorithm.distillation (docs/distillation.md)",
     "transfer_queue": "trajectories travel through the replay buffer",
     "ray_kwargs": "see the section cluster",
     "ray_init": "see the section cluster",

@@ -69,17 +69,14 @@ def reason(error: Exception) -> str:
     missing = (error.name or "") if isinstance(error, ImportError) else ""
     if missing.partition(".")[0] != "verl":
         return text
-    return (
-        f"{text}; it needs more of verl: install verl, or put its folder verl/tools (or verl/interactions) "
-        "on the path"
-    )
+    return f"{text}; it needs more of verl: install verl, or start in the root of a checkout of verl"
 
 
 def install() -> None:
     """Make `verl`, and the modules of the working directory, importable."""
-    verl_shim.install()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    verl_shim.install()
 
 
 def module(name: str, *, where: str) -> Any:

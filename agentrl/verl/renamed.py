@@ -59,6 +59,7 @@ RENAMED: Mapping[str, str] = {
     "updates, not a share",
     "actor_rollout_ref.actor.optim.lr_scheduler_type": "learner.optimizer.schedule",
     "actor_rollout_ref.actor.optim.warmup_style": "learner.optimizer.schedule",
+    "actor_rollout_ref.actor.optim.lr_decay_style": "learner.optimizer.schedule; of Megatron",
     "actor_rollout_ref.actor.optim.total_training_steps": "trainer.steps",
     "actor_rollout_ref.actor.grad_clip": "learner.optimizer.grad_clip",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "learner.minibatches_per_step; their number: "
@@ -198,6 +199,7 @@ RENAMED: Mapping[str, str] = {
     "critic.optim.clip_grad": "critic.optimizer.grad_clip",
     "critic.optim.lr_scheduler_type": "critic.optimizer.schedule",
     "critic.optim.warmup_style": "critic.optimizer.schedule",
+    "critic.optim.lr_decay_style": "critic.optimizer.schedule; of Megatron",
     "critic.optim.lr_warmup_steps_ratio": "critic.optimizer.warmup_updates; a number of updates, not a share",
     "critic.optim.total_training_steps": "trainer.steps",
     "critic.optim.weight_decay": "critic.optimizer.weight_decay",

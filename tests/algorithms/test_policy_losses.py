@@ -393,7 +393,7 @@ def test_a_loss_of_your_own(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy_loss": "gspo"}, "aggregation=sequence_mean_token_mean"),
+        ({"policy_loss": "gmpo"}, "aggregation=sequence_mean_token_mean"),
         ({"policy_loss": "ppo"}, "unknown policy loss 'ppo'; use one of ppo_clip"),
         ({"loss_options": {"x": 1}}, "of your own"),
     ],

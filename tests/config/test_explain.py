@@ -174,6 +174,7 @@ def test_what_bounds_the_ratio_is_said(algorithm: dict[str, Any], part: str) -> 
         ({"algorithm": {"mode": "bypass", "correction": {"floor": 0.5}}}, "no weight enters the loss"),
         ({"algorithm": {"policy_loss": "gpg"}, "learner": {"epochs_per_step": 2}}, "no trust region"),
         ({"algorithm": {"policy_loss": "gspo", "aggregation": "sequence_mean_token_mean"}}, "clips nothing"),
+        ({"algorithm": {"policy_loss": "gspo", "clip_high": 4e-4}}, "weighs a sequence by its length"),
         (
             {"algorithm": {"sapo": {"tau_negative": 2.0}}},
             "algorithm.sapo have no effect with algorithm.policy_loss=ppo_clip",

@@ -28,6 +28,7 @@ from agentrl.plugins import Plugins
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.testing.contracts import InteractionContract, ToolContract
 from agentrl.types import Image, Message
+from agentrl.verl.importing.tool_files import find_unloadable
 
 # The YAML of verl's GSM8K example with a tool, and the one with an interaction, in the form that its
 # documents give.
@@ -507,9 +508,7 @@ class Talk(BaseInteraction):
 
 # ----------------------------------------------------------------------------------------------------- errors
 
-MORE_OF_VERL = (
-    r"it needs more of verl: install verl, or put its folder verl/tools \(or verl/interactions\) on the path"
-)
+MORE_OF_VERL = r"it needs more of verl: install verl, or start in the root of a checkout of verl"
 
 
 @pytest.mark.parametrize(
@@ -610,3 +609,41 @@ def test_an_installed_verl_is_left_alone(tmp_path):
         with pytest.raises(PluginError, match="of the installed verl fails to import: ModuleNotFoundError"):
             load(tmp_path, verl_tool_config="tools: [{class_name: verl.tools.base_tool.BaseTool}]")
         assert sys.modules["verl"].IS_REAL
+
+
+def test_a_checkout_of_verl_that_cannot_be_imported_lends_its_tools(module):
+    """As in a clone of verl without the packages that it needs: the rest comes from the stand-ins."""
+    imports = "from verl.tools.base_tool import BaseTool\nfrom verl.utils.more.deep import NAME\n"
+    files = {
+        "verl/__init__.py": "import a_package_that_is_not_here\n",
+        "verl/utils/__init__.py": "from . import another_one\n",
+        "verl/utils/more/__init__.py": "",
+        "verl/utils/more/deep.py": "NAME = 'deep'\n",
+        "verl/tools/__init__.py": "",
+        "verl/tools/base_tool.py": "import a_package_that_is_not_here\n",
+        "verl/tools/own.py": imports + "class Own(BaseTool):\n    found = NAME\n",
+        "verl/tools/far.py": imports + "import a_package_that_is_not_here\nclass Far(BaseTool): pass\n",
+    }
+    for name, text in files.items():
+        (module / name).parent.mkdir(parents=True, exist_ok=True)
+        (module / name).write_text(text)
+    tool = SCHEMA_OF_OWN.replace("CLASS", "verl.tools.own.Own")
+    (module / "tools.yaml").write_text(tool)
+    assert find_unloadable("tools.yaml") == []
+    assert load(module, verl_tool_config=tool).tools.get("own").implementation.found == "deep"
+    (module / "tools.yaml").write_text(SCHEMA_OF_OWN.replace("CLASS", "verl.tools.far.Far"))
+    assert find_unloadable("tools.yaml") == [
+        "verl.tools.far.Far needs a_package_that_is_not_here, which is not here"
+    ]
+    (module / "tools.yaml").write_text(SCHEMA_OF_OWN.replace("CLASS", "verl.tools.search_tool.SearchTool"))
+    [why] = find_unloadable("tools.yaml")
+    assert "needs verl.tools.search_tool" in why
+
+
+SCHEMA_OF_OWN = """
+tools:
+  - class_name: CLASS
+    config: {type: native}
+    tool_schema:
+      {type: function, function: {name: own, description: d, parameters: {type: object, properties: {}}}}
+"""

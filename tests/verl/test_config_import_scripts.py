@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from agentrl.cli import app
 from agentrl.config.compose import load_config, load_sft_config
+from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.verl.importing.launches import source_of
 from agentrl.verl.importing.script import launch_of, read_launch
@@ -162,8 +163,8 @@ def test_a_plain_script(tmp_path, monkeypatch):
     }
     assert (source.unread, source.missing) == ((), ())
     monkeypatch.setenv("MODEL_PATH", "/models/own")
-    assert written(tmp_path, PLAIN).written["actor_rollout_ref.model.path"] == "/models/own", (
-        "the environment counts, as for a shell"
+    assert written(tmp_path, PLAIN).written["actor_rollout_ref.model.path"] == "org/small-1b", (
+        "the environment is not that of the run"
     )
 
 
@@ -178,9 +179,7 @@ def test_arrays_conditions_and_arguments(tmp_path, monkeypatch):
     )
     assert found["actor_rollout_ref.actor.fsdp_config.param_offload"] is True
     assert found["trainer.nnodes"] == 1
-    monkeypatch.setenv("BACKEND", "megatron")
-    monkeypatch.setenv("GROUPS_PER_STEP", "32")
-    found = written(tmp_path, ARRAYS).written
+    found = written(tmp_path, f"BACKEND=megatron\nGROUPS_PER_STEP=32\n{ARRAYS}").written
     assert found["actor_rollout_ref.actor.megatron.param_offload"] is True
     assert (found["data.train_batch_size"], found["actor_rollout_ref.rollout.n"]) == (32, 4)
 
@@ -268,7 +267,8 @@ def test_what_only_a_program_could_tell_is_said_and_left_out(tmp_path):
     assert source.unread == (
         "trainer.experiment_name=a-$(git rev-parse HEAD): "
         "only known when $(git rev-parse HEAD) runs; give it as trainer.experiment_name=...",
-        "trainer.project_name=$UNHEARD_OF: $UNHEARD_OF is not set; give it as trainer.project_name=...",
+        "trainer.project_name=$UNHEARD_OF: $UNHEARD_OF is not set by the script; "
+        "give it as trainer.project_name=...",
     )
     given = written(tmp_path, text, "trainer.experiment_name=mine")
     assert (given.written["trainer.experiment_name"], given.unread) == ("mine", ())
@@ -319,6 +319,81 @@ def test_scripts_that_cannot_be_read_are_refused_in_one_line(tmp_path, text, pro
     assert "\n" not in str(raised.value)
     with pytest.raises(ConfigError, match="does not exist"):
         read_launch(str(tmp_path / "no.sh"), [])
+
+
+START = "python3 -m verl.trainer.main_ppo data.train_batch_size=4 "
+DEEP = 5_000
+REPEATING = " ".join(f"'data.a{n + 1}=${{data.a{n}}}${{data.a{n}}}'" for n in range(40))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"x=ab; for i in {'a ' * 60}; do x=$x$x; done\n{START}", "expand to more than"),
+        (f"x=(ab); for i in {'a ' * 60}; do x+=(${{x[@]}}); done\n{START}", "expand to more than"),
+        (f"x={'ab' * 9_000}; y=${{x//a/$x}}\n{START}", "expand to more than"),
+        (f"x={'ab' * 9_000}; y=${{x%%a*a*a*c}}\n{START}", "expand to more than"),
+        ("f() { f; f; }; f\n" + START, "nested more than"),
+        (f"echo {'a' * 300_000}\n{START}", "at most 200,000 are"),
+        (f"x={'$(' * DEEP}a{')' * DEEP}\n{START}", "nested"),
+        (f"{'(' * DEEP}a{')' * DEEP}\n{START}", "nested"),
+        (f"x={'${a:-' * DEEP}b{'}' * DEEP}\n{START}", "nested"),
+        (f"{START} data.x={'[' * DEEP}{']' * DEEP}", "500 brackets"),
+        (f"{START} data.x={'[' * 400}{']' * 400}", "nested too deeply|cannot be read"),
+        (f"{START} data.x={'a' * 30_000}", "20,000 characters"),
+        (START + REPEATING, "repeat"),
+    ],
+)
+def test_no_script_takes_for_ever_or_ends_in_a_traceback(tmp_path, text, problem):
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(ConfigError, match=problem) as raised:
+        invoke(tmp_path / "run.sh")
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 1_500 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=$((9**9**9)); y=$((x & 1)); z=$((1 << 99)); w=$((é + 1))",
+        f"x=$(({'(' * DEEP}1{')' * DEEP}))",
+        f"x=$(({'1+' * DEEP}1))",
+        f"[[ {'a' * 40}b =~ ^(a+)+$ ]]; [[ a =~ ( ]]",
+    ],
+)
+def test_what_a_script_computes_too_large_is_unknown(tmp_path, text):
+    assert written(tmp_path, f"{text}\n{START}").written == {"data.train_batch_size": 4}
+
+
+def test_a_counting_loop_is_read_once(tmp_path):
+    text = "N=3\nfor ((i = 1; i < N; i++)); do\n  names[0]=$i; last=n$i\ndone\n" + START
+    found = written(tmp_path, text + "data.a=$last\n").written
+    assert found["data.a"] == "n1"
+
+
+def test_a_placeholder_is_named(tmp_path):
+    source = written(tmp_path, 'MODEL="<path_to_config>"\n' + START + "actor_rollout_ref.model.path=$MODEL")
+    assert source.written == {"data.train_batch_size": 4}
+    assert source.unread == (
+        "actor_rollout_ref.model.path=<path_to_config>: a placeholder; give it as "
+        "actor_rollout_ref.model.path=...",
+    )
+    with pytest.raises(ConfigError, match="has the placeholder <your_model>; write a value in its place"):
+        invoke("actor_rollout_ref.model.path=<your_model>")
+    assert written(tmp_path, START + "\"data.a='<think>'\"").written["data.a"] == "<think>"
+
+
+def test_the_environment_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "secret")
+    text = (
+        START
+        + "data.a=$A_TOKEN data.b=${A_TOKEN:-none} 'data.c=${oc.env:A_TOKEN}' 'data.d=${oc.env:A_TOKEN,e}' "
+        "'+data.f={g: \"${oc.env:A_TOKEN}\"}'"
+    )
+    source = written(tmp_path, text)
+    assert source.written == {"data.train_batch_size": 4, "data.b": "none", "data.d": "e"}
+    assert [note.partition(":")[0] for note in source.unread] == ["data.a=$A_TOKEN", "data.c", "data.f.g"]
+    assert "secret" not in str(source)
 
 
 def test_nothing_of_a_script_is_run(tmp_path):
@@ -514,8 +589,10 @@ ROLLOUT = "actor_rollout_ref.rollout"
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        (f"{ROLLOUT}.tensor_model_parallel_size=2", "have one GPU each"),
-        (f"{ROLLOUT}.pipeline_model_parallel_size=2", "have one GPU each"),
+        (f"{ROLLOUT}.tensor_model_parallel_size=16", "half of the GPUs cannot be theirs"),
+        (f"{ROLLOUT}.pipeline_model_parallel_size=2", "half of the GPUs cannot be theirs"),
+        ("data.custom_cls.path=rows.py", "read by your Dataset class"),
+        ("data.datagen.path=rows.py", "made by your class"),
         (f"{ROLLOUT}.expert_parallel_size=4", "no expert parallelism"),
         (f"{ACTOR}.megatron.tensor_model_parallel_size=2", "no tensor parallelism of Megatron"),
         (f"{ACTOR}.megatron.pipeline_model_parallel_size=4", "no pipeline parallelism"),
@@ -530,11 +607,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
         (f"+{ACTOR}.megatron.override_transformer_config.fp8=hybrid", "never quantized"),
         (f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype=fp8", "never quantized"),
         (f"{ACTOR}.qat.enable=True", "not trained for quantized serving"),
-        ("algorithm.adv_estimator=unheard_of", "unknown estimator unheard_of"),
-        (f"{ACTOR}.policy_loss.loss_mode=unheard_of", "unknown policy loss unheard_of"),
-        (f"{ROLLOUT}.agent.default_agent_loop=mine", "your own class"),
-        ("reward_model.reward_manager=mine", "your own class"),
-        ("distillation.enabled=True", "no teacher"),
+        ("distillation.enabled=True", "algorithm.distillation"),
         ("algorithm.use_pf_ppo=True", "not reweighted"),
     ],
 )
@@ -552,6 +625,104 @@ def test_what_would_not_run_comes_first_and_nothing_is_written(tmp_path, overrid
     assert code == 0
     assert account.startswith("will not run as it is: 1\n")
     load_config(str(out))
+
+
+OPTIM = f"{ACTOR}.optim"
+OVERLONG = "+reward_model.reward_kwargs.overlong_buffer_cfg.enable=True"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ("algorithm.adv_estimator=unheard_of", "unknown estimator unheard_of"),
+        ("algorithm.adv_estimator=gpg", "whose reward is not 0"),
+        ("algorithm.adv_estimator=grpo_passk", "divides by the standard deviation"),
+        ("algorithm.adv_estimator=reinforce_plus_plus_baseline", "whitens groups of equal outcomes too"),
+        (f"{ACTOR}.policy_loss.loss_mode=unheard_of", "unknown policy loss unheard_of"),
+        (f"{ACTOR}.loss_agg_mode=token-sum", "token-sum has no counterpart"),
+        (f"{ACTOR}.kl_loss_type=k1 {ACTOR}.use_kl_loss=True", "its expected gradient is zero"),
+        ("algorithm.kl_penalty=full algorithm.use_kl_in_reward=True", "it is unknown"),
+        (f"{ROLLOUT}.agent.default_agent_loop=mine", "your own class"),
+        ("reward_model.reward_manager=mine", "your own class"),
+        ("actor_rollout_ref.model.override_config.max_position_embeddings=32768", "own config.json counts"),
+        (f"{OPTIM}.min_lr_ratio=0.1 {OPTIM}.lr_scheduler_type=cosine", "decays to 0 over the run"),
+        (f"{OPTIM}.lr_scheduler_type=wsd", "wsd has no counterpart"),
+        (f"{OPTIM}.lr_warmup_steps_ratio=0.1", "give trainer.total_training_steps too"),
+        ("data.sampler.class_name=Mine", "your own sampler"),
+        (f"{ROLLOUT}.top_p=0.9", "must sample from the full distribution"),
+        (f"{ACTOR}.entropy_coeff=-1", "must be at least 0"),
+        (
+            f"+algorithm.filter_groups.metric=acc +algorithm.filter_groups.enable=True {OVERLONG}",
+            "length penalty",
+        ),
+        (
+            "+algorithm.filter_groups.metric=acc +algorithm.filter_groups.enable=True "
+            "reward.custom_reward_function.path=f.py",
+            "your function's acc",
+        ),
+    ],
+)
+def test_what_would_train_something_else_is_said_and_nothing_is_written(tmp_path, overrides, why):
+    out = tmp_path / "run.yaml"
+    words = ["data.train_batch_size=256", f"{ROLLOUT}.n=4", *overrides.split(), "--out", out]
+    code, _, account = invoke(*words)
+    assert (code, out.exists()) == (1, False)
+    first, second, *_ = account.splitlines()
+    assert first == "trains something else: 1"
+    assert second.startswith(f"  {overrides.partition(' ')[0].lstrip('+').replace('=', ' = ')}: ")
+    assert why in second
+    code, _, account = invoke(*words, "--force")
+    assert code == 0
+    load_config(str(out))
+
+
+def test_variants_that_compute_the_same_are_translated():
+    for overrides in (
+        "algorithm.adv_estimator=grpo_passk algorithm.norm_adv_by_std_in_grpo=False",
+        "algorithm.adv_estimator=reinforce_plus_plus_baseline +algorithm.filter_groups.enable=True",
+        f"{OPTIM}.min_lr_ratio=0.1",
+        f"{OPTIM}.lr_warmup_steps_ratio=0.1 trainer.total_training_steps=100",
+        f"{OPTIM}.lr_decay_style=cosine {OPTIM}.min_lr=0",
+        "actor_rollout_ref.model.override_config.attention_dropout=0.0",
+        "algorithm.filter_groups.metric=seq_reward algorithm.filter_groups.enable=True",
+    ):
+        words = ["data.train_batch_size=256", f"{ROLLOUT}.n=4", *overrides.split()]
+        assert invoke(*words)[0] == 0, overrides
+
+
+def test_a_wrong_answer_of_dapos_rows_costs_as_much_as_in_verl():
+    words = ["data.train_batch_size=256", f"{ROLLOUT}.n=4", "data.train_files=data/dapo-math-17k.parquet"]
+    rewards = yaml.safe_load(invoke(*words)[1])["reward"]["reward_config"]
+    assert rewards == {"math": {"wrong_score": -1}, "aime": {"wrong_score": -1}}
+    words[-1] = "data.train_files=gsm8k.parquet"
+    assert "reward" not in yaml.safe_load(invoke(*words)[1])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "servers", "learner", "width"),
+    [
+        (f"{MODEL}=Qwen/Qwen2.5-7B-Instruct {ROLLOUT}.tensor_model_parallel_size=4", 8, 8, None),
+        (f"{MODEL}=/models/a-3b {ROLLOUT}.pipeline_model_parallel_size=2", 8, 8, None),
+        (f"{MODEL}=Qwen/Qwen2.5-32B {ROLLOUT}.tensor_model_parallel_size=4", 1, 4, 4),
+        (f"{MODEL}=Qwen/Qwen2.5-32B {ROLLOUT}.tensor_model_parallel_size=8", 1, 4, 4),
+        (f"{MODEL}=mine {ROLLOUT}.tensor_model_parallel_size=2", 2, 4, 2),
+        (f"{MODEL}=mine {ROLLOUT}.tensor_model_parallel_size=8 trainer.nnodes=5", 2, 24, 8),
+        (
+            f"{MODEL}=mine-7b {ROLLOUT}.tensor_model_parallel_size=2 {ACTOR}.fsdp_config.fsdp_size=16",
+            8,
+            8,
+            None,
+        ),
+    ],
+)
+def test_servers_of_several_gpus_on_the_learners_become_small_or_get_half(overrides, servers, learner, width):
+    code, text, account = invoke("data.train_batch_size=256", *overrides.split())
+    assert code == 0, account
+    config = Config.model_validate(yaml.safe_load(text))
+    assert (config.rollout.num_servers, config.learner.world_size) == (servers, learner)
+    assert config.rollout.colocated is (width is None)
+    assert config.rollout.sglang.args.get("tp_size") == width
+    assert ("GPUs of their own here" if width else "holds a server of this model") in account
 
 
 @pytest.mark.parametrize(

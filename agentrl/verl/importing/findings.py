@@ -42,4 +42,11 @@ Rule = Callable[[WrittenConfig], Iterator[Finding]]
 
 
 class NotTaken(Exception):
-    """Raised while translating a value that has no translation; the text is the reason."""
+    """Raised while translating a value that has no translation; the text is the reason.
+
+    `is_decisive`: as of Dropped.
+    """
+
+    def __init__(self, reason: str, *, is_decisive: bool = False) -> None:
+        super().__init__(reason)
+        self.is_decisive = is_decisive

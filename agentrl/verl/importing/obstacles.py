@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from agentrl.config.model_kind import find_obstacles
-from agentrl.verl.importing.rules_model import pool_of_servers
+from agentrl.verl.importing.gpus import STAGES, WIDTH, find_layout
 from agentrl.verl.importing.source import WrittenConfig
+from agentrl.verl.importing.tool_files import find_unloadable
 
-SHARDED = "the learner shards with FSDP2 over all its ranks and has no equivalent"
+SHARDED = "the learner shards with FSDP2 over all its ranks"
 PARALLEL: Mapping[str, tuple[str, str]] = {
     # suffix of a key of the learner's engine -> its name, and the alternative here
     "tensor_model_parallel_size": (
@@ -34,7 +35,7 @@ ENGINES = re.compile(r"(actor_rollout_ref\.(actor|model)|critic|engine|model_eng
 SWITCHES: Mapping[str, str] = {
     # switch -> the missing feature
     "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
-    "distillation.enabled": "there is no teacher model",
+    "distillation.enabled": "set the teacher by hand: algorithm.distillation (docs/distillation.md)",
     "actor_rollout_ref.model.mtp.enable": "multi-token prediction heads are neither trained nor used",
     "actor_rollout_ref.actor.qat.enable": "weights are not trained for quantized serving",
     "actor_rollout_ref.actor.fsdp_config.qat.enable": "weights are not trained for quantized serving",
@@ -45,6 +46,13 @@ MEDIA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key
 MODELS = ("actor_rollout_ref.model.path", "critic.model.path", "model.path", "model.partial_pretrain")
 LOW_PRECISION = re.compile(r"(fp8|int8|int4|w8a8|awq|gptq|nvfp4|mxfp4)", re.IGNORECASE)
 ROLLOUT = "actor_rollout_ref.rollout"
+OWN_CLASSES: Mapping[str, str] = {
+    # the path of a class of the user's -> what to do
+    "data.custom_cls.path": "rows are read by your Dataset class; write another file of rows, or "
+    "data.reader, `file.py:function` from a row to a Task",
+    "data.datagen.path": "rows are made by your class during the run; write them to a file",
+}
+TOOL_FILES = (f"{ROLLOUT}.multi_turn.tool_config_path", "data.tool_config_path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,11 @@ def find_all(source: WrittenConfig) -> Iterator[Obstacle]:
     """Yield everything that would not run here unchanged, or would train something else."""
     yield from (Obstacle("the config", text) for text in source.missing)
     yield from _models(source)
+    yield from (Obstacle(_shown(source, key), why) for key, why in OWN_CLASSES.items() if source.get(key))
+    for key in TOOL_FILES:
+        if source.has(key):
+            reasons = find_unloadable(str(source.get(key)))
+            yield from (Obstacle(_shown(source, key), why) for why in reasons)
     yield from _media(source)
     yield from _parallel(source)
     yield from _servers(source)
@@ -99,18 +112,15 @@ def _parallel(source: WrittenConfig) -> Iterator[Obstacle]:
 
 
 def _servers(source: WrittenConfig) -> Iterator[Obstacle]:
-    tensor, pipeline, experts = (
-        f"{ROLLOUT}.{name}"
-        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
-    )
-    is_apart = pool_of_servers(source) is not None
-    for key in (tensor, pipeline):
-        if not is_apart and _above_one(source.get(key)):
-            why = "servers on the learner's GPUs have one GPU each, so the model must fit on one GPU"
-            yield Obstacle(
-                _shown(source, key),
-                f"{why}; larger servers need a pool of their own (placement.roles.servers)",
-            )
+    experts = f"{ROLLOUT}.expert_parallel_size"
+    if not source.is_supervised and find_layout(source) is None:
+        for key in (WIDTH, STAGES):
+            if _above_one(source.get(key)):
+                why = (
+                    "servers on the learner's GPUs have one GPU each, and half of the GPUs cannot be theirs; "
+                    "give them a pool of their own (placement.roles.servers)"
+                )
+                yield Obstacle(_shown(source, key), why)
     if _above_one(source.get(experts)):
         yield Obstacle(
             _shown(source, experts),

@@ -25,6 +25,9 @@ OFFERS = tuple(
 )
 """Keys that lead to conversations with several turns."""
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
+MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name")
+FILES = ("data.train_files", "data.val_files")
+FILTER = "algorithm.filter_groups"
 
 
 def agents(source: WrittenConfig) -> Iterator[Finding]:
@@ -94,11 +97,14 @@ def rewards(source: WrittenConfig) -> Iterator[Finding]:
             for name in names
             if source.has(name)
         )
-    for key in ("reward_model.reward_manager", "reward.reward_manager.name"):
+    for key in MANAGERS:
         if source.has(key):
             yield from _manager(key, source.get(key), has_function=section is not None)
     yield from _scores(source)
+    if section is None:
+        yield from _scores_of_dapo(source)
     yield from _length_penalty(source)
+    yield from _filter(source, has_function=section is not None)
     yield from _reward_model(source)
 
 
@@ -140,6 +146,34 @@ def _scores(source: WrittenConfig) -> Iterator[Finding]:
             yield Dropped(score, "a right answer earns 1; scale it by reward.weight", is_decisive=True)
         elif source.has(score):
             yield Dropped(score, "a right answer earns 1, here too")
+
+
+def _scores_of_dapo(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate verl's score of a wrong answer to rows of DAPO's data: -1 where other rows get 0."""
+    keys = tuple(key for key in (*MANAGERS, *FILES) if "dapo" in str(source.get(key)).lower())
+    if keys:
+        note = "rows of math_dapo, math and aime* score -1 or 1 in verl; those of lighteval/MATH 0 or 1"
+        for name in ("math", "aime"):
+            yield Setting(f"reward.reward_config.{name}.wrong_score", -1, keys, note)
+
+
+def _filter(source: WrittenConfig, *, has_function: bool) -> Iterator[Finding]:
+    """Refuse a measure of groups to drop that is not the whole reward."""
+    enable, metric = f"{FILTER}.enable", f"{FILTER}.metric"
+    has_penalty = any(source.get(f"{section}.enable") for section in OVERLONG)
+    has_kl = bool(source.get("algorithm.use_kl_in_reward"))
+    reasons = {
+        "seq_reward": "",
+        "seq_final_reward": "the KL is part of the reward that verl compares" if has_kl else "",
+        "acc": "the length penalty is part of the reward that is compared here" if has_penalty else "",
+    }
+    why = reasons.get(source.get(metric), f"{source.get(metric)} is not compared")
+    if source.get(metric) == "acc" and has_function and not why:
+        why = "your function's acc may differ from its score"
+    if not (source.get(enable) and source.has(metric)):
+        return
+    rest = "groups are dropped if all attempts earned the same reward (buffer.drop_constant_groups)"
+    yield Dropped(metric, f"{why}; {rest}" if why else rest, is_decisive=bool(why))
 
 
 def _length_penalty(source: WrittenConfig) -> Iterator[Finding]:

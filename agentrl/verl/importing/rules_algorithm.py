@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES, SEQUENCE_LOSSES
+from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES
 from agentrl.errors import ConfigError
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
-from agentrl.verl.importing.rules_data import ACTOR
+from agentrl.verl.importing.rules_data import ACTOR, minibatches_per_step
 from agentrl.verl.importing.source import WrittenConfig
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
@@ -32,8 +32,25 @@ RATIO_LEVELS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequ
 """Levels of verl up to 0.6, where a stage is a ratio within bounds."""
 
 
-MEANS_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo")
+MEANS_OF_SEQUENCES = ("gmpo", "sapo")
 """Losses whose loss_agg_mode verl ignores."""
+LOSS_NOTES = {
+    **dict.fromkeys(
+        ("clip_cov", "kl_cov"),
+        "tokens are selected once before the update, by the policy at its start; verl selects in each "
+        "microbatch, by the policy of that moment",
+    ),
+    "gmpo": "over all sequences of an update; verl takes the mean of a microbatch, and adds microbatches up",
+}
+OTHER_ADVANTAGES = {
+    "gpg": "verl multiplies by the share of attempts whose reward is not 0, inverted; agentrl by that of "
+    "groups with unequal outcomes",
+    "grpo_passk": "verl divides by the standard deviation of the group unless norm_adv_by_std_in_grpo is "
+    "false; agentrl never does",
+    "reinforce_plus_plus_baseline": "verl whitens groups of equal outcomes too; agentrl gives them an "
+    "advantage of 0",
+}
+"""Estimators of the same name that compute something else."""
 SIDES = {"low": "algorithm.clip_low", "high": "algorithm.clip_high"}
 BOUNDS = {
     "gspo": SIDES,
@@ -57,6 +74,8 @@ REUSED = "async_training.use_rollout_log_probs"
 
 
 ROLLOUT_N = "actor_rollout_ref.rollout.n"
+AGGREGATION = f"{ACTOR}.loss_agg_mode"
+USE_KL_LOSS = f"{ACTOR}.use_kl_loss"
 
 
 def advantages(source: WrittenConfig) -> Iterator[Finding]:
@@ -75,6 +94,8 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
             else ""
         )
         yield Setting("algorithm.advantage", name, (key,), note)
+        if name in OTHER_ADVANTAGES and not _is_the_same(name, source):
+            yield Dropped(key, OTHER_ADVANTAGES[name], is_decisive=True)
     else:
         why = (
             f"unknown estimator {name}; choose algorithm.advantage among {', '.join(ADVANTAGES)}, or write "
@@ -91,18 +112,24 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("algorithm.whiten", True, (key,), "verl always whitens the advantages of gae")
 
 
+def _is_the_same(name: str, source: WrittenConfig) -> bool:
+    """Return whether one of OTHER_ADVANTAGES computes the same with the rest of the config."""
+    if name == "grpo_passk":
+        return not source.get("algorithm.norm_adv_by_std_in_grpo")
+    return name == "reinforce_plus_plus_baseline" and bool(source.get("algorithm.filter_groups.enable"))
+
+
 def losses(source: WrittenConfig) -> Iterator[Finding]:
-    """Translate the policy loss and the aggregation of token losses."""
-    aggregation, (loss, keys) = f"{ACTOR}.loss_agg_mode", _loss(source)
+    """Translate the policy loss."""
+    loss, keys = _loss(source)
     if _is_bypass(source) and source.has(LOSS_MODE):
         yield Dropped(
             LOSS_MODE,
             "in bypass mode verl computes rollout_correction.loss_type instead, or ppo_clip if it is not set",
         )
     if loss in POLICY_LOSSES:
-        note = (
-            "without rollout_is verl's reinforce has no ratio" if loss == "gpg" and _is_bypass(source) else ""
-        )
+        plain = "without rollout_is verl's reinforce has no ratio"
+        note = plain if loss == "gpg" and _is_bypass(source) else LOSS_NOTES.get(loss, "")
         yield Setting("algorithm.policy_loss", loss, keys, note)
     else:
         why = (
@@ -110,21 +137,40 @@ def losses(source: WrittenConfig) -> Iterator[Finding]:
             "write your own"
         )
         yield Dropped(keys[0], why, is_decisive=True)
-    how = AGGREGATIONS.get(source.get(aggregation))
+
+
+def aggregations(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the aggregation of token losses, which is also that of KL and entropy here."""
+    loss, keys = _loss(source)
+    how = AGGREGATIONS.get(source.get(AGGREGATION))
     if loss in MEANS_OF_SEQUENCES and how != "sequence_mean_token_mean":
         note = f"verl's {source.get(keys[0])} is a mean over sequences, whatever loss_agg_mode is"
-        yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (aggregation, *keys), note)
-    elif how is not None:
+        yield Setting("algorithm.aggregation", "sequence_mean_token_mean", (AGGREGATION, *keys), note)
+        if _has_kl_loss(source) or _has_entropy(source):
+            why = f"verl aggregates KL and entropy so, and {source.get(keys[0])} as seq-mean-token-mean; "
+            yield Dropped(AGGREGATION, why + "agentrl aggregates all alike", is_decisive=True)
+    elif how is None:
+        why = f"{source.get(AGGREGATION)} has no counterpart; available: {', '.join(AGGREGATIONS)}"
+        yield Dropped(AGGREGATION, why, is_decisive=True)
+    elif loss == "gspo" and how != "sequence_mean_token_mean":
+        note = "as in verl since 0.9; before, gspo was a mean over sequences, whatever loss_agg_mode is"
+        yield Setting("algorithm.aggregation", how, (AGGREGATION, *keys), note)
+    elif how == "constant" and not source.has(f"{ACTOR}.loss_scale_factor"):
         note = (
-            "verl up to 0.7 does not divide by the number of sequences, so its learning rate grows with it"
-            if how == "constant"
-            else ""
+            "and by data.max_response_length; without loss_scale_factor, verl since 0.9 divides by the "
+            "longest response of a microbatch, and up to 0.7 not by the number of sequences"
         )
-        yield Setting("algorithm.aggregation", how, (aggregation,), note)
+        yield Setting("algorithm.aggregation", how, (AGGREGATION,), note)
     else:
-        yield Dropped(
-            aggregation, f"{source.get(aggregation)} is unknown; available: {', '.join(AGGREGATIONS)}"
-        )
+        yield Setting("algorithm.aggregation", how, (AGGREGATION,))
+
+
+def _has_kl_loss(source: WrittenConfig) -> bool:
+    return bool(source.get(USE_KL_LOSS) and source.get(f"{ACTOR}.kl_loss_coef"))
+
+
+def _has_entropy(source: WrittenConfig) -> bool:
+    return bool(source.get(f"{ACTOR}.entropy_coeff"))
 
 
 def _is_bypass(source: WrittenConfig) -> bool:
@@ -201,21 +247,18 @@ def divergences(source: WrittenConfig) -> Iterator[Finding]:
 
     There is only one here, in the loss or in the reward; verl's two switches decide its place.
     """
-    in_loss, in_reward = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    in_loss, in_reward = USE_KL_LOSS, "algorithm.use_kl_in_reward"
     of_loss = (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
     of_reward = (
         "algorithm.kl_penalty",
         *(f"algorithm.kl_ctrl.{name}" for name in ("type", "kl_coef", "horizon", "target_kl")),
     )
     if source.get(in_loss):
-        is_weighed = source.has(f"{CORRECTION}.rollout_is") and not _is_bypass(source)
-        note = (
-            "it has the importance weights of the policy term; verl uses them only there"
-            if is_weighed
-            else ""
-        )
-        yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss), note)
+        yield Setting("algorithm.kl.coefficient", source.get(of_loss[0]), (of_loss[0], in_loss))
         yield from _estimator(source, of_loss[1], LOSS_KL, why="its expected gradient is zero")
+        if _has_kl_loss(source) and _has_weights(source) and not _is_bypass(source):
+            why = "with importance weights, agentrl weighs the KL too; verl weighs only the policy loss"
+            yield Dropped(in_loss, why, is_decisive=True)
         unused, why = (in_reward, *of_reward), "agentrl has one KL, and that of the loss was used"
     elif source.get(in_reward):
         yield Setting(
@@ -255,9 +298,12 @@ def divergences(source: WrittenConfig) -> Iterator[Finding]:
 def _estimator(source: WrittenConfig, key: str, known: dict[str, str], *, why: str) -> Iterator[Finding]:
     name = source.get(key)
     if name in known:
-        yield Setting("algorithm.kl.estimator", known[name], (key,))
+        is_cut = known[name] in ("k3", "k3_k2grad")
+        note = "verl cuts the value of a token at 10, about 2.5 nats below the reference" if is_cut else ""
+        yield Setting("algorithm.kl.estimator", known[name], (key,), note)
     else:
-        yield Dropped(key, f"{name} is not translated: {why}; available: {', '.join(known)}")
+        text = f"{name} is not translated: {why}; available: {', '.join(known)}"
+        yield Dropped(key, text, is_decisive=True)
 
 
 def corrections(source: WrittenConfig) -> Iterator[Finding]:
@@ -273,11 +319,9 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("algorithm.mode", "bypass", (mode,))
         yield from _weights_in_bypass(source, section)
         if source.get(normalize):
-            yield Dropped(
-                normalize,
-                "the weights follow the policy within the step, and their mean over an update is not known "
-                "before it",
-            )
+            is_used = _loss(source)[0] == "reinforce"
+            why = "verl divides by the mean of a microbatch" if is_used else "there are no weights to divide"
+            yield Dropped(normalize, why, is_decisive=is_used)
     elif source.get(REUSED):
         for key in (f"{section}.rollout_is", stage, normalize):
             if source.get(key):
@@ -291,12 +335,46 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
             yield Dropped(mode, "false: algorithm.mode follows from the other keys")
         yield from _weights(source, section)
         if source.get(normalize):
-            note = "over the accepted tokens or sequences of an update; verl: all of the step"
-            yield Setting("algorithm.correction.self_normalize", True, (normalize,), note)
-            yield Setting("algorithm.mode", "decoupled", (normalize,))
+            yield from _normalized(source, section)
     if source.get(stage):
         yield from _stages(source, stage)
         yield Setting("algorithm.mode", "bypass" if source.get(mode) else "decoupled", (stage,))
+        yield from _counted(source, stage)
+    elif source.has(f"{stage}_threshold"):
+        yield Dropped(f"{stage}_threshold", "without rollout_rs verl rejects nothing")
+
+
+def _normalized(source: WrittenConfig, section: str) -> Iterator[Finding]:
+    """Translate the division of weights by their mean, over a step in verl and over an update here."""
+    key, stage = f"{section}.rollout_is_batch_normalize", f"{section}.rollout_rs"
+    if not _has_weights(source):
+        yield Dropped(key, "without rollout_is verl applies no weight")
+        return
+    yield Setting("algorithm.correction.self_normalize", True, (key,))
+    if minibatches_per_step(source) > 1 or source.get(stage):
+        why = "verl divides by the mean of the step, agentrl by that of the tokens that an update accepts"
+        yield Dropped(key, why, is_decisive=True)
+
+
+def _counted(source: WrittenConfig, stage: str) -> Iterator[Finding]:
+    """Translate the denominator of a mean over tokens, from which verl takes no rejected token out.
+
+    Its older trainer does, unless the loss itself rejects, as in bypass mode.
+    """
+    is_bypass = _is_bypass(source)
+    is_over_tokens = source.get(AGGREGATION) == "token-mean" and _loss(source)[0] not in MEANS_OF_SEQUENCES
+    if is_over_tokens and (is_bypass or source.get("trainer.use_v1")):
+        note = "verl divides by all tokens" + ("" if is_bypass else ", unless trainer.use_v1 is false")
+        yield Setting("algorithm.correction.denominator", "original", (stage, AGGREGATION), note)
+    if is_bypass and (_has_kl_loss(source) or _has_entropy(source)):
+        why = "in bypass mode, KL and entropy of rejected tokens stay in verl's loss; here they leave it too"
+        yield Dropped(stage, why, is_decisive=True)
+
+
+def _has_weights(source: WrittenConfig) -> bool:
+    """Return whether the policy loss has importance weights."""
+    named = (source.get(f"{section}.rollout_is") for section in (CORRECTION, "algorithm"))
+    return any(named) or (source.get(OLD_CAP) or 0) > 0
 
 
 def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
@@ -310,11 +388,14 @@ def _weights(source: WrittenConfig, section: str) -> Iterator[Finding]:
             name = source.get(level) or "token"
             keys += [level] if source.has(level) else []
         note = (
-            "verl uses the geometric mean of bounded weights"
+            "verl takes the geometric mean of bounded weights"
             if _loss(source)[0] == "gmpo" and name == "token"
             else ""
         )
         yield Setting("algorithm.correction.weight", "geometric" if note else name, tuple(keys), note)
+        if note:
+            why = f"{note}; agentrl bounds their geometric mean"
+            yield Dropped(weight, why, is_decisive=True)
         yield from _cap(threshold, source.get(threshold) or 2.0, "algorithm.correction")
         yield Setting("algorithm.mode", "decoupled", (weight,))
     elif (source.get(OLD_CAP) or 0) > 0:
@@ -387,13 +468,13 @@ def _stages(source: WrittenConfig, key: str) -> Iterator[Finding]:
     for name, text in zip(names, texts * len(names) if len(texts) == 1 else texts, strict=True):
         stage = _stage(name, _bounds(bounds, text), source.get(floor))
         if stage is None:
-            yield Dropped(
-                key,
-                f"{name} is unknown; stages are {', '.join(f'{each}_k1' for each in LEVELS)}, k2 and k3 too",
-            )
+            why = f"{name} is unknown; stages are {', '.join(f'{each}_k1' for each in LEVELS)}, k2 and k3 too"
+            yield Dropped(key, why, is_decisive=True)
         else:
             old = (key, bounds, *((floor,) if source.has(floor) else ()))
-            yield Setting(f"algorithm.correction.reject.{name}", stage, old)
+            is_again = _is_bypass(source) and minibatches_per_step(source) > 1
+            note = "judged once per step; verl judges at every update" if is_again else ""
+            yield Setting(f"algorithm.correction.reject.{name}", stage, old, note)
 
 
 def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any] | None:
@@ -408,4 +489,4 @@ def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any
     return {"level": LEVELS[level], "statistic": statistic, "upper": upper} if level in LEVELS else None
 
 
-RULES = (advantages, losses, clips, selections, divergences, corrections)
+RULES = (advantages, losses, aggregations, clips, selections, divergences, corrections)

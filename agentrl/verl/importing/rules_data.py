@@ -9,11 +9,14 @@ from typing import Any
 from agentrl.config.schema import Config
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
 from agentrl.verl.importing.source import WrittenConfig
+from agentrl.verl.importing.values import SCHEDULES
 from agentrl.verl.renamed import RENAMED
 
 ACTOR = "actor_rollout_ref.actor"
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 BUDGET = "learner.microbatch_tokens"
+SCHEDULE_KEYS = ("lr_scheduler_type", "lr_scheduler", "warmup_style", "lr_decay_style")
+"""Names of the schedule in the versions and engines of verl."""
 
 
 def is_asynchronous(source: WrittenConfig) -> bool:
@@ -152,13 +155,45 @@ def warmups(source: WrittenConfig) -> Iterator[Finding]:
         elif source.has(ratio) and source.get(ratio) > 0:
             yield Dropped(
                 ratio,
-                "a share of the number of steps, which is unknown before the data is read; set "
-                f"{ours}.warmup_updates",
+                "a share of the number of steps, which is unknown before the data is read; give "
+                f"trainer.total_training_steps too, or set {ours}.warmup_updates",
+                is_decisive=True,
             )
         else:
             yield from (
                 Setting(f"{ours}.warmup_updates", 0, (key,)) for key in (steps, ratio) if source.has(key)
             )
+
+
+def schedule_key(source: WrittenConfig, section: str) -> str:
+    """Return the key of an optimizer's schedule: as set, else with a default of verl."""
+    keys = [f"{section}.{name}" for name in SCHEDULE_KEYS]
+    return next(
+        (key for key in keys if source.has(key)), next((key for key in keys if source.get(key)), keys[0])
+    )
+
+
+def decays(source: WrittenConfig) -> Iterator[Finding]:
+    """Refuse another end of the schedule, which here decays to 0 over the whole run."""
+    for section in (f"{ACTOR}.optim", "critic.optim", "optim"):
+        schedule = source.get(schedule_key(source, section))
+        for name, plain in {"min_lr_ratio": 0, "min_lr": 0, "num_cycles": 0.5, "lr_decay_steps": 0}.items():
+            key = f"{section}.{name}"
+            if not source.has(key) or source.get(key) == plain:
+                continue
+            if schedule in SCHEDULES and schedule != "constant":
+                why = "the learning rate decays to 0 over the run; set learner.optimizer.schedule otherwise"
+                yield Dropped(key, why, is_decisive=True)
+            else:
+                yield Dropped(key, "without effect in verl: the learning rate is constant")
+
+
+def classes(source: WrittenConfig) -> Iterator[Finding]:
+    """Refuse a class of the user's that chooses rows."""
+    for name in ("class_path", "class_name"):
+        if source.get(f"data.sampler.{name}"):
+            why = "your own sampler; order comes from data.shuffle, trainer.seed and data.curriculum"
+            yield Dropped(f"data.sampler.{name}", why, is_decisive=True)
 
 
 def overlong_prompts(source: WrittenConfig) -> Iterator[Finding]:
@@ -181,4 +216,4 @@ def resume(source: WrittenConfig) -> Iterator[Finding]:
         yield Dropped(path, f"without effect in verl: resume_mode is {source.get(mode)}")
 
 
-RULES = (batches, in_flight, microbatches, warmups, overlong_prompts, resume)
+RULES = (batches, in_flight, microbatches, warmups, decays, classes, overlong_prompts, resume)

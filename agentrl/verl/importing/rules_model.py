@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
+from agentrl.verl.importing.gpus import SIZES, STAGES, WIDTH, GPUs, Layout, find_layout, pool_of_servers
 from agentrl.verl.importing.rules_data import ACTOR
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import as_list
@@ -55,6 +56,7 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
         (MODEL, "model.lora", ""),
         (f"{MODEL}.lora", "model.lora", "lora."),
         ("critic.model", "critic.model.lora", ""),
+        ("critic.model.lora", "critic.model.lora", "lora."),
     )
     for section, ours, nested in sections:
         prefix = "" if nested else "lora_"
@@ -134,6 +136,8 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
         old = f"{ROLLOUT}.{key}"
         if source.has(old) and backend == "embedded":
             yield Dropped(old, "an argument of SGLang; the embedded server has rollout.embedded")
+        elif old == STAGES and pool_of_servers(source) is None:
+            continue  # see _shared
         elif source.has(old) and not (key.endswith("parallel_size") and source.get(old) == 1):
             yield Setting(f"rollout.sglang.args.{argument}", source.get(old), (old,))
         elif source.has(old):
@@ -151,74 +155,70 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
+def overridden(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate what verl changes in the model's config.json, which counts unchanged here."""
+    for section in (MODEL, "critic.model"):
+        for name, value in source.below(f"{section}.override_config").items():
+            if value and not name.endswith("attn_implementation"):
+                why = (
+                    "the model's own config.json counts: set it there, in a copy of the model; "
+                    "rollout.sglang.args.json_model_override_args changes it for the servers alone"
+                )
+                yield Dropped(f"{section}.override_config.{name}", why, is_decisive=True)
+
+
+def shards(source: WrittenConfig) -> Iterator[Finding]:
+    """Translate the number of ranks that share one copy of the weights; verl takes a larger one as all."""
+    key, layout = f"{ACTOR}.fsdp_config.fsdp_size", find_layout(source)
+    num_ranks = (
+        GPUs(*(int(source.get(size)) for size in SIZES)).num if layout is None else layout.learning.num
+    )
+    if source.has(key):
+        value = source.get(key)
+        yield Setting("learner.fsdp.shard_size", value if 0 < value < num_ranks else None, (key, *SIZES))
+
+
 def places(source: WrittenConfig) -> Iterator[Finding]:
     """Translate GPUs to pools of nodes.
 
     verl's synchronous trainer places learner and servers on the same GPUs.
     """
-    sizes = ("trainer.nnodes", "trainer.n_gpus_per_node")
-    nodes, gpus = (int(source.get(key)) for key in sizes)
-    yield Setting("learner.world_size", nodes * gpus, sizes)
+    whole = GPUs(*(int(source.get(key)) for key in SIZES))
+    layout = find_layout(source) or Layout(whole, None)
+    yield Setting("learner.world_size", layout.learning.num, SIZES)
     if source.get("trainer.device") == "cpu":
-        yield Setting("placement.pools", {}, ("trainer.device", *sizes), "ranks compute on CPUs")
+        yield Setting("placement.pools", {}, ("trainer.device", *SIZES), "ranks compute on CPUs")
         return
-    pool = {"nodes": nodes, "gpus_per_node": gpus}
-    section = pool_of_servers(source)
-    if section is None:
-        yield from _shared(source, pool, sizes)
-    else:
-        yield from _apart(source, pool, sizes, section)
+    yield from _shared(source, layout) if layout.serving is None else _apart(source, layout, layout.serving)
+    if max(whole.nodes, layout.serving.nodes if layout.serving else 1) > 1:
+        yield Setting("cluster.address", "auto", SIZES[:1], "several nodes are a running Ray cluster")
     if source.has("trainer.device"):
         yield Dropped("trainer.device", "GPUs are those of placement.pools")
 
 
-def pool_of_servers(source: WrittenConfig) -> str | None:
-    """Return the section of verl that gives servers their own GPUs; None if they share the learner's."""
-    return next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
+def _shared(source: WrittenConfig, layout: Layout) -> Iterator[Finding]:
+    yield Setting("placement.pools", {"main": layout.learning.as_pool()}, SIZES)
+    yield Setting("rollout.num_servers", layout.learning.num, SIZES, "one per GPU")
+    note = "servers share the learner's GPUs, as in verl"
+    yield Setting("rollout.colocated", True, ("actor_rollout_ref.hybrid_engine",), note)
+    for key in (WIDTH, STAGES):
+        if source.has(key):
+            yield Dropped(key, layout.note or "servers on the learner's GPUs have one GPU each")
 
 
-def _shared(source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...]) -> Iterator[Finding]:
-    yield Setting("placement.pools", {"main": pool}, sizes)
-    yield Setting("rollout.num_servers", pool["nodes"] * pool["gpus_per_node"], sizes, "one per GPU")
-    yield Setting(
-        "rollout.colocated",
-        True,
-        ("actor_rollout_ref.hybrid_engine",),
-        "servers share the learner's GPUs, as in verl",
-    )
-    width = f"{ROLLOUT}.tensor_model_parallel_size"
-    if source.has(width) and source.get(width) > 1:
-        why = (
-            "servers on the learner's GPUs have one GPU each; larger ones need a pool of their own "
-            "(placement.roles.servers)"
-        )
-        yield Dropped(width, why)
-    elif source.has(width):
-        yield Dropped(width, "1 is SGLang's own default")
-    if pool["nodes"] > 1:
-        yield Setting("cluster.address", "auto", sizes[:1], "several nodes are a running Ray cluster")
-
-
-def _apart(
-    source: WrittenConfig, pool: dict[str, int], sizes: tuple[str, ...], section: str
-) -> Iterator[Finding]:
-    keys = (f"{section}.nnodes", f"{section}.n_gpus_per_node")
-    serving = {
-        "nodes": int(source.get(keys[0])),
-        "gpus_per_node": int(source.get(keys[1]) or pool["gpus_per_node"]),
-    }
-    width_key, stages_key = f"{ROLLOUT}.tensor_model_parallel_size", f"{ROLLOUT}.pipeline_model_parallel_size"
-    width, stages = int(source.get(width_key)), int(source.get(stages_key) or 1)
-    yield Setting("placement.pools", {"learning": pool, "serving": serving}, (*sizes, *keys))
+def _apart(source: WrittenConfig, layout: Layout, serving: GPUs) -> Iterator[Finding]:
+    section = pool_of_servers(source)
+    keys = (WIDTH,) if section is None else (f"{section}.nnodes", f"{section}.n_gpus_per_node")
+    pools = {"learning": layout.learning.as_pool(), "serving": serving.as_pool()}
+    yield Setting("placement.pools", pools, (*SIZES, *keys), layout.note)
     yield Setting("placement.roles", {"actor": "learning", "servers": "serving"}, keys)
-    num_servers = max(1, serving["nodes"] * serving["gpus_per_node"] // (width * stages))
-    yield Setting("rollout.num_servers", num_servers, (*keys, width_key))
-    if width > 1:
-        yield Setting("rollout.sglang.args.tp_size", width, (width_key,))
-    if max(pool["nodes"], serving["nodes"]) > 1:
-        yield Setting(
-            "cluster.address", "auto", (sizes[0], keys[0]), "several nodes are a running Ray cluster"
-        )
+    num_servers = max(1, serving.num // (layout.width * int(source.get(STAGES) or 1)))
+    yield Setting("rollout.num_servers", num_servers, (*keys, WIDTH))
+    if layout.width > 1:
+        yield Setting("rollout.sglang.args.tp_size", layout.width, (WIDTH,))
 
 
-RULES = (dtypes, adapters, template_arguments, offload, activation_offload, servers, places)
+RULES = (
+    *(dtypes, adapters, template_arguments, offload, activation_offload),
+    *(servers, overridden, shards, places),
+)

@@ -6,18 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from agentrl.config.tracking import TRACKERS
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
-from agentrl.verl.importing.rules_data import resume
+from agentrl.verl.importing.rules_data import decays, resume, schedule_key
 from agentrl.verl.importing.rules_model import template_arguments
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import SCHEDULES, as_list, loggers
 
 ENGINE = "engine"
-SCHEDULE_KEYS = (
-    "optim.lr_scheduler",
-    "optim.lr_scheduler_type",
-    "optim.warmup_style",
-    "optim.lr_decay_style",
-)
 WARMUP_STEPS = ("optim.lr_warmup_steps",)
 WARMUP_RATIOS = ("optim.warmup_steps_ratio", "optim.lr_warmup_steps_ratio")
 PARALLEL = ("ulysses_sequence_parallel_size", f"{ENGINE}.ulysses_sequence_parallel_size")
@@ -119,16 +113,14 @@ def optimizer(source: WrittenConfig) -> Iterator[Finding]:
         "optim.clip_grad": "grad_clip",
     }.items():
         yield Setting(f"learner.optimizer.{ours}", source.get(key), (key,))
-    schedule = next(
-        (key for key in SCHEDULE_KEYS if source.has(key)),
-        next(key for key in SCHEDULE_KEYS if source.get(key)),
-    )
+    schedule = schedule_key(source, "optim")
     if source.get(schedule) in SCHEDULES:
         yield Setting(
             "learner.optimizer.schedule", SCHEDULES[source.get(schedule)], (schedule,), "decays to 0"
         )
     else:
-        yield Dropped(schedule, f"unknown schedule {source.get(schedule)}; available: {', '.join(SCHEDULES)}")
+        why = f"unknown schedule {source.get(schedule)}; available: {', '.join(SCHEDULES)}"
+        yield Dropped(schedule, why, is_decisive=True)
     yield from _warmup(source)
 
 
@@ -150,7 +142,7 @@ def _warmup(source: WrittenConfig) -> Iterator[Finding]:
             f"{source.get(ratio):g} of the steps, whose number is not known before the data is read; set "
             "learner.optimizer.warmup_updates"
         )
-        yield Dropped(ratio, why)
+        yield Dropped(ratio, why, is_decisive=True)
     else:
         yield from (
             Setting("learner.optimizer.warmup_updates", 0, (key,))
@@ -254,7 +246,7 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
-RULES = (columns, batches, overlong, optimizer, model, template_arguments, places, run, resume)
+RULES = (columns, batches, overlong, optimizer, decays, model, template_arguments, places, run, resume)
 
 MEANINGLESS: Mapping[str, str] = {
     # Key of verl's supervised training, or prefix of keys -> why there is no counterpart.

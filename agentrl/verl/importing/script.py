@@ -10,6 +10,7 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.verl.importing.shell import Shell, read_script
 from agentrl.verl.importing.shell_expansion import UNKNOWN, shown
+from agentrl.verl.importing.source import PLACEHOLDER
 
 CONFIGS = (".yaml", ".yml", ".json")
 STARTERS = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed|torch\.distributed)")
@@ -159,11 +160,13 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, str], list[str], list[st
         elif UNKNOWN in word:
             why = ", ".join(dict.fromkeys(word.split(UNKNOWN)[1::2]))
             cause = (
-                f"{why} is not set"
+                f"{why} is not set by the script"
                 if why.startswith("$") and "(" not in why
                 else f"only known when {why} runs"
             )
             notes.append(f"{shown(word)}: {cause}; give it as {name.lstrip('+')}=...")
+        elif PLACEHOLDER.search(value) and value[:1] not in ("'", '"'):
+            notes.append(f"{word}: a placeholder; give it as {name.lstrip('+')}=...")
         elif has_value or word.startswith("~"):
             overrides.append(_plain(word))
         else:

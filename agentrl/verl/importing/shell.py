@@ -44,6 +44,8 @@ from agentrl.verl.importing.shell_syntax import (
 
 MAX_LOOPS = 100
 MAX_COMMANDS = 20_000
+MAX_WORK = 10_000_000
+"""Characters that all expansions of a script may handle."""
 MAX_DEPTH = 20
 
 
@@ -76,8 +78,8 @@ class Shell:
     started: list[tuple[int, list[str]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     depth: int = 0
-    budget: list[int] = field(default_factory=lambda: [MAX_COMMANDS])
-    """Remaining number of commands to follow, shared with subshells."""
+    budget: list[int] = field(default_factory=lambda: [MAX_COMMANDS, MAX_WORK])
+    """Remaining commands to follow, and characters to handle; shared with subshells."""
 
     def run(self, text: str) -> None:
         """Follow a script from its first command to its end.
@@ -87,6 +89,12 @@ class Shell:
         """
         with suppress(_Left):
             self._chain(parse(text))
+
+    def spend(self, num_characters: int) -> None:
+        """Take the work on so many characters from the budget; raise ConfigError when it is used up."""
+        self.budget[1] -= num_characters
+        if self.budget[1] < 0:
+            raise ConfigError(f"its values expand to more than {MAX_WORK:,} characters")
 
     # ----------------------------------------------------------------------------------------------- commands
 
@@ -143,6 +151,7 @@ class Shell:
         copy = {
             name: list(value) if isinstance(value, list) else value for name, value in self.variables.items()
         }
+        self.spend(sum(len(value) for value in copy.values() if isinstance(value, list)))
         inner = Shell(
             list(self.arguments),
             self.file,
@@ -184,7 +193,7 @@ class Shell:
         return is_true([self.text(word) for word in command.words])
 
     def _simple(self, command: Simple) -> bool:
-        before = dict(self.variables)
+        before = dict(self.variables) if command.assignments else {}
         for assignment in command.assignments:
             self._assign(assignment)
         words = self.fields(command.words)
@@ -274,7 +283,7 @@ class Shell:
         inner, self.depth = self.depth, self.depth + 1
         if self.depth > MAX_DEPTH:
             raise ConfigError(f"{self.file}: scripts are nested more than {MAX_DEPTH} deep")
-        self._chain(parse(read_script(file)))
+        self._chain(parse(self._read(file)))
         self.depth = inner
 
     def _start(self, words: list[str], line: int) -> None:
@@ -301,9 +310,14 @@ class Shell:
             if rest and (file := self._find(rest[0])) is not None:
                 inner = self._apart()
                 inner.arguments, inner.file = rest[1:], file
-                inner.follow(parse(read_script(file)))
+                inner.follow(parse(self._read(file)))
                 return
         self.started.append((line, words))
+
+    def _read(self, file: Path) -> str:
+        text = read_script(file)
+        self.spend(len(text))
+        return text
 
     def _find(self, name: str) -> Path | None:
         if UNKNOWN in name:
@@ -354,6 +368,12 @@ class Shell:
         )
 
     def _values(self, piece: WordPart) -> list[str]:
+        self.spend(len(piece.value))
+        values = self._expanded(piece)
+        self.spend(sum(len(value) + 1 for value in values))
+        return values
+
+    def _expanded(self, piece: WordPart) -> list[str]:
         match piece.kind:
             case "text":
                 return [piece.value]
@@ -365,15 +385,16 @@ class Shell:
                 return expand_parameter(piece.value, self, is_quoted=piece.is_quoted)
 
     def value_of(self, name: str) -> str | Unset:
-        """Return a variable as text: from the script, else from the environment.
+        """Return a variable as text; Unset if the script does not set it.
 
-        Returns Unset if it is in neither.
+        The environment is another one than that in which the script runs, and may hold secrets.
         """
         if name in self.variables:
             value = self.variables[name]
             return (value[0] if value else "") if isinstance(value, list) else value
         special = {
             "PWD": str(self.folder),
+            "HOME": os.path.expanduser("~"),
             "0": str(self.file),
             "BASH_SOURCE": str(self.file),
             "#": str(len(self.arguments)),
@@ -384,7 +405,7 @@ class Shell:
         if name.isdecimal():
             index = int(name) - 1
             return self.arguments[index] if index < len(self.arguments) else Unset(name)
-        return os.environ[name] if name in os.environ else Unset(name)
+        return Unset(name)
 
     def items_of(self, name: str) -> list[str]:
         """Return the items of an array; a plain text is a single item."""

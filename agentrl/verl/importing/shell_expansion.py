@@ -37,6 +37,9 @@ class ShellScope(Protocol):
     def text(self, word: Word) -> str:
         """Expand a word to a single text."""
 
+    def spend(self, num_characters: int) -> None:
+        """Take the work on so many characters from what may be done for the script."""
+
 
 def unknown(what: str) -> str:
     """Return a value that is known only to `what`."""
@@ -129,6 +132,7 @@ def _default(rest: str, shell: ShellScope) -> str:
 
 def _changed(value: str, rest: str, shell: ShellScope) -> str:
     """Apply `#prefix`, `%suffix`, `/old/new`, `:offset:length`, `^^` and `,,` to a value."""
+    shell.spend(len(value) ** 2)  # a pattern is tried at all places
     mark = next(
         (mark for mark in ("##", "#", "%%", "%", "//", "/", "^^", ",,", ":") if rest.startswith(mark)), ""
     )
@@ -140,7 +144,9 @@ def _changed(value: str, rest: str, shell: ShellScope) -> str:
     if mark in ("/", "//"):
         old, _, new = operand.partition("/")
         pattern = fnmatch.translate(_default(f"-{old}", shell)).removesuffix(r"\z").removesuffix(r"\Z")
-        return re.sub(pattern, lambda _: _default(f"-{new}", shell), value, count=1 if mark == "/" else 0)
+        text = _default(f"-{new}", shell)
+        shell.spend(len(value) * len(text))
+        return re.sub(pattern, lambda _: text, value, count=1 if mark == "/" else 0)
     bounds = [part.strip() for part in operand.split(":")]
     if mark == ":" and all(re.fullmatch(r"-?\d+", bound) for bound in bounds) and len(bounds) <= 2:
         behind = value[int(bounds[0]) :]
@@ -180,6 +186,9 @@ _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
 }
 
 
+_MAX_WHOLE = 2**63
+
+
 def calculate(text: str, shell: ShellScope) -> str:
     """Return the value of an integer expression; unknown if one of its variables is."""
     expanded = shell.text(parse_word(f'"{text.strip()}"'))
@@ -189,11 +198,18 @@ def calculate(text: str, shell: ShellScope) -> str:
     try:
         tree = ast.parse(expanded.replace("&&", " and ").replace("||", " or ").strip() or "0", mode="eval")
         return str(int(_evaluate(tree.body, names)))
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, LookupError, ArithmeticError, RecursionError, MemoryError):
         return unknown(f"$(({shown(expanded)}))")
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, str | Unset]) -> int:
+    value = _evaluated(node, names)
+    if abs(value) >= _MAX_WHOLE:
+        raise ValueError("more than a shell can count")
+    return value
+
+
+def _evaluated(node: ast.expr, names: Mapping[str, str | Unset]) -> int:
     match node:
         case ast.Constant(int(value)):
             return int(value)
@@ -220,7 +236,7 @@ _OF_TWO: Mapping[str, Callable[[str, str], bool]] = {
     "=": lambda a, b: fnmatch.fnmatchcase(a, b),
     "==": lambda a, b: fnmatch.fnmatchcase(a, b),
     "!=": lambda a, b: not fnmatch.fnmatchcase(a, b),
-    "=~": lambda a, b: re.search(b, a) is not None,
+    "=~": lambda a, b: _is_found(b, a),
     "-eq": lambda a, b: int(a or "0") == int(b or "0"),
     "-ne": lambda a, b: int(a or "0") != int(b or "0"),
     "-lt": lambda a, b: int(a or "0") < int(b or "0"),
@@ -239,9 +255,24 @@ _OF_ONE: Mapping[str, Callable[[str], bool]] = {
     "-s": lambda a: os.path.isfile(a) and os.path.getsize(a) > 0,
     "-x": lambda a: os.access(a, os.X_OK),
     "-r": lambda a: os.access(a, os.R_OK),
-    "-v": lambda a: a in os.environ,
+    "-v": lambda a: False,
     "-t": lambda a: True,
 }
+
+
+_MAX_REPEATS, _MAX_SEARCHED = 4, 200
+
+
+def _is_found(pattern: str, text: str) -> bool:
+    """Return whether a pattern matches somewhere.
+
+    Raises:
+        ValueError: the search could take for ever.
+    """
+    is_nested = re.search(r"\)[*+{]", pattern) is not None
+    if is_nested or sum(map(pattern.count, "*+{")) > _MAX_REPEATS or len(text) > _MAX_SEARCHED:
+        raise ValueError("the pattern repeats too much")
+    return re.search(pattern, text) is not None
 
 
 def is_true(words: Sequence[str]) -> bool:

@@ -123,13 +123,19 @@ _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _ENDS = frozenset({"then", "else", "elif", "fi", "do", "done", "esac", "}"})
 
 
+MAX_CHARACTERS = 200_000
+"""Longest script that is read; the longest of verl has a tenth of it."""
+
+
 def parse(text: str) -> Chain:
     """Return the commands of a script.
 
     Raises:
-        ConfigError: the script ends within a quote, word or compound command, or has a word in an invalid
-            place.
+        ConfigError: the script is too long, ends within a quote, word or compound command, or has a word in
+            an invalid place.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"a script of {len(text):,} characters is not read; at most {MAX_CHARACTERS:,} are")
     reader = _Reader(text)
     chain = reader.chain(())
     if reader.at < len(text):
@@ -254,22 +260,20 @@ class _Reader:
         self._expect("for")
         self._skip_blank()
         if self._is_at("(("):
-            self._until("))")  # C-style counting loop: its body is read once
+            self.at += 2
+            # A counting loop: its body is read once, with the first value of its variable.
+            name, _, first = self._until("))").partition(";")[0].strip().partition("=")
+            words: tuple[Word, ...] | None = ((WordPart("sum", first, is_quoted=False),),)
+        else:
+            name, words = self._name(), None
             self._skip_blank(newlines=True)
-            self._take(";")
-            self._skip_blank(newlines=True)
-            self._expect("do")
-            return While(Chain(()), is_until=False, body=self._closed("done"))
-        name = self._name()
-        words: tuple[Word, ...] | None = None
-        self._skip_blank(newlines=True)
-        if self._take_word("in"):
-            words = self._words()
+            if self._take_word("in"):
+                words = self._words()
         self._skip_blank(newlines=True)
         self._take(";")
         self._skip_blank(newlines=True)
         self._expect("do")
-        return For(name, words, self._closed("done"))
+        return For(name.strip(), words, self._closed("done"))
 
     def _while(self) -> Command:
         is_until = self._is_at_word("until")

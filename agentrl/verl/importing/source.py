@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +20,7 @@ from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError
 
 DEFAULTS: Mapping[str, Any] = {
-    # Defaults of verl 0.5 to 0.7 that differ from ours, or that are read together with another key.
+    # Defaults of verl 0.5 to 0.9 that differ from ours, or that are read together with another key.
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
@@ -61,6 +63,7 @@ DEFAULTS: Mapping[str, Any] = {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 8,
     "trainer.device": "cuda",
+    "trainer.use_v1": True,
     "trainer.resume_mode": "auto",
     "custom_reward_function.name": "compute_score",
 }
@@ -92,6 +95,13 @@ DIVISORS = {
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
 }
+
+PLACEHOLDER = re.compile(r"<[A-Za-z][^<>]*>")
+MAX_OVERRIDE, MAX_BRACKETS = 20_000, 500
+"""Characters and opening brackets of an override that is read."""
+MAX_FACTOR = 10**8
+"""Bound on the length of a value with its interpolations, relative to what is written."""
+_OF_ENVIRONMENT = re.compile(r"\$\{oc\.env:[^{},]*(?:,([^{}]*))?\}")
 
 OF_VERL = (
     *(
@@ -193,7 +203,39 @@ def resolve(
     `supervised_by`: the defaults of a supervised training; None: the config is for another training.
     """
     defaults = DEFAULTS if supervised_by is None else supervised_by
-    return WrittenConfig(_resolve(tree, defaults), unread, missing, defaults, supervised_by is not None)
+    own, names = _without_environment(tree)
+    notes = (
+        f"{key}: it is a variable of the environment, which is not read; give it as {key}=..."
+        for key in names
+    )
+    written = _resolve(own, defaults)
+    return WrittenConfig(written, (*unread, *notes), missing, defaults, supervised_by is not None)
+
+
+def _without_environment(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return a tree with the defaults of the environment's variables, and the keys without one, left out.
+
+    The environment is not that of the run, and may hold secrets.
+    """
+    found: dict[str, Any] = {}
+    names: list[str] = []
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            kept, inner = _without_environment(value, f"{prefix}{name}.")
+            names += inner
+            if kept or not value:
+                found[name] = kept
+            continue
+        own = (
+            _OF_ENVIRONMENT.sub(lambda m: m[0] if m[1] is None else m[1], value)
+            if isinstance(value, str)
+            else value
+        )
+        if "oc.env" in str(own):
+            names.append(f"{prefix}{name}")
+        else:
+            found[name] = own
+    return found, names
 
 
 def read_file(file: str) -> dict[str, Any]:
@@ -210,10 +252,20 @@ def read_file(file: str) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Override:
+    if len(text) > MAX_OVERRIDE or sum(map(text.count, "[{(")) > MAX_BRACKETS:
+        raise ConfigError(
+            f"override {text[:60]!r}... is not read: it has more than {MAX_OVERRIDE:,} characters or "
+            f"{MAX_BRACKETS} brackets"
+        )
     try:
         [override] = OverridesParser.create().parse_overrides([text])
     except OverrideParseException as error:
-        raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0]}") from None
+        if (found := PLACEHOLDER.search(text)) is not None:
+            why = f"has the placeholder {found[0]}; write a value in its place"
+            raise ConfigError(f"override {text!r} {why}") from None
+        raise ConfigError(f"override {text!r} cannot be read: {str(error).splitlines()[0][:200]}") from None
+    except RecursionError:
+        raise ConfigError(f"override {text[:60]!r}... is nested too deeply to be read") from None
     if override.is_sweep_override():
         raise ConfigError(
             f"override {text!r} has several values; write a list as key=[a,b], or quote text that contains a "
@@ -240,6 +292,9 @@ def _resolve(tree: Mapping[str, Any], defaults_of_verl: Mapping[str, Any]) -> di
 
     Interpolations can refer to verl's defaults; one that cannot be resolved stays as text.
     """
+    factor = math.prod(max(1, str(value).count("${")) for _, value in _leaves(tree))
+    if factor > MAX_FACTOR:
+        raise ConfigError("the config is not read: its interpolations may repeat one another without end")
     defaults = OmegaConf.create({})
     for key, value in defaults_of_verl.items():
         OmegaConf.update(defaults, key, value)

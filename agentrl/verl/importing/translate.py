@@ -86,6 +86,11 @@ class Translation:
     unknown: tuple[str, ...]
     obstacles: tuple[Obstacle, ...]
 
+    @property
+    def decisive(self) -> tuple[Dropped, ...]:
+        """The dropped keys without which the run would train something else."""
+        return tuple(finding for finding in self.dropped if finding.is_decisive)
+
 
 def translate(source: WrittenConfig) -> Translation:
     """Translate every key of `source`, and check the result against the schema.
@@ -114,14 +119,14 @@ def translate(source: WrittenConfig) -> Translation:
     kept = {key: setting for key, setting in mapped.items() if not _is_default(setting, source, target)}
     values = _tree(kept, target)
     _check(values, target)
-    decisive = [
-        Obstacle(f"{finding.old} = {source.get(finding.old)}", finding.reason)
-        for finding in dropped
-        if finding.is_decisive
-    ]
-    obstacles = (*find_all(source), *decisive)
     return Translation(
-        target, values, tuple(kept.values()), tuple(dropped), tuple(meaningless), tuple(unknown), obstacles
+        target=target,
+        values=values,
+        mapped=tuple(kept.values()),
+        dropped=tuple(dropped),
+        meaningless=tuple(meaningless),
+        unknown=tuple(unknown),
+        obstacles=tuple(find_all(source)),
     )
 
 
@@ -189,7 +194,7 @@ def _alone(key: str, value: Any, of: Target) -> Setting | Dropped | None:
             of.renamed.get(key, "").partition("; ")[2],
         )
     except NotTaken as why:
-        return Dropped(key, str(why))
+        return Dropped(key, str(why), why.is_decisive)
     except (TypeError, ValueError):
         return Dropped(key, f"{_short(value)} has a type that verl does not accept")
 
@@ -211,8 +216,8 @@ def _take(
     """
     written = [key for key in setting.old if key in source.written]
     other = mapped.get(setting.key)
+    said = {key for one in mapped.values() for key in one.old}
     if other is not None and other.value != setting.value:
-        said = {key for one in mapped.values() for key in one.old}
         by = " and ".join(other.old) or "the rest"
         return [
             Dropped(key, f"{setting.key} is {_short(other.value)} by {by}")
@@ -228,7 +233,8 @@ def _take(
         )
         return []
     if (problem := _refused(setting, target)) is not None:
-        return [Dropped(key, f"{setting.key} {problem}") for key in written]
+        why = f"{setting.key} {problem}"
+        return [Dropped(key, why, is_decisive=True) for key in written if key not in said]
     mapped[setting.key] = setting
     return []
 

@@ -23,12 +23,13 @@ TOOL_FORMATS = {
 TRANSPORTS = {"nccl": "distributed", "hccl": "distributed"}
 
 
-def one_of(table: Mapping[str, str]) -> Callable[[Any], str]:
+def one_of(table: Mapping[str, str], *, is_decisive: bool = False) -> Callable[[Any], str]:
     """Return a function that looks up a value in `table`; it raises NotTaken for an unknown value."""
 
     def look_up(value: Any) -> str:
         if value not in table:
-            raise NotTaken(f"{value} has no counterpart; available: {', '.join(sorted(set(table.values())))}")
+            available = ", ".join(sorted(set(table.values())))
+            raise NotTaken(f"{value} has no counterpart; available: {available}", is_decisive=is_decisive)
         return table[value]
 
     return look_up
@@ -75,7 +76,8 @@ def whole(off: float) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value != off:
             raise NotTaken(
-                f"{value} would truncate the distribution; training must sample from the full distribution"
+                f"{value} would truncate the distribution; training must sample from the full distribution",
+                is_decisive=True,
             )
         return off
 
@@ -88,13 +90,16 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
     "data.train_max_samples": above_zero,
     "data.val_max_samples": above_zero,
     "actor_rollout_ref.model.override_config.attn_implementation": one_of(ATTENTIONS),
-    "actor_rollout_ref.actor.optim.lr_scheduler_type": one_of(SCHEDULES),
-    "actor_rollout_ref.actor.optim.warmup_style": one_of(SCHEDULES),
-    "critic.optim.lr_scheduler_type": one_of(SCHEDULES),
-    "critic.optim.warmup_style": one_of(SCHEDULES),
+    **dict.fromkeys(
+        (
+            f"{optimizer}.{name}"
+            for optimizer in ("actor_rollout_ref.actor.optim", "critic.optim")
+            for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style")
+        ),
+        one_of(SCHEDULES, is_decisive=True),
+    ),
     "actor_rollout_ref.actor.optim.total_training_steps": positive,
     "critic.optim.total_training_steps": positive,
-    "actor_rollout_ref.actor.fsdp_config.fsdp_size": above_zero,
     "reward_model.model.fsdp_config.param_offload": lambda value: "parameters" if value else "none",
     "actor_rollout_ref.actor.fsdp_config.forward_prefetch": int,
     "actor_rollout_ref.rollout.top_p": whole(1.0),
