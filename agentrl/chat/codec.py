@@ -157,8 +157,8 @@ class Codec:
         return self._control[role].sub(lambda match: match[0][0] + SPLIT + match[0][1:], content)
 
     def frame(self, written: str) -> re.Pattern[str]:
-        """Return a pattern for the special tokens around the text of a turn: those in `written`, a turn without
-        calls as the template writes it, and those that end a turn.
+        """Return a pattern for the special tokens around the text of a turn: those in `written`, a turn
+        without calls as the template writes it, and those that end a turn.
         """
         return _any_of([*self._turn_ends, *self._special.findall(written)])
 

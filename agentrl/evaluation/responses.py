@@ -45,8 +45,7 @@ class StoredRow:
         """Return a response in the form in which rewards receive an attempt.
 
         It is one finished turn, with unknown token counts (0). A response of the form `<think>`, thought,
-        `</think>`, text, as `agentrl generate` writes it, is split into thought and text. `solution_str` is
-        the whole response.
+        `</think>`, text is split into thought and text. `solution_str` is the whole response.
         """
         thought = THOUGHT.fullmatch(response)
         said = (

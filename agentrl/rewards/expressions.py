@@ -34,9 +34,6 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 MAX_ANSWER_CHARS = 1000
 """A longer answer is not parsed: it would take the time of many others."""
 
-MAX_PROSE_CHARS = 4000
-"""Characters at the end of a response without a box that are searched."""
-
 _UNIT = re.compile(
     r"(?:~|\\[ ,;]|\s)*\\(?:text|textrm|mathrm|mbox|hbox|operatorname)\s?\{(?:~|\\ |\s)*"
     r"(?!(?:or|and|hundred|thousand|million|billion|dozens?|[kKM])\b)[A-Za-z][A-Za-z "

@@ -46,7 +46,7 @@ _LABEL = re.compile(
 _OPENING, _CLOSING = r"[\s*_`$<\[({\"']*+(?:\\boxed\{)?", r"[ \t*_`$>\])}\"']*+"
 _STATED = re.compile(
     rf"{_OPENING}(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?){_CLOSING}"
-    rf"(?P<maximum>(?:/|out of)[ \t]*+\d+(?:\.\d+)?)?{_CLOSING}[.!]?{_CLOSING}$",
+    rf"(?P<maximum>(?:/|(?:out )?of)[ \t]*+\d+(?:\.\d+)?)?{_CLOSING}[.!]?{_CLOSING}$",
     re.IGNORECASE | re.MULTILINE,
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -17,8 +17,8 @@ _KEY = re.compile(r"([^\W\d]\w*)\s*=(?!=)\s*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
 # A quote followed by a letter does not end a string, because templates do not escape apostrophes. It does
 # where a value may begin: then the string before it was not closed, and would take in the next value. A
-# string cannot contain the marks around calls; otherwise thousands of unclosed strings would each be searched to the
-# end of the text.
+# string cannot contain the marks around calls; otherwise thousands of unclosed strings would each be
+# searched to the end of the text.
 _INSIDE = r"(?<![=,(\[{:])(?<![=,(\[{:] )"
 _CONTENT = r"""[^'"\\<]++|<(?!\|tool_call_)|\\."""
 _STRING = re.compile(
