@@ -343,6 +343,20 @@ def test_a_forgotten_await_is_named():
         custom.result_of(forgotten())
 
 
+def test_a_process_says_what_a_thread_says(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text("def compute_score(data_source, solution_str, ground_truth): return '1.0'\n")
+    told = []
+    for runs_in in ("thread", "process"):
+        config = RewardConfig.model_validate({"custom_function": {"path": str(file), "runs_in": runs_in}})
+        term = RewardTable(config, load_plugins()).own(DONE.task)
+        with pytest.raises(RewardError) as raised:
+            called((term, DONE))
+        told.append(str(raised.value))
+    assert told[0] == told[1]
+    assert "'custom': the custom reward function returned '1.0' of type str" in told[0]
+
+
 FUNCTIONS = """
 def plain(data_source, solution_str, ground_truth, extra_info, bonus=0):
     return bonus + extra_info["num_turns"]
