@@ -50,6 +50,7 @@ _STATED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER_ON_LINE = re.compile(r"[^\d\n]*+\d")
 
 
 class JudgeOptions(Options):
@@ -204,7 +205,7 @@ def stated_score(verdict: str, *, max_score: float) -> float | None:
             scales = [_NUMBER.findall(text or "") for text in (label["scale"], stated["maximum"])]
             is_of_scale = all(not scale or float(scale[-1]) == max_score for scale in scales)
             found = float(stated["number"]) if is_of_scale else None
-        elif label["separator"] and _NUMBER.search(verdict[label.end("separator") :].partition("\n")[0]):
+        elif label["separator"] and _NUMBER_ON_LINE.match(verdict, label.end("separator")):
             found = None
     return found
 

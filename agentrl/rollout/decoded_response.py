@@ -23,10 +23,12 @@ def decoded_response(trajectory: Trajectory, response: Sequence[Message], chat: 
     """
     if not trajectory.num_tokens or trajectory.token_ids[0] < 0:
         return "\n".join(map(_written, response))
-    return "".join(
-        chat.decode(trajectory.token_ids[start:end].tolist(), skip_special=True)
-        for start, end in _response_spans(trajectory)
-    )
+    text = ""
+    for start, end in _response_spans(trajectory):
+        # A segment that begins anew shows nothing between the turns: their words must not run together.
+        text += "\n" if text and trajectory.action_mask[start] else ""
+        text += chat.decode(trajectory.token_ids[start:end].tolist(), skip_special=True)
+    return text
 
 
 def _response_spans(trajectory: Trajectory) -> list[tuple[int, int]]:

@@ -134,7 +134,7 @@ class Restarting(AgentLoop):
 
 def test_what_an_agent_restarts_from_is_a_prompt(functions):
     trajectory = play(["first", "second"], agent=Restarting, reward=functions("told"))
-    assert text_of(trajectory) == "firstsecond"
+    assert text_of(trajectory) == "first\nsecond"
 
 
 class Beside(AgentLoop):
