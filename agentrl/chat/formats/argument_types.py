@@ -16,6 +16,7 @@ ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "ar
 MAX_REFERENCES = 8
 """Maximum nesting of `$ref`s and unions; a schema may refer to itself."""
 
+_WORD = re.compile(r"[\w.-]+")
 _SPELLINGS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 """Templates write these values with Jinja's `string` filter, which spells them as Python does."""
 
@@ -40,21 +41,27 @@ def typed(text: str, tools: Tools, tool: str, parameter: str) -> Any:
 
 
 def swallowed(value: str, tags: re.Pattern[str], tools: Tools, tool: str) -> str | None:
-    """Return the parameter that begins inside `value`, because the value's closing tag is missing; None if
-    there is none.
+    """Return the parameter that begins inside `value`, because a tag between them is missing; None if there is
+    none.
 
     `tags` matches closing tags, and opening tags with the parameter's name as group 1. A value may itself be
-    text of calls: then its tags are balanced, and name no parameter of the tool's schema.
+    text of calls: then its tags are balanced, and name no parameter of the tool's schema. It may also mention
+    a closing tag, but no parameter of the schema behind it.
     """
     begun: list[str] = []
-    level = lowest = 0
+    level, behind = 0, None
     for tag in tags.finditer(value):
         level += -1 if tag[1] is None else 1
-        lowest = min(lowest, level)
         if tag[1] is not None:
             begun.append(tag[1].strip())
+        elif level < 0 and behind is None:
+            behind = tag.end()
     known = parameter_schemas(tools, tool)
-    return next((name for name in begun if name in known or lowest < 0 or level > 0), None)
+    is_balanced = level <= 0 and behind is None
+    if (name := next((name for name in begun if name in known or not is_balanced), None)) is not None:
+        return name
+    words = _WORD.finditer(value, len(value) if behind is None else behind)
+    return next((word[0] for word in words if word[0] in known), None)
 
 
 def parameter_types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
