@@ -41,8 +41,8 @@ def typed(text: str, tools: Tools, tool: str, parameter: str) -> Any:
 
 
 def swallowed(value: str, tags: re.Pattern[str], tools: Tools, tool: str) -> str | None:
-    """Return the parameter that begins inside `value`, because a tag between them is missing; None if there is
-    none.
+    """Return the parameter that begins inside `value`, because a tag between them is missing; None if there
+    is none.
 
     `tags` matches closing tags, and opening tags with the parameter's name as group 1. A value may itself be
     text of calls: then its tags are balanced, and name no parameter of the tool's schema. It may also mention
