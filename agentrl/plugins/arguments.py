@@ -4,7 +4,6 @@ titles that pydantic derives from names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
@@ -14,7 +13,6 @@ from pydantic.errors import PydanticUserError
 from agentrl.errors import PluginError
 from agentrl.types import JsonObject
 
-_REFERENCE = re.compile(r"#/(?P<section>\$defs|definitions)/(?P<name>[^/]+)")
 MAX_NODES = 10_000
 """Definitions that refer to each other twice grow exponentially when they are inlined."""
 
@@ -48,7 +46,8 @@ def inlined(schema: JsonObject) -> JsonObject:
     """Return a schema with its references replaced by what they refer to, because chat templates and small
     models do not follow references.
 
-    References of recursive definitions stay. A schema of more than MAX_NODES nodes is returned as it is.
+    References of recursive definitions stay. A schema that would have more than MAX_NODES nodes, or a chain of
+    a thousand references, is returned as it is.
     """
     definitions = {
         f"#/{section}/{name}": definition
@@ -62,11 +61,10 @@ def inlined(schema: JsonObject) -> JsonObject:
         whole: dict[str, Any] = _inline(bare, definitions, frozenset(), nodes)
         kept = _references(whole)
         for reference in sorted(kept & definitions.keys()):
-            found = _REFERENCE.fullmatch(reference)
-            assert found is not None, reference
+            section, _, name = reference.removeprefix("#/").partition("/")
             definition = _inline(definitions[reference], definitions, kept | {reference}, nodes)
-            whole.setdefault(found["section"], {})[found["name"]] = definition
-    except _TooLarge:
+            whole.setdefault(section, {})[name] = definition
+    except (_TooLarge, RecursionError):
         return schema
     return whole
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from agentrl.chat.formats.json_calls import call_with, name_of, read_json, skip_space
+from agentrl.chat.formats.json_calls import TOO_DEEP, call_with, name_of, read_json, skip_space
 from agentrl.chat.formats.python_literals import MoreText, NotPython, read_calls
 from agentrl.chat.formats.writing import with_thought
 from agentrl.chat.parsing import THINK, ParsedPiece, SampledText, ToolFormat, beginnings
@@ -67,6 +67,10 @@ class Pythonic(ToolFormat):
         name = name_of(read.value)
         if read.error is None and name in shown and ("parameters" in read.value or "arguments" in read.value):
             return ParsedPiece(read.end, (ToolCall("", name, None, FORM),))
+        if read.error == TOO_DEEP:  # the objects inside are too deep as well: reading each takes too long
+            return (
+                None if source.unfinished is None else ParsedPiece(len(source.text), text=source.text[start:])
+            )
         end = read.end if read.error is None else skip_space(source.text, start) + 1
         return ParsedPiece(end, text=source.text[start:end])
 
