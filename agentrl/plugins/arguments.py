@@ -46,8 +46,8 @@ def inlined(schema: JsonObject) -> JsonObject:
     """Return a schema with its references replaced by what they refer to, because chat templates and small
     models do not follow references.
 
-    References of recursive definitions stay. A schema that would have more than MAX_NODES nodes, or a chain of
-    a thousand references, is returned as it is.
+    References of recursive definitions stay. A schema that would have more than MAX_NODES nodes, or a chain
+    of a thousand references, is returned as it is.
     """
     definitions = {
         f"#/{section}/{name}": definition
