@@ -27,10 +27,10 @@ def test_all_checkers_search_the_same_end_of_a_response(source):
     reward = {"gsm8k": Gsm8k, "aime": Aime, "math": Math}[source]({"strict": False})
     for marked in [r"\boxed{42}", "#### 42"][: 1 + (source == "gsm8k")]:
         task = make_task("q", "42")
-        assert reward.score(attempted(task, marked + " so" * 6_000)).value == 1.0
-        assert reward.score(attempted(task, marked + " so" * 7_000)).value == 0.0
-    assert reward.score(attempted(task, "The answer is 42." + " so" * 1_200)).value == 1.0
-    assert reward.score(attempted(task, "The answer is 42." + " so" * 1_400)).value == 0.0
+        assert reward.score(attempted(task, marked + "\nblah" * 3_900)).value == 1.0
+        assert reward.score(attempted(task, marked + "\nblah" * 4_100)).value == 0.0
+    assert reward.score(attempted(task, "The answer is 42." + "\nblah" * 790)).value == 1.0
+    assert reward.score(attempted(task, "The answer is 42." + "\nblah" * 810)).value == 0.0
 
 
 def test_a_box_counts_if_it_lies_whole_in_the_end_of_a_response():
