@@ -172,7 +172,7 @@ def test_foreign_bytes_and_files_are_named(tmp_path: Path):
         from_ipc(b"nothing of the kind")
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"x": [1]}), other)
-    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 7"):
+    with pytest.raises(DataError, match=r"other\.parquet: trajectories of format unknown, expected 8"):
         read_parquet(other)
     with pytest.raises(DataError, match="does not exist"):
         read_parquet(tmp_path / "none.parquet")

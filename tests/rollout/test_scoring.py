@@ -98,7 +98,7 @@ def plugins_with_these() -> Plugins:
 
 def scorer_of(host=None, **config) -> Scorer:
     plugins = plugins_with_these()
-    settings = RewardConfig(**{"sources": {"s": "constant"}, **config})
+    settings = RewardConfig(**{"sources": {"s": "constant"}, "solution_str": "messages", **config})
     return Scorer(settings, RewardTable(settings, plugins), host=host, max_response_tokens=100, chat=None)
 
 
