@@ -751,8 +751,8 @@ def test_no_arguments_are_an_empty_object(name, text):
     [("['a', 'b']", ["a", "b"]), ("[1, None, True]", [1, None, True]), ("[a]", "[a]"), ("('a',)", ["a"])],
 )
 def test_lists_may_be_spelt_as_in_python(written, value):
-    value = f"<parameter=items>\n{written}\n</parameter>"
-    text = f"<tool_call>\n<function=f>\n{value}\n</function>\n</tool_call>"
+    inner = f"<parameter=items>\n{written}\n</parameter>"
+    text = f"<tool_call>\n<function=f>\n{inner}\n</function>\n</tool_call>"
     assert read("qwen3_coder", text, tools=TYPED)[1] == [("f", {"items": value}, None)]
 
 

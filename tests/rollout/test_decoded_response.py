@@ -15,6 +15,7 @@ from agentrl.chat.tiny import TEMPLATE_FILE, build_tiny_tokenizer
 from agentrl.plugins import AgentLoop, Interaction, InteractionReply
 from agentrl.rollout.decoded_response import decoded_response
 from agentrl.testing import play, tiny_chat
+from agentrl.testing.script import Raw
 from agentrl.types import Message, ToolCall
 from parts.trajectories import make_trajectory
 
@@ -111,10 +112,11 @@ def thinking_chat() -> Chat:
 
 
 def test_a_fork_adds_what_follows_the_history_that_it_repeats(functions, thinking_chat):
-    turns = [TALK + "one", TALK + "two", TALK + "three"]
-    forked = play(turns, agent=Talk, reward=functions("told"), chat=thinking_chat)
+    turns = ["one", "two", "three"]
+    thought = [Raw(TALK + turn) for turn in turns]
+    forked = play(thought, agent=Talk, reward=functions("told"), chat=thinking_chat)
     assert forked.metrics["num_forks"] == 2.0
-    plain = play(["one", "two", "three"], agent=Talk, reward=functions("told"), chat=thinking_chat)
+    plain = play([Raw(turn) for turn in turns], agent=Talk, reward=functions("told"), chat=thinking_chat)
     assert plain.metrics["num_forks"] == 0.0
     assert text_of(forked).replace(TALK, "") == text_of(plain)
     assert text_of(forked).count("hm") == 3

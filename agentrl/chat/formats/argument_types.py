@@ -16,7 +16,7 @@ ANY = frozenset({"string", "integer", "number", "boolean", "null", "object", "ar
 MAX_REFERENCES = 8
 """Maximum nesting of `$ref`s and unions; a schema may refer to itself."""
 
-_WORD = re.compile(r"[\w.-]+")
+_WORD = re.compile(r"[\w.-]+>?")
 _SPELLINGS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 """Templates write these values with Jinja's `string` filter, which spells them as Python does."""
 
@@ -60,8 +60,11 @@ def swallowed(value: str, tags: re.Pattern[str], tools: Tools, tool: str) -> str
     is_balanced = level <= 0 and behind is None
     if (name := next((name for name in begun if name in known or not is_balanced), None)) is not None:
         return name
-    words = _WORD.finditer(value, len(value) if behind is None else behind)
-    return next((word[0] for word in words if word[0] in known), None)
+    if behind is None:
+        return None
+    tag_ends = tuple(f"{name}>" for name in known)
+    words = (word[0] for word in _WORD.finditer(value, behind))
+    return next((word.rstrip(">") for word in words if word in known or word.endswith(tag_ends)), None)
 
 
 def parameter_types(tools: Tools, tool: str, parameter: str) -> frozenset[str]:
