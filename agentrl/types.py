@@ -320,6 +320,8 @@ class Trajectory:
     conversations: all conversations of the attempt, the session's own first; `messages` are those of the
         first, or, if it never spoke, of the one that spoke last. Empty if there was only one.
     segment_conversations: of each segment, the index of its conversation. Empty if there was only one.
+    segment_prompts: of each segment, how many of its first tokens are no response: the prompt, or the history
+        that a fork repeats. Empty if there is one segment: all that precedes its first action token.
     teacher_logprobs: f32[A], log-probabilities of the action tokens by a teacher on servers. Empty if none
         was asked.
     images: by their positions in `token_ids`. Their placeholders are context.
@@ -348,6 +350,7 @@ class Trajectory:
     experts: NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
     conversations: tuple[ConversationRecord, ...] = ()
     segment_conversations: tuple[int, ...] = ()
+    segment_prompts: tuple[int, ...] = ()
     teacher_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     images: tuple[PlacedImage, ...] = ()
     ending: Ending | None = None

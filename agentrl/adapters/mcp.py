@@ -18,6 +18,7 @@ from agentrl.adapters.mcp_session import MCPSession, SharedSession
 from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import PluginError, ToolError
 from agentrl.plugins import Tool, ToolResult
+from agentrl.plugins.arguments import inlined
 from agentrl.plugins.variables import header_values
 from agentrl.terminal_text import CONTROL, visible
 from agentrl.types import JsonObject
@@ -166,7 +167,7 @@ def tool_class(server: MCPServer, listed: mcp.types.Tool) -> type[MCPTool]:
         "__doc__": description,
         "name": server.prefix + listed.name,
         "description": description,
-        "parameters": listed.input_schema,
+        "parameters": inlined(listed.input_schema),
         "is_idempotent": hints is not None and bool(hints.read_only_hint or hints.idempotent_hint),
         "server": server,
         "remote_name": listed.name,

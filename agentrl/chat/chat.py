@@ -226,7 +226,10 @@ class Chat:
             return None
         opening = prompt[prompt.rindex(THINK) :] if renderer.opens_thought(prompt) else ""
         parser = TurnParser(
-            get_format(self.tool_format), turn=conversation.num_turns, tools=conversation.tools
+            get_format(self.tool_format),
+            turn=conversation.num_turns,
+            tools=conversation.tools,
+            reads_calls=bool(conversation.tools),
         )
         return TurnReader(renderer.codec, parser, opening=opening, stop_ids=self.eos_token_ids)
 

@@ -73,6 +73,7 @@ class Codec:
         turn_ends = [str(tokenizer.id_to_token(id)) for id in eos_token_ids]
         self.end_of_turn: str = turn_ends[0]
         self.turn_ends = dict(zip(turn_ends, eos_token_ids, strict=True))
+        self._turn_ends = turn_ends
         self.turn_end = _any_of(turn_ends)
         self.special_tokens = tuple(sorted(special))
         self._special = _any_of(special)
@@ -167,6 +168,12 @@ class Codec:
         """Return `content` with its control tokens split and unencodable characters replaced by U+FFFD."""
         content = _UNENCODABLE.sub("\ufffd", content)
         return self._control[role].sub(lambda match: match[0][0] + SPLIT + match[0][1:], content)
+
+    def frame(self, written: str) -> re.Pattern[str]:
+        """Return a pattern for the special tokens around the text of a turn: those in `written`, a turn
+        without calls as the template writes it, and those that end a turn.
+        """
+        return _any_of([*self._turn_ends, *self._special.findall(written)])
 
     def strip_special(self, text: str) -> str:
         return self._special.sub("", text)

@@ -23,7 +23,7 @@ class Block:
     """The tokens that `next_prompt()` appends, and the render they come from.
 
     If the template edited the history, `edit` says how. The ids are then a whole prompt that begins a new
-    segment. images: by their positions in the ids.
+    segment, and the last `num_new` of them show the pending messages. images: by their positions in the ids.
     """
 
     text: str
@@ -31,6 +31,7 @@ class Block:
     ids: list[int]
     images: list[PlacedImage]
     edit: str | None = None
+    num_new: int = 0
 
 
 class Conversation:
@@ -52,6 +53,7 @@ class Conversation:
         """`edits`: on an edited history, `fork` starts a new segment and `refuse` raises ConfigError."""
         self.token_ids: list[int] = []
         self.images: list[PlacedImage] = []  # by their positions in `token_ids`
+        self.num_prompt_tokens = 0  # the first `token_ids`: the prompt, or the history that a fork repeats
         self.num_forks = 0
         self.last_edit: str | None = None  # how the template edited the history at the last fork
         self._renderer = renderer
@@ -102,6 +104,8 @@ class Conversation:
             self.token_ids, self.images = [], []
             self.num_forks += 1
             self.last_edit = block.edit
+        if not self.token_ids:
+            self.num_prompt_tokens = len(block.ids) - block.num_new
         if block.images:
             self.images += [image.moved(len(self.token_ids)) for image in block.images]
         self.token_ids += block.ids
@@ -201,11 +205,11 @@ class Conversation:
             self._next = self._block() if self._num_turns else self._whole()
         return self._next
 
-    def _whole(self, *, edit: str | None = None) -> Block:
+    def _whole(self) -> Block:
         """Render all messages as one prompt."""
         history = [self._renderer.shown(message) for message in self._messages]
         text, ids = self._renderer.prompt(history, self._tools)
-        return Block(text, history, *self._placed(ids, self._messages), edit)
+        return Block(text, history, *self._placed(ids, self._messages))
 
     def _placed(self, ids: list[int], messages: Sequence[Message]) -> tuple[list[int], list[PlacedImage]]:
         """Return ids with the placeholders of the images of `messages`, which they render."""
@@ -224,7 +228,7 @@ class Conversation:
         return Block(text, history, *self._placed(ids, self._pending))
 
     def _fork(self, text: str, edit: str) -> Block:
-        whole = self._whole(edit=edit)
+        whole = self._whole()
         if self._edits == "refuse":
             codec = self._renderer.codec
             is_prefix = text.startswith(self._rendered)
@@ -233,7 +237,17 @@ class Conversation:
                 if is_prefix
                 else prefix_error(codec, self._rendered, text)
             )
-        return whole
+        return dataclasses.replace(whole, edit=edit, num_new=self._num_new(text, whole.images))
+
+    def _num_new(self, text: str, images: Sequence[PlacedImage]) -> int:
+        """Return how many of the last tokens of a fork show the pending messages.
+
+        `text`: the render that edits the history. `images`: those of the fork, the pending ones last.
+        """
+        num_shown = sum(len(message.images) for message in self._pending)
+        placeholders = sum(image.num_tokens - 1 for image in images[len(images) - num_shown :])
+        num_tokens = len(self._renderer.after_last_turn(text))
+        return num_tokens and num_tokens + placeholders
 
 
 def _cut(content: str, spans: Sequence[tuple[int, int]], excess: int, how: Cut) -> str:

@@ -126,7 +126,9 @@ class Parser(Protocol):
     Never raises: a call that cannot be read has an `error`.
     """
 
-    def __call__(self, text: str, *, turn: int, is_truncated: bool, tools: Tools = ()) -> ParsedTurn:
+    def __call__(
+        self, text: str, *, turn: int, is_truncated: bool, tools: Tools = (), reads_calls: bool = True
+    ) -> ParsedTurn:
         """Parse a turn.
 
         Args:
@@ -134,6 +136,7 @@ class Parser(Protocol):
             turn: index of the assistant turn.
             is_truncated: the turn was cut at a token limit.
             tools: the schemas shown to the model, for formats whose arguments have no types.
+            reads_calls: False: the model has no tools; what looks like a call is text, as it was sampled.
         """
 
 
@@ -170,11 +173,20 @@ class ToolFormat(ABC):
     def write(self, message: Message) -> str:
         """Return an assistant message as the model writes it, without the token that ends its turn."""
 
-    def parse(self, text: str, *, turn: int, is_truncated: bool, tools: Tools = ()) -> ParsedTurn:
+    def read_without_tools(self, source: SampledText, start: int) -> ParsedPiece | None:
+        """Read a piece of a turn without tools: only thoughts and channels are read, all else is text."""
+        piece = self.read(source, start)
+        if piece is None or piece.begins is not None:
+            return piece
+        return ParsedPiece(piece.end, text=source.text[start : piece.end])
+
+    def parse(
+        self, text: str, *, turn: int, is_truncated: bool, tools: Tools = (), reads_calls: bool = True
+    ) -> ParsedTurn:
         """Parse a whole turn; see `Parser`."""
         if not any(mark in text for mark in self.marks):
             return ParsedTurn(text, ())
-        parser = TurnParser(self, turn=turn, tools=tools)
+        parser = TurnParser(self, turn=turn, tools=tools, reads_calls=reads_calls)
         parser.finish(text, is_truncated=is_truncated)
         return parser.parsed
 
@@ -212,12 +224,16 @@ class TurnParser:
     All deltas together make up `parsed`.
     """
 
-    def __init__(self, tool_format: ToolFormat, *, turn: int, tools: Tools = ()) -> None:
-        """`turn` is the index of the assistant turn; `tools` are the schemas shown to the model.
+    def __init__(
+        self, tool_format: ToolFormat, *, turn: int, tools: Tools = (), reads_calls: bool = True
+    ) -> None:
+        """`turn` is the index of the assistant turn; `tools` are the schemas shown to the model;
+        `reads_calls`: see `Parser`.
 
         If the generation prompt opened a thought, feed `<think>` first.
         """
         self._format = tool_format
+        self._read_piece = tool_format.read if reads_calls else tool_format.read_without_tools
         self._turn = turn
         self._tools = tools
         self._known = ["\n"]  # one character already read (a turn begins a line), then all unread text
@@ -301,7 +317,7 @@ class TurnParser:
         if opening[0] == THINK:
             piece: ParsedPiece | None = ParsedPiece(opening.end(), begins="reasoning")
         else:
-            piece = self._format.read(source, opening.start())
+            piece = self._read_piece(source, opening.start())
         if piece is None:
             return opening.start(), True
         self._take(piece)

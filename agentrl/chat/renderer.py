@@ -198,6 +198,14 @@ class Renderer:
         ids = self.codec.encode_rendered(text[end.end() :], after=self.codec.end_of_turn)
         return ids if turn.stop is not None else [self.codec.turn_ends[end[0]], *ids]
 
+    def after_last_turn(self, text: str) -> list[int]:
+        """Return the tokens that follow the last sampled turn in a render of an edited history; [] if it does
+        not show where the turn ends.
+        """
+        last = max((mark.end() for mark in _ANY_MARK.finditer(text)), default=None)
+        end = None if last is None else self.codec.turn_end.search(text, last)
+        return [] if end is None else self.codec.encode_rendered(text[end.end() :], after=end[0])
+
     def _shown_end(self, text: str, start: int, turn: SampledTurn, following: Role | None) -> re.Match[str]:
         """Return the token in `text` that ends a turn whose last placeholder ends at `start`.
 
@@ -263,12 +271,30 @@ class Renderer:
         return prompt[prompt.rindex(self.style.open) :] + text if self.opens_thought(prompt) else text
 
     def view(self, text: str, *, turn: int, is_truncated: bool, tools: Tools) -> Message:
-        """Return the text of a turn (see `written`) as a message."""
+        """Return the text of a turn (see `written`) as a message; it has no calls if there are no `tools`."""
         parsed = self.parse(
-            self.style.with_known_tags(text), turn=turn, is_truncated=is_truncated, tools=tools
+            self.style.with_known_tags(text),
+            turn=turn,
+            is_truncated=is_truncated,
+            tools=tools,
+            reads_calls=bool(tools),
         )
-        content = self.codec.strip_special(parsed.text).strip()
-        return Message("assistant", content, parsed.tool_calls, reasoning=parsed.reasoning)
+        # Without tools, a partner or a reward may read calls from the text: special tokens can be part of it.
+        content = self.codec.strip_special(parsed.text) if tools else self._frame.sub("", parsed.text)
+        return Message("assistant", content.strip(), parsed.tool_calls, reasoning=parsed.reasoning)
+
+    @functools.cached_property
+    def _frame(self) -> re.Pattern[str]:
+        """Matches the special tokens that the template writes around the text of a turn."""
+        question: TemplateMessage = {"role": "user", "content": "?"}
+        try:
+            prompt = self.template.render([question], (), add_generation_prompt=True)
+            whole = self.template.render(
+                [question, self.style.message(TURN)], (), add_generation_prompt=False
+            )
+        except TemplateRefusal:
+            return self.codec.turn_end
+        return self.codec.frame(whole.removeprefix(prompt))
 
     def sampled_turn(self, view: Message, written: str, last_id: int | None) -> SampledTurn:
         """Return the parts of a turn that its render as history must show.

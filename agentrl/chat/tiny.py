@@ -15,15 +15,10 @@ TEMPLATE_FILE = Path(__file__).with_name("tiny.jinja")
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
-SPECIAL_TOKENS = (
-    END_OF_TEXT,
-    "<|im_start|>",
-    END_OF_TURN,
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-)
+START = "<|im_start|>"
+SPECIAL_TOKENS = (END_OF_TEXT, START, END_OF_TURN)
+TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Tokens that are not special, as in Qwen's tokenizers: a decoded response shows them."""
 
 MAX_CONTEXT_TOKENS = 1024
 
@@ -79,15 +74,14 @@ def write_tiny_tokenizer(folder: Path) -> None:
     tokenizer = build_tiny_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"), pretty=True)
     named = {"eos_token": END_OF_TURN, "pad_token": END_OF_TEXT}
-    further = [token for token in SPECIAL_TOKENS if token not in named.values()]
-    _write_json(folder / "special_tokens_map.json", {**named, "additional_special_tokens": further})
+    _write_json(folder / "special_tokens_map.json", {**named, "additional_special_tokens": [START]})
     _write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": MAX_CONTEXT_TOKENS,
             "clean_up_tokenization_spaces": False,
-            "additional_special_tokens": further,
+            "additional_special_tokens": [START],
             **named,
         },
     )
@@ -102,7 +96,7 @@ def write_tiny_tokenizer(folder: Path) -> None:
 def build_tiny_tokenizer() -> Tokenizer:
     """Return byte-level BPE whose merges spell WORDS from left to right, then join JOINED.
 
-    The special tokens come last.
+    The special tokens and the tags come last.
     """
     vocab = {letter: id for id, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     spelled = [(word[:end], word[end]) for word in WORDS for end in range(1, len(word))]
@@ -121,6 +115,7 @@ def build_tiny_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in TAGS])
     return tokenizer
 
 

@@ -82,6 +82,12 @@ class RewardConfig(Section):
         "pattern over a shorter one.",
     )
     custom_function: CustomFunctionConfig = CustomFunctionConfig()
+    solution_str: Literal["decoded", "messages"] = Field(
+        "decoded",
+        description="What functions with verl's signature, `remote` and `agentrl generate` get as the text. "
+        "decoded: the tokens of the response, decoded as verl does, with calls and tool answers as the "
+        "template wrote them, without special tokens; messages: the content of the messages, without calls.",
+    )
     reward_config: dict[str, dict[str, Any]] = Field(
         {}, description="Reward name -> its `config` dictionary."
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentrl.chat.chat import Chat
+from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import LearnerError
 from agentrl.plugins import Plugins
@@ -19,8 +21,10 @@ from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 class BatchRewards:
     """The rewards of scope `batch`."""
 
-    def __init__(self, config: RewardConfig, plugins: Plugins, *, max_response_tokens: int) -> None:
-        """Load the rewards.
+    def __init__(
+        self, config: RewardConfig, plugins: Plugins, *, max_response_tokens: int, model: ModelConfig
+    ) -> None:
+        """Load the rewards, and the tokenizer of `model` if one of them reads decoded responses.
 
         Raises:
             UserError: a reward is unknown, or refuses its config.
@@ -28,6 +32,7 @@ class BatchRewards:
         self._config = config
         self._max_response_tokens = max_response_tokens
         self._table = RewardTable(config, plugins)
+        self._chat = Chat.of(model) if self._table.reads_solution_str else None
 
     @property
     def is_any(self) -> bool:
@@ -75,7 +80,11 @@ class BatchRewards:
     async def _score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         with AsyncioHost() as host:
             scorer = Scorer(
-                self._config, self._table, host=host, max_response_tokens=self._max_response_tokens
+                self._config,
+                self._table,
+                host=host,
+                max_response_tokens=self._max_response_tokens,
+                chat=self._chat,
             )
             try:
                 return await scorer.score_batch(tasks, trajectories)

@@ -97,7 +97,9 @@ class BatchScorer:
         plugins = named_plugins(config.agent, config.reward, config.eval)
         self._buffer = buffer
         self._rewards, self._validation_rewards = (
-            BatchRewards(own.reward, plugins, max_response_tokens=own.agent.max_response_tokens)
+            BatchRewards(
+                own.reward, plugins, max_response_tokens=own.agent.max_response_tokens, model=own.model
+            )
             for own in (config, config.of_validation)
         )
         if ranks is not None:

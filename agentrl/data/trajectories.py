@@ -34,10 +34,10 @@ from agentrl.types import (
 )
 
 _FORMAT_KEY = b"agentrl.trajectories"
-FORMAT = b"7"
+FORMAT = b"8"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
 WHAT = "a Parquet file of trajectories"
-FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5", b"6"})
+FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5", b"6", b"7"})
 """Older versions that can still be decoded. In version 2, `failure` was only its text. Before version 6,
 conversations had no `opponent_versions`; before version 7, messages had no images.
 """
@@ -48,6 +48,7 @@ _SINCE = {
     "segment_conversations": 5,
     "teacher_logprobs": 5,
     "images": 7,
+    "segment_prompts": 8,
 }
 """Columns that files of former formats do not have, and the version that added them."""
 
@@ -133,6 +134,7 @@ SCHEMA = pa.schema(
         pa.field("segment_conversations", pa.list_(pa.int32()), nullable=False),
         pa.field("teacher_logprobs", pa.large_list(pa.float32()), nullable=False),
         pa.field("images", pa.list_(PLACED_IMAGE), nullable=False),
+        pa.field("segment_prompts", pa.list_(pa.int64()), nullable=False),
     ],
     metadata={_FORMAT_KEY: FORMAT},
 )
@@ -187,6 +189,7 @@ def encode(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "is_greedy": lambda t: t.is_greedy,
         "conversations": lambda t: [_encode_conversation(one) for one in t.conversations],
         "segment_conversations": lambda t: t.segment_conversations,
+        "segment_prompts": lambda t: t.segment_prompts,
         "images": lambda t: [_encode_placed(image) for image in t.images],
     }
     for name, value_of in values.items():
@@ -229,6 +232,7 @@ def decode(
             is_greedy=plain["is_greedy"][row],
             conversations=tuple(_decode_conversation(one, images) for one in plain["conversations"][row]),
             segment_conversations=tuple(plain["segment_conversations"][row]),
+            segment_prompts=tuple(plain["segment_prompts"][row]),
             images=tuple(_decode_placed(fields, images) for fields in plain["images"][row]),
             **{name: arrays[row] for name, arrays in columns.items()},  # type: ignore[arg-type]  # the schema has checked their dtypes
         )

@@ -24,8 +24,8 @@ ATTEMPTS_SUFFIX = ".attempts"
 def generate(request: EvaluationRequest, out: Path, *, response_key: str, say: Say) -> int:
     """Write the rows of `request.on`, one Parquet file, to `out`, with n responses each.
 
-    A response is all text after the prompt: the model's text and thoughts, and the messages of tools and
-    interactions. Failed responses are null; their number is returned.
+    A response is the text that functions with verl's signature get (`reward.solution_str`): all that follows
+    the prompt. Failed responses are null; their number is returned.
 
     Raises:
         UserError: the file, a row or the config is invalid; a prompt is longer than data.max_prompt_tokens.
@@ -73,9 +73,10 @@ def _read(source: str, response_key: str) -> pa.Table:
 def _responses(prepared: Prepared) -> Iterator[list[str | None]]:
     """Yield the responses of each row, in the order of rows and members."""
     n, limit = prepared.config.eval.n, prepared.config.agent.max_response_tokens
+    chat = prepared.chat if prepared.config.reward.solution_str == "decoded" else None
     for problem, members in zip(prepared.problems, batches(prepared.finished(), n), strict=True):
         yield [
-            attempted(problem.task, trajectory, max_response_tokens=limit).response_text
+            attempted(problem.task, trajectory, max_response_tokens=limit, chat=chat).solution_str
             if trajectory.outcome in SCORED_OUTCOMES
             else None
             for trajectory in members

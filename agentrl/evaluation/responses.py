@@ -48,8 +48,7 @@ class StoredRow:
         """Return a response in the form in which rewards receive an attempt.
 
         It is one finished turn, with unknown token counts (0). A response of the form `<think>`, thought,
-        `</think>`, text, as `agentrl generate` writes it, is split into thought and text. `response_text` is
-        the whole response.
+        `</think>`, text is split into thought and text. `solution_str` is the whole response.
         """
         thought = THOUGHT.fullmatch(response)
         said = (
@@ -67,6 +66,7 @@ class StoredRow:
             num_action_tokens=0,
             max_response_tokens=0,
             environment=None if self.task.environment_kwargs is None else Unreachable(NO_ENVIRONMENT),
+            decoded=response,
         )
 
 

@@ -123,7 +123,13 @@ async def _score(
 ) -> list[Trajectory]:
     config = prepared.config
     with AsyncioHost() as host:
-        scorer = Scorer(config.reward, table, host=host, max_response_tokens=config.agent.max_response_tokens)
+        scorer = Scorer(
+            config.reward,
+            table,
+            host=host,
+            max_response_tokens=config.agent.max_response_tokens,
+            chat=prepared.chat,
+        )
         try:
             return await scorer.score_batch(tasks, attempts)
         finally:

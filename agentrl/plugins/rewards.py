@@ -47,6 +47,8 @@ class Attempted:
         rewards of groups and batches get `Unreachable` in its place, and read `facts`.
     facts: what the environment's `facts` returned at the end of the agent loop; stored with the trajectory.
     conversations: all conversations of the attempt, the session's own first; () if there was only one.
+    decoded: the response as verl decodes it (`reward.solution_str`); None if no reward of this attempt reads
+        it.
     """
 
     task: Task
@@ -59,6 +61,7 @@ class Attempted:
     environment: Any = None
     facts: JsonObject = field(default_factory=dict)
     conversations: tuple[ConversationRecord, ...] = ()
+    decoded: str | None = None
 
     @property
     def spoke(self) -> tuple[str, ...]:
@@ -114,6 +117,11 @@ class Attempted:
         )
 
     @property
+    def solution_str(self) -> str:
+        """The text for functions with verl's signature: `decoded`, or else `response_text`."""
+        return self.response_text if self.decoded is None else self.decoded
+
+    @property
     def assistant_texts(self) -> tuple[str, ...]:
         """The text of each assistant message of the response; thinking is enclosed in `<think>` tags."""
         return tuple(_with_thought(message) for message in self.response if message.role == "assistant")
@@ -144,6 +152,8 @@ class AnyReward(ABC):
 
     Only for a `Reward` in a process that overrides `failed`.
     """
+    reads_solution_str: ClassVar[bool] = False
+    """Whether `score` reads `Attempted.solution_str`, the text for functions with verl's signature."""
     has_own_deadlines: bool = False
     """Whether the reward enforces its own deadlines; `reward.timeout_s` then does not apply."""
 

@@ -54,10 +54,7 @@ class Reference:
         """
         module = import_source(self.source)
         if not hasattr(module, self.attribute):
-            close = difflib.get_close_matches(self.attribute, vars(module), n=1)
-            raise PluginError(
-                f"{self.source} has no {self.attribute!r}{f'; did you mean {close[0]!r}?' if close else ''}"
-            )
+            raise PluginError(f"{self.source} has no {self.attribute!r}{_defined(module, self.attribute)}")
         return getattr(module, self.attribute)
 
 
@@ -150,6 +147,20 @@ def absence(path: Path, suffixes: tuple[str, ...] = ("",)) -> str:
     names = [entry.name for entry in path.parent.iterdir()]
     close = difflib.get_close_matches(path.name, names, n=1)
     return f"does not exist{f'; did you mean {str(path.parent / close[0])!r}?' if close else ''}"
+
+
+def _defined(module: ModuleType, missing: str) -> str:
+    """Return a hint for the error about a missing attribute: a similar name, or the functions and classes
+    that the module defines.
+    """
+    if close := difflib.get_close_matches(missing, vars(module), n=1):
+        return f"; did you mean {close[0]!r}?"
+    own = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    return f"; it has: {', '.join(own)}" if own else "; it defines no function and no class"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from agentrl.rewards.answer_number import (
     is_contradicted,
     stated_number,
 )
-from agentrl.rewards.boxed import BoxOptions, answer_box
+from agentrl.rewards.boxed import MAX_MARKED_CHARS, BoxOptions, answer_box
 from agentrl.rewards.gsm8k import parse_number
 from agentrl.rewards.readings import Readings, read_value, require_truth
 from agentrl.rewards.thoughts import without_thoughts
@@ -37,7 +37,7 @@ def extract_integer(text: str, *, strict: bool) -> int | None:
 
     None if that is not an integer from 0 to 999, or if there is more than one.
     """
-    tail = without_thoughts(text)[-MAX_TAIL_CHARS:]
+    tail = without_thoughts(text)[-MAX_MARKED_CHARS:]
     boxed = answer_box(tail)
     if boxed is not None:
         number = boxed_number(_MODULUS.sub(" modulus ", boxed))
@@ -48,7 +48,7 @@ def extract_integer(text: str, *, strict: bool) -> int | None:
             if number is not None and is_contradicted(number, tail.rpartition("}")[2])
             else _in_range(number)
         )
-    return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail)))
+    return None if strict else _in_range(concluding_number(_MODULUS.sub(" modulus ", tail[-MAX_TAIL_CHARS:])))
 
 
 def parse_integer(value: Any) -> int | None:
@@ -94,7 +94,7 @@ class Aime(Reward):
         flexible = extract_integer(text, strict=False)
         in_form = extract_integer(text, strict=True) if attempt.handed_in is None else flexible
         truth = parse_integer(attempt.task.ground_truth)
-        has_box = bool(answer_box(without_thoughts(text)[-MAX_TAIL_CHARS:]))
+        has_box = bool(answer_box(without_thoughts(text)[-MAX_MARKED_CHARS:]))
         readings = Readings(
             read_value(in_form, truth),
             read_value(flexible, truth),

@@ -23,8 +23,8 @@ from agentrl.rewards.number_words import number_in_words
 from agentrl.rewards.numbers import FoundNumber, has_number, in_smaller_unit, numbers_in, unit_of, with_signs
 from agentrl.rewards.plain_text import plain
 
-MAX_TAIL_CHARS = 2000
-"""Characters at the end of a response that are searched.
+MAX_TAIL_CHARS = 4000
+"""Characters at the end of a response that are searched for an answer without `####` or a box.
 
 Rewards run in the event loop, so time must be bounded.
 """

@@ -14,7 +14,9 @@ _JOINT = re.compile(
 )
 
 
-_HIDDEN = re.compile(r"<!--.{0,2000}?-->|\\[hv]?phantom\s?\{(?:[^{}]|\{[^{}]{0,100}\}){0,100}\}", re.DOTALL)
+_HIDDEN = re.compile(
+    r"<!--(?:(?!<!--).){0,2000}?-->|\\[hv]?phantom\s?\{(?:[^{}]|\{[^{}]{0,100}\}){0,100}\}", re.DOTALL
+)
 """Text that is not rendered."""
 _DENIED = re.compile(
     r"(?i)(?:\b(?:not|isn't|wasn't|never|neither|nor|cannot|can't|couldn't|shouldn't|don't|wrong|incorrect|mistaken|false|unlike)"
@@ -22,6 +24,8 @@ _DENIED = re.compile(
     r"to)?|just|simply|the|is|was|write|say|box|put|claim))*|\b(?:rather than|instead of|anything but|other "
     r"than))\s?[:=]?[\s$\\(\[{}*]*\Z"
 )
+MAX_MARKED_CHARS = 20_000
+"""Characters at the end of a response that are searched for a box or `####`."""
 MAX_DENIAL_CHARS = 60
 
 MAX_JOINED = 8

@@ -17,7 +17,7 @@ from agentrl.plugins.call_threads import CallThreads
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
 from agentrl.plugins.rewards import Scope
-from agentrl.rewards.custom import is_finite_number
+from agentrl.rewards.custom import described, is_finite_number
 from agentrl.rewards.pool import AnswerDeathError, WorkerPool
 from agentrl.rewards.recipes import Recipe
 
@@ -203,7 +203,9 @@ def _check_result(term: Term, subject: Subject, result: Any) -> None:
         is_right = _is_list(result, len(subject)) and all(map(_is_result, result))
         wanted = f"one RewardResult of finite numbers, or None, for each of the {len(subject)} attempts"
     if not is_right:
-        raise RewardError(f"reward {term.name!r} returned {str(result)[:120]!r}; return {wanted}")
+        is_value = isinstance(result, RewardResult) and not is_finite_number(result.value)
+        shown = result.value if is_value else result
+        raise RewardError(f"reward {term.name!r} returned {described(shown)}; return {wanted}")
 
 
 def _is_list(result: Any, length: int) -> bool:

@@ -21,7 +21,7 @@ DEFAULT_LIMITS = {"cpu_s": 4.0, "wall_s": 8.0}
 
 
 class Code(Reward):
-    """1 if the answer's last code block passes all cases, else the share that it passes of the first
+    """1 if the answer's program (`extract_code`) passes all cases, else the share that it passes of the first
     `max_cases`.
 
     Later cases run only while none has failed; the first failure among them ends the run. With `continuous:

@@ -16,10 +16,13 @@ RELATIVE_TOLERANCE = 1e-9
 MAX_NUMBER_CHARS = 64
 
 _FENCE = re.compile(
-    r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)",
+    r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[ \t{.]*+(?P<language>[\w+#-]*+)[^\n]*+\n"
+    r"(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t]*$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 """Possessive quantifiers: a line of a thousand backticks must not cause backtracking over every split."""
+PYTHON = frozenset({"python", "python3", "py", "py3"})
+"""Languages of a fenced block that are run."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?", re.ASCII)
 
 
@@ -44,11 +47,15 @@ class Cases:
 
 
 def extract_code(text: str) -> str | None:
-    """Return the last fenced code block of a text, None if there is none.
+    """Return the last fenced block of Python of a text, else its last block without a language, else its last
+    block; None if there is none.
 
     An unclosed block extends to the end.
     """
     blocks = list(_FENCE.finditer(text))
+    for languages in (PYTHON, {""}):
+        if own := [block["code"] for block in blocks if block["language"].lower() in languages]:
+            return str(own[-1])
     return blocks[-1]["code"] if blocks else None
 
 

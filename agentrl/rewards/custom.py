@@ -14,6 +14,7 @@ from agentrl.plugins import Attempted, BatchReward, Reference, Reward, RewardRes
 from agentrl.plugins.checks import check_awaited, place
 from agentrl.plugins.rewards import RunsIn
 
+MAX_SHOWN_CHARS = 80
 BY_CONVERSATION = "by_conversation"
 """The key of a function's dict with the rewards of single conversations."""
 ENVIRONMENT = "environment"
@@ -32,6 +33,7 @@ class CustomFunction(Reward):
     """
 
     name: ClassVar[str] = "custom"
+    reads_solution_str: ClassVar[bool] = True
     passes: ClassVar[tuple[str, ...]] = ("data_source", "solution_str", "ground_truth", "extra_info")
 
     def __init__(
@@ -53,7 +55,7 @@ class CustomFunction(Reward):
         task = attempt.task
         return {
             "data_source": task.data_source,
-            "solution_str": attempt.response_text,
+            "solution_str": attempt.solution_str,
             "ground_truth": task.ground_truth,
             **({"extra_info": _extra_info(attempt)} if self._takes_extra_info else {}),
             **({ENVIRONMENT: attempt.environment} if self._takes_environment else {}),
@@ -70,6 +72,7 @@ class CustomBatchFunction(BatchReward):
     """
 
     name: ClassVar[str] = "custom"
+    reads_solution_str: ClassVar[bool] = True
     passes: ClassVar[tuple[str, ...]] = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
     def __init__(
@@ -84,7 +87,7 @@ class CustomBatchFunction(BatchReward):
         """Return the results, or an awaitable of them if the function is async."""
         returned = self._function(
             data_sources=[attempt.task.data_source for attempt in attempts],
-            solution_strs=[attempt.response_text for attempt in attempts],
+            solution_strs=[attempt.solution_str for attempt in attempts],
             ground_truths=[attempt.task.ground_truth for attempt in attempts],
             extra_infos=[_extra_info(attempt) for attempt in attempts],
             **self._kwargs,
@@ -153,9 +156,10 @@ def result_of(returned: Any) -> RewardResult | None:
     if value is None and (returned is None or "score" in returned):
         return None
     if not is_finite_number(value):
+        where = "" if value is returned or value is None else " as `score`"
         raise RewardError(
-            f"the custom reward function returned {str(returned)[:120]!r}; return a finite number, a dict "
-            "with `score`, or None"
+            f"the custom reward function returned {described(returned if value is None else value)}{where}; "
+            "return a finite number, a dict with `score`, or None"
         )
     others = (
         {str(key): other for key, other in returned.items() if key not in ("score", BY_CONVERSATION)}
@@ -176,20 +180,41 @@ def _by_conversation(returned: Any) -> dict[str, float]:
         return {}
     if not isinstance(given, Mapping) or not all(map(is_finite_number, given.values())):
         raise RewardError(
-            f"the custom reward function returned {BY_CONVERSATION}={str(given)[:80]!r}; return a dict of "
+            f"the custom reward function returned {BY_CONVERSATION}={described(given)}; return a dict of "
             "conversation name -> finite number"
         )
     return {str(name): float(value) for name, value in given.items()}
 
 
 def is_finite_number(value: Any) -> TypeGuard[float]:
-    """Return whether `value` is a number to learn from. Includes numpy's numbers, and booleans."""
-    if type(value) is float or type(value) is int:  # usual: the abstract class takes a microsecond
+    """Return whether `value` is a number to learn from. Includes booleans, the scalars of numpy and torch,
+    and their arrays without dimensions, which verl accepts as well.
+    """
+    if type(value) is not float and type(value) is not int:
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            value = value.item()
+        if not isinstance(value, numbers.Real):  # takes a microsecond
+            return False
+    try:
         return math.isfinite(value)
-    # By name: numpy's booleans are not numbers.Real, yet verl's functions return them.
-    return (
-        isinstance(value, numbers.Real) or type(value).__name__ == "bool_" or type(value).__name__ == "bool"
-    ) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
+
+
+def described(value: Any) -> str:
+    """Return a returned value with its type, and what is wrong with it if that is certain, for a message."""
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that it was never awaited
+        return "a coroutine: `await` is missing"
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    is_number = isinstance(value, numbers.Real)
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 - boundary: a user's object, or an integer of thousands of digits
+        shown = "a value"
+    shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
+    return f"{shown}, which is not finite" if is_number else f"{shown} of type {name}"
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:

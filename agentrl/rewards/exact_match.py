@@ -16,6 +16,7 @@ from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.answer_number import MAX_TAIL_CHARS
+from agentrl.rewards.boxed import MAX_MARKED_CHARS
 from agentrl.rewards.readings import require_truth
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
@@ -71,7 +72,7 @@ class ExactMatch(Reward):
 
 def tagged_answer(text: str) -> str | None:
     """Return the text in the last closed `<answer>` tags outside of thoughts; None if there are none."""
-    tail = without_thoughts(text)[-MAX_TAIL_CHARS:]
+    tail = without_thoughts(text)[-MAX_MARKED_CHARS:]
     end = tail.rfind(CLOSE)
     start = tail.rfind(OPEN, 0, end) if end >= 0 else -1
     return tail[start + len(OPEN) : end].strip() if start >= 0 else None

@@ -34,9 +34,6 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 MAX_ANSWER_CHARS = 1000
 """A longer answer is not parsed: it would take the time of many others."""
 
-MAX_PROSE_CHARS = 4000
-"""Characters at the end of a response without a box that are searched."""
-
 _UNIT = re.compile(
     r"(?:~|\\[ ,;]|\s)*\\(?:text|textrm|mathrm|mbox|hbox|operatorname)\s?\{(?:~|\\ |\s)*"
     r"(?!(?:or|and|hundred|thousand|million|billion|dozens?|[kKM])\b)[A-Za-z][A-Za-z "
@@ -78,6 +75,8 @@ _PRIME = re.compile(r"[0-9]\s?'(?![0-9'])|[0-9]\s?\^\s?\{?\s?\\prime")
 _OTHERWISE = re.compile(r"(?i)\(\s?(?:or|maybe|perhaps|alternatively|possibly)\b([^()]{0,60})\)")
 _RATIO_SIGN = re.compile(r"\s*(?:\\colon|\\text\{\s*to\s*\})\s*")
 _IMAGINARY = re.compile(r"(?<=[0-9}])\s*i\b")
+_EULER = re.compile(r"\\(?:mathrm|mathit|text|operatorname)\s?\{\s?e\s?\}")
+"""Euler's number in upright type, as ISO 80000-2 writes it."""
 _ABRIDGED = re.compile("[ƒ√]")
 """All functions and roots, as `plain` writes them."""
 _NO_VALUE = re.compile(
@@ -193,7 +192,7 @@ def parse_prose(text: str) -> tuple[Any, ...]:
         TooCostlyError: parsing would take too long.
     """
     check_prose(text)
-    return _parse(text, LatexExtractionConfig(), ExprExtractionConfig())
+    return _parse(_EULER.sub(" e", text), LatexExtractionConfig(), ExprExtractionConfig())
 
 
 def stated_text(text: str) -> str | None:
@@ -377,7 +376,7 @@ def _cleaned(answer: str) -> str:
     text = _IN_DEGREES.sub(r"\\\1\\left(\\frac{\2\\pi}{180}\\right)", text.replace("{\\text{o}}", "\\circ"))
     text = _ROOT_SIGN.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", text)
     text = _THIN_SPACE.sub("", text).replace("~", " ").replace("°", "^{\\circ}").replace("\u2212", "-")
-    return _IMAGINARY.sub(" i", text.strip().removesuffix("."))
+    return _IMAGINARY.sub(" i", _EULER.sub(" e", text).strip().removesuffix("."))
 
 
 @lru_cache(maxsize=1024)

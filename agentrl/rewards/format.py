@@ -10,8 +10,7 @@ from pydantic import model_validator
 
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options
-from agentrl.rewards.answer_number import MAX_TAIL_CHARS
-from agentrl.rewards.boxed import last_boxed
+from agentrl.rewards.boxed import MAX_MARKED_CHARS, last_boxed
 from agentrl.rewards.cpu_limit import TooCostlyError, cpu_limit
 from agentrl.rewards.gsm8k import extract_answer
 from agentrl.types import JsonObject
@@ -53,7 +52,7 @@ def is_think_answer(text: str) -> bool:
 FORMS: Mapping[str, Callable[[str], bool]] = {
     "think": is_think,
     "think_answer": is_think_answer,
-    "boxed": lambda text: last_boxed(text[-MAX_TAIL_CHARS:]) is not None,
+    "boxed": lambda text: last_boxed(text[-MAX_MARKED_CHARS:]) is not None,
     "answer_line": lambda text: extract_answer(text, strict=True) is not None,
 }
 

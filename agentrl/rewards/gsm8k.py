@@ -22,7 +22,7 @@ from agentrl.rewards.answer_number import (
     is_contradicted,
     stated_number,
 )
-from agentrl.rewards.boxed import answer_box
+from agentrl.rewards.boxed import MAX_MARKED_CHARS, answer_box
 from agentrl.rewards.numbers import has_number
 from agentrl.rewards.plain_text import plain
 from agentrl.rewards.readings import (
@@ -50,7 +50,7 @@ def extract_answer(text: str, *, strict: bool) -> Fraction | None:
     LaTeX, Markdown and the digits of all scripts are understood. Thoughts (`<think>`) do not count, nor does
     an answer that the text later retracts or contradicts.
     """
-    text = without_thoughts(text)
+    text = without_thoughts(text)[-MAX_MARKED_CHARS:]
     if (marked := _marked_line(text)) is not None:
         line, rest = marked
         if (number := stated_number(line)) is not None:
@@ -62,12 +62,11 @@ def extract_answer(text: str, *, strict: bool) -> Fraction | None:
 
 
 def _unmarked(text: str) -> Fraction | None:
-    tail = text[-MAX_TAIL_CHARS:]
-    boxed = answer_box(tail)
+    boxed = answer_box(text)
     if boxed is None:
         return concluding_number(text)
     number = boxed_number(boxed)
-    return None if number is not None and is_contradicted(number, tail.rpartition("}")[2]) else number
+    return None if number is not None and is_contradicted(number, text.rpartition("}")[2]) else number
 
 
 def _is_contradicted(number: Fraction, rest: str) -> bool:

@@ -35,6 +35,23 @@ Explain your judgement in a few sentences. Then end with one line of the form
 Score: <a number from $min_score for useless to $max_score for perfect>"""
 MAX_VERDICT_CHARS = 4000
 
+# What a line begins with that states a score. Up to two words may precede it, as in "Final Score".
+# `scale`: as in "Score (0-10)".
+_LABEL = re.compile(
+    r"^[^\w\n]*+(?:\d{1,3}+[.)][^\w\n]*+)?(?:[^\W\d_]{1,20}+[^\w\n]++){0,2}?score\b[*_`]*+"
+    r"(?:[ \t]*+[(\[](?P<scale>[^()\[\]\n]{0,40}+)[)\]][*_`]*+)?"
+    r"[ \t]*+(?P<separator>(?:[:\uff1a=]|[-\u2013\u2014](?=\s)|is\b)[*_`]*+)?\s*+",
+    re.IGNORECASE | re.MULTILINE,
+)
+_OPENING, _CLOSING = r"[\s*_`$<\[({\"']*+(?:\\boxed\{)?", r"[ \t*_`$>\])}\"']*+"
+_STATED = re.compile(
+    rf"{_OPENING}(?P<number>[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?){_CLOSING}"
+    rf"(?P<maximum>(?:/|(?:out )?of)[ \t]*+\d+(?:\.\d+)?)?{_CLOSING}[.!]?{_CLOSING}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER_ON_LINE = re.compile(r"[^\d\n]*+\d")
+
 
 class JudgeOptions(Options):
     """The judge's prompt and how to parse its verdict.
@@ -48,9 +65,8 @@ class JudgeOptions(Options):
     # a template: $question, $answer, $response, $ground_truth, $conversation, $min_score, $max_score
     prompt: str = PROMPT
     system: str | None = None
-    pattern: str = (
-        r"(?im)^\W*score\W*?(-?\d+(?:\.\d+)?)"  # its first group is the score; the last match counts
-    )
+    # its first group is the score, and the last match counts; None: the last line such as `Score: 7`
+    pattern: str | None = None
     min_score: float = 0.0
     max_score: float = 10.0
     temperature: float = 0.0
@@ -65,7 +81,7 @@ class JudgeOptions(Options):
         if self.min_score >= self.max_score:
             raise ValueError(f"min_score={self.min_score:g} is not below max_score={self.max_score:g}")
         try:
-            if re.compile(self.pattern).groups < 1:
+            if self.pattern is not None and re.compile(self.pattern).groups < 1:
                 raise ValueError(f"pattern {self.pattern!r} has no group around the score")
             Template(self.prompt).substitute(dict.fromkeys((*PLACEHOLDERS, "min_score", "max_score"), ""))
         except re.error as error:
@@ -153,12 +169,16 @@ class LLMJudge(Reward):
         }
 
     def _score(self, verdict: str) -> float | None:
-        matches = list(re.finditer(self._options.pattern, verdict))
-        try:
-            score = float(matches[-1][1])
-        except (IndexError, TypeError, ValueError):  # no match, an optional group without one, no number
-            return None
-        return score if self._options.min_score <= score <= self._options.max_score else None
+        options = self._options
+        if options.pattern is None:
+            score = stated_score(verdict, max_score=options.max_score)
+        else:
+            matches = list(re.finditer(options.pattern, verdict))
+            try:
+                score = float(matches[-1][1])
+            except (IndexError, TypeError, ValueError):  # no match, an optional group without one, no number
+                return None
+        return score if score is not None and options.min_score <= score <= options.max_score else None
 
     def _remembered(self, key: str) -> str | None:
         if key in self._verdicts:
@@ -169,6 +189,25 @@ class LLMJudge(Reward):
         self._verdicts[key] = verdict
         while len(self._verdicts) > self._options.cache_size:
             self._verdicts.popitem(last=False)
+
+
+def stated_score(verdict: str, *, max_score: float) -> float | None:
+    """Return the number that the last line of the form `Score: 7` states; None if there is none, or if the
+    line states anything else.
+
+    `Final Score: 7.5`, `**Score:** 7`, `Score (0-10): 7`, `Score: 7/10` and a number on the next line are
+    read. Ranges, several numbers, a decimal comma and another maximum than `max_score` are not.
+    """
+    found: float | None = None
+    for label in _LABEL.finditer(verdict):
+        stated = _STATED.match(verdict, label.end())
+        if stated is not None:
+            scales = [_NUMBER.findall(text or "") for text in (label["scale"], stated["maximum"])]
+            is_of_scale = all(not scale or float(scale[-1]) == max_score for scale in scales)
+            found = float(stated["number"]) if is_of_scale else None
+        elif label["separator"] and _NUMBER_ON_LINE.match(verdict, label.end("separator")):
+            found = None
+    return found
 
 
 def _text(reply: Any) -> str:

@@ -12,20 +12,19 @@ from agentrl.plugins.options import read_options
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards import expressions
 from agentrl.rewards.answer_number import (
+    MAX_TAIL_CHARS,
     answer_phrases,
     concluding_number,
     is_contradicted,
     without_first_thoughts,
 )
-from agentrl.rewards.boxed import BoxOptions, answer_box, last_boxed
+from agentrl.rewards.boxed import MAX_MARKED_CHARS, BoxOptions, answer_box, last_boxed
 from agentrl.rewards.cpu_limit import cpu_limit
 from agentrl.rewards.readings import Reading, Readings, relative_tolerance, require_truth
 from agentrl.rewards.thoughts import without_thoughts
 from agentrl.types import JsonObject, Task
 
 MAX_DETAIL_CHARS = 200
-MAX_ANSWER_TAIL_CHARS = 20_000
-"""Characters at the end of a response in which a box is searched."""
 MAX_CPU_S = 0.8
 """For costs that the bounds do not foresee.
 
@@ -69,7 +68,7 @@ class Math(Reward):
         self.rehearse(attempt.task)
         truth = _truth(attempt.task.ground_truth)
         text = without_thoughts(attempt.answer)
-        boxed = answer_box(text[-MAX_ANSWER_TAIL_CHARS:])
+        boxed = answer_box(text[-MAX_MARKED_CHARS:])
         try:
             with cpu_limit(MAX_CPU_S):
                 in_form, flexible = self._read(attempt, text, boxed, truth)
@@ -95,7 +94,7 @@ class Math(Reward):
         return self._result(
             Reading(None, False),
             Reading(None, False),
-            answer_box(without_thoughts(attempt.answer)[-MAX_ANSWER_TAIL_CHARS:]),
+            answer_box(without_thoughts(attempt.answer)[-MAX_MARKED_CHARS:]),
         )
 
     def _result(self, in_form: Reading, flexible: Reading, boxed: str | None) -> RewardResult:
@@ -131,10 +130,10 @@ def canonical(text: str, *, strict: bool = False) -> str | None:
 
 
 def _canonical_answer(text: str, *, strict: bool) -> str | None:
-    boxed = answer_box(text[-MAX_ANSWER_TAIL_CHARS:])
+    boxed = answer_box(text[-MAX_MARKED_CHARS:])
     if boxed is not None or strict:
         return None if boxed is None else _canonical(boxed)
-    text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
+    text = without_first_thoughts(text[-MAX_TAIL_CHARS:])
     if (
         (words := expressions.stated_text(text)) is not None
         or expressions.is_text(text)
@@ -169,7 +168,7 @@ def _read_prose(text: str, truth: str, tolerance: float) -> Reading:
     """Read the words that a response calls its answer, if the truth is words; else its concluding
     expression.
     """
-    text = without_first_thoughts(text[-expressions.MAX_PROSE_CHARS :])
+    text = without_first_thoughts(text[-MAX_TAIL_CHARS:])
     if expressions.is_text(truth) and (words := expressions.stated_text(text)) is not None:
         return _read_box(words, truth, tolerance)
     bare = text.strip(" \n$*.")

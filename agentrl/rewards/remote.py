@@ -36,6 +36,7 @@ class Remote(Reward):
 
     name: ClassVar[str] = "remote"
     runs_in: RunsIn = "trio"
+    reads_solution_str: ClassVar[bool] = True
 
     def __init__(self, config: JsonObject | None = None) -> None:
         super().__init__(config)
@@ -72,7 +73,7 @@ def _body(attempt: Attempted) -> dict[str, Any]:
     ]
     return {
         "data_source": task.data_source,
-        "solution_str": attempt.response_text,
+        "solution_str": attempt.solution_str,
         "ground_truth": task.ground_truth,
         "extra_info": {**task.extra_info, "environment_facts": attempt.facts}
         if attempt.facts

@@ -13,7 +13,7 @@ from agentrl.config.reward import REWARD_PRESETS, RewardConfig
 from agentrl.errors import AgentRLError, ConfigError, DataError, PluginError, concerning
 from agentrl.plugins import Attempted, Plugins, Reward, RewardResult
 from agentrl.plugins.rewards import AnyReward, RunsIn, Scope
-from agentrl.plugins.sources import function_reference
+from agentrl.plugins.sources import Reference, function_reference, import_source
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
 from agentrl.rewards.llm_judge import LLMJudge
@@ -109,13 +109,24 @@ class RewardTable:
 
         Presets do not count: they score single attempts.
         """
+        return any(term.scope == scope for term in self._configured)
+
+    @property
+    def reads_solution_str(self) -> bool:
+        """Whether a reward of the config reads decoded responses."""
+        return self._config.solution_str == "decoded" and any(
+            term.reward.reads_solution_str for term in self._configured
+        )
+
+    @property
+    def _configured(self) -> list[Term]:
+        """The terms that the config names; presets load when a task needs them."""
         own = [self._custom] if self._custom is not None else list(self._by_reward.values())
-        return any(term.scope == scope for term in (*own, *self._terms))
+        return [*own, *self._terms]
 
     def find(self, kind: type[R]) -> list[R]:
         """Return the configured rewards of class `kind`."""
-        own = [self._custom] if self._custom is not None else list(self._by_reward.values())
-        return [term.reward for term in (*own, *self._terms) if isinstance(term.reward, kind)]
+        return [term.reward for term in self._configured if isinstance(term.reward, kind)]
 
     def check_services(self) -> None:
         """Raise ConfigError if nobody listens at the URL of a configured reward, such as a judge."""
@@ -147,6 +158,10 @@ class RewardTable:
         custom = self._config.custom_function
         assert custom.path is not None
         arguments = (custom.path, custom.name, custom.kwargs, custom.scope, custom.runs_in)
+        with concerning("reward.custom_function.path"):
+            import_source(custom.path)
+        with concerning("reward.custom_function.name"):
+            Reference(custom.path, custom.name).load()
         with concerning("reward.custom_function"):
             reward = load_function(*arguments)
         recipe = Recipe("agentrl.rewards.custom", load_function.__name__, arguments)

@@ -134,6 +134,7 @@ class ConversationLine:
         message = self.conversation.add_generation(generation.token_ids.tolist(), is_truncated=is_truncated)
         if self._segment is None:
             self._segment = self._recorder.begin_segment(self._owner)
+            self._segment.num_prompt_tokens = self.conversation.num_prompt_tokens
         if self._context:
             self._segment.append_context(self._context)
             self._segment.images = tuple(self.conversation.images)

@@ -176,6 +176,7 @@ def open_stack(
         RewardTable(reward, parts.plugins),
         host=parts.host,
         max_response_tokens=agent.max_response_tokens,
+        chat=parts.chat,
     )
     tools = parts.open_tools(agent) if tools is None else tools
     player = Player(

@@ -67,6 +67,7 @@ class Segment:
 
     pieces: its tokens in order: the turn's index and generation; for context, CONTEXT_TURN and ids.
     conversation: index of the conversation that it belongs to.
+    num_prompt_tokens: how many of its first tokens are no response; see `Trajectory.segment_prompts`.
     images: by their positions among its tokens.
     """
 
@@ -74,7 +75,7 @@ class Segment:
         self.conversation = conversation
         self.images: Sequence[PlacedImage] = ()
         self.pieces: list[tuple[int, Generation | Sequence[int]]] = []
-        self.num_tokens = 0
+        self.num_tokens = self.num_prompt_tokens = 0
         self.experts: list[NDArray[np.int16]] = []  # i16[., W], of its first `num_known_experts` tokens
         self.num_known_experts = 0
         self._turns = turns  # not the recorder: a reference cycle would wait for the garbage collector
@@ -191,6 +192,7 @@ class TrajectoryRecorder:
             conversations=conversations,
             ending=ending,
             segment_conversations=tuple(s.conversation for s in segments) if conversations else (),
+            segment_prompts=tuple(s.num_prompt_tokens for s in segments) if len(segments) > 1 else (),
             images=tuple(
                 image.moved(start)
                 # Without segments, there is a start.

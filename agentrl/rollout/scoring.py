@@ -16,6 +16,7 @@ Details (values of a reward that are not numbers) are stored in `extra_info["rew
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 
 import trio
 
+from agentrl.chat.chat import Chat
 from agentrl.config.reward import RewardConfig
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import RewardError
@@ -30,6 +32,7 @@ from agentrl.plugins import Attempted, Environment, RewardResult, Unreachable
 from agentrl.plugins.rewards import Scope
 from agentrl.rewards.calls import AsyncHost, Result, RewardCalls, Term
 from agentrl.rewards.select import RewardTable
+from agentrl.rollout.decoded_response import decoded_response
 from agentrl.rollout.environment import ENVIRONMENT_FACTS
 from agentrl.rollout.recorder import conversation_of_turn, last_turn_of, reward_event
 from agentrl.rollout.tally import GivenReward
@@ -45,8 +48,17 @@ class Scorer:
     """
 
     def __init__(
-        self, config: RewardConfig, table: RewardTable, *, host: AsyncHost, max_response_tokens: int
+        self,
+        config: RewardConfig,
+        table: RewardTable,
+        *,
+        host: AsyncHost,
+        max_response_tokens: int,
+        chat: Chat | None,
     ) -> None:
+        """`chat` decodes the tokens of attempts; None: no reward reads their text."""
+        assert chat is not None or not table.reads_solution_str, "a reward reads the decoded response"
+        self._chat = chat if table.reads_solution_str else None
         self._config = config
         self._table = table
         self._calls = RewardCalls(host, num_processes=config.num_processes)
@@ -69,9 +81,7 @@ class Scorer:
         """
         started = trio.current_time()
         own, terms = self._table.own(task), self._table.terms(task, "trajectory", "turn")
-        attempt = attempted(
-            task, trajectory, max_response_tokens=self._max_response_tokens, environment=environment
-        )
+        attempt = self._attempted(task, trajectory, environment=environment)
         results = await self._calls.call_all([(term, attempt) for term in terms])
         note = _Note(trajectory, at_end=self._config.assignment == "outcome")
         note.add_given(
@@ -128,7 +138,7 @@ class Scorer:
             for term in self._table.terms(task, scope):
                 rows[term].append(row)
         attempts = [
-            attempted(task, t, max_response_tokens=self._max_response_tokens, environment=_closed(task))
+            self._attempted(task, t, environment=_closed(task))
             for task, t in zip(tasks, trajectories, strict=True)
         ]
         answers = await self._calls.call_all(
@@ -145,6 +155,17 @@ class Scorer:
             self._finished(task, note.trajectory(seconds=seconds), pending=pending)
             for task, note in zip(tasks, notes, strict=True)
         ]
+
+    def _attempted(
+        self, task: Task, trajectory: Trajectory, *, environment: Environment | Unreachable | None
+    ) -> Attempted:
+        return attempted(
+            task,
+            trajectory,
+            max_response_tokens=self._max_response_tokens,
+            environment=environment,
+            chat=self._chat,
+        )
 
     def _finished(self, task: Task, trajectory: Trajectory, *, pending: tuple[Scope, ...]) -> Trajectory:
         """Raise RewardError if no reward applied and none is pending: the sum of no rewards would look like a
@@ -296,9 +317,13 @@ def attempted(
     *,
     max_response_tokens: int,
     environment: Environment | Unreachable | None = None,
+    chat: Chat | None = None,
 ) -> Attempted:
-    """Return the view of a trajectory that rewards receive."""
-    return Attempted(
+    """Return the view of a trajectory that rewards receive.
+
+    `chat` decodes the response; None: nothing reads the decoded text.
+    """
+    attempt = Attempted(
         task=task,
         messages=trajectory.messages,
         outcome=trajectory.outcome,
@@ -310,3 +335,6 @@ def attempted(
         facts=trajectory.extra_info.get(ENVIRONMENT_FACTS, {}),
         conversations=trajectory.conversations,
     )
+    if chat is None:
+        return attempt
+    return dataclasses.replace(attempt, decoded=decoded_response(trajectory, attempt.response, chat))

@@ -618,3 +618,151 @@ def test_unknown_formats_are_refused():
         ConfigError, match=r"unknown tool format 'xml'; known: auto, deepseek_v3, gemma4, glm, .*, none, "
     ):
         get_format("xml")
+
+
+# -------------------------------------------------------------------------------------------- unclosed values
+
+REMEMBER = [
+    {
+        "type": "function",
+        "function": {
+            "name": "remember",
+            "parameters": {
+                "type": "object",
+                "properties": {name: {"type": "string"} for name in ("alpha", "beta", "gamma")},
+            },
+        },
+    }
+]
+MARKS = (
+    *("<parameter=", "</parameter>", "<function=", "</function>", "<tool_call>", "</tool_call>", ">", "\n"),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '<|"|>', "<|tool_call>", "<tool_call|>"),
+    *('"', "'", "{", "}", "[", "]", "(", ")", ",", ":", "=", '": "', "', ", "='"),
+    *("<|message|>", "<|call|>", "[TOOL_CALLS]", "<｜tool▁sep｜>", "```", "<|tool_call_end|>"),
+)
+
+
+@given(
+    name=st.sampled_from(sorted(WRITTEN)),
+    text=st.sampled_from(["V{}", "it's V{}", "V{}\nmore", "</content> V{}"]),
+    mark=st.sampled_from(MARKS),
+    which=st.integers(0, 12),
+    instead=st.sampled_from(["", "</content>", " "]),
+    num_calls=st.integers(1, 2),
+)
+def test_no_value_takes_in_another_parameter_whatever_mark_is_missing(
+    name, text, mark, which, instead, num_calls
+):
+    names = ("alpha", "beta", "gamma")
+    arguments = {key: text.format(index) for index, key in enumerate(names)}
+    calls = tuple(ToolCall(f"call0000{number}", "remember", arguments) for number in range(num_calls))
+    written = get_format(name).write(Message("assistant", "", calls))
+    pieces = written.split(mark)
+    if len(pieces) > 1:
+        place = which % (len(pieces) - 1)
+        written = mark.join(pieces[: place + 1]) + instead + mark.join(pieces[place + 1 :])
+    for _, found, error in read(name, written, tools=REMEMBER)[1]:
+        if error is not None:
+            continue
+        assert isinstance(found, dict)
+        for value in found.values():
+            words = [*names, *(f"V{index}" for index in range(3)), "remember"]
+            held = [word for word in words if word in str(value)]
+            assert len(held) <= 1, (written, found)
+
+
+UNCLOSED = [
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=remember>\n<parameter=alpha>\n1\n<parameter=beta>\n2\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "the value of 'alpha' is not closed by </parameter>: <parameter=beta> follows",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=remember>\n<parameter=alpha>\n1\n</alpha>\n</function>\n</tool_call>",
+        "the value of 'alpha' is not closed by </parameter>: </alpha> follows",
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=remember>\n<parameter=alpha>\n1\n</tool_call>\nor\n<tool_call>\n"
+        "<function=now>\n</function>\n</tool_call>",
+        "the value of 'alpha' is not closed by </parameter>: </tool_call> follows",
+    ),
+    (
+        "glm",
+        "<tool_call>remember\n<arg_key>alpha</arg_key>\n<arg_value>1\n<arg_key>beta</arg_key>\n"
+        "<arg_value>2</arg_value>\n</tool_call>",
+        "the value of 'alpha' is not closed by </arg_value>: <arg_key>beta</arg_key> follows",
+    ),
+    (
+        "pythonic",
+        "[remember(alpha='1, beta='2')]",
+        "the calls are not a Python list of calls: expected ) at character 26",
+    ),
+    (
+        "llama3_json",
+        '{"type": "function", "function": {"name": "remember", "parameters": {"alpha": "1"}}}',
+        'a call must be written as {"name": ..., "parameters": {...}}, without "function"',
+    ),
+    (
+        "llama3_json",
+        '{"function": "remember", "parameters": {"alpha": "1"}}',
+        'a call must be written as {"name": ..., "parameters": {...}}, without "function"',
+    ),
+    (
+        "pythonic",
+        '{"type": "function", "name": "remember", "parameters": {"alpha": "1"}}',
+        "a call must be written as [name(key=value)], not as JSON",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "error"), UNCLOSED)
+def test_the_model_is_told_which_value_it_did_not_close(name, text, error):
+    ((called, arguments, told),) = read(name, text, tools=REMEMBER)[1]
+    assert (called, arguments) == ("remember", None)
+    assert told == error
+
+
+def test_a_value_may_be_text_of_another_tool_s_call():
+    inner = "<parameter=city>\nBern\n</parameter>"
+    value = f"<parameter=alpha>\n{inner}\n</parameter>"
+    text = f"<tool_call>\n<function=remember>\n{value}\n</function>\n</tool_call>"
+    assert read("qwen3_coder", text, tools=REMEMBER)[1] == [("remember", {"alpha": inner}, None)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": ""}</tool_call>'),
+        ("kimi_k2", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        ("llama3_json", '{"parameters": {}, "name": "now"}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": null}]'),
+    ],
+)
+def test_no_arguments_are_an_empty_object(name, text):
+    assert read(name, text)[1] == [("now", {}, None)]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("['a', 'b']", ["a", "b"]), ("[1, None, True]", [1, None, True]), ("[a]", "[a]"), ("('a',)", ["a"])],
+)
+def test_lists_may_be_spelt_as_in_python(written, value):
+    inner = f"<parameter=items>\n{written}\n</parameter>"
+    text = f"<tool_call>\n<function=f>\n{inner}\n</function>\n</tool_call>"
+    assert read("qwen3_coder", text, tools=TYPED)[1] == [("f", {"items": value}, None)]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_without_tools_a_call_is_text_as_it_was_written(name):
+    calls = (ToolCall("call00000", "f", {"a": "b"}),)
+    written = get_format(name).write(Message("assistant", "so", calls, reasoning="hm"))
+    parsed = get_format(name).parse(written, turn=0, is_truncated=False, reads_calls=False)
+    assert parsed.tool_calls == ()
+    assert parsed.reasoning.strip() == "hm"
+    only = get_format(name).write(Message("assistant", "", calls))
+    text = get_format(name).parse(only, turn=0, is_truncated=False, reads_calls=False).text
+    assert text.strip() == only.strip()

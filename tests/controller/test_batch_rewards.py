@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.chat.chat import Chat
+from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.validation import describe, examined
@@ -36,7 +40,10 @@ def rewards_of(tmp_path, **kwargs) -> BatchRewards:
     file.write_text(FUNCTION)
     function = {"path": str(file), "scope": "batch", "kwargs": kwargs}
     return BatchRewards(
-        RewardConfig.model_validate({"custom_function": function}), load_plugins(), max_response_tokens=1024
+        RewardConfig.model_validate({"custom_function": function, "solution_str": "messages"}),
+        load_plugins(),
+        max_response_tokens=1024,
+        model=ModelConfig(),
     )
 
 
@@ -46,7 +53,9 @@ def test_a_batch_reward_sees_all_and_places_one_event_each(tmp_path):
     scored = rewards.score([ROW, replace(ROW, ground_truth="5")], [attempt(), attempt()])
     assert [[(e.name, e.value, e.position) for e in t.rewards] for t in scored] == [[("custom", 2.0, 2)]] * 2
     assert [t.extra_info["reward_details"]["custom"]["truth"] for t in scored] == ["72", "5"]
-    assert not BatchRewards(RewardConfig(), load_plugins(), max_response_tokens=1024).is_any
+    assert not BatchRewards(
+        RewardConfig(), load_plugins(), max_response_tokens=1024, model=ModelConfig()
+    ).is_any
 
 
 def test_a_failed_attempt_of_a_batch_is_neither_shown_nor_scored(tmp_path):
@@ -129,3 +138,20 @@ def test_an_attempt_is_told_in_full():
         "[sum] 0.5",
     ]
     assert told.splitlines()[1:-1] == expected
+
+
+def test_a_batch_reads_decoded_responses(tmp_path):
+    """Their tokens are decoded in the process of the scorer, with the tokenizer of the policy."""
+    write_tiny_tokenizer(tmp_path)
+    file = tmp_path / "batch.py"
+    file.write_text(
+        "def compute_score(data_sources, solution_strs, ground_truths, extra_infos):\n"
+        '    return [{"score": 0.0, "text": text} for text in solution_strs]\n'
+    )
+    model = ModelConfig(path=str(tmp_path))
+    config = RewardConfig.model_validate({"custom_function": {"path": str(file), "scope": "batch"}})
+    rewards = BatchRewards(config, load_plugins(), max_response_tokens=1024, model=model)
+    sampled = Chat.of(model).encode("<tool_call>f()</tool_call><|im_end|>")
+    played = make_trajectory([-1, *[0] * len(sampled)])
+    (scored,) = rewards.score([ROW], [played.replace(token_ids=np.array([0, *sampled], np.int32))])
+    assert scored.extra_info["reward_details"]["custom"]["text"] == "<tool_call>f()</tool_call>"

@@ -81,7 +81,9 @@ def config(place):
         "scope": "batch",
         "kwargs": {"folder": str(place)},
     }
-    return Config.model_validate({"reward": {"custom_function": function, "timeout_s": 2.0}})
+    return Config.model_validate(
+        {"reward": {"custom_function": function, "timeout_s": 2.0, "solution_str": "messages"}}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def without_pid(trajectory):
 def test_a_batch_is_scored_as_in_this_process_and_by_another(remote, config, place, tmp_path):
     (place / "do").write_text("score")
     trajectories, attempts = played(tmp_path)
-    rewards = BatchRewards(config.reward, load_plugins(), max_response_tokens=1)
+    rewards = BatchRewards(config.reward, load_plugins(), max_response_tokens=1, model=config.model)
     expected = rewards.score([task_of(t.group_id) for t in trajectories], trajectories)
     found = remote.score(attempts)
     assert [a.source for a in found] == [a.source for a in attempts], "what is stored stays where it is"

@@ -25,6 +25,7 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import TEMPLATE_FILE, write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
+from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.reward_model import RewardModelConfig
 from agentrl.config.schema import Config
@@ -264,7 +265,12 @@ def rewards_of(folder, **terms):
     config = Config.model_validate(
         {"reward": {"terms": terms}, "reward_model": {"model": {"path": str(folder)}}}
     )
-    return BatchRewards(config.reward, load_plugins(), max_response_tokens=config.agent.max_response_tokens)
+    return BatchRewards(
+        config.reward,
+        load_plugins(),
+        max_response_tokens=config.agent.max_response_tokens,
+        model=config.model,
+    )
 
 
 def test_a_term_asks_the_model_that_the_run_connects(folders):
@@ -286,7 +292,7 @@ def test_a_term_asks_the_model_that_the_run_connects(folders):
 def test_a_lost_rank_ends_the_run_and_is_no_verdict_on_a_batch(folders):
     """The ranks are of no use after that: neither another batch nor a validation of zeros would say so."""
     reward = RewardConfig.model_validate({"sources": {"s": "reward_model"}})
-    rewards = BatchRewards(reward, load_plugins(), max_response_tokens=1024)
+    rewards = BatchRewards(reward, load_plugins(), max_response_tokens=1024, model=ModelConfig())
 
     def ask(attempts):
         raise LearnerError("reward model rank 0 was lost in 'score'")

@@ -7,9 +7,11 @@ import pytest
 from agentrl.plugins import Attempted
 from agentrl.rewards import aime
 from agentrl.rewards.aime import Aime, extract_integer
-from agentrl.rewards.answer_number import MAX_TAIL_CHARS, concluding_number, stated_number
+from agentrl.rewards.answer_number import concluding_number, stated_number
+from agentrl.rewards.boxed import MAX_MARKED_CHARS
 from agentrl.rewards.format import Format, is_think_answer
 from agentrl.rewards.gsm8k import Gsm8k, canonical, extract_answer
+from agentrl.rewards.math import Math
 from agentrl.types import Message
 from parts.trajectories import attempted, make_task
 
@@ -19,8 +21,20 @@ def test_only_the_end_of_a_response_is_searched():
     assert extract_answer("The answer is 7." + " blah" * 1000, strict=False) is None
 
 
+@pytest.mark.parametrize("source", ["gsm8k", "aime", "math"])
+def test_all_checkers_search_the_same_end_of_a_response(source):
+    """A thinking model may sum its answer up behind the box."""
+    reward = {"gsm8k": Gsm8k, "aime": Aime, "math": Math}[source]({"strict": False})
+    for marked in [r"\boxed{42}", "#### 42"][: 1 + (source == "gsm8k")]:
+        task = make_task("q", "42")
+        assert reward.score(attempted(task, marked + "\nblah" * 3_900)).value == 1.0
+        assert reward.score(attempted(task, marked + "\nblah" * 4_100)).value == 0.0
+    assert reward.score(attempted(task, "The answer is 42." + "\nblah" * 790)).value == 1.0
+    assert reward.score(attempted(task, "The answer is 42." + "\nblah" * 810)).value == 0.0
+
+
 def test_a_box_counts_if_it_lies_whole_in_the_end_of_a_response():
-    whole = r"\boxed{7}".ljust(MAX_TAIL_CHARS)
+    whole = r"\boxed{7}".ljust(MAX_MARKED_CHARS)
     for text, number in ((whole, 7), (whole + " ", None)):
         assert extract_integer(text, strict=True) == number
         assert Format({"form": "boxed"}).score(turns(text)).value == (number is not None)

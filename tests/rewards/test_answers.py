@@ -22,6 +22,7 @@ from agentrl.plugins import Reward, RewardResult
 from agentrl.rewards import aime, gsm8k, math
 from agentrl.rewards.aime import Aime, extract_integer, parse_integer
 from agentrl.rewards.answer_number import MAX_TAIL_CHARS
+from agentrl.rewards.boxed import MAX_MARKED_CHARS
 from agentrl.rewards.gsm8k import Gsm8k, extract_answer, parse_number
 from agentrl.rewards.math import Math
 from agentrl.rewards.plain_text import plain
@@ -284,7 +285,7 @@ def test_no_text_takes_long():
     """
     for piece in ADVERSARIAL:
         for text in (
-            piece * (2 * MAX_TAIL_CHARS // len(piece)),
+            piece * (2 * MAX_MARKED_CHARS // len(piece)),
             f"#### {piece * MAX_TAIL_CHARS}",
             f"The answer is {piece * 700}",
             f"\\boxed{{{piece * 300}}}",

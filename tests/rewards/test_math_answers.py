@@ -6,8 +6,9 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError, RewardError
 from agentrl.plugins import RewardResult
+from agentrl.rewards.boxed import MAX_MARKED_CHARS
 from agentrl.rewards.expressions import MAX_ANSWER_CHARS
-from agentrl.rewards.math import MAX_ANSWER_TAIL_CHARS, MAX_DETAIL_CHARS, Math, canonical
+from agentrl.rewards.math import MAX_DETAIL_CHARS, Math, canonical
 from agentrl.types import Message, ToolCall
 from parts.trajectories import attempted, make_task
 
@@ -130,7 +131,7 @@ def test_how_far_an_answer_is_searched():
     blah = "blah "
     assert verdict(r"\boxed{5} " + blah * 1500, "5") == "strict"
     assert verdict(r"\boxed{5} " + blah * 4500, "5") == "wrong"
-    whole = r"\boxed{5}".ljust(MAX_ANSWER_TAIL_CHARS)
+    whole = r"\boxed{5}".ljust(MAX_MARKED_CHARS)
     assert verdict(whole, "5") == "strict"
     assert verdict(whole + " ", "5") == "wrong"
     assert canonical(whole, strict=True) == "5"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import re
 import sys
 import threading
+from decimal import Decimal
 
 import numpy as np
 import pytest
+import torch
 import trio
 import trio.testing
 
@@ -286,6 +289,10 @@ def test_several_threads_work_at_once():
         (True, 1.0, {}, {}),
         (np.bool_(True), 1.0, {}, {}),
         (np.float32(0.5), 0.5, {}, {}),
+        (np.array(0.5), 0.5, {}, {}),
+        (torch.tensor(0.5), 0.5, {}, {}),
+        (torch.tensor(True), 1.0, {}, {}),
+        ({"score": np.array(1), "n": torch.tensor(3)}, 1.0, {"n": 3.0}, {}),
         ({"score": 0.5, "len": 3, "why": "so", "none": None}, 0.5, {"len": 3.0}, {"why": "so", "none": None}),
         ({"score": 1, "acc": 0}, 1.0, {"acc": 0.0, "accuracy": 0.0}, {}),
         ({"score": 1, "acc": 0, "accuracy": 1}, 1.0, {"acc": 0.0, "accuracy": 1.0}, {}),
@@ -303,6 +310,51 @@ def test_what_is_no_result():
     for wrong in ({}, {"a": None}, "1", math.inf, {"score": math.nan}, {"score": "1"}, [1.0], 1j):
         with pytest.raises(RewardError, match="return a finite number, a dict"):
             custom.result_of(wrong)
+
+
+async def forgotten():
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("1.0", "returned '1.0' of type str; return a finite number"),
+        ({"score": "1.0"}, "returned '1.0' of type str as `score`; return"),
+        ((1.0, "why"), "returned (1.0, 'why') of type tuple; return"),
+        (Decimal("1.5"), "returned Decimal('1.5') of type decimal.Decimal; return"),
+        (np.array([0.5]), "returned array([0.5]) of type numpy.ndarray; return"),
+        (torch.tensor([0.5]), "returned tensor([0.5000]) of type torch.Tensor; return"),
+        (math.nan, "returned nan, which is not finite; return"),
+        (10**400, "0..., which is not finite; return"),
+        (10**5000, "returned a value, which is not finite; return"),
+        ({"score": 10**400}, ", which is not finite as `score`; return"),
+        ({"acc": 1.0}, "returned {'acc': 1.0} of type dict; return"),
+    ],
+    ids=range(11),
+)
+def test_what_is_wrong_with_a_result_is_named(returned, told):
+    with pytest.raises(RewardError, match=re.escape(told)):
+        custom.result_of(returned)
+
+
+def test_a_forgotten_await_is_named():
+    with pytest.raises(RewardError, match="returned a coroutine: `await` is missing; return a finite number"):
+        custom.result_of(forgotten())
+
+
+def test_a_process_says_what_a_thread_says(tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text("def compute_score(data_source, solution_str, ground_truth): return '1.0'\n")
+    told = []
+    for runs_in in ("thread", "process"):
+        config = RewardConfig.model_validate({"custom_function": {"path": str(file), "runs_in": runs_in}})
+        term = RewardTable(config, load_plugins()).own(DONE.task)
+        with pytest.raises(RewardError) as raised:
+            called((term, DONE))
+        told.append(str(raised.value))
+    assert told[0] == told[1]
+    assert "'custom': the custom reward function returned '1.0' of type str" in told[0]
 
 
 FUNCTIONS = """
@@ -375,7 +427,7 @@ def test_functions_of_every_kind(functions, name, scope, kwargs, value):
         ("Mine", {}, r"is a class .*; name it in reward.sources"),
         ("yielding", {}, r"'yielding' \(.*\): `yielding` is a generator; return the result instead"),
         ("number", {}, r":number is 3, not a function"),
-        ("nothing", {}, r"has no 'nothing'"),
+        ("nothing", {}, r"has no 'nothing'; it has: plain, without, every, batch, later, batch_later, few"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused(functions, name, kwargs, told):

@@ -218,7 +218,12 @@ def test_what_is_no_score_is_an_error_not_a_zero(tmp_path, returned):
 
 
 def test_a_missing_function_is_named(tmp_path):
-    with pytest.raises(PluginError, match="has no 'compute_score'"):
+    with pytest.raises(
+        PluginError,
+        match=r"reward.custom_function.name: .*has no 'compute_score'; it has: score_answers, Judge$",
+    ):
+        custom(tmp_path, "from math import sqrt\ndef score_answers(): ...\nclass Judge: ...\n_x = 1\n")
+    with pytest.raises(PluginError, match="has no 'compute_score'; it defines no function and no class"):
         custom(tmp_path, "x = 1\n")
     with pytest.raises(PluginError, match="does not exist"):
         table(custom_function=CustomFunctionConfig(path=str(tmp_path / "none.py")))

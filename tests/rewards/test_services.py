@@ -21,10 +21,11 @@ from agentrl.config.reward import RewardConfig
 from agentrl.errors import ConfigError, RewardError
 from agentrl.plugins import Attempted
 from agentrl.ports import ReservedPort
-from agentrl.rewards.llm_judge import MAX_VERDICT_CHARS, JudgeOptions, LLMJudge
+from agentrl.rewards.llm_judge import MAX_VERDICT_CHARS, JudgeOptions, LLMJudge, stated_score
 from agentrl.rewards.remote import Remote, RemoteOptions
 from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task, ToolCall
+from parts.cpu_time import cpu_s
 from parts.json_server import json_server
 from parts.trajectories import attempted, make_task
 
@@ -413,6 +414,48 @@ def test_verdicts_by_hand(reply, options, value):
     assert result.details == {"verdict": reply}
     low, high = options.get("min_score", 0), options.get("max_score", 10)
     assert result.metrics == {"score": pytest.approx(low + value * (high - low))}
+
+
+@pytest.mark.parametrize(
+    ("line", "score"),
+    [
+        *[
+            (f"Score: {text}", 7.0)
+            for text in ("7", "7/10", "[7]", "<7>", "$\\boxed{7}$", "**7**", "7.", "７")
+        ],
+        ("Score: .5", 0.5),
+        ("Score: 1e-1", 0.1),
+        ("Score: -3", -3.0),
+        ("Score (0-10): 7", 7.0),
+        ("Score [0-10]: 7", 7.0),
+        ("Score (out of 10): 7", 7.0),
+        ("Final Score: 6", 6.0),
+        ("### Score: 6", 6.0),
+        ("Score = 6", 6.0),
+        ("Score - 6", 6.0),
+        ("1. Score: 7", 7.0),
+        ("- Score: 7", 7.0),
+        ("评分 Score：7", 7.0),
+        ("Score:\n7", 7.0),
+        ("**Score**: 8.5", 8.5),
+        ("Score: 9\nScore breakdown: accuracy 3", 9.0),
+        ("Score: 9\n\nScores for parts: 3, 2", 9.0),
+        ("I think Score: 4 is too low.\nScore: 9", 9.0),
+        *[(f"Score: {text}", None) for text in ("0-10", "0-10 scale: 7", "0 to 10: 7", "7,5", "7 8", "six")],
+        ("Score: 4/5", None),
+        ("Score (0-5): 4", None),
+        ("Score: 7\nFinal score: 7,5", None),
+        ("", None),
+    ],
+)
+def test_a_line_states_one_score_or_is_unread(line, score):
+    assert stated_score(line, max_score=10) == score
+
+
+@pytest.mark.parametrize("unit", ["*", "Score: ", "Score:\n", "a score ", "1. ", "Score (", "7" * 9 + " "])
+def test_a_verdict_of_marks_takes_linear_time(unit):
+    text = unit * (200_000 // len(unit))
+    assert cpu_s(lambda: stated_score(text, max_score=10)) < 2.0
 
 
 @pytest.mark.parametrize("pattern", ["(good)", "good( \\d)?", "(bad)"])

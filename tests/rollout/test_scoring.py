@@ -98,8 +98,8 @@ def plugins_with_these() -> Plugins:
 
 def scorer_of(host=None, **config) -> Scorer:
     plugins = plugins_with_these()
-    settings = RewardConfig(**{"sources": {"s": "constant"}, **config})
-    return Scorer(settings, RewardTable(settings, plugins), host=host, max_response_tokens=100)
+    settings = RewardConfig(**{"sources": {"s": "constant"}, "solution_str": "messages", **config})
+    return Scorer(settings, RewardTable(settings, plugins), host=host, max_response_tokens=100, chat=None)
 
 
 def trajectory(*turns: int, tail: int = 1, answer: str = "a", **fields) -> Trajectory:
@@ -255,7 +255,7 @@ def test_a_turn_reward_that_miscounts_is_an_error(values, told):
     config = RewardConfig(sources={"s": "miscounting"})
     with pytest.raises(RewardError, match=told):
         trio.run(
-            Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score,
+            Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9, chat=None).score,
             make_task(),
             trajectory(1, 1),
             (),
@@ -306,7 +306,7 @@ def test_the_response_is_as_long_as_its_longest_row():
     plugins.rewards.add(Look)
     config = RewardConfig(sources={"s": "constant"})
     trio.run(
-        Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9).score,
+        Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9, chat=None).score,
         make_task(),
         forked,
         (),

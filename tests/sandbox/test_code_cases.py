@@ -202,7 +202,11 @@ def test_integers_are_exact_in_both_forms(number, other):
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("```python\na\n```\ntext\n```\nb\n```", "b\n"),
+        ("```python\na\n```\ntext\n```\nb\n```", "a\n"),
+        ("```python\na\n```\n``` Python3 \nb\n```\n```bash\nc\n```", "b\n"),
+        ("```\na\n```\n```\nb\n```\n```bash\nc\n```", "b\n"),
+        ("```{.python .numberLines}\na\n```\n```\nb\n```", "a\n"),
+        ("```cpp\na\n```\n```bash\nb\n```", "b\n"),
         ("```py\na", "a"),
         ("~~~\na\n```\nb\n~~~", "a\n```\nb\n"),
         ("  ```python\n  a\n  ```", "  a\n"),
@@ -212,7 +216,7 @@ def test_integers_are_exact_in_both_forms(number, other):
         pytest.param("~~~\n" + "`" * 300_000, "`" * 300_000, id="a line of backticks in a block"),
     ],
 )
-def test_the_last_fenced_block_is_the_answer(text: str, code: str | None) -> None:
+def test_the_last_block_of_python_is_the_answer(text: str, code: str | None) -> None:
     assert extract_code(text) == code
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 
-from agentrl.chat.formats.argument_types import typed
+from agentrl.chat.formats.argument_types import swallowed, typed
 from agentrl.chat.formats.json_calls import call_with, is_portable, skip_space
 from agentrl.chat.parsing import END_THINK, THINK, ParsedPiece, SampledText, ToolFormat
 from agentrl.types import Message, ToolCall
@@ -28,6 +28,8 @@ _KEY = re.compile(rf"{KEY}([^<]*+){END_KEY}\s*+{VALUE}")
 _KEY_END = re.compile(rf"{VALUE}|{_MARK.pattern}")
 # A value may itself contain "</arg_value>". Only a closing tag that is followed by the next tag ends it.
 _VALUE_END = re.compile(rf"{END_VALUE}\s*+(?={KEY}|{CLOSE})|(?P<lost>{CLOSE}\s*+{OPEN})")
+
+_TAG = re.compile(rf"{KEY}([^<]*+){END_KEY}|{END_VALUE}")
 
 
 class _Broken(Exception):
@@ -89,8 +91,11 @@ class Glm(ToolFormat):
                 raise _Broken(key.end(), None)
             if end["lost"] is not None:
                 raise _Broken(end.start(), f"the value of {key[1]!r} is not closed by {END_VALUE}")
-            name = key[1].strip()
-            found[name] = typed(source.text[key.end() : end.start()], source.tools, function, name)
+            name, value = key[1].strip(), source.text[key.end() : end.start()]
+            if (begun := swallowed(value, _TAG, source.tools, function)) is not None:
+                follows = f"{KEY}{begun}{END_KEY} follows"
+                raise _Broken(end.end(), f"the value of {name!r} is not closed by {END_VALUE}: {follows}")
+            found[name] = typed(value, source.tools, function, name)
             position = end.end()
 
     @staticmethod

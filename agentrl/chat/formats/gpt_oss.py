@@ -59,6 +59,11 @@ class GptOss(ToolFormat):
             return self._read_call(source, recipient.removeprefix(FUNCTIONS), header.end())
         return ParsedPiece(header.end(), begins="reasoning" if header["channel"] == "analysis" else "text")
 
+    def read_without_tools(self, source: SampledText, start: int) -> ParsedPiece | None:
+        piece = self.read(source, start)
+        is_call = piece is not None and piece.calls
+        return super().read_without_tools(source, start) if is_call else piece  # its frame is no text
+
     def _read_call(self, source: SampledText, name: str, start: int) -> ParsedPiece | None:
         name = name if is_portable(name) else ""
         read = read_json(source, skip_space(source.text, start))

@@ -107,7 +107,12 @@ def call_of(value: Any, *, keys: Sequence[str] = ("arguments",)) -> ToolCall:
 
 
 def call_with(name: str, arguments: Any) -> ToolCall:
-    """Return the call of `name`, with an `error` unless `arguments` are an object that JSON can represent."""
+    """Return the call of `name`, with an `error` unless `arguments` are an object that JSON can represent.
+
+    Models write null or nothing for a tool without parameters.
+    """
+    if arguments is None or arguments == "":
+        arguments = {}
     if isinstance(arguments, str):  # some models write the object as a JSON string
         read = read_json(SampledText(arguments.strip(), "", ()), 0)
         assert read is not None, "a whole text is read to its end"

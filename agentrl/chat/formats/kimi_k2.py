@@ -45,7 +45,10 @@ class KimiK2(ToolFormat):
         if head is None or not is_portable(head["name"]):
             error = f"a call must be written as {FUNCTIONS}name:number{ARGUMENTS}{{...}}"
             return self.broken(source, body, "", error, marks=_MARK)
-        read = read_json(source, skip_space(source.text, head.end()))
+        body = skip_space(source.text, head.end())
+        if source.has(END, body):
+            return self._closed(source, head, None, body)
+        read = read_json(source, body)
         if read is None:
             return None
         if read.error is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from agentrl.chat.formats.json_calls import TOO_DEEP, begun_name, call_of, name_of, read_json, skip_space
 from agentrl.chat.formats.writing import with_thought
@@ -15,9 +16,13 @@ from agentrl.types import Message, ToolCall
 
 TAG = "<|python_tag|>"
 KEYS = ("parameters", "arguments")
+FORM = 'a call must be written as {"name": ..., "parameters": {...}}, without "function"'
 
 # No mark distinguishes such a call from other JSON; an object is a candidate only if it begins like a call.
-_OBJECT = r'\{\s*+"(?:name"\s*+:\s*+"|type"\s*+:\s*+"function")'
+_OBJECT = (
+    r'\{\s*+"(?:name"\s*+:\s*+"|type"\s*+:\s*+"function"|function"\s*+:\s*+["{]'
+    r'|(?:parameters|arguments)"\s*+:\s*+\{)'
+)
 _PARTIAL_OBJECT = r'\{\s*+(?:"[a-z]*+(?:"\s*+(?::\s*+(?:"[a-z]*+)?)?)?)?'
 _SEPARATOR = r"(?:;\s*+)?"
 _NEXT = re.compile(rf"{re.escape(TAG)}|[;\n]\s*+(?={_OBJECT})")
@@ -30,7 +35,7 @@ class Llama3Json(ToolFormat):
 
     def __init__(self) -> None:
         super().__init__(TAG)
-        self.marks = (THINK, TAG, '"name"', '"type"')
+        self.marks = (THINK, TAG, '"name"', '"function"')
         self.opening = re.compile(rf"{THINK}|{re.escape(TAG)}|{_SEPARATOR}{_OBJECT}")
         self.partial = beginnings((THINK, TAG), rf";\s*+(?:{_PARTIAL_OBJECT})?|{_PARTIAL_OBJECT}")
 
@@ -42,6 +47,8 @@ class Llama3Json(ToolFormat):
             return None
         if read.error is not None:
             return self._broken(source, body, read.error)
+        if name := _misplaced_name(read.value):
+            return ParsedPiece(read.end, (ToolCall("", name, None, FORM),))
         if not is_tagged and not (name_of(read.value) and any(key in read.value for key in KEYS)):
             return ParsedPiece(read.end, text=source.text[start : read.end])
         return ParsedPiece(read.end, (call_of(read.value, keys=KEYS),))
@@ -65,3 +72,12 @@ class Llama3Json(ToolFormat):
             for call in message.tool_calls
         )
         return with_thought(message.reasoning, "\n".join(filter(None, [message.content, calls])))
+
+
+def _misplaced_name(value: Any) -> str:
+    """Return the name of a call whose name or parameters are under "function", as in OpenAI's messages; "" if
+    the value is none.
+    """
+    inner = value.get("function") if isinstance(value, dict) else None
+    named = {**value, "name": inner} if isinstance(inner, str) else inner
+    return name_of(named) if isinstance(named, dict) and any(key in named for key in KEYS) else ""

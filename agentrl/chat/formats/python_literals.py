@@ -15,13 +15,15 @@ from agentrl.chat.formats.json_calls import LOOKAHEAD, MAX_DEPTH, MAX_DIGITS, sk
 _NAME = re.compile(r"[^\W\d][\w.]*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=(?!=)\s*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d+)(?:[eE][+-]?\d+)?")
-# A quote followed by a letter does not end a string, because templates do not escape apostrophes. A string
-# cannot contain the marks around calls; otherwise thousands of unclosed strings would each be searched to the
-# end of the text.
+# A quote followed by a letter does not end a string, because templates do not escape apostrophes. It does
+# where a value may begin: then the string before it was not closed, and would take in the next value. A
+# string cannot contain the marks around calls; otherwise thousands of unclosed strings would each be
+# searched to the end of the text.
+_INSIDE = r"(?<![=,(\[{:])(?<![=,(\[{:] )"
 _CONTENT = r"""[^'"\\<]++|<(?!\|tool_call_)|\\."""
 _STRING = re.compile(
-    rf"""[rRuU]?(?:'''(?:{_CONTENT}|"|'(?!''))*+'''|'(?!'')(?:{_CONTENT}|"|'(?=\w))*+')"""
-    rf'''|[rRuU]?(?:"""(?:{_CONTENT}|'|"(?!""))*+"""|"(?!"")(?:{_CONTENT}|'|"(?=\w))*+")''',
+    rf"""[rRuU]?(?:'''(?:{_CONTENT}|"|'(?!''))*+'''|'(?!'')(?:{_CONTENT}|"|{_INSIDE}'(?=\w))*+')"""
+    rf'''|[rRuU]?(?:"""(?:{_CONTENT}|'|"(?!""))*+"""|"(?!"")(?:{_CONTENT}|'|{_INSIDE}"(?=\w))*+")''',
     re.DOTALL,
 )
 _STRING_START = re.compile(r"""[rRuU]?['"]""")
@@ -78,6 +80,20 @@ def read_calls(
     return calls, reader.position
 
 
+def read_literal(text: str) -> Any:
+    """Return the value of a literal that is the whole of `text`.
+
+    Raises:
+        NotPython: it is none.
+    """
+    reader = _Reader(f"{text.strip()}\n)", 0, is_final=True)  # a literal is read up to what follows it
+    value = reader.literal()
+    reader.expect(")")
+    if reader.position < len(reader.text):
+        raise NotPython("there is text behind the literal", reader.position, "")
+    return value
+
+
 class _Reader:
     def __init__(self, text: str, start: int, *, is_final: bool) -> None:
         self.text = text
@@ -105,6 +121,10 @@ class _Reader:
                 self.expect(")")
                 break
         return self._name, problem or arguments
+
+    def literal(self) -> Any:
+        """Read one value."""
+        return self._value(0)
 
     def takes(self, character: str) -> bool:
         """Skip white space, and `character` if it follows; return whether it does."""

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl.chat.formats.argument_types import typed
+from agentrl.chat.formats.argument_types import swallowed, typed
 from agentrl.chat.formats.json_calls import call_with, is_portable, skip_space
 from agentrl.chat.formats.writing import with_thought
 from agentrl.chat.parsing import ParsedPiece, SampledText, ToolFormat
@@ -26,7 +26,7 @@ OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 FUNCTION = "<function="
 END_FUNCTION = "</function>"
-PARAMETER = "<parameter="
+PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
 _NAME = re.compile(r"([^<>\n]*)>")
 _NAME_END = re.compile(r"[<>\n]")
@@ -37,6 +37,9 @@ _TAG = re.compile(f"{OPEN}|{CLOSE}|{FUNCTION}")
 _VALUE_END = re.compile(
     rf"(?P<end></parameter>\s*+(?={PARAMETER}|{END_FUNCTION}))|(?={END_FUNCTION}\s*+{CLOSE})|(?P<lost>{CLOSE}\s*+{OPEN})"
 )
+
+
+_PARAMETER_TAG = re.compile(rf"{PARAMETER}([^<>\n]*+)>|{END_PARAMETER}")
 
 
 class _Open(Exception):
@@ -144,11 +147,29 @@ def _parameters(source: SampledText, start: int) -> tuple[list[tuple[str, int, i
 
 
 def _call(source: SampledText, function: str, spans: list[tuple[str, int, int]]) -> ToolCall:
-    # One line break at each end of a value belongs to the tags.
-    values = (
-        (name, source.text[start:end].removeprefix("\n").removesuffix("\n")) for name, start, end in spans
-    )
-    return call_with(function, {name: typed(value, source.tools, function, name) for name, value in values})
+    arguments: dict[str, Any] = {}
+    for name, start, end in spans:
+        # One line break at each end of a value belongs to the tags.
+        value = source.text[start:end].removeprefix("\n").removesuffix("\n")
+        is_closed = source.text.startswith(END_PARAMETER, end)
+        if (following := _following(source, function, name, value, is_closed=is_closed)) is not None:
+            error = f"the value of {name!r} is not closed by {END_PARAMETER}: {following} follows"
+            return ToolCall("", function, None, error)
+        arguments[name] = typed(value, source.tools, function, name)
+    return call_with(function, arguments)
+
+
+def _following(source: SampledText, function: str, name: str, value: str, *, is_closed: bool) -> str | None:
+    """Return the tag that shows that a value should have ended before it; None if there is none."""
+    begun = swallowed(value, _PARAMETER_TAG, source.tools, function)
+    if begun is not None:
+        return f"{PARAMETER}{begun}>"
+    if is_closed:  # other tags are text
+        return None
+    if value.endswith(wrong := f"</{name}>"):
+        return wrong
+    tag = _TAG.search(value)
+    return None if tag is None else tag[0]
 
 
 def _written(arguments: Any) -> Iterator[str]:
