@@ -206,7 +206,9 @@ def _start_ray(
     if warning := memory_warning(config, granted_bytes=granted().memory_bytes):
         observer.say(f"warning: {warning}")
     observer.say("starting Ray, servers, learner and rollout actors ...")
-    observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
+    is_profiled = bool(config.trainer.profile_steps)
+    session = ray_session(config.cluster, user_files(config), keeps_call_events=is_profiled)
+    observer.say(stack.enter_context(session))
     seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
     return recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 

@@ -22,6 +22,7 @@ from agentrl.fleet.niceness import measure_nodes, starving
 from agentrl.fleet.ray_processes import end_at_once, watching_ray
 from agentrl.fleet.user_files import shipped
 from agentrl.granted import Granted, granted
+from agentrl.workers.call_events import keep_call_events
 from agentrl.workers.folder import in_drivers_folder
 
 SHARED_MEMORY = "/dev/shm"
@@ -36,11 +37,13 @@ OBJECT_STORE_SHARE = 0.3
 
 
 @contextmanager
-def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterator[str]:
+def ray_session(
+    config: ClusterConfig, user_files: Sequence[str] = (), *, keeps_call_events: bool = False
+) -> Iterator[str]:
     """Start Ray on this machine, or join the cluster at `cluster.address`; end or leave it afterwards.
 
     Yields a one-line summary of its resources. `user_files` are shipped to all workers on all machines, where
-    `agentrl.plugins.locate` finds them. If Ray is already initialized in this process, it is used as it is,
+    `agentrl.plugins.locate` finds them. `keeps_call_events`: for `ray.timeline`. If Ray is already initialized in this process, it is used as it is,
     without these files, and not shut down.
 
     Raises:
@@ -50,6 +53,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
     # Ray's workers read these at import: no usage reports; CUDA_VISIBLE_DEVICES is kept without GPUs.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    keep_call_events(keeps_call_events)
     for name, value in heap.FEW.items():
         os.environ.setdefault(name, value)
     is_ours = not ray.is_initialized()
