@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -19,7 +19,7 @@ from agentrl import heap
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.errors import InfrastructureError
 from agentrl.fleet.niceness import measure_nodes, starving
-from agentrl.fleet.ray_processes import end_at_once, watching_ray
+from agentrl.fleet.ray_processes import end_at_once, leaving_nothing, local_processes, watching_ray
 from agentrl.fleet.user_files import shipped
 from agentrl.granted import Granted, granted
 from agentrl.workers.call_events import keep_call_events
@@ -69,7 +69,7 @@ def ray_session(
             )
             raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
     try:
-        with watching_ray():
+        with leaving_nothing() if local_processes() else nullcontext(), watching_ray():
             _wait_for_nodes(config.num_nodes or 0)
             yield _in_words(config)
     finally:
