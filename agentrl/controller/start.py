@@ -67,7 +67,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
-from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
+from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.elastic import why_no_adapter, why_no_experts
 from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.readiness import StartUp
@@ -77,6 +77,7 @@ from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.servers import ServerFleet
 from agentrl.fleet.user_files import check_files, user_files
 from agentrl.granted import granted
+from agentrl.interrupts import ending_at_the_second_interrupt, interruptible
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
@@ -108,7 +109,7 @@ def open_run(config: Config) -> Iterator[Run]:
     if config.tracking.spans.endpoint is not None:
         check_opentelemetry()
     _check_training(config, plugins, chat)
-    with ExitStack() as stack, ending_at_the_second_interrupt():
+    with interruptible(), ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))
         stack.callback(run_dir.close)
         # The servers and ranks are gone by then: nobody reads or writes a version.
@@ -121,7 +122,6 @@ def open_run(config: Config) -> Iterator[Run]:
             check_baselines(config.tracking.baselines, policy=Path(config.model.path))
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
-        stack.enter_context(interruptible())
         started = time.monotonic()
         uploading = _start_uploading(config, upload, run_dir, observer, stack)
         seats = _start_ray(config, run_dir, observer, stack)

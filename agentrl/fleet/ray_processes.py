@@ -8,12 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NoReturn
 
 import psutil  # type: ignore[import-untyped]
 import ray
 
 import agentrl.guard
+from agentrl.interrupts import end_at_once
 
 POLL_S = 0.5
 LOST_STATUS = 1
@@ -22,6 +22,22 @@ NEEDED: Mapping[str, str] = {"gcs_server": "its control store", "raylet": "its s
 
 Ray itself retries for a minute or more before it ends this process.
 """
+
+
+@contextmanager
+def ending_what_began() -> Iterator[None]:
+    """If the start of Ray within the block is interrupted, kill what it has started: nothing else would end
+    Ray's agents soon, and Ray's own end of a half start may crash.
+    """
+    before = set(psutil.Process().children())
+    try:
+        yield
+    except KeyboardInterrupt:
+        began = [one for one in psutil.Process().children() if one not in before]
+        for process in [below for one in began for below in (one, *one.children(recursive=True))]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        raise
 
 
 @contextmanager
@@ -87,11 +103,3 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def end_at_once(line: str, *, status: int) -> NoReturn:
-    """Write a line to standard error and end this process, without closing anything."""
-    show_cursor = "\x1b[?25h" if os.isatty(1) else ""  # a display may have hidden it
-    with suppress(OSError):
-        os.write(2, f"{show_cursor}{line}\n".encode())
-    os._exit(status)
