@@ -25,6 +25,7 @@ from agentrl.cli.planning import plan
 from agentrl.cli.score import score
 from agentrl.cli.simulation import simulate
 from agentrl.cli.view import view
+from agentrl.cli.witness import start_witness
 from agentrl.errors import AgentRLError, UserError
 
 TRAIN, LOOK, EVALUATE, EXTEND, SERVE, READ = (
@@ -229,6 +230,7 @@ def _at_home(argument: str) -> str:
 
 def main() -> None:
     """Run the command line. Exit code 2: user error; 1: infrastructure error; 130: Ctrl-C."""
+    start_witness(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     try:
         app([_at_home(argument) for argument in sys.argv[1:]], standalone_mode=True)
     except AgentRLError as error:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -16,6 +16,7 @@ from agentrl.errors import ToolError, UserError
 from agentrl.plugins import Environment, Interaction, Tool, WrongCall
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
+from agentrl.plugins.stepping import stepping
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 
@@ -164,7 +165,7 @@ class Guest:
     async def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         if self._plugin.runtime == "trio":
             with contained(trio.Cancelled):
-                return await awaitable(function, *args)
+                return cast(T, await stepping(awaitable(function, *args)))
         return await self._host.run(awaitable, function, *args)
 
 
