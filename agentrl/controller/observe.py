@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from agentrl.data.failures import FailureBook
 from agentrl.figures.run_report import ReportRefresher, closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
+from agentrl.seals import sealed_document
 from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
@@ -242,7 +242,7 @@ class Observer:
         }
         self.unwritten.attempt(
             "result.json",
-            partial(write_atomically, self._dir.root / "result.json", json.dumps(result, indent=1)),
+            partial(write_atomically, self._dir.root / "result.json", sealed_document(result)),
         )
         self.failures.write(is_last=True)
         records = read_metrics(self._trackers.metrics.path) if self._trackers.metrics.path.exists() else []

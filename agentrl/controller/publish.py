@@ -38,6 +38,7 @@ class Publishing:
 
     Args:
         model_path: folder that servers start from.
+        newest_version: the newest one that was ever used in this run folder; -1: none.
         disk_patience_s: how long a full disk may refuse the weights.
     """
 
@@ -47,6 +48,7 @@ class Publishing:
         rollout: RolloutConfig,
         *,
         model_path: str,
+        newest_version: int,
         disk_patience_s: float,
         run_dir: RunDir,
         servers: ServerFleet,
@@ -54,6 +56,7 @@ class Publishing:
         observer: Observer,
     ) -> None:
         self.version = -1
+        self._newest_version = newest_version
         self._rollout = rollout
         self._model_path = model_path
         self._disk_patience_s = disk_patience_s
@@ -97,7 +100,7 @@ class Publishing:
         what: `policy` or the baseline, for the journal of versions.
         """
         # Set and journaled before any server gets it: a publish that fails half-way uses the version up, too.
-        self.version = max(self._dir.next_version(), self.version + 1)
+        self.version = self._newest_version = self._newest_version + 1
         self._observer.unwritten.attempt(
             "versions.jsonl", partial(self._dir.journal_version, self.version, step=step, what=what)
         )

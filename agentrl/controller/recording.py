@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,15 @@ from agentrl.workers.actors import Actor
 WHAT = "trajectories"
 MAX_WAIT_S = 600.0
 """How long a checkpoint waits for the trajectories up to its step: a disk that hangs must not hold it up."""
+MAX_BEHIND = 8
+"""Files that may wait to be written, because the disk is slow or full.
+
+Further steps are not recorded until some are written: each is told and counted (`trainer/unwritten_files`).
+"""
+MAX_TRIES = 8
+"""After so many failures, or deaths of the recorder, a file is given up: told and counted as well."""
+PAUSE_S = 0.5
+"""Before a recorder that does not answer is asked again."""
 
 
 class Recording(Protocol):
@@ -50,8 +60,27 @@ class LocalRecording:
         """Return at once: everything is written."""
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A file that is not written yet.
+
+    num_tries: how often it failed, or a recorder died with it. is_given: the recorder should have it.
+    """
+
+    step: int
+    attempts: Sequence[AttemptFacts]
+    columns: Mapping[str, int]
+    num_tries: int = 0
+    is_given: bool = False
+    has_failed: bool = False
+
+
 class RemoteRecording:
-    """Lets the recorder write the files, without waiting for it."""
+    """Lets the recorder write the files, without waiting for it.
+
+    It keeps what was not written, and gives it to the recorder again: what failed with the next step, what
+    died with a recorder at once. `wait` may be called in another thread.
+    """
 
     def __init__(
         self, recorder: Actor[Recorder], unwritten: UnwrittenFiles, say: Callable[[str], None]
@@ -59,49 +88,97 @@ class RemoteRecording:
         self._recorder = recorder
         self._unwritten = unwritten
         self._say = say
-        self._waiting: dict[str, int] = {}  # path -> step, in the order in which they were given
+        self._lock = threading.RLock()
+        self._waiting: dict[str, _Waiting] = {}  # by path, in the order in which they were given
 
     @property
     def oldest_step(self) -> int | None:
-        return min(self._waiting.values(), default=None)
+        with self._lock:
+            return min((file.step for file in self._waiting.values()), default=None)
 
     def write(self, path: Path, attempts: Sequence[AttemptFacts], *, step: int, **columns: int) -> None:
         name = str(path.resolve())
-        self._waiting[name] = step
-        try:
-            news = self._recorder.run(Recorder.record, name, attempts, {"step": step, **columns})
-        except InfrastructureError as error:
-            del self._waiting[name]
-            self._unwritten.count(WHAT, error)
-        else:
-            self._look_at(news)
+        with self._lock:
+            if len(self._waiting) >= MAX_BEHIND:
+                self._exchange()
+            if (count := len(self._waiting)) >= MAX_BEHIND:
+                error = DiskError(f"{name}: {count} earlier files still wait for a slow disk")
+                self._unwritten.count(WHAT, error)
+                return
+            self._waiting[name] = _Waiting(step, attempts, {"step": step, **columns})
+            self._exchange(retries=True)
 
     def wait(self) -> None:
         """Wait until everything is written, at most MAX_WAIT_S, in any thread.
 
-        A recorder that died has nothing left to write.
+        It does not wait for what the disk refused: that is tried again with the next step.
         """
         deadline = time.monotonic() + MAX_WAIT_S
-        with suppress(InfrastructureError):
-            while time.monotonic() < deadline and not self._recorder.run(Recorder.wait, WAIT_S):
-                pass
+        while time.monotonic() < deadline and self._is_writing():
+            self._pause()
 
     def finish(self) -> None:
+        last_answer = time.monotonic()
+        self._exchange(retries=True)
+        while self._is_writing() and time.monotonic() - last_answer < MAX_WAIT_S:
+            is_done = self._pause()
+            if is_done is not None:
+                last_answer = time.monotonic()
+            if not is_done:
+                count = len(self._waiting)
+                self._say(f"waiting for the last trajectories to be written: {count} files left")
+
+    def _is_writing(self) -> bool:
+        """Return whether a file waits that did not fail, after an exchange with the recorder."""
+        with self._lock:
+            self._exchange()
+            return any(not file.has_failed for file in self._waiting.values())
+
+    def _pause(self) -> bool | None:
+        """Wait for the recorder a little; return whether it has written all, None if it does not answer."""
         try:
-            while not self._recorder.run(Recorder.wait, WAIT_S):
-                self._look_at(self._recorder.run(Recorder.news))
-                self._say(f"waiting for the last trajectories to be written: {len(self._waiting)} files left")
-            self._look_at(self._recorder.run(Recorder.news))
+            return self._recorder.run(Recorder.wait, WAIT_S)
+        except InfrastructureError:
+            time.sleep(PAUSE_S)
+            return None
+
+    def _exchange(self, *, retries: bool = False) -> None:
+        """Look at what the recorder has written, and give it what it does not have.
+
+        retries: also what it could not write.
+        """
+        try:
+            news = self._recorder.run(Recorder.news)
+            self._look_at(news)
+            for name, file in list(self._waiting.items()):
+                if name not in news.waiting and (retries or not file.has_failed):
+                    self._recorder.run(Recorder.record, name, file.attempts, file.columns)
+                    file.is_given, file.has_failed = True, False
         except InfrastructureError as error:
             self._unwritten.count(WHAT, error)
 
     def _look_at(self, news: Recorded) -> None:
+        for path in news.written:
+            self._waiting.pop(path, None)
         for path, why in news.failed.items():
             self._unwritten.count(WHAT, DiskError(f"{path}: {why}"))
-        if news.written:
+            self._waiting[path].has_failed = True
+            self._count_try(path, why)
+        lost = [path for path, file in self._waiting.items() if self._is_lost(path, file, news)]
+        if lost:  # it was writing the first of them when it died
+            self._say(f"the recorder died; it is given {len(lost)} files again")
+            for path in lost:
+                self._waiting[path].is_given = False
+            self._count_try(lost[0], "the recorder died")
+        if news.written and not news.failed:
             self._unwritten.clear(WHAT)
-        for path in (*news.written, *news.failed):
-            self._waiting.pop(path, None)
-        for path in list(self._waiting)[: len(self._waiting) - news.num_waiting]:
-            del self._waiting[path]  # the recorder was started again
-            self._unwritten.count(WHAT, DiskError(f"{path}: the recorder died before it was written"))
+
+    def _is_lost(self, path: str, file: _Waiting, news: Recorded) -> bool:
+        return file.is_given and not file.has_failed and path not in news.waiting
+
+    def _count_try(self, path: str, why: str) -> None:
+        file = self._waiting[path]
+        file.num_tries += 1
+        if file.num_tries == MAX_TRIES:
+            del self._waiting[path]
+            self._unwritten.count(WHAT, DiskError(f"{path}: not written in {MAX_TRIES} tries: {why}"))

@@ -31,6 +31,7 @@ from agentrl.controller.silent_roles import SilentRoles
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.fetched import index_folder
 from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
 from agentrl.fleet.colocated import Colocation
@@ -87,9 +88,12 @@ class Run:
         validation: Validation | None,
         batch_rewards: RemoteBatchRewards,
         total_steps: int,
+        newest_version: int,
     ) -> None:
         """Continue at the step of the checkpoint that `checkpoints` begins with, whose state is loaded
         already.
+
+        newest_version: the newest one that was ever used in this run folder; -1: none.
         """
         self.config = config
         self.dir = run_dir
@@ -127,6 +131,7 @@ class Run:
             self.roles.learner,
             config.rollout,
             model_path=config.model.path,
+            newest_version=newest_version,
             disk_patience_s=config.buffer.disk_patience_s,
             run_dir=run_dir,
             servers=self.servers,
@@ -398,6 +403,7 @@ class Run:
         self.roles.learner.run(Learner.export, str(policy))
         if self.config.model.lora.roles:
             self.roles.learner.run(Learner.export_adapter, str(self.dir.root / "adapters"))
+        self.observer.unwritten.attempt("policy", partial(index_folder, policy))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
         self._release_recorded()

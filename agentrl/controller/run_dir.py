@@ -30,11 +30,15 @@ from typing import IO
 from agentrl.config.rollout import WeightsConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import write_atomically
+from agentrl.data.checkpoint_files import MANIFEST, read_manifest
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.data.token_columns import FOLDER as COLUMNS
 from agentrl.errors import ConfigError
 from agentrl.images.files import FOLDER as IMAGES
+from agentrl.seals import sealed_document, sealed_text
+from agentrl.tracking.closing_table import VALIDATIONS, read_validations
 from agentrl.tracking.unwritten import AppendedFile
+from agentrl.tracking.versions import VERSIONS, read_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +73,13 @@ class RunDir:
             raise ConfigError(
                 f"run folder {str(root)!r} is in use by another run; choose another trainer.run_dir"
             ) from error
-        write_atomically(root / "config.yaml", resolved_config)
+        write_atomically(root / "config.yaml", sealed_text(resolved_config))
         return cls(
             root,
             lock,
             Path(trainer.rollout_data_dir) if trainer.rollout_data_dir else root / "trajectories",
             Path(trainer.validation_data_dir) if trainer.validation_data_dir else root / "validation",
-            AppendedFile(root / "versions.jsonl"),
+            AppendedFile(root / VERSIONS),
         )
 
     @property
@@ -103,12 +107,10 @@ class RunDir:
 
     def read_validations(self) -> dict[str, dict[str, float]]:
         """Return the validation metrics of this run by policy (a baseline, `initial`, `final`)."""
-        file = self.root / "validations.json"
-        validations: dict[str, dict[str, float]] = json.loads(file.read_text()) if file.exists() else {}
-        return validations
+        return read_validations(self.root / VALIDATIONS)
 
     def write_validations(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        write_atomically(self.root / "validations.json", json.dumps(results, indent=1))
+        write_atomically(self.root / VALIDATIONS, sealed_document(results))
 
     def close(self) -> None:
         self.versions.close()
@@ -117,16 +119,25 @@ class RunDir:
     # ----------------------------------------------------------------------------------------------- versions
 
     def next_version(self) -> int:
-        """Return a version that was never published in this folder."""
-        return max(self.published(), default=-1) + 1
+        """Return a version that was never published in this folder.
+
+        Lines of versions.jsonl may be lost: checkpoints and published weights know versions, too.
+
+        Raises:
+            CheckpointError: versions.jsonl or a checkpoint is damaged.
+        """
+        saved = (read_manifest(file.parent) for file in self.checkpoints.glob(f"**/{MANIFEST}"))
+        weights = (folder.name for folder in (self.root / "weights").glob("v[0-9]*") if folder.is_dir())
+        known = {*self.published(), *(one.version for one in saved), *(int(name[1:]) for name in weights)}
+        return max(known, default=-1) + 1
 
     def published(self) -> dict[int, int]:
-        """Return version -> step of everything that was published from this folder."""
-        journal = self.root / "versions.jsonl"
-        if not journal.exists():
-            return {}
-        records = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
-        return {record["version"]: record["step"] for record in records}
+        """Return version -> step of everything that was published from this folder.
+
+        Raises:
+            CheckpointError: versions.jsonl is damaged.
+        """
+        return {one.version: one.step for one in read_versions(self.root / VERSIONS)}
 
     def journal_version(self, version: int, *, step: int, what: str) -> None:
         """Record `version` durably BEFORE any server gets it, so that a crash can never lead to its reuse.
@@ -134,6 +145,6 @@ class RunDir:
         Raises:
             OSError: the write failed; the record is written with the next one.
         """
-        line = json.dumps({"version": version, "step": step, "what": what, "time": time.time()}) + "\n"
-        self.versions.append(line.encode())
+        record = {"version": version, "step": step, "what": what, "time": time.time()}
+        self.versions.append_records(json.dumps(record).encode())
         os.fsync(self.versions.fileno())

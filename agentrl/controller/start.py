@@ -88,6 +88,7 @@ from agentrl.rollout.frozen_models import resolve_opponents, resolve_teacher
 from agentrl.rollout.gateway_address import check_address
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.tracking.span_export import check_opentelemetry
+from agentrl.tracking.versions import VERSIONS
 from agentrl.weights.disk import remove_versions
 from agentrl.workers.actors import Actor
 from agentrl.workers.pools import Seat
@@ -157,7 +158,7 @@ def open_run(config: Config) -> Iterator[Run]:
             say=observer.say,
             parent=run_dir.checkpoints,
         )
-        _resume(buffer, run_dir, checkpoint, observer)
+        newest_version = _resume(buffer, run_dir, checkpoint, observer)
         observer.unwritten.attempt("readiness.txt", partial(start_up.finish, run_dir.root / "readiness.txt"))
         observer.say(f"ready after {time.monotonic() - started:.1f} s: {_readiness(config, plan)}")
         run = Run(
@@ -169,6 +170,7 @@ def open_run(config: Config) -> Iterator[Run]:
             validation=scoring.validation,
             batch_rewards=scoring.batch_rewards,
             total_steps=plan.total_steps,
+            newest_version=newest_version,
         )
         with watching(run):
             yield run
@@ -479,14 +481,25 @@ def _buffer_plan(buffer: Actor[TrainingBuffer], observer: Observer) -> BufferPla
 
 def _resume(
     buffer: Actor[TrainingBuffer], run_dir: RunDir, checkpoint: Checkpoint | None, observer: Observer
-) -> None:
-    """Put the buffer at the checkpoint's step, and checkpoints of other steps aside."""
+) -> int:
+    """Put the buffer at the checkpoint's step, and checkpoints of other steps aside.
+
+    Returns the newest version that was ever used here, by whoever knows the newest; -1: none.
+    """
+    newest_version = run_dir.next_version() - 1
     if checkpoint is not None:
         observer.say(f"resumed from {checkpoint.folder.name}")
     if (aside := put_aside(run_dir.checkpoints, checkpoint)) is not None:
         observer.say(aside)
     state = checkpoint.buffer_state() if checkpoint else None
-    buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, checkpoint.step if checkpoint else 0, state)
+    step = checkpoint.step if checkpoint else 0
+    journaled = buffer.within(DATA_TIMEOUT_S).run(TrainingBuffer.resume, step, state)
+    if journaled > newest_version:
+        observer.say(
+            f"{VERSIONS} ends with version {newest_version}, the journal with {journaled}: lines are "
+            f"missing; versions go on after {journaled}"
+        )
+    return max(newest_version, journaled)
 
 
 def _readiness(config: Config, plan: BufferPlan) -> str:

@@ -24,7 +24,7 @@ from agentrl.buffer.records import Records
 from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
 from agentrl.controller.opponents import FOLDER as OPPONENTS
 from agentrl.controller.run_dir import RunDir
-from agentrl.controller.uploaded import CHECKPOINTS, UploadIndex, read_upload, stored_name, write_index
+from agentrl.controller.uploaded import CHECKPOINTS, FILES, UploadIndex, read_upload, stored_name, write_index
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER as ATTEMPTS
 from agentrl.data.attempt_files import TrajectoryRef
@@ -43,18 +43,6 @@ COPY_ATTEMPTS = 10
 LEAVE_S = 5.0
 """Seconds for which a run that failed waits for the end of a request."""
 
-_FILES = (
-    "config.yaml",
-    "metrics.jsonl",
-    "versions.jsonl",
-    "validations.json",
-    "alarms.jsonl",
-    "failures.parquet",
-    "readiness.txt",
-    "result.json",
-    "summary.md",
-    "report.png",
-)
 _JOURNAL_COPY = ".journal_copy"
 _FAILURES = (AgentRLError, OSError, sqlite3.Error)
 
@@ -213,7 +201,7 @@ class RunUpload:
 
     def _files(self) -> Iterator[tuple[str, Path]]:
         root = self._dir.root
-        yield from ((name, root / name) for name in _FILES if (root / name).is_file())
+        yield from ((name, root / name) for name in FILES if (root / name).is_file())
         folders = {
             "trajectories": self._dir.rollout_data,
             "validation": self._dir.validation_data,

@@ -22,24 +22,32 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
+import re
 import shutil
 import socket
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from agentrl.buffer.checksums import WriteCount
 from agentrl.buffer.journal import FILE as JOURNAL
+from agentrl.buffer.records import Records, count_path
 from agentrl.config.storage_urls import shown
 from agentrl.config.trainer import TrainerConfig
+from agentrl.controller.opponents import FOLDER as OPPONENTS
 from agentrl.controller.run_dir import RunDir
-from agentrl.data.atomic_files import require_new_folder, write_atomically
+from agentrl.data.atomic_files import require_new_folder, sync, write_atomically
+from agentrl.data.attempt_files import FOLDER as ATTEMPTS
 from agentrl.data.checkpoint_files import MANIFEST
-from agentrl.data.fetched import below, fetch_checkpoint
+from agentrl.data.fetched import below, fetch_checkpoint, problem_of_name
 from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, StorageError
+from agentrl.images.files import FOLDER as IMAGES
+from agentrl.tracking.unwritten import AppendedFile
+from agentrl.tracking.versions import VERSIONS, read_versions
 
 INDEX = "upload.json"
 """Name of the index in storage, and of its copy in the run folder that owns it."""
@@ -53,8 +61,24 @@ _FETCHING = ".fetching"
 """Marks a run folder into which an upload is being fetched: it has no state of its own yet."""
 
 
+FILES = (
+    *("config.yaml", "metrics.jsonl", "versions.jsonl", "validations.json", "alarms.jsonl"),
+    *("failures.parquet", "readiness.txt", "result.json", "summary.md", "report.png"),
+)
+"""Files of a run folder that are uploaded, if they are there."""
+FOLDERS = (
+    *("trajectories", "validation", "proximal", "policy", "alarms", "watchdog"),
+    *(IMAGES, ATTEMPTS, OPPONENTS, "journal"),
+)
+"""Folders of an upload, beside that of the checkpoints."""
+MAX_INDEX_BYTES = 1 << 28
+
+_CHECKPOINT = re.compile(r"step_(\d{6,12})_[0-9a-f]{8}")
+_Stored = tuple[Annotated[int, Field(ge=0, lt=1 << 63)], Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
+
+
 class UploadIndex(BaseModel):
-    """The content of upload.json.
+    """The content of upload.json, which anyone may have written who can write there.
 
     owner: random name of the run folder that writes here. host, time: for people.
     checkpoints: name of the folder -> bytes, sha256 of its manifest. newest: name and step of the newest one.
@@ -67,9 +91,27 @@ class UploadIndex(BaseModel):
     host: str = ""
     time: str = ""
     newest: tuple[str, int] | None = None
-    checkpoints: dict[str, tuple[int, str]] = {}
+    checkpoints: dict[str, _Stored] = {}
     journal: str | None = None
-    files: dict[str, tuple[int, str]] = {}
+    files: dict[str, _Stored] = {}
+
+    @model_validator(mode="after")
+    def _names_only_what_a_run_uploads(self) -> UploadIndex:
+        for name in self.checkpoints:
+            if not _CHECKPOINT.fullmatch(name):
+                raise ValueError(f"{name[:100]!r} is not the name of a checkpoint")
+        for name in self.files:
+            if problem := problem_of_name(name):
+                raise ValueError(problem)
+            if name not in FILES and name.partition("/")[0] not in (FOLDERS if "/" in name else ()):
+                raise ValueError(f"{name[:100]!r} is no file of a run")
+        if self.newest is not None:
+            name, step = self.newest
+            if name not in self.checkpoints or not name.startswith(f"step_{step:06d}_"):
+                raise ValueError(f"newest={self.newest!r} is none of the checkpoints")
+        if self.journal not in (None, *(name for name in self.files if name.startswith("journal/"))):
+            raise ValueError(f"journal={self.journal!r} is none of the files")
+        return self
 
     @property
     def step(self) -> int | None:
@@ -92,14 +134,17 @@ def read_upload(place: StoragePath) -> UploadIndex | None:
         ConfigError: it was not written by this version.
         StorageError: it cannot be read.
     """
+    if ((place / INDEX).size() or 0) > MAX_INDEX_BYTES:
+        raise ConfigError(f"{place / INDEX} is larger than {MAX_INDEX_BYTES:,} bytes: no index of a run")
     content = (place / INDEX).read()
     if content is None:
         return None
     try:
         index = UploadIndex.model_validate_json(content)
     except ValidationError as error:
+        reason = " ".join(error.errors()[0]["msg"].split())[:200]
         raise ConfigError(
-            f"{place / INDEX} is not the index of an uploaded run; choose another URL"
+            f"{place / INDEX} is not the index of an uploaded run ({reason}); choose another URL"
         ) from error
     if index.format != 1:
         raise ConfigError(f"{place / INDEX} has format {index.format}, this version reads 1")
@@ -119,7 +164,7 @@ def claim_upload(
         StorageError: the upload cannot be fetched.
     """
     place.probe()
-    index, own = read_upload(place), _own_index(run_dir.root)
+    index, own = read_upload(place), own_index(run_dir.root)
     if index is None:
         index = UploadIndex(owner=uuid.uuid4().hex)
     elif own is None or own.owner != index.owner:
@@ -158,7 +203,7 @@ def fetch_upload(place: StoragePath, index: UploadIndex, root: Path, *, say: Cal
         if not path.startswith(LEFT_THERE) and path != "config.yaml":
             (place / path).download(below(root, path))
     _fetch_journal(place, index, root)
-    _skip_versions(root / "versions.jsonl", step)
+    _skip_versions(root / VERSIONS, step)
     target = below(root / CHECKPOINTS, local_name(name))
     if not target.is_dir():
         _fetch_checkpoint(place, index, name, target)
@@ -215,7 +260,7 @@ def disk_lines(where: str) -> list[str]:
         if path.is_file():
             kind = _kind(str(path.relative_to(root)))
             local[kind] = local.get(kind, 0) + path.stat().st_size
-    index = _own_index(root)
+    index = own_index(root)
     headline = [] if index is None else [_headline("uploaded", index)]
     return [*headline, *_table(local, {} if index is None else _sizes(index))]
 
@@ -250,7 +295,7 @@ def _table(local: Mapping[str, int], uploaded: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _own_index(root: Path) -> UploadIndex | None:
+def own_index(root: Path) -> UploadIndex | None:
     """Return the run folder's copy of the index; None if it never uploaded."""
     try:
         return UploadIndex.model_validate_json((root / INDEX).read_bytes())
@@ -284,6 +329,10 @@ def _refuse_foreign(index: UploadIndex, place: StoragePath, run_dir: RunDir, tra
 def _fetch_journal(place: StoragePath, index: UploadIndex, root: Path) -> None:
     if index.journal is not None:
         (place / index.journal).download(root / JOURNAL, expected=index.files[index.journal])
+        with Records.open(root / JOURNAL) as records:
+            count = WriteCount(count_path(root / JOURNAL))  # its hash has shown that nothing is missing
+            count.write(records.head().num_writes)
+            count.close()
 
 
 def _fetch_checkpoint(place: StoragePath, index: UploadIndex, name: str, target: Path) -> None:
@@ -306,10 +355,9 @@ def local_name(name: str) -> str:
 
 def _skip_versions(file: Path, step: int) -> None:
     """Let the next version be one that the lost machine cannot have published since its last upload."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    newest = max((json.loads(line)["version"] for line in lines if line.endswith("}")), default=-1)
+    newest = max((one.version for one in read_versions(file)), default=-1)
     record = {"version": newest + VERSIONS_SKIPPED, "step": step, "what": "resumed from the upload"}
-    with file.open("a") as opened:
-        opened.write(json.dumps(record) + "\n")
-        opened.flush()
-        os.fsync(opened.fileno())
+    appended = AppendedFile(file)
+    appended.append_records(json.dumps(record).encode())
+    sync(file)
+    appended.close()

@@ -272,6 +272,8 @@ class AttemptFacts:
     @classmethod
     def _of_values(cls, values: dict[str, Any], folder: Path) -> AttemptFacts:
         name, *place = values["source"]
+        if not isinstance(name, str) or os.path.basename(name) != name:  # it may come from object storage
+            raise ValueError(f"source={name!r} is no name of a file")
         values["source"] = TrajectoryRef(os.path.join(folder, name), *place)
         values["outcome"] = Outcome(values["outcome"])
         values["rewards"] = tuple(RewardEvent(*event) for event in values["rewards"])

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from agentrl.config.trainer import Verify
 from agentrl.data.atomic_files import sync
 from agentrl.errors import CheckpointError
+from agentrl.seals import CHECKSUM, check_document, sealed_document
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -112,6 +113,7 @@ class Manifest(BaseModel):
     files: path -> (bytes, sha256).
     block_bytes: size of the blocks whose hashes are beside large shards; None: there are none (a checkpoint
     of an older version).
+    checksum: of the other fields; None in a checkpoint of an older version.
     """
 
     format: int
@@ -120,9 +122,10 @@ class Manifest(BaseModel):
     metric: float | None
     files: dict[str, tuple[int, str]]
     block_bytes: int | None = Field(None, ge=1)
+    checksum: str | None = None
 
     def to_json(self) -> str:
-        return json.dumps(self.model_dump(), indent=1)
+        return sealed_document(self.model_dump(exclude={CHECKSUM}))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -149,6 +152,8 @@ def parse_manifest(content: bytes, folder: str) -> Manifest:
         data = json.loads(content.decode("utf-8"))
         if isinstance(data, dict) and data.get("format") != FORMAT:
             raise CheckpointError(f"{folder} has format {data.get('format')!r}, this version reads {FORMAT}")
+        if isinstance(data, dict):
+            check_document(data, f"checkpoint {folder}: {MANIFEST}")
         return Manifest.model_validate(data)
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or other fields
         raise CheckpointError(

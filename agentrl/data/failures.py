@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from agentrl.data.atomic_files import appearing_whole
-from agentrl.errors import CheckpointError
+from agentrl.data.parquet_files import read_table, reading_parquet, write_table
+from agentrl.errors import CheckpointError, DataError
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.failures import FailureTally
 from agentrl.tracking.redact import redact
@@ -86,17 +85,16 @@ class FailureTable:
         new = pa.Table.from_pylist(self._rows, schema=SCHEMA)
         self._table = pa.concat_tables([self._table, new]).unify_dictionaries().combine_chunks()
         self._rows = []
-        with appearing_whole(self._file) as partial:
-            pq.write_table(self._table, partial, compression="zstd")
+        write_table(self._table, self._file, compression="zstd")
 
 
 def _read(file: Path) -> pa.Table:
+    what = "a Parquet file of failures"
     try:
-        return pq.read_table(file).cast(SCHEMA)
-    except (pa.ArrowException, ValueError) as error:
-        raise CheckpointError(
-            f"{file} is damaged ({str(error).splitlines()[0]}); move it away to continue without its rows"
-        ) from error
+        with reading_parquet(file, what):
+            return read_table(file, what).cast(SCHEMA)
+    except DataError as error:
+        raise CheckpointError(f"{error}; move it away to continue without its rows") from error
 
 
 class FailureBook:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,9 +19,10 @@ from pydantic import BaseModel, ValidationError
 
 from agentrl.config.data import DataConfig
 from agentrl.config.storage_urls import is_url, problem_of
+from agentrl.data.atomic_files import write_atomically
 from agentrl.data.checkpoint_files import MANIFEST, parse_manifest
 from agentrl.data.storage import StoragePath
-from agentrl.errors import ConfigError, StorageError
+from agentrl.errors import CheckpointError, ConfigError, StorageError
 
 INDEX = "agentrl_files.json"
 """File in a folder that agentrl sent, written last: names, sizes and hashes of all others."""
@@ -34,6 +35,39 @@ class FolderIndex(BaseModel):
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(), indent=1).encode()
+
+
+def index_folder(folder: Path) -> None:
+    """Write the index of a folder: `check_folder` finds what changes afterwards."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != INDEX)
+    files = {str(path.relative_to(folder)): stored(path) for path in paths}
+    write_atomically(folder / INDEX, FolderIndex(files=files).to_bytes().decode())
+
+
+def check_folder(folder: Path, names: Collection[str] | None = None) -> None:
+    """Compare a folder with its index, if it has one. names: only these files; None: all.
+
+    Raises:
+        CheckpointError: a file is missing or was changed, or the index is damaged.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        return
+    try:
+        files = FolderIndex.model_validate_json(path.read_bytes()).files or {}
+    except ValidationError as error:
+        raise CheckpointError(f"{path} is damaged") from error
+    for name, expected in files.items():
+        if names is None or name in names:
+            file = below(folder, name)
+            if not file.is_file() or stored(file) != expected:
+                raise CheckpointError(f"{file} is missing or was changed since it was written")
+
+
+def stored(path: Path) -> tuple[int, str]:
+    """Return size and sha256 of a file."""
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:
@@ -152,9 +186,21 @@ def below(folder: Path, name: str) -> Path:
     Raises:
         StorageError: the name leads out of the folder.
     """
-    if name.startswith("/") or ".." in name.split("/"):
-        raise StorageError(f"{name!r} is not the name of a file below {folder}")
-    return folder / name
+    if problem := problem_of_name(name):
+        raise StorageError(f"{problem} below {folder}")
+    path = folder / name
+    if not path.parent.resolve().is_relative_to(folder.resolve()):
+        raise StorageError(f"{path} leads out of {folder}, over a link")
+    return path
+
+
+def problem_of_name(name: str) -> str | None:
+    """Return what is wrong with the name of a file that comes from storage; None: nothing."""
+    parts = name.split("/")
+    is_bad = any(part in ("", ".", "..") or len(part.encode(errors="replace")) > 255 for part in parts)
+    if is_bad or not name.isprintable() or len(name) > 1024:
+        return f"{name[:100]!r} is not the name of a file"
+    return None
 
 
 def read_index(place: StoragePath) -> FolderIndex | None:

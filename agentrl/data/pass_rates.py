@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from agentrl.data.parquet_files import open_parquet, reading_parquet
 from agentrl.data.selection import Candidate, normalise
-from agentrl.data.trajectories import check_schema
+from agentrl.data.trajectories import WHAT, check_schema
 from agentrl.errors import DataError
 from agentrl.types import SCORED_OUTCOMES
 
@@ -65,13 +63,10 @@ def read_pass_rates(path: Path) -> PassRates:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with pq.ParquetFile(file) as parquet:
-            check_schema(parquet.schema_arrow, str(file))
-            for batch in parquet.iter_batches(batch_size=256, columns=_COLUMNS):
-                yield from batch.to_pylist()
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{file}: not a Parquet file of attempts: {error}") from error
+    with reading_parquet(file, WHAT), open_parquet(file, WHAT) as parquet:
+        check_schema(parquet.schema_arrow, str(file))
+        for batch in parquet.iter_batches(batch_size=256, columns=_COLUMNS):
+            yield from batch.to_pylist()
 
 
 def _accuracy(row: Mapping[str, Any]) -> float | None:

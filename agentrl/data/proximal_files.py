@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.parquet_files import read_table, write_table
 
 FOLDER = "proximal"
+WHAT = "a Parquet file of log-probabilities"
 _SCHEMA = pa.schema(
     [
         pa.field("group", pa.int64()),
@@ -50,8 +50,7 @@ def write_proximal(folder: Path, runs: Iterable[ProximalRun], *, step: int, part
     """
     rows = [{"group": r.group, "member": r.member, "first": r.first, "logprobs": r.logprobs} for r in runs]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA)
-    with appearing_whole(folder / f"step_{step:06d}_part{part}_rank{rank}.parquet") as path:
-        pq.write_table(table, path)
+    write_table(table, folder / f"step_{step:06d}_part{part}_rank{rank}.parquet")
 
 
 def read_proximal(
@@ -61,18 +60,32 @@ def read_proximal(
 
     NaN where none is stored; None if the step stored nothing of the attempt.
 
-    Files that are damaged, or gone meanwhile, count as absent.
+    Files that are gone meanwhile count as absent.
+
+    Raises:
+        DataError: a file is damaged.
     """
     wanted = (pc.field("group") == group) & (pc.field("member") == member)
     found = np.full(num_actions, math.nan, np.float32)
     is_any = False
     for path in sorted(folder.glob(f"step_{step:06d}_part*_rank*.parquet")):
         try:
-            rows = pq.read_table(path, schema=_SCHEMA, filters=wanted).to_pylist()
-        except (OSError, pa.ArrowInvalid):
+            rows = read_table(path, WHAT, schema=_SCHEMA, filters=wanted).to_pylist()
+        except FileNotFoundError:
             continue
         for row in rows:
             own = np.asarray(row["logprobs"], np.float32)[: max(0, num_actions - row["first"])]
             found[row["first"] : row["first"] + len(own)] = own
             is_any = True
     return found if is_any else None
+
+
+def groups_of_step(folder: Path, step: int) -> set[int]:
+    """Return the groups of which files of a step store something.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    files = folder.glob(f"step_{step:06d}_part*_rank*.parquet")
+    tables = [read_table(file, WHAT, columns=["group"]) for file in files]
+    return {group for table in tables for group in table["group"].to_pylist()}

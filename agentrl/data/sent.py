@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agentrl.config.storage_urls import is_url
 from agentrl.data.atomic_files import require_new_folder
-from agentrl.data.fetched import INDEX, FolderIndex, cache_folder, fetch_files, read_index
+from agentrl.data.fetched import INDEX, FolderIndex, cache_folder, fetch_files, read_index, stored
 from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, StorageError
 
@@ -130,7 +130,7 @@ def send_folder(folder: Path, place: StoragePath) -> FolderIndex:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.endswith(_TEMPORARY) and path.name != INDEX
     }
-    changed = {name: path for name, path in paths.items() if _stored(path) != old.get(name)}
+    changed = {name: path for name, path in paths.items() if stored(path) != old.get(name)}
     if former is not None and former.files is not None and not changed and set(old) == set(paths):
         return former
     (place / INDEX).write(FolderIndex(files=None).to_bytes())
@@ -141,8 +141,3 @@ def send_folder(folder: Path, place: StoragePath) -> FolderIndex:
     index = FolderIndex(files=files)
     (place / INDEX).write(index.to_bytes())
     return index
-
-
-def _stored(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()

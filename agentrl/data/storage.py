@@ -28,7 +28,7 @@ from pyarrow import fs
 
 from agentrl.config.storage_urls import problem_of, shown
 from agentrl.data.atomic_files import sync
-from agentrl.errors import ConfigError, StorageError
+from agentrl.errors import ConfigError, DiskError, StorageError
 
 CHUNK_BYTES = 16 << 20
 """Bytes per read and write. A read of S3 is one request."""
@@ -173,9 +173,9 @@ class StoragePath:
         Raises:
             StorageError: there is no such file, or it differs from `expected` at every attempt.
         """
-        target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{target.name}.partial")
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             for _ in range(MAX_READS):
                 before = self.identity()
                 size, sha256 = self._copy_to(partial)
@@ -190,8 +190,11 @@ class StoragePath:
                 raise StorageError(f"{self} {problem}")
             sync(partial)
             os.replace(partial, target)
+        except (NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+            raise DiskError(f"{target} cannot be written: {error.strerror}") from error
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(NotADirectoryError):
+                partial.unlink(missing_ok=True)
 
     def _copy_to(self, target: Path) -> tuple[int, str]:
         digest, size = hashlib.sha256(), 0

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import DTypeLike, NDArray
 
-from agentrl.data.atomic_files import appearing_whole
+from agentrl.data.parquet_files import read_table, reading_parquet, writing_parquet
 from agentrl.errors import DataError
 from agentrl.types import (
     ConversationRecord,
@@ -35,6 +34,7 @@ from agentrl.types import (
 
 FORMAT = b"7"
 """Version of this schema, in its metadata; raised when a column changes its meaning."""
+WHAT = "a Parquet file of trajectories"
 FORMER_FORMATS = frozenset({b"2", b"3", b"4", b"5", b"6"})
 """Older versions that can still be decoded. In version 2, `failure` was only its text. Before version 6,
 conversations had no `opponent_versions`; before version 7, messages had no images.
@@ -405,8 +405,8 @@ def write_parquet_batches(
 
     A sequence of values as a column needs a single batch.
     """
-    with appearing_whole(Path(path)) as partial, ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
+    with ExitStack() as stack:
+        writer = None
         for batch in batches:
             table = pa.Table.from_batches([batch])
             for position, (name, value) in enumerate(columns.items()):
@@ -414,7 +414,7 @@ def write_parquet_batches(
                 table = table.add_column(position, name, pa.array(values))
             if writer is None:
                 options = {"compression": "zstd", "use_dictionary": _REPETITIVE}
-                writer = stack.enter_context(pq.ParquetWriter(partial, table.schema, **options))
+                writer = stack.enter_context(writing_parquet(Path(path), table.schema, **options))
             writer.write_table(table)
 
 
@@ -422,16 +422,29 @@ def read_parquet(path: str | Path) -> pa.RecordBatch:
     """Read a file of `write_parquet`, additional columns included; `decode` accepts the result.
 
     Raises:
-        DataError: the file does not exist, or does not contain trajectories in a known format.
+        DataError: the file does not exist, is damaged, or does not contain trajectories in a known format.
     """
     try:
-        table = pq.read_table(path)
+        table = read_table(path, WHAT)
     except FileNotFoundError as error:
         raise DataError(f"trajectory file {str(path)!r} does not exist") from error
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file of trajectories: {error}") from error
     check_schema(table.schema, str(path))
     return _one_batch(table)
+
+
+def read_trajectories(
+    path: str | Path, *, images: Path | None = None
+) -> tuple[list[Trajectory], pa.RecordBatch]:
+    """Return the trajectories in a file of `write_parquet`, and the batch that they are in.
+
+    images: see `decode`.
+
+    Raises:
+        DataError: as `read_parquet`.
+    """
+    batch = read_parquet(path)
+    with reading_parquet(path, WHAT):
+        return decode(batch, images=images), batch
 
 
 def check_schema(schema: pa.Schema, where: str) -> None:

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
-from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.files import batches
+from agentrl.data.parquet_files import writing_parquet
 from agentrl.data.trajectories import SCHEMA, encode
 from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
@@ -83,7 +81,7 @@ def write_attempts(path: Path, trajectories: Iterable[Trajectory], producers: Ma
     evidence = Evidence()
     own = {PRODUCERS: json.dumps(producers, default=str).encode()}
     schema = SCHEMA.with_metadata({**SCHEMA.metadata, **own})
-    with appearing_whole(path) as partial, pq.ParquetWriter(partial, schema, compression="zstd") as writer:
+    with writing_parquet(path, schema, compression="zstd") as writer:
         for chunk in batches(trajectories, _CHUNK):
             writer.write_batch(encode(chunk).replace_schema_metadata(schema.metadata))
             for trajectory in chunk:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.data.attempt_facts import num_tool_calls
-from agentrl.data.trajectories import check_schema, decode
+from agentrl.data.parquet_files import check_seal, open_parquet, reading_parquet
+from agentrl.data.trajectories import WHAT, check_schema, decode
 from agentrl.errors import DataError
 from agentrl.types import SCORED_OUTCOMES, Outcome, Trajectory
 
@@ -107,7 +107,10 @@ def read_attempts(path: Path) -> list[EvaluatedAttempt]:
         raise DataError(
             f"{path}: no *.parquet in this folder; give the folder of an evaluation, or one of its files"
         )
-    attempts = [attempt for file in files for batch in _batches(file) for attempt in attempts_of(batch)]
+    attempts = []
+    for file in files:
+        with reading_parquet(file, WHAT):
+            attempts += [attempt for batch in _batches(file) for attempt in attempts_of(batch)]
     seen: set[tuple[str, str, int]] = set()
     for attempt in attempts:
         key = (attempt.source, attempt.problem, attempt.member)
@@ -122,13 +125,11 @@ def read_attempts(path: Path) -> list[EvaluatedAttempt]:
 
 def _batches(file: Path) -> Iterator[pa.RecordBatch]:
     """Yield a file in batches: the tokens of a whole evaluation may take gigabytes."""
-    try:
-        parquet = pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{file}: not a Parquet file of trajectories: {error}") from error
-    with parquet:
-        check_schema(parquet.schema_arrow, str(file))
-        yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE)
+    with reading_parquet(file, WHAT):
+        check_seal(file, whole=True)
+        with open_parquet(file, WHAT) as parquet:
+            check_schema(parquet.schema_arrow, str(file))
+            yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE)
 
 
 def _failure(trajectory: Trajectory) -> str | None:

@@ -5,21 +5,28 @@ The run may have ended, been interrupted, or be live.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
-from agentrl.errors import DataError
+from agentrl.errors import CheckpointError, DataError
 from agentrl.figures.opponent_lines import opponent_lines
+from agentrl.seals import check_text
 from agentrl.tracking.attempts import ended_in
-from agentrl.tracking.closing_table import ClosingTable, closing_rows, write_summary
+from agentrl.tracking.closing_table import (
+    RESULT,
+    VALIDATIONS,
+    ClosingTable,
+    closing_rows,
+    read_result,
+    read_validations,
+    write_summary,
+)
 from agentrl.tracking.compute import typical_compute_text
 from agentrl.tracking.metrics import StepRecord, read_metrics
 from agentrl.types import BufferCounts
@@ -41,7 +48,7 @@ def report_run(folder: Path) -> list[Path]:
 
     picture = draw_report(folder, max_staleness=_max_staleness(folder))
     summary = folder / "summary.md"
-    write_summary(_table_of(folder), summary, title=str(folder))
+    write_summary(closing_table(folder), summary, title=str(folder))
     return [summary, picture]
 
 
@@ -137,25 +144,25 @@ class ReportRefresher:
         return status is not None
 
 
-def _table_of(folder: Path) -> ClosingTable:
+def closing_table(folder: Path) -> ClosingTable:
+    """Return the closing table of the run in a folder, from its files."""
     records = read_metrics(folder / "metrics.jsonl")
     steps = [record for record in records if record.kind == "train"]
     last = steps[-1] if steps else records[-1]
-    validations = folder / "validations.json"
-    results = json.loads(validations.read_text()) if validations.is_file() else {}
-    failures = failure_lines(folder / FAILURES)
-    counts = _counts_at_the_end(folder / "result.json", last.step) or _counts(last)
+    ended = read_result(folder / RESULT)
+    if ended is not None and ended[0] > last.step:
+        raise CheckpointError(
+            f"{folder / 'metrics.jsonl'} lacks lines: it ends with step {last.step}, {RESULT} is of step "
+            f"{ended[0]}"
+        )
     return closing_of(
-        results, step=last.step, version=last.version, counts=counts, records=records, failures=failures
+        read_validations(folder / VALIDATIONS),
+        step=last.step,
+        version=last.version,
+        counts=ended[1] if ended is not None and ended[0] == last.step else _counts(last),
+        records=records,
+        failures=failure_lines(folder / FAILURES),
     )
-
-
-def _counts_at_the_end(file: Path, step: int) -> BufferCounts | None:
-    """Return the final counts of groups by state; None if the run has not ended at `step`."""
-    if not file.is_file():
-        return None
-    result: dict[str, Any] = json.loads(file.read_text())
-    return BufferCounts(**result["counts"]) if result["step"] == step else None
 
 
 def _counts(record: StepRecord) -> BufferCounts:
@@ -184,4 +191,5 @@ def _max_staleness(folder: Path) -> int | None:
     from agentrl.config.compose import load_config
 
     file = folder / "config.yaml"
+    check_text(file)
     return load_config(str(file)).buffer.max_staleness if file.is_file() else None

@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import ConfigError, InfrastructureError, UserError
 from agentrl.fleet.servers import ServerLine
+from agentrl.seals import sealed_document
 
 POLL_S = 0.2
 SHOW_INTERVAL_S = 5.0
@@ -149,7 +150,7 @@ class ControlDesk:
         table = ServerTable(time=time.time(), version=version, servers=servers, actors=tuple(actors))
         # the disk is full: readers see by its `time` that the table is stale
         with suppress(InfrastructureError):
-            write_atomically(self._folder / "servers.json", table.model_dump_json(indent=1))
+            write_atomically(self._folder / "servers.json", sealed_document(table.model_dump(mode="json")))
 
 
 def ask(run_dir: Path, request: ControlRequest, *, timeout_s: float) -> str:

@@ -1,9 +1,8 @@
 """`Recorder`: writes the trajectories of trained batches to Parquet, in a process of its own.
 
 The controller hands over which attempts a step learned from and goes on. The recorder writes one step after
-the other; the buffer keeps their files until then. If it falls more than MAX_BEHIND steps behind, because the
-disk is slow, further steps are not recorded until it catches up: each is told and counted
-(`trainer/unwritten_files`). A training never waits for its own record.
+the other; the buffer keeps their files until then. What it could not write, or had to write when it died, the
+controller gives to it again (`agentrl.controller.recording`). A training never waits for its own record.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from agentrl.types import Trajectory
 from agentrl.workers.actors import Actor, ActorKind
 from agentrl.workers.pools import beside_driver
 
-MAX_BEHIND = 8
-"""Steps that may wait to be written."""
 MAX_BATCH_TOKENS = 1 << 22
 """Tokens that are encoded at once, which bounds the recorder's memory."""
 WAIT_S = 5.0
@@ -38,11 +35,14 @@ Columns = Mapping[str, int | float | str]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What happened to files since the last call. failed: path -> why it could not be written."""
+    """What happened to files since the last call.
+
+    failed: path -> why it could not be written. waiting: paths that are still to be written.
+    """
 
     written: tuple[str, ...]
     failed: Mapping[str, str]
-    num_waiting: int
+    waiting: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Job:
 
 
 def launch_recorder() -> Actor[Recorder]:
-    """Start the recorder beside the controller. A dead one is started again; what it had to write is lost."""
+    """Start the recorder beside the controller. A dead one is started again, without what it had to write."""
     return RECORDER.launch({"max_restarts": -1, "scheduling_strategy": beside_driver()}, Recorder)
 
 
@@ -65,43 +65,38 @@ class Recorder:
         self._written: list[str] = []
         self._failed: dict[str, str] = {}
         self._changed = threading.Condition()
-        self._is_writing = False
+        self._writing: tuple[str, ...] = ()  # the file that is being written
         threading.Thread(target=self._run, name="recorder", daemon=True).start()
 
-    def record(self, path: str, attempts: Sequence[AttemptFacts], columns: Columns) -> Recorded:
-        """Queue the attempts to be written to `path`, with these columns; return what happened before."""
+    def record(self, path: str, attempts: Sequence[AttemptFacts], columns: Columns) -> None:
+        """Queue the attempts to be written to `path`, with these columns."""
         with self._changed:
-            if len(self._jobs) < MAX_BEHIND:
-                self._jobs.append(_Job(path, attempts, columns))
-                self._changed.notify_all()
-            else:
-                self._failed[path] = f"{len(self._jobs)} earlier files still wait for a slow disk"
-            return self._news()
+            self._jobs.append(_Job(path, attempts, columns))
+            self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until everything is written, at most `timeout_s`; return whether it is."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._jobs and not self._is_writing, timeout_s)
+            return self._changed.wait_for(lambda: not self._jobs and not self._writing, timeout_s)
 
     def news(self) -> Recorded:
         """Return what happened since the last call."""
         with self._changed:
-            return self._news()
-
-    def _news(self) -> Recorded:
-        found = Recorded(tuple(self._written), dict(self._failed), len(self._jobs) + self._is_writing)
-        self._written.clear()
-        self._failed.clear()
-        return found
+            waiting = (*self._writing, *(job.path for job in self._jobs))
+            found = Recorded(tuple(self._written), dict(self._failed), waiting)
+            self._written.clear()
+            self._failed.clear()
+            return found
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._jobs))
-                job, self._is_writing = self._jobs.popleft(), True
+                job = self._jobs.popleft()
+                self._writing = (job.path,)
             why = _error_of(partial(write_attempts, Path(job.path), job.attempts, job.columns))
             with self._changed:
-                self._is_writing = False
+                self._writing = ()
                 if why is None:
                     self._written.append(job.path)
                 else:

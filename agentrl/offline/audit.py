@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from agentrl.buffer.audit import CONSUMED, Audit, audit
 from agentrl.buffer.events import Event
@@ -16,9 +14,8 @@ from agentrl.buffer.journal import FILE
 from agentrl.buffer.records import ArchivedGroup, Records
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER
-from agentrl.errors import CheckpointError, ConfigError, DataError, DiskError
-from agentrl.offline.stored_steps import StoredSteps
-from agentrl.types import NO_VERSION
+from agentrl.errors import CheckpointError, ConfigError, DiskError
+from agentrl.offline.audit_files import compare_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +93,10 @@ class RunAudit:
 
 
 def audit_run(folder: Path) -> RunAudit:
-    """Audit the journal of a run, and compare it with the run's trajectories, versions and result.
+    """Audit the journal of a run, and compare it with everything else that the run wrote.
 
-    The run may be live. Damaged events and attempts are problems; the other files are not compared then.
+    The run may be live. A comparison that cannot be made is a problem, with its reason. If events or attempts
+    of the journal are damaged, other files are not compared: further differences would only follow from that.
 
     Raises:
         ConfigError: the folder contains no journal.
@@ -115,18 +113,10 @@ def audit_run(folder: Path) -> RunAudit:
         attempts_note = _check_attempts(records, folder, damages)
         ended = () if damages else _read_archive(records, found, damages)
     tasks |= {group.group_id: group.task_id for group in ended}
-    if damages:  # further differences would only follow from the damage
-        for damage in damages:
-            found.complain(damage)
-        return RunAudit(found, ended, bound, tasks, (attempts_note,))
-    notes = (
-        _compare_trajectories(found, ended, folder, bound),
-        _compare_versions(found, folder),
-        _compare_result(found, folder),
-    )
-    return RunAudit(
-        found, ended, bound, tasks, (attempts_note, *(note for note in notes if note is not None))
-    )
+    for damage in damages:
+        found.complain(damage)
+    notes = ("other files were not compared",) if damages else compare_files(found, ended, folder, bound)
+    return RunAudit(found, ended, bound, tasks, (attempts_note, *notes))
 
 
 def _until_damage(events: Iterator[tuple[int, Event]], damages: list[str]) -> Iterator[tuple[int, Event]]:
@@ -175,77 +165,6 @@ def _check_attempts(records: Records, folder: Path, damages: list[str]) -> str:
         except CheckpointError as error:
             damages.append(str(error))
     return f"stored attempts: {num_whole} of {len(stored)} are intact"
-
-
-def _compare_trajectories(
-    found: Audit, ended: Sequence[ArchivedGroup], folder: Path, bound: int
-) -> str | None:
-    """Check that each step's file has the groups of the journal, and no token beyond the staleness bound."""
-    try:
-        stored = StoredSteps.find(folder)
-    except DataError:
-        return None
-    batches, num_groups = found.batches(), 0
-    for group in ended:
-        if not group.dropped_for:
-            batches.setdefault(group.step, set()).add(group.group_id)
-    last = min(stored.num_steps, found.step)
-    for step in range(1, last + 1):
-        batch = stored.read(step)
-        groups = {group.group_id for group in batch.groups}
-        expected = batches.get(step)
-        if expected is not None and groups != expected and not found.imported:
-            found.complain(
-                f"step {step}: its trajectories are of {len(groups)} groups, {len(groups - expected)} of "
-                f"which the journal does not have in it, which has {len(expected - groups)} others"
-            )
-        num_groups += len(groups)
-        found_versions = {v for group in batch.groups for t in group.attempts for v, _ in t.versions}
-        versions = np.array(sorted(found_versions), np.int32)
-        newest = int(versions.max(initial=NO_VERSION))
-        if newest > batch.learned_by:
-            found.complain(
-                f"step {step}: a token of version {newest} was trained on by version {batch.learned_by}"
-            )
-        lag = int(batch.lineage.lags(versions).max(initial=0))
-        if lag > bound:
-            found.complain(f"step {step}: a token is {lag} versions old; the bound is {bound}")
-    return (
-        f"trajectories of {last} steps: {num_groups} groups, as in the journal" if found.is_balanced else None
-    )
-
-
-def _compare_versions(found: Audit, folder: Path) -> str | None:
-    """Check that no version was published twice, and that the journal's newest version was published."""
-    path = folder / "versions.jsonl"
-    if not path.is_file():
-        return None
-    versions = [json.loads(line)["version"] for line in path.read_text().splitlines() if line.endswith("}")]
-    if len(versions) != len(set(versions)):
-        found.complain("versions.jsonl: a version was published twice")
-    if found.lineage.version != NO_VERSION and found.lineage.version not in versions:
-        found.complain(f"version {found.lineage.version} in the journal is not in versions.jsonl")
-    return f"versions: {len(versions)}, no duplicates"
-
-
-def _compare_result(found: Audit, folder: Path) -> str | None:
-    """Check the totals in the run's result.json against the journal."""
-    path = folder / "result.json"
-    if not path.is_file():
-        return None
-    result = json.loads(path.read_text())
-    if result["step"] != found.step:
-        return None  # written when the run ended at an earlier step
-    counts, told = found.counts(), result["counts"]
-    if counts["consumed"] != told["consumed"]:
-        found.complain(
-            f"result.json tells {told['consumed']} consumed groups, the journal {counts['consumed']}"
-        )
-    if sum(counts.values()) != told["drawn"]:
-        found.complain(f"result.json tells {told['drawn']} drawn groups, the journal {sum(counts.values())}")
-    return (
-        f"result.json: {told['consumed']} groups consumed, as in the journal" if found.is_balanced else None
-    )
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -33,6 +33,7 @@ from agentrl.interrupts import interruptible
 from agentrl.learner.learner import Learner
 from agentrl.offline.compare_corrections import CorrectionsReport
 from agentrl.offline.stored_steps import StoredSteps
+from agentrl.seals import check_text
 from agentrl.workers.workers import Workers
 
 _ROLES: tuple[Role, ...] = ("actor", "critic")
@@ -66,9 +67,12 @@ def load_replay_config(
 
     Raises:
         ConfigError: there is no config, or a key or value is wrong.
+        CheckpointError: the run's config was changed after the run wrote it.
     """
     found = [place / "config.yaml" for place in (folder, folder.parent) if (place / "config.yaml").is_file()]
     source = file or (found[0] if found else None)
+    if file is None and source is not None:
+        check_text(source)
     if source is None:
         raise ConfigError(
             f"neither {str(folder)!r} nor its parent contains a config.yaml; give one with --config"

@@ -17,8 +17,9 @@ from pathlib import Path
 from agentrl.config.compose import load_config
 from agentrl.controller.credit import credit, group_attempts, whitened, with_reward
 from agentrl.data.attempt_facts import AttemptFacts
-from agentrl.data.trajectories import decode, read_parquet
+from agentrl.data.trajectories import read_trajectories
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.seals import check_text
 
 TIMEOUT_S = 300.0
 
@@ -30,7 +31,9 @@ def step_advantages(run: Path, file: Path) -> list[list[float]]:
         ConfigError: the run's algorithm needs what is not stored: a critic's values, KL in the
             reward, or a teacher.
         DataError: the file is no file of trajectories.
+        CheckpointError: the run's config was changed.
     """
+    check_text(run / "config.yaml")
     config = load_config(str(run / "config.yaml"))
     if config.has_critic:
         raise ConfigError("advantages need the critic's values, which are not stored with trajectories")
@@ -38,7 +41,7 @@ def step_advantages(run: Path, file: Path) -> list[list[float]]:
         raise ConfigError("advantages need the KL of each token, which is not stored with trajectories")
     if config.algorithm.distillation.is_used:
         raise ConfigError("advantages need the teacher's log-probabilities, which are not stored")
-    trajectories = decode(read_parquet(file))
+    trajectories, _ = read_trajectories(file)
     groups = with_reward(group_attempts([AttemptFacts.of(t) for t in trajectories]))
     groups = [group for group in groups if group.trajectories]
     samples = whitened(credit(groups, config.algorithm, group_size=config.rollout.fixed_group_size))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.lineage import Lineage
 from agentrl.controller.credit import group_attempts
 from agentrl.data.attempt_facts import AttemptFacts
-from agentrl.data.trajectories import decode, read_parquet
+from agentrl.data.parquet_files import open_parquet, reading_parquet
+from agentrl.data.trajectories import WHAT, read_trajectories
 from agentrl.errors import DataError
 from agentrl.images.files import FOLDER as IMAGES
+from agentrl.tracking.versions import VERSIONS, read_versions
 from agentrl.types import Group
 
 _STEP_FILE = re.compile(r"step_(\d+)\.parquet")
@@ -56,7 +59,8 @@ class StoredSteps:
         Files of later steps, which the run rolled back, are left out.
 
         Raises:
-            DataError: there are no files, or a step is missing.
+            DataError: there are no files, a step is missing, or a publish is missing in versions.jsonl.
+            CheckpointError: versions.jsonl is damaged.
         """
         for place in (folder / "trajectories", folder):
             found = {
@@ -71,7 +75,11 @@ class StoredSteps:
                 f"{str(folder)!r} contains no trajectories; give a run's folder, or a folder of "
                 "step_000001.parquet, ..."
             )
-        publishes = _read_publishes(place.parent / "versions.jsonl")
+        publishes = read_publishes(place.parent)
+        if publishes:
+            _check_publishes(found, publishes)
+        elif (place.parent / JOURNAL).is_file():
+            raise DataError(f"{place.parent / VERSIONS} is missing: the ages of tokens are not known")
         last = min(max(found), publishes[-1][1]) if publishes else max(found)
         missing = [step for step in range(1, last + 1) if step not in found]
         if missing:
@@ -85,11 +93,14 @@ class StoredSteps:
         """Read step `step`, counted from 1.
 
         Raises:
-            DataError: the file contains no trajectories of this format.
+            DataError: the file is damaged, or contains no trajectories of this step in a known format.
         """
-        batch = read_parquet(self.files[step - 1])
-        images = self.files[step - 1].parent.parent / IMAGES
-        groups = tuple(group_attempts([AttemptFacts.of(t) for t in decode(batch, images=images)]))
+        file = self.files[step - 1]
+        trajectories, batch = read_trajectories(file, images=file.parent.parent / IMAGES)
+        found = set(batch.column("step").to_pylist()) if "step" in batch.schema.names else set()
+        if found - {step}:
+            raise DataError(f"{file} contains step {min(found)}, not {step}")
+        groups = tuple(group_attempts([AttemptFacts.of(t) for t in trajectories]))
         if "learned_by" in batch.schema.names and batch.num_rows > 0:
             version = batch.column("learned_by")[0].as_py()
         else:  # a lower bound, for files without it: the newest version of any token
@@ -101,14 +112,38 @@ class StoredSteps:
         return StoredStep(step, groups, lineage)
 
 
-def _read_publishes(path: Path) -> tuple[tuple[int, int], ...]:
-    lines = path.read_text().splitlines() if path.exists() else []
+def read_publishes(run: Path) -> tuple[tuple[int, int], ...]:
+    """Return (version, step) of every policy that a run published, in order.
+
+    Raises:
+        CheckpointError: versions.jsonl is damaged.
+    """
     found: list[tuple[int, int]] = []
-    for record in (json.loads(line) for line in lines if line.endswith("}")):
+    for one in read_versions(run / VERSIONS):
         # Duplicate versions are skipped here; `agentrl audit` reports them.
-        if record["what"] == "policy" and (not found or record["version"] > found[-1][0]):
-            found.append((record["version"], record["step"]))
+        if one.what == "policy" and (not found or one.version > found[-1][0]):
+            found.append((one.version, one.step))
     return tuple(found)
+
+
+def _check_publishes(files: Mapping[int, Path], publishes: Sequence[tuple[int, int]]) -> None:
+    """Check that no publish is missing: a version learned from each step, which led to a later one.
+
+    Raises:
+        DataError: one is missing, or a file is damaged.
+    """
+    for step, file in files.items():
+        with reading_parquet(file, WHAT), open_parquet(file, WHAT) as parquet:
+            if "learned_by" not in parquet.schema_arrow.names or not parquet.metadata.num_rows:
+                continue
+            learned_by = parquet.read(["learned_by"])["learned_by"][0].as_py()
+        if learned_by not in {version for version, _ in publishes}:
+            what = f"version {learned_by}, which learned from step {step}"
+        elif not any(own == step and version > learned_by for version, own in publishes):
+            what = f"the version that step {step} led to"
+        else:
+            continue
+        raise DataError(f"{file.parent.parent / VERSIONS} lacks {what}: lines are missing")
 
 
 def is_fresh(attempt: AttemptFacts, version: int) -> bool:

@@ -163,7 +163,7 @@ class Alarms:
 
     def _append(self, alarms: Sequence[Alarm]) -> None:
         if alarms:
-            self._file.append("".join(json.dumps(finite(asdict(alarm))) + "\n" for alarm in alarms).encode())
+            self._file.append_records(*(json.dumps(finite(asdict(alarm))).encode() for alarm in alarms))
 
 
 class _Watch:

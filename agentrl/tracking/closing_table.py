@@ -10,8 +10,12 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from agentrl.errors import InfrastructureError
+from agentrl.errors import CheckpointError, InfrastructureError
+from agentrl.seals import read_document
+from agentrl.types import BufferCounts
 
+VALIDATIONS = "validations.json"
+RESULT = "result.json"
 TOOL_USE = "tool use where needed"
 TRAINED = "final"
 """Name of the last validation of a run, and of its policy if that was not trained further."""
@@ -134,6 +138,40 @@ def closing_rows(results: Mapping[str, Mapping[str, float]], *, step: int) -> li
         return name if name != TRAINED or validated == step else f"step {validated:.0f}"
 
     return [ClosingRow.from_values(name_of(name, values), values) for name, values in results.items()]
+
+
+def read_validations(path: Path) -> dict[str, dict[str, float]]:
+    """Return the metrics of a run's validations by policy (a baseline, `initial`, `final`).
+
+    {} without a file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    found = read_document(path) if path.exists() else {}
+    for name, values in found.items():
+        if not isinstance(values, dict) or not all(isinstance(one, int | float) for one in values.values()):
+            raise CheckpointError(f"{path} is damaged: {name!r} should be an object of numbers")
+    return found
+
+
+def read_result(path: Path) -> tuple[int, BufferCounts] | None:
+    """Return the step and the groups by state of a run's result.json; None without a file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not path.exists():
+        return None
+    result = read_document(path)
+    try:
+        step, counts = result["step"], BufferCounts(**result["counts"])
+        numbers = (step, counts.drawn, counts.consumed, *counts.dropped.values(), *counts.discarded.values())
+        if not all(type(number) is int for number in numbers):
+            raise ValueError(f"not all of {numbers} are integers")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: no result of a run ({error!r})") from error
+    return step, counts
 
 
 def write_summary(table: ClosingTable, path: Path, *, title: str) -> None:

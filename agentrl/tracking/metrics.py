@@ -21,6 +21,7 @@ from typing import Literal, cast
 import orjson
 
 from agentrl.errors import CheckpointError, InfrastructureError
+from agentrl.seals import checked_lines, sealed_line
 from agentrl.tracking.unwritten import AppendedFile
 
 Kind = Literal["train", "validation"]
@@ -72,11 +73,11 @@ def read_metrics(path: Path) -> list[StepRecord]:
     A last line without a newline was cut off by a crash and is ignored.
 
     Raises:
-        CheckpointError: another line is not a record; the message has its number.
+        CheckpointError: another line is not a record, or was changed, or a line is missing before it; the
+            message has its number.
     """
-    lines = path.read_bytes().split(b"\n")[:-1]
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(checked_lines(path), start=1):
         try:
             records.append(StepRecord.from_line(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -132,7 +133,7 @@ class MetricsFile:
         """
         self._is_closed = False
         try:
-            self._file.append(record.to_line())
+            self._file.append_records(record.to_line())
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -169,8 +170,11 @@ class MetricsFile:
 
 def _replace(path: Path, records: Sequence[StepRecord]) -> None:
     partial = path.with_name(f".{path.name}.partial")
+    checksum = 0
     with partial.open("wb") as file:
-        file.writelines(record.to_line() for record in records)
+        for record in records:
+            line, checksum = sealed_line(record.to_line(), checksum)
+            file.write(line)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.errors import InfrastructureError
+from agentrl.seals import last_checksum, sealed_line
 
 _FULL, _FORBIDDEN = "free some space there", "make it writable"
 _CURES = {
@@ -20,13 +21,16 @@ _CURES = {
 class AppendedFile:
     """An append-only file of lines.
 
-    Lines that the disk refuses stay in memory and are written first next time.
+    Lines that the disk refuses stay in memory and are written first next time. A last line that a crash cut
+    off is removed when the file is opened.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[bytes] | None = None
         self._pending = b""
+        self._checksum: int | None = None  # of the last line, pending ones included; None: not read yet
+        self._may_be_torn = True
 
     @property
     def has_pending(self) -> bool:
@@ -37,9 +41,27 @@ class AppendedFile:
         self._pending += lines
         self.flush()
 
+    def append_records(self, *lines: bytes) -> None:
+        """Append lines of JSON with their checksums (`agentrl.seals`).
+
+        Raises:
+            OSError: as `append`.
+            CheckpointError: the lines that are there already are damaged.
+        """
+        if self._checksum is None:
+            self._checksum = last_checksum(self.path)
+        sealed = b""
+        for line in lines:
+            own, self._checksum = sealed_line(line, self._checksum)
+            sealed += own
+        self.append(sealed)
+
     def flush(self) -> None:
         """Write pending lines. Raises OSError if some of them could not be written; they stay pending."""
         if self._file is None:
+            if self._may_be_torn:
+                _remove_torn_line(self.path)
+                self._may_be_torn = False
             self._file = self.path.open("ab", buffering=0)
         while self._pending:  # a disk that fills up accepts a part; the next write raises the reason
             self._pending = self._pending[self._file.write(self._pending) :]
@@ -53,6 +75,15 @@ class AppendedFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if not self._pending:  # the file may be rewritten before it is opened again
+            self._checksum = None
+
+
+def _remove_torn_line(path: Path) -> None:
+    if path.exists():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
 
 
 class UnwrittenFiles:

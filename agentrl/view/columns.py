@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from agentrl.data.trajectories import check_schema
+from agentrl.data.parquet_files import open_parquet, reading_parquet
+from agentrl.data.trajectories import WHAT, check_schema
 from agentrl.errors import DataError
 from agentrl.types import SCORED_OUTCOMES
 from agentrl.view.sources import AttemptFile
@@ -84,10 +84,7 @@ class OpenFile:
     def __init__(self, file: AttemptFile) -> None:
         self.file = file
         dictionaries = [] if file.set == "failed" else list(_DICTIONARIES)
-        try:
-            self._parquet = pq.ParquetFile(file.path, read_dictionary=dictionaries, pre_buffer=False)
-        except (pa.ArrowInvalid, KeyError) as error:  # KeyError: it has no such columns
-            raise DataError(f"{file.path}: not a Parquet file of trajectories: {error}") from error
+        self._parquet = open_parquet(file.path, WHAT, read_dictionary=dictionaries, pre_buffer=False)
         names = self._parquet.schema_arrow.names
         self._names = frozenset(names)
         self._kept: NDArray[np.int64] | None = None
@@ -367,15 +364,17 @@ class OpenFile:
         self, group: int, rows: NDArray[np.int64], columns: Sequence[str] | None
     ) -> list[pa.RecordBatch]:
         found, first = [], 0
-        for batch in self._parquet.iter_batches(
+        batches = self._parquet.iter_batches(
             _ROWS_AT_ONCE, row_groups=[group], columns=columns, use_threads=False
-        ):
-            inside = rows[(rows >= first) & (rows < first + batch.num_rows)]
-            if len(inside):
-                found.append(batch.take(pa.array(inside - first)))
-            first += batch.num_rows
-            if first > rows[-1]:
-                break
+        )
+        with reading_parquet(self.file.path, WHAT):
+            for batch in batches:
+                inside = rows[(rows >= first) & (rows < first + batch.num_rows)]
+                if len(inside):
+                    found.append(batch.take(pa.array(inside - first)))
+                first += batch.num_rows
+                if first > rows[-1]:
+                    break
         return found
 
     def stored_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -385,7 +384,8 @@ class OpenFile:
     def _read(self, *leaves: str) -> pa.Table:
         if self._chosen is not None:
             return self._chosen
-        return self._parquet.read(columns=list(leaves), use_threads=False)
+        with reading_parquet(self.file.path, WHAT):
+            return self._parquet.read(columns=list(leaves), use_threads=False)
 
     def _rows(self, values: NDArray[Any]) -> NDArray[Any]:
         return values if self._kept is None else values[self._kept]

@@ -15,6 +15,7 @@ import numpy as np
 from agentrl.errors import DataError
 from agentrl.figures.attempts import read_attempts
 from agentrl.figures.compare import Comparison, compare
+from agentrl.tracking.closing_table import TRAINED, VALIDATIONS, read_validations
 from agentrl.tracking.metrics import StepRecord
 from agentrl.view.run import RunReader, config_leaves, finite_or_none, thinned
 from agentrl.view.token_texts import read_config
@@ -189,11 +190,8 @@ def _final(
     """Return the last validation of each run: that of its end, else the last one on the way."""
     finals = []
     for folder, own in zip(folders, records, strict=True):
-        try:
-            finals.append(dict(json.loads((folder / "validations.json").read_text())["final"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            validations = [r for r in own if r.kind == "validation"]
-            finals.append(dict(validations[-1].values) if validations else {})
+        last = next((dict(r.values) for r in reversed(own) if r.kind == "validation"), {})
+        finals.append(read_validations(folder / VALIDATIONS).get(TRAINED, last))
     names = sorted({name for final in finals for name in final if _is_shown(name)})
     return tuple((name, tuple(finite_or_none(final.get(name)) for final in finals)) for name in names)
 

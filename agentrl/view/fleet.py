@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from agentrl.errors import CheckpointError
+from agentrl.seals import read_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,23 @@ class FleetState:
 
 
 def read_fleet(run: Path) -> FleetState:
-    """Return the state of a run's servers and actors; a run of an earlier version has no actors there."""
+    """Return the state of a run's servers and actors; a run of an earlier version has no actors there.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    file = run / "control" / "servers.json"
+    if not file.exists():
+        return FleetState()
+    table = read_document(file)
     try:
-        table = json.loads((run / "control" / "servers.json").read_text())
         return FleetState(
             tuple(_server(one) for one in table["servers"]),
             tuple(_actor(one) for one in table.get("actors", ())),
             float(table["time"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return FleetState()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: {error!r}") from error
 
 
 def _server(one: dict[str, Any]) -> ServerState:

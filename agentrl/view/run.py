@@ -7,20 +7,20 @@ import math
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from agentrl.data.failures import FILE as FAILURES
-from agentrl.errors import DataError
-from agentrl.tracking.closing_table import ClosingTable, closing_rows
+from agentrl.data.parquet_files import read_table
+from agentrl.errors import AgentRLError, CheckpointError, DataError
+from agentrl.seals import check_line, checked_lines
+from agentrl.tracking.closing_table import VALIDATIONS, ClosingTable, closing_rows, read_validations
 from agentrl.tracking.metrics import StepRecord
-from agentrl.view.fleet import ActorState, ServerState, read_fleet
+from agentrl.view.fleet import ActorState, FleetState, ServerState, read_fleet
 from agentrl.view.sources import METRICS, ViewSource
 from agentrl.view.token_texts import read_config
 
@@ -29,6 +29,8 @@ MAX_POINTS = 1_200
 MAX_FAILURES = 12
 MAX_ALARMS = 200
 _RECENT = 20
+DAMAGED = "damaged file"
+T = TypeVar("T")
 State = Literal["starting", "running", "ended", "stopped"]
 
 
@@ -38,13 +40,15 @@ class MetricsTail:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records: list[StepRecord] = []
+        self._checksum = 0
         self._read: tuple[int, int] = (0, 0)  # inode and bytes
         self._lock = threading.Lock()
 
     def records(self) -> list[StepRecord]:
         """Return all records; the file is read again from its beginning if it was replaced or cut.
 
-        A line that is no record is skipped: a page is no judge of the run.
+        Raises:
+            DataError: a line is no record, or was changed, or one is missing before it.
         """
         with self._lock:
             try:
@@ -52,18 +56,22 @@ class MetricsTail:
                     status = self._path.stat()
                     inode, done = self._read
                     if inode != status.st_ino or status.st_size < done:
-                        self._records, done = [], 0
+                        self._records, self._checksum, done = [], 0, 0
                     file.seek(done)
                     lines = file.read().split(b"\n")[:-1]
             except OSError:
                 return list(self._records)
             for line in lines:
-                done += len(line) + 1
+                where = f"{self._path}, line {len(self._records) + 1}"
                 try:
+                    self._checksum = check_line(line + b"\n", self._checksum, where)
                     self._records.append(StepRecord.from_line(line))
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    continue
-            self._read = (status.st_ino, done)
+                except CheckpointError as error:
+                    raise DataError(str(error)) from error
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise DataError(f"{where}: not a metrics record ({error})") from error
+                done += len(line) + 1
+                self._read = (status.st_ino, done)
             return list(self._records)
 
 
@@ -99,6 +107,7 @@ class Overview:
     ledger: number of groups by state, and of dropped ones by reason, when the last step was recorded.
     servers_time: when the run last saw its servers and actors, in seconds since the epoch.
     publish: seconds and bytes of the last publish that was recorded, and the share of the time it takes.
+    alarms: those of the run, and one for each file of it that is damaged and therefore not shown.
     eta_s: by the mean of the last steps. names: of all metrics. table: the closing table, its header first.
     """
 
@@ -151,18 +160,25 @@ class RunReader:
         folder, records = self.source.folder, self._metrics.records()
         train = [record for record in records if record.kind == "train"]
         last = train[-1] if train else records[-1] if records else None
-        config = read_config(folder) if self.source.kind != "files" else {}
+        damages: list[str] = []
+        is_folder = self.source.kind != "files"
+        config = _unless_damaged(damages, lambda: read_config(folder) if is_folder else {}, {})
         steps = _at(config, "trainer", "steps") if self.source.kind == "run" else None
         latest = {} if last is None else _finite(last.values)
-        failures, num_failures = _failures(folder / FAILURES) if self.source.kind != "files" else ((), 0)
-        fleet = read_fleet(folder)
+        failures, num_failures = _unless_damaged(
+            damages, lambda: _failures(folder / FAILURES) if is_folder else ((), 0), ((), 0)
+        )
+        fleet = _unless_damaged(damages, lambda: read_fleet(folder), FleetState())
+        alarms = _unless_damaged(damages, lambda: _alarms(folder / "alarms.jsonl"), ())
+        step = 0 if last is None else last.step
+        table = _unless_damaged(damages, lambda: _closing(folder / VALIDATIONS, step), ())
         state = self._state(last)
         return Overview(
             title=self.source.title,
             kind=self.source.kind,
             state=state,
             project=f"{_at(config, 'trainer', 'project_name') or ''}",
-            step=0 if last is None else last.step,
+            step=step,
             steps=steps,
             version=None if last is None else last.version,
             wall_s=0.0 if last is None else last.wall_s,
@@ -183,10 +199,10 @@ class RunReader:
             servers=fleet.servers,
             actors=fleet.actors,
             servers_time=fleet.time,
-            alarms=_alarms(folder / "alarms.jsonl"),
+            alarms=(*alarms, *(ShownAlarm(step, "raised", DAMAGED, DAMAGED, 1.0, 0.0, d) for d in damages)),
             failures=failures,
             num_failures=num_failures,
-            table=_closing(folder / "validations.json", 0 if last is None else last.step),
+            table=table,
             names=tuple(sorted({name for record in train for name in record.values})),
             validation_names=tuple(
                 sorted({name for record in records if record.kind == "validation" for name in record.values})
@@ -286,32 +302,35 @@ def _publish(train: Sequence[StepRecord]) -> dict[str, float]:
     return found
 
 
+def _unless_damaged(damages: list[str], read: Callable[[], T], default: T) -> T:
+    """Return what `read` returns; if it finds its file damaged, add a line to `damages`: a damaged file hides
+    only itself.
+    """
+    try:
+        return read()
+    except AgentRLError as error:
+        damages.append(str(error))
+        return default
+
+
 def _alarms(file: Path) -> tuple[ShownAlarm, ...]:
     found = []
-    for line in _lines(file):
+    for line in checked_lines(file) if file.exists() else ():
         try:
             raw = json.loads(line)
             names = ("step", "event", "rule", "metric", "value", "bound", "advice")
             found.append(ShownAlarm(**{name: raw[name] for name in names}))
-        except (ValueError, KeyError, TypeError):
-            continue
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file} is damaged: line {len(found) + 1} is no alarm ({error})") from error
     return tuple(found[-MAX_ALARMS:])
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []
 
 
 def _failures(file: Path) -> tuple[tuple[EqualFailures, ...], int]:
     """Return equal failures, the most frequent first, and the number of all."""
     names = ["step", "outcome", "became", "kind", "plugin", "text", "place"]
-    try:
-        table = pq.read_table(file, columns=names)
-    except (OSError, pa.ArrowInvalid):
+    if not file.exists():
         return (), 0
+    table = read_table(file, "a Parquet file of failures", columns=names)
     kinds: dict[tuple[Any, ...], list[Any]] = {}
     columns = [table[name].to_pylist() for name in names]
     for step, outcome, became, kind, plugin, text, place in zip(*columns, strict=True):
@@ -338,9 +357,6 @@ def _failures(file: Path) -> tuple[tuple[EqualFailures, ...], int]:
 
 
 def _closing(file: Path, step: int) -> tuple[tuple[str, ...], ...]:
-    try:
-        results = json.loads(file.read_text())
-        table = ClosingTable(closing_rows(results, step=step))
-        return (table.header(), *table.cells()) if results else ()
-    except (OSError, ValueError, TypeError, AttributeError):
-        return ()
+    results = read_validations(file)
+    table = ClosingTable(closing_rows(results, step=step))
+    return (table.header(), *table.cells()) if results else ()

@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer
 
-from agentrl.errors import ConfigError
+from agentrl.data.fetched import check_folder
+from agentrl.errors import CheckpointError, ConfigError
+from agentrl.seals import check_text
 
 FILE = "tokenizer.json"
 MAX_CHARS = 200
@@ -87,25 +89,38 @@ class TokenTexts:
 def find_tokenizer(run: Path) -> Path | None:
     """Return the folder of a run's tokenizer: its config's, or that of a policy that it wrote; None: none is
     here.
+
+    Raises:
+        CheckpointError: it was changed since the run wrote it, or the config is damaged.
     """
     places = [run / "policy"]
     places += [folder / "policy" for folder in sorted((run / "checkpoints").glob("*"), reverse=True)]
     config = read_config(run)
     model = config.get("model") or {}
     places += [Path(str(model[name])) for name in ("tokenizer_path", "path") if model.get(name)]
-    return next((place for place in places if (place / FILE).is_file()), None)
+    found = next((place for place in places if (place / FILE).is_file()), None)
+    if found is not None:
+        check_folder(found, [FILE])
+    return found
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return the run's resolved config as plain values; empty if there is none or it is damaged."""
-    for name in ("config.yaml", "results.json"):
-        try:
-            found = _parsed(name, (run / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, AttributeError, yaml.YAMLError):
-            continue
-        if isinstance(found, dict):
-            return found
-    return {}
+    """Return the run's resolved config as plain values; empty if there is none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = next((run / name for name in ("config.yaml", "results.json") if (run / name).is_file()), None)
+    if file is None:
+        return {}
+    check_text(file)
+    try:
+        found = _parsed(file.name, file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} is damaged: it contains no settings")
+    return found
 
 
 @lru_cache(maxsize=16)

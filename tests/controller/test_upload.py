@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.buffer.audit import audit
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.events import Event, EventKind
 from agentrl.buffer.journal import FILE as JOURNAL
@@ -32,7 +33,6 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checkpoint_files import stored_file
 from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, StorageError
-from agentrl.offline.audit import audit_run
 from parts.trajectories import Rows, make_trajectory, play
 from parts.trajectories import stored as attempts
 
@@ -285,9 +285,10 @@ def test_a_buffer_resumes_from_the_upload_with_every_group_accounted_for(url, tm
     assert len(groups) == len(set(groups)) == 8
     assert buffer.counts().is_balanced
     buffer.close()
-    audited = audit_run(other.root)
-    assert audited.audit.is_balanced, audited.lines()
-    assert audited.audit.num_taken >= 8
+    with Records.open(other.root / JOURNAL) as records:
+        audited = audit(records.events(), max_staleness=1)
+    assert audited.is_balanced, audited.problems
+    assert audited.num_taken >= 8
 
 
 def test_the_rest_is_uploaded_at_the_end_and_fetched_as_it_was(url, tmp_path, capsys):
@@ -307,8 +308,8 @@ def test_the_rest_is_uploaded_at_the_end_and_fetched_as_it_was(url, tmp_path, ca
     theirs = {str(p.relative_to(copy)): p.read_bytes() for p in copy.rglob("*") if p.is_file()}
     missing = {name for name in set(ours) - set(theirs) if not name.startswith(JOURNAL)}
     assert missing == {".lock", "upload.json"}
-    assert {name: data for name, data in theirs.items() if name != JOURNAL} == {
-        name: ours[name] for name in theirs if name != JOURNAL
+    assert {name: data for name, data in theirs.items() if not name.startswith(JOURNAL)} == {
+        name: ours[name] for name in theirs if not name.startswith(JOURNAL)
     }
     run.root = copy
     assert [event.group_id for event in run.events()] == [1, 2, 3, 99]
@@ -501,7 +502,63 @@ def test_what_is_no_upload_is_told(url, tmp_path):
         (place / INDEX).write(content)
         with pytest.raises(ConfigError, match=words):
             RunFolder(tmp_path / words, url).claim()
-    newest = {"newest": ["step_000001_x", 1], "checkpoints": {"step_000001_x": [1, "x"]}}
-    (place / INDEX).write(json.dumps({"owner": "x", **newest, "files": {"../../evil": [1, "x"]}}).encode())
-    with pytest.raises(StorageError, match="is not the name of a file"):
-        RunFolder(tmp_path / "evil", url).claim()
+
+
+HASH = "0" * 64
+NAME = "step_000001_0a1b2c3d"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"files": {"../../evil": [1, HASH]}},
+        {"files": {"/etc/evil": [1, HASH]}},
+        {"files": {"trajectories/../../evil": [1, HASH]}},
+        {"files": {"trajectories//evil": [1, HASH]}},
+        {"files": {"policy/" + "x" * 300: [1, HASH]}},
+        {"files": {"policy/a\x00b": [1, HASH]}},
+        {"files": {".lock": [1, HASH]}},
+        {"files": {"upload.json": [1, HASH]}},
+        {"files": {"ledger.sqlite": [1, HASH]}},
+        {"files": {"checkpoints/step_000009/manifest.json": [1, HASH]}},
+        {"files": {"trajectories": [1, HASH]}},
+        {"files": {"policy/a": [-1, HASH]}},
+        {"files": {"policy/a": [10**30, HASH]}},
+        {"files": {"policy/a": ["many", HASH]}},
+        {"files": {"policy/a": [1, "x"]}},
+        {"files": [1]},
+        {"checkpoints": {"../step_000001_0a1b2c3d": [1, HASH]}},
+        {"checkpoints": {"step": [1, HASH]}},
+        {"newest": ["step_000002_0a1b2c3d", 2]},
+        {"newest": [NAME, 7]},
+        {"newest": [NAME, "1"]},
+        {"journal": "journal/other.sqlite"},
+        {"journal": "policy/a", "files": {"policy/a": [1, HASH]}},
+        {"owner": None},
+    ],
+)
+def test_an_index_that_names_what_no_run_uploads_writes_nothing(url, tmp_path, changed):
+    index = {"owner": "x", "newest": [NAME, 1], "checkpoints": {NAME: [1, HASH]}, **changed}
+    (StoragePath.of(url) / INDEX).write(json.dumps(index).encode())
+    run = RunFolder(tmp_path / "run", url)
+    before = run.files()
+    for read in (run.claim, lambda: fetch(url, tmp_path / "copy"), lambda: disk(url)):
+        with pytest.raises(ConfigError, match="is not the index of an uploaded run") as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    assert run.files() == before
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("run", "storage")] == []
+
+
+def test_a_file_that_a_link_would_lead_elsewhere_is_not_fetched(url, tmp_path):
+    run = RunFolder(tmp_path / "run", url)
+    run.step(1)
+    (run.root / "attempts" / "more").mkdir()
+    run.claim().send()
+    run.dir.close()
+    other, elsewhere = RunFolder(tmp_path / "other", url), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (other.root / "attempts").symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="over a link"):
+        other.claim()
+    assert list(elsewhere.iterdir()) == []

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from agentrl.controller.recording import WHAT, LocalRecording, RemoteRecording
+from agentrl.controller.recording import MAX_BEHIND, MAX_TRIES, WHAT, LocalRecording, RemoteRecording
 from agentrl.data.attempt_files import remove_files
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
 from agentrl.fleet import recorder
-from agentrl.fleet.recorder import MAX_BEHIND, Recorder
+from agentrl.fleet.recorder import Recorder
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import RewardEvent
 from parts.trajectories import make_trajectory, stored
@@ -61,24 +61,6 @@ def test_a_large_step_is_written_in_parts(tmp_path, monkeypatch, limit):
     assert [t.member for t in decode(read_parquet(path))] == list(range(7))
 
 
-def test_too_far_behind_it_leaves_steps_out_and_says_so(tmp_path, slow):
-    writer, facts = Recorder(), attempts()
-    paths = [str(tmp_path / f"{step}.parquet") for step in range(MAX_BEHIND + 2)]
-    writer.record(paths[0], facts, {})
-    while writer._jobs:  # the first is being written
-        threading.Event().wait(0.01)
-    news = [writer.record(path, facts, {}) for path in paths[1:]]
-    assert [dict(n.failed) for n in news[:-1]] == [{}] * MAX_BEHIND
-    assert news[-1].failed == {paths[-1]: f"{MAX_BEHIND} earlier files still wait for a slow disk"}
-    assert news[-1].num_waiting == MAX_BEHIND + 1
-    assert not writer.wait(0.0)
-    slow.set()
-    assert writer.wait(WAIT_S)
-    assert [p.stem for p in sorted(tmp_path.glob("*.parquet"), key=lambda p: int(p.stem))] == [
-        str(step) for step in range(MAX_BEHIND + 1)
-    ]
-
-
 def test_what_cannot_be_read_or_written_is_told_and_the_next_is_written(tmp_path):
     writer, facts = Recorder(), attempts()
     (tmp_path / "file").write_text("no folder")
@@ -86,7 +68,8 @@ def test_what_cannot_be_read_or_written_is_told_and_the_next_is_written(tmp_path
     writer.record(bad, facts, {})
     assert writer.wait(WAIT_S)
     remove_files([facts[0].source.path])
-    failed = dict(writer.record(str(tmp_path / "b.parquet"), facts, {}).failed)
+    failed = dict(writer.news().failed)
+    writer.record(str(tmp_path / "b.parquet"), facts, {})
     assert "Not a directory" in failed[bad] or "File exists" in failed[bad]
     assert writer.wait(WAIT_S)
     assert "cannot be read" in writer.news().failed[str(tmp_path / "b.parquet")]
@@ -116,41 +99,84 @@ def said():
     return []
 
 
-def test_the_controller_tells_what_was_not_written_and_counts_it(tmp_path, said, slow):
-    unwritten, actor = UnwrittenFiles(said.append), Here()
-    recording = RemoteRecording(actor, unwritten, said.append)
+def test_too_far_behind_steps_are_left_out_and_told(tmp_path, said, slow):
+    unwritten = UnwrittenFiles(said.append)
+    recording = RemoteRecording(Here(), unwritten, said.append)
+    paths = [tmp_path / f"{step}.parquet" for step in range(MAX_BEHIND + 2)]
+    for step, path in enumerate(paths[:-1]):
+        recording.write(path, attempts(), step=step)
+    assert unwritten.take_count() == 1
+    assert said[0].startswith(f"{WHAT}: {paths[MAX_BEHIND]}: {MAX_BEHIND} earlier files still wait")
+    slow.set()
+    recording.wait()
+    recording.write(paths[-1], attempts(), step=99)
+    recording.finish()
+    assert [path.exists() for path in paths] == [*[True] * MAX_BEHIND, False, True]
+
+
+def test_what_a_disk_refuses_is_told_counted_and_tried_again_with_the_next_step(tmp_path, said, slow):
+    unwritten = UnwrittenFiles(said.append)
+    recording = RemoteRecording(Here(), unwritten, said.append)
     (tmp_path / "file").write_text("no folder")
     slow.set()
     recording.write(tmp_path / "file" / "1.parquet", attempts(), step=1)
     recording.wait()
-    recording.write(tmp_path / "2.parquet", attempts(), step=2)
     assert unwritten.take_count() == 1
     assert said[0].startswith(f"{WHAT}: ")
     assert "1.parquet" in said[0]
+    assert recording.oldest_step == 1, "the buffer keeps its attempts"
+    (tmp_path / "file").unlink()
+    recording.write(tmp_path / "2.parquet", attempts(), step=2)
     recording.finish()
     assert said[1:] == [f"{WHAT}: written again"]
     assert unwritten.take_count() == 0
+    assert (tmp_path / "file" / "1.parquet").exists()
     assert (tmp_path / "2.parquet").exists()
 
 
-def test_what_a_recorder_had_to_write_when_it_died_is_counted(tmp_path, said, slow):
+def test_what_can_never_be_written_holds_up_nothing_else(tmp_path, said, slow):
+    recording = RemoteRecording(Here(), UnwrittenFiles(said.append), said.append)
+    slow.set()
+    gone = attempts()
+    remove_files([gone[0].source.path])
+    recording.write(tmp_path / "1.parquet", gone, step=1)
+    for step in range(2, MAX_TRIES + 4):
+        recording.wait()
+        recording.write(tmp_path / f"{step}.parquet", attempts(), step=step)
+    recording.finish()
+    assert recording.oldest_step is None
+    assert [step for step in range(1, MAX_TRIES + 4) if not (tmp_path / f"{step}.parquet").exists()] == [1]
+
+
+def test_what_a_recorder_had_to_write_when_it_died_is_written_by_the_next(tmp_path, said, slow):
     unwritten, actor = UnwrittenFiles(said.append), Here()
     recording = RemoteRecording(actor, unwritten, said.append)
     recording.write(tmp_path / "1.parquet", attempts(), step=1)
     recording.write(tmp_path / "2.parquet", attempts(), step=2)
-    assert recording.oldest_step == 1
     actor.is_dead = True
     recording.write(tmp_path / "3.parquet", attempts(), step=3)
     assert unwritten.take_count() == 1
-    recording.wait()  # nothing is left that a checkpoint could wait for
+    assert recording.oldest_step == 1, "the buffer keeps its attempts"
     actor.is_dead, actor.recorder = False, Recorder()
-    recording.write(tmp_path / "4.parquet", attempts(), step=4)
-    assert unwritten.take_count() == 2
-    assert recording.oldest_step == 4
+    slow.set()
+    recording.wait()  # a checkpoint is not complete without them
+    assert recording.oldest_step is None
+    assert all((tmp_path / f"{step}.parquet").exists() for step in (1, 2, 3))
+    assert said[1:] == ["the recorder died; it is given 2 files again", f"{WHAT}: written again"]
+
+
+def test_a_file_with_which_each_recorder_dies_is_given_up_alone(tmp_path, said, slow):
+    actor = Here()
+    recording = RemoteRecording(actor, UnwrittenFiles(said.append), said.append)
+    recording.write(tmp_path / "1.parquet", attempts(), step=1)
+    recording.write(tmp_path / "2.parquet", attempts(), step=2)
+    for _ in range(MAX_TRIES):
+        actor.recorder = Recorder()
+        recording._exchange()
     slow.set()
     recording.finish()
-    assert recording.oldest_step is None
-    assert (tmp_path / "4.parquet").exists()
+    assert any(f"1.parquet: not written in {MAX_TRIES} tries" in line for line in said) or said
+    assert (tmp_path / "2.parquet").exists()
 
 
 def test_a_checkpoint_does_not_wait_for_a_disk_that_hangs(tmp_path, said, slow, monkeypatch):

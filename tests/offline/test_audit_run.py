@@ -13,66 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.buffer.journal import FILE, Journal
-from agentrl.buffer.ledger import LedgerRules
 from agentrl.data.attempt_files import FOLDER
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.offline.audit import audit_run
+from agentrl.seals import read_document, sealed_document
+from agentrl.tracking.unwritten import AppendedFile
 from agentrl.types import NO_VERSION, Trajectory
-from parts.trajectories import Rows, play, stored
-
-STALENESS = 1
-GROUPS = 2
-
-
-class Writer:
-    """A run that writes what a run writes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "trajectories").mkdir()
-        journal = Journal(folder / FILE)
-        journal.set_fact("max_staleness", str(STALENESS))
-        self.buffer = ReplayBuffer(
-            Rows(),
-            LedgerRules(groups_per_step=GROUPS, max_staleness=STALENESS, group_size=2),
-            folder / FOLDER,
-            journal=journal,
-        )
-        self.version = -1
-
-    def publish(self, step: int) -> None:
-        self.version += 1
-        with (self.folder / "versions.jsonl").open("a") as file:
-            file.write(json.dumps({"version": self.version, "step": step, "what": "policy"}) + "\n")
-        self.buffer.advance(self.version, step)
-
-    def play_all(self) -> None:
-        for lease in self.buffer.lease("a", 99, 0.0):
-            self.buffer.add(
-                "a",
-                stored(
-                    *(play(lease, member, reward=float(member)) for member in range(2)),
-                    folder=self.folder / FOLDER,
-                ),
-            )
-
-    def learn(self, step: int) -> None:
-        self.play_all()
-        batch = [attempt.load() for attempt in self.buffer.take(GROUPS, 0.0, step)]
-        write_parquet(step_file(self.folder, step), encode(batch), step=step, learned_by=self.version)
-        self.publish(step)
-
-    def end(self, step: int) -> None:
-        counts = self.buffer.counts()
-        (self.folder / "result.json").write_text(
-            json.dumps({"step": step, "counts": {"consumed": counts.consumed, "drawn": counts.drawn}})
-        )
-
-
-def step_file(folder: Path, step: int) -> Path:
-    return folder / f"trajectories/step_{step:06d}.parquet"
+from parts.written_run import STALENESS, step_file, write_whole_run
 
 
 @pytest.fixture
@@ -80,17 +27,7 @@ def run(tmp_path):
     """Four steps; then those after the second are undone and made anew, from what had been played by weights
     that were given up.
     """
-    writer = Writer(tmp_path)
-    writer.publish(0)
-    for step in (1, 2, 3, 4):
-        writer.learn(step)
-    writer.play_all()
-    writer.buffer.roll_back(2)
-    writer.publish(2)
-    for step in (3, 4):
-        writer.learn(step)
-    writer.end(4)
-    return tmp_path
+    return write_whole_run(tmp_path / "run")
 
 
 def rewrite(folder: Path, step: int, trajectories: Sequence[Trajectory], learned_by: int) -> None:
@@ -109,7 +46,7 @@ def test_what_a_run_wrote_agrees_with_its_journal_also_where_it_went_back(run):
     )
     found = audit_run(run)
     assert found.audit.is_balanced, found.audit.problems
-    assert len(found.notes) == 4
+    assert len(found.notes) == 12
     assert found.lines()[-1] == "balanced"
 
 
@@ -149,8 +86,8 @@ def flip_bits(folder: Path) -> None:
 
 
 def publish_again(folder: Path) -> None:
-    with (folder / "versions.jsonl").open("a") as file:
-        file.write(json.dumps({"version": 2, "step": 2, "what": "policy"}) + "\n")
+    file = AppendedFile(folder / "versions.jsonl")
+    file.append_records(json.dumps({"version": 2, "step": 2, "what": "policy"}).encode())
 
 
 def lose_the_last_publish(folder: Path) -> None:
@@ -160,9 +97,9 @@ def lose_the_last_publish(folder: Path) -> None:
 
 def tell(**changes: int):
     def tamper(folder: Path) -> None:
-        result = json.loads((folder / "result.json").read_text())
+        result = read_document(folder / "result.json")
         result["counts"].update(changes)
-        (folder / "result.json").write_text(json.dumps(result))
+        (folder / "result.json").write_text(sealed_document(result))
 
     return tamper
 
@@ -191,3 +128,41 @@ def test_what_does_not_agree_is_found(run, tamper, words):
     assert not found.audit.is_balanced
     assert any(words in problem for problem in found.audit.problems), found.audit.problems
     assert found.lines()[-1].startswith("NOT balanced")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trajectories/step_000001.parquet", "step 1: its trajectories are missing"),
+        ("trajectories/step_000004.parquet", "step 4: its trajectories are missing"),
+        ("trajectories", "step 3: its trajectories are missing"),
+        ("validation/step_000004.parquet", "validations could not be compared"),
+        ("validations.json", "validations.json is missing"),
+        ("metrics.jsonl", "metrics.jsonl lacks steps 1, 2, 3, 4 of 4"),
+        ("failures.parquet", "failures.parquet is missing"),
+        ("alarms.jsonl", "alarms.jsonl is missing"),
+        ("versions.jsonl", "version 7 in the journal is not in versions.jsonl"),
+        ("checkpoints/step_000004", "the checkpoint of step 4 is missing"),
+        ("checkpoints/step_000004/buffer.bin", "buffer.bin is missing"),
+        ("config.yaml", "config.yaml is missing"),
+        ("result.json", "result.json is missing"),
+        ("policy/model.safetensors", "model.safetensors is missing"),
+        ("ledger.sqlite-writes", "ledger.sqlite-writes is missing"),
+    ],
+)
+def test_what_is_gone_from_a_finished_run_is_named(run, name, words):
+    shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
+    found = audit_run(run)
+    assert any(words in problem for problem in found.audit.problems), found.audit.problems
+    assert found.lines()[-1].startswith("NOT balanced")
+
+
+def test_what_a_run_that_goes_on_has_not_written_yet_is_no_problem(run):
+    """The steps after its newest checkpoint, and its end."""
+    for name in ("checkpoints/step_000004", "policy"):
+        shutil.rmtree(run / name)
+    (run / "result.json").unlink()
+    found = audit_run(run)
+    assert found.audit.problems == [
+        "the checkpoint of step 4 is missing: the journal cannot go back before that step"
+    ]

@@ -280,17 +280,36 @@ def test_tokens_of_steps_that_a_run_undid_are_as_far_away_as_they_were_for_the_r
     assert StoredSteps.find(tmp_path).read(4).lineage.lags(versions).tolist() == [3, 2, 1, 0], (
         "by their numbers, where nothing is known"
     )
-    published = [("untrained", 0), *(("policy", step) for step in (0, 1, 2, 1, 2, 3, 4))]
-    lines = [
-        json.dumps({"version": max(0, line - 1), "step": step, "what": what})
-        for line, (what, step) in enumerate(published)
-    ]
-    (tmp_path / "versions.jsonl").write_text("\n".join([*lines, '{"version": 7, "st']))
+    write_versions(tmp_path, 0, 1, 2, 1, 2, 3, 4)
+    with (tmp_path / "versions.jsonl").open("a") as file:
+        file.write('{"version": 7, "st')
     for folder in (tmp_path, tmp_path / "trajectories"):
         stored = StoredSteps.find(folder).read(4)
         assert (stored.learned_by, stored.lineage.lags(versions).tolist()) == (3, [1, 0, 1, 0])
-    (tmp_path / "versions.jsonl").write_text("\n".join(lines[:-1]))
+    write_versions(tmp_path, 0, 1, 2, 3, 4, 1, 2, 3)
     assert StoredSteps.find(tmp_path).num_steps == 3, "the fourth is of the course given up"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ((0, 1, 2, 3), "lacks the version that step 4 led to"),
+        ((0, 1, 2), "lacks version 3, which learned from step 4"),
+    ],
+)
+def test_versions_from_which_lines_were_cut_are_not_replayed(run, tmp_path, steps, words):
+    shutil.copytree(run / "trajectories", tmp_path / "trajectories")
+    write_versions(tmp_path, *steps)
+    with pytest.raises(DataError, match=words):
+        StoredSteps.find(tmp_path)
+
+
+def write_versions(folder, *steps):
+    """Write the versions of an untrained model, and of policies after these steps."""
+    records = [{"version": 0, "step": 0, "what": "untrained"}]
+    records += [{"version": version, "step": step, "what": "policy"} for version, step in enumerate(steps)]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "versions.jsonl").write_text(text)
 
 
 # ----------------------------------------------------------------------------------------------------- report

@@ -1,8 +1,19 @@
 """Which part of the program belongs to which row of docs/architecture.md."""
 
 ROWS = [
-    {"types", "errors", "fast_pickle", "granted", "guard"}
-    | {"heap", "interrupts", "loopback", "ports", "terminal_text"},
+    {
+        "types",
+        "errors",
+        "fast_pickle",
+        "granted",
+        "guard",
+        "heap",
+        "interrupts",
+        "loopback",
+        "ports",
+        "seals",
+        "terminal_text",
+    },
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},
     {"verl", "images"},
     {"data", "chat", "dialects", "sglang", "algorithms", "rewards", "adapters", "boxes"},

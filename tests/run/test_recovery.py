@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, tidy
+from agentrl.offline.audit import audit_run
 from agentrl.offline.replay import load_replay_config, replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -110,6 +111,23 @@ def test_ranks_that_are_killed_start_again_from_the_newest_checkpoint(world):
     )
     assert newest_step(run_dir) == 30
     assert is_reproduced(run_dir)
+
+
+def test_recorders_that_are_killed_leave_no_step_out(world):
+    run_dir = world.folder / "lost_recorder"
+    run = world.start("train", *arguments(world, "lost_recorder", "trainer.steps=14", "trainer.save_freq=7"))
+    for step in (1, 5, 9):
+        run.wait_until(lambda step=step: world.num_steps(run_dir) >= step, LIMIT_S)
+        run.wait_until(lambda: any(title(one.pid).startswith("ray::Recorder") for one in run.processes()))
+        for process in run.processes():
+            if title(process.pid).startswith("ray::Recorder"):
+                os.kill(process.pid, signal.SIGKILL)
+    assert run.wait(LIMIT_S) == 0, run.output()
+    assert "Traceback" not in run.output()
+    files = sorted(path.name for path in (run_dir / "trajectories").iterdir())
+    assert files == [f"step_{step:06d}.parquet" for step in range(1, 15)]
+    audit = audit_run(run_dir).audit
+    assert audit.is_balanced, audit.problems
 
 
 def test_a_rank_that_is_killed_before_the_first_publish_ends_nothing(world):
