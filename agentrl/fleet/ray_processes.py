@@ -16,6 +16,8 @@ import agentrl.guard
 from agentrl.interrupts import end_at_once
 
 POLL_S = 0.5
+KILLED_S = 10.0
+"""In which a killed process is gone."""
 LOST_STATUS = 1
 NEEDED: Mapping[str, str] = {"gcs_server": "its control store", "raylet": "its scheduler"}
 """Processes that every Ray call needs.
@@ -29,14 +31,14 @@ def ending_what_began() -> Iterator[None]:
     """If the start of Ray within the block is interrupted, kill what it has started: nothing else would end
     Ray's agents soon, and Ray's own end of a half start may crash.
     """
-    before = set(psutil.Process().children())
+    before = set(psutil.Process().children(recursive=True))
     try:
         yield
     except KeyboardInterrupt:
-        began = [one for one in psutil.Process().children() if one not in before]
-        for process in [below for one in began for below in (one, *one.children(recursive=True))]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        for process in psutil.Process().children(recursive=True):
+            if process not in before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         raise
 
 
@@ -56,7 +58,7 @@ def leaving_nothing() -> Iterator[None]:
         yield
     finally:
         guard.kill()
-        guard.wait()
+        guard.wait(KILLED_S)
 
 
 @contextmanager

@@ -185,9 +185,7 @@ async def _run(agent: AgentLoop, attempt: Attempt, session: AttemptSession) -> N
 
 
 class Swallowing:
-    """Counts how often the cancellation of an agent loop reached it and did not end it: by `scopes`, or by its
-    group's.
-    """
+    """Counts how often the cancellation of an agent loop, by `scopes` or with its group, did not end it."""
 
     def __init__(self, *scopes: trio.CancelScope) -> None:
         nursery = trio.lowlevel.current_task().parent_nursery
