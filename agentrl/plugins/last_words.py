@@ -13,6 +13,7 @@ import mmap
 import os
 import re
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,17 +26,17 @@ from agentrl.plugins.blame import is_of_library, running_plugin
 from agentrl.plugins.sources import named_by_user
 from agentrl.types import Failure, PluginId, Task
 
-SLOT_BYTES = 512
+SLOT_BYTES = 2048
 NUM_SLOTS = 64
 """Threads that are noted at once; further ones share the slots of others."""
 _SIZE = SLOT_BYTES * NUM_SLOTS
 _MAX_TEXT = 100
 _MAX_WORDS = 1 << 20
 _IDENT = b"0" * 16
-_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_OWN = (str(Path(__file__).parents[1]) + os.sep, sysconfig.get_path("scripts") + os.sep)
 _EXITED = re.compile(r"^exit status (-?\d+)$", re.MULTILINE)
 _CRASHED = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
-_THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)", re.MULTILINE)
+_THREAD = re.compile(r"^Current thread 0x([0-9a-f]+).*\n((?:  .*\n)*)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in ', re.MULTILINE)
 
 
@@ -87,12 +88,13 @@ def keep_last_words(file: IO[bytes], *, exit_status: int | None = None) -> None:
     file.truncate(_SIZE)
     file.seek(_SIZE)
     _board, _words = mmap.mmap(file.fileno(), _SIZE), file
-    faulthandler.enable(file, all_threads=False)
+    faulthandler.enable(file, all_threads=True)
     pid = os.getpid()
 
     def exit_with_words(status: int) -> NoReturn:
         thread = threading.get_ident()
-        if os.getpid() == pid and plugin_in(thread) is not None:  # children of a fork leave like that
+        is_ours = plugin_in(thread) is None and not place_in(thread)
+        if os.getpid() == pid and not is_ours:  # children of a fork leave like that
             write_last_words(f"exit status {status}", thread)
             status = status if exit_status is None else exit_status
         _exit(status)
@@ -123,7 +125,9 @@ def note() -> bytes | None:
         plugin.name[:_MAX_TEXT],
         *(astuple(attempt) if attempt is not None else ()),
     ]
-    return json.dumps(told).encode()[: SLOT_BYTES - len(_IDENT) - 1] + b"\0"
+    return (
+        json.dumps(told, ensure_ascii=False).encode(errors="replace")[: SLOT_BYTES - len(_IDENT) - 1] + b"\0"
+    )
 
 
 class noting:
@@ -178,14 +182,14 @@ def read_last_words(content: bytes) -> LastWords | None:
     if (thread := _THREAD.search(said)) is None:
         return None
     plugin, attempt = next(_noted(content, int(thread[1], 16)), (None, None))
-    frames = [(file, line) for file, line in _FRAME.findall(said, thread.end()) if _is_of_user(file)]
+    frames = [(file, line) for file, line in _FRAME.findall(thread[2]) if _is_of_user(file)]
     place = f"{named_by_user(frames[0][0])}:{frames[0][1]}" if frames else ""
     return LastWords(Failure(_what(said, plugin), plugin, "ProcessEnded", place), attempt)
 
 
 def _what(said: str, plugin: PluginId | None) -> str:
     if (exited := _EXITED.search(said)) is not None:
-        return f"{plugin} ended its process: os._exit({exited[1]})"
+        return f"{plugin or 'a thread'} ended its process: os._exit({exited[1]})"
     if (crashed := _CRASHED.search(said)) is not None:
         return f"{plugin or 'native code'} ended its process: a crash ({crashed[1]})"
     return said.partition("\n")[0]
@@ -209,7 +213,7 @@ def _noted(content: bytes, thread: int) -> Iterator[tuple[PluginId, PlayedAttemp
 
 
 def _is_of_user(file: str) -> bool:
-    return not is_of_library(file) and not file.startswith(_PACKAGE)
+    return not is_of_library(file) and not file.startswith(_OWN)
 
 
 def read_file_at(descriptor: int) -> LastWords | None:
