@@ -250,7 +250,8 @@ def write_tasks(folder: Path) -> None:
 def open_buffer(config: Config, folder: Path, *, num_calls: int) -> Actor[ReplayBuffer]:
     """Start the buffer, with its journal in `folder`, and call it so many times."""
     folder.mkdir()
-    buffer = launch_buffer(BufferSettings.of(config), str(folder), is_new=True, say=print)
+    settings = BufferSettings.of(config)
+    buffer = launch_buffer(settings, str(folder), is_new=True, say=print, num_leasing=1)
     buffer.within(CALL_S).run(ReplayBuffer.resume, 0, None)
     for _ in range(0, num_calls, CALLS_AT_ONCE):
         ray.get([buffer.begin(ReplayBuffer.counts) for _ in range(CALLS_AT_ONCE)], timeout=CALL_S)

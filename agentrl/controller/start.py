@@ -466,7 +466,11 @@ def _launch_buffer(
     is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
     return launch_buffer(
-        BufferSettings.of(config), str(run_dir.root.resolve()), is_new=is_new, say=observer.say
+        BufferSettings.of(config),
+        str(run_dir.root.resolve()),
+        is_new=is_new,
+        say=observer.say,
+        num_leasing=config.rollout.num_actors,
     )
 
 
