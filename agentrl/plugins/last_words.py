@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from agentrl.plugins.blame import is_of_library, running_plugin
-from agentrl.plugins.sources import named_by_user
+from agentrl.plugins.sources import named_by_user, originals
 from agentrl.types import Failure, PluginId, Task
 
 SLOT_BYTES = 2048
@@ -88,6 +88,8 @@ def keep_last_words(file: IO[bytes], *, exit_status: int | None = None) -> None:
     file.truncate(_SIZE)
     file.seek(_SIZE)
     _board, _words = mmap.mmap(file.fileno(), _SIZE), file
+    for pair in originals().items():  # Python's report of a crash names the copies
+        os.write(file.fileno(), ("\t".join(pair) + "\n").encode(errors="replace"))
     faulthandler.enable(file, all_threads=True)
     pid = os.getpid()
 
@@ -183,8 +185,11 @@ def read_last_words(content: bytes) -> LastWords | None:
         return None
     plugin, attempt = next(_noted(content, int(thread[1], 16)), (None, None))
     frames = [(file, line) for file, line in _FRAME.findall(thread[2]) if _is_of_user(file)]
-    place = f"{named_by_user(frames[0][0])}:{frames[0][1]}" if frames else ""
-    return LastWords(Failure(_what(said, plugin), plugin, "ProcessEnded", place), attempt)
+    begun = said[: thread.start()].splitlines()
+    names = dict(line.split("\t") for line in begun if line.count("\t") == 1)
+    place = f"{names.get(frames[0][0], frames[0][0])}:{frames[0][1]}" if frames else ""
+    what = _what("\n".join(line for line in begun if line and "\t" not in line), plugin)
+    return LastWords(Failure(what, plugin, "ProcessEnded", place), attempt)
 
 
 def _what(said: str, plugin: PluginId | None) -> str:
@@ -192,7 +197,7 @@ def _what(said: str, plugin: PluginId | None) -> str:
         return f"{plugin or 'a thread'} ended its process: os._exit({exited[1]})"
     if (crashed := _CRASHED.search(said)) is not None:
         return f"{plugin or 'native code'} ended its process: a crash ({crashed[1]})"
-    return said.partition("\n")[0]
+    return said
 
 
 def _slot(ident: int) -> int:
