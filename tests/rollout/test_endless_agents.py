@@ -17,6 +17,8 @@ SOON_S = 30.0
 
 
 class CatchesExceptions(AgentLoop):
+    name = "catches_exceptions"
+
     async def run(self, task, session):
         while True:
             with suppress(Exception):
@@ -24,6 +26,8 @@ class CatchesExceptions(AgentLoop):
 
 
 class CatchesEverything(AgentLoop):
+    name = "catches_everything"
+
     async def run(self, task, session):
         while True:
             with suppress(BaseException):
@@ -31,6 +35,8 @@ class CatchesEverything(AgentLoop):
 
 
 class CatchesWithinAScope(AgentLoop):
+    name = "catches_within_a_scope"
+
     async def run(self, task, session):
         with trio.move_on_after(1000):
             while True:
@@ -39,6 +45,8 @@ class CatchesWithinAScope(AgentLoop):
 
 
 class SpeaksOn(AgentLoop):
+    name = "speaks_on"
+
     async def run(self, task, session):
         while True:
             try:
@@ -48,6 +56,8 @@ class SpeaksOn(AgentLoop):
 
 
 class SpeaksOnInAConversation(AgentLoop):
+    name = "speaks_on_in_a_conversation"
+
     async def run(self, task, session):
         other = session.conversation("other", session.messages)
         while True:
@@ -88,6 +98,7 @@ def test_an_agent_that_catches_its_deadline_is_left_behind_and_blamed():
 
 
 class CleansUp(AgentLoop):
+    name = "cleans_up"
     cleaned: ClassVar[list[int]] = []
 
     async def run(self, task, session):
@@ -108,6 +119,7 @@ def test_an_agent_may_clean_up_after_its_deadline():
 
 
 class GuestCatchesEverything(AgentLoop):
+    name = "guest_catches_everything"
     left: ClassVar[list[int]] = []
 
     async def run(self, task, session):

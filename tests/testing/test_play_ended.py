@@ -48,7 +48,7 @@ class Boss(rl.Interaction):
     name = "boss"
 
     async def respond(self, messages):
-        if messages[-1].content == "boss":
+        if IS_BOSS:
             end()
         return rl.InteractionReply("", is_done=True)
 
@@ -92,7 +92,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def start(project: Path, how: str, who: str) -> subprocess.Popen[str]:
-    (project / "mine.py").write_text(MINE.replace("HOW", how))
+    (project / "mine.py").write_text(MINE.replace("HOW", how).replace("IS_BOSS", str("boss" in who)))
     tool = "of_class" if "of_class" in who else "in_thread"
     (project / "turns.yaml").write_text(TURNS.replace("in_thread", tool) if "tool" in who else "- boss\n" * 3)
     if "reward" in who or "environment" in who:
