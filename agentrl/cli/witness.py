@@ -26,8 +26,8 @@ def start_witness(command: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):  # who reads the output of the command must see its end
-        os.dup2(nothing, number)
+    for descriptor in (0, 1):  # who reads the output of the command must see its end
+        os.dup2(nothing, descriptor)
     while os.getppid() == parent:
         time.sleep(POLL_S)
     words = read_file_at(file.fileno())
