@@ -10,6 +10,9 @@ its output.
 With --whole-tree, nothing that the command started outlives it, not even what has left its process group.
 When the parent dies, the command first gets a moment: the end of its input tells it. SIGTERM to the guard
 alone kills all of it at once.
+
+With --then-kill and no command, it only waits for the parent's death, and kills these processes if they have
+not ended soon after.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from types import FrameType
 _WATCH_INTERVAL_S = 0.5
 _LAST_WORDS_S = 1.0
 _CLEAN_UP_S = 5.0
+_LEFT_S = 3.0
 _MAX_SWEEPS = 50
 _PR_SET_CHILD_SUBREAPER = 36
 _MISUSE_STATUS = 2
@@ -46,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--api-key-stdin", action="store_true")
     parser.add_argument("--whole-tree", action="store_true")
-    parser.add_argument("command", nargs="+")
+    parser.add_argument("--then-kill", type=int, nargs="+", metavar="PID")
+    parser.add_argument("command", nargs="*")
     options = parser.parse_args(arguments)
     command = list(options.command)
     if options.api_key_stdin and "--config" in command:
@@ -58,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     # The signal reaches the whole group; the guard only waits until the command has handled it.
     signal.signal(signal.SIGTERM, _ignore)
     signal.signal(signal.SIGINT, _ignore)
+    if options.then_kill:
+        return _kill_after(options.parent_pid, options.then_kill)
     if options.whole_tree:
         return _run_tree(command, options.parent_pid)
     with ExitStack() as stack:
@@ -77,6 +84,26 @@ def main(arguments: list[str] | None = None) -> int:
                 if os.getppid() != options.parent_pid:
                     stack.close()
                     os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _kill_after(parent_pid: int, pids: list[int]) -> int:
+    """Kill the processes when the parent is gone; a process that has got the id of one meanwhile stays."""
+    known = {pid: _start_of(pid) for pid in pids}
+    while os.getppid() == parent_pid:
+        time.sleep(_WATCH_INTERVAL_S)
+    time.sleep(_LEFT_S)
+    for pid, start in known.items():
+        if start is not None and _start_of(pid) == start:
+            os.kill(pid, signal.SIGKILL)
+    return 0
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process was started, in ticks of the kernel; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
 
 
 def _run_tree(command: list[str], parent_pid: int) -> int:

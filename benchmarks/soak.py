@@ -2,14 +2,15 @@
 
     python benchmarks/soak.py --minutes 30 --in-flight 1000 --out runs/bench/soak.json
 
-Rollout actor and buffer actor are real and run in Ray; the servers are paced ones in their own processes
-(paced_server.py). Attempts have three turns and two tool calls. Some generations fail with status 500, with
-half a body, or never end. Some tools and attempts time out. Every minute a server is killed and another
-joins. A learner that only counts takes batches and publishes versions, each of which interrupts sampling.
-Both processes are sampled every ten seconds. The test passes if
+Rollout actor, buffer actor, recorder and scorer of batches are real and run in Ray; the servers are paced
+ones in their own processes (paced_server.py). Attempts have three turns and two tool calls. Some generations
+fail with status 500, with half a body, or never end. Some tools and attempts time out. Every minute a server
+is killed and another joins. A learner that only counts takes batches and publishes versions, each of which
+interrupts sampling. All processes, Ray's own too, are sampled every ten seconds. The test passes
+if
 
-    memory     of both processes grows by less than 2 % after the warm-up: by a linear fit through all
-               samples, and from the first tenth to the last
+    memory     of each process grows by less than 2 % after the warm-up: by a linear fit through all
+               samples, and from the first tenth to the last; by less than 1 MiB is as good
     left over  after the last attempt, the rollout process has the same tasks as a fresh one, and at most
                `--slack` more threads, sockets and open files
 """
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -41,9 +42,12 @@ from agentrl.buffer.training_buffer import BufferSettings
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
+from agentrl.controller.batch_scorer import BatchScorer, Unscored, launch_scorer
+from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.fleet.buffer import launch_buffer
 from agentrl.fleet.cluster import ray_session
+from agentrl.fleet.recorder import Recorder, launch_recorder
 from agentrl.fleet.rollouts import ROLLOUT, rollout_worker
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.client import SGLangClient
@@ -60,6 +64,8 @@ CALL_S = 120.0
 CALLS_AT_ONCE = 50
 NUM_TASKS = 4096
 NUM_STEPS = 1_000_000
+KEPT_FILES = 4
+"""Files of trajectories that are kept, of the latest batches."""
 CHECKPOINT_EVERY = 2
 """Batches between two calls of `settle`, as after checkpoints: earlier batches cannot be rolled back then.
 The buffer's memory grows from one to the next, so there must be several of them in the time that is judged.
@@ -137,6 +143,8 @@ class Learner:
         self,
         buffer: Actor[ReplayBuffer],
         rollouts: Actor[RolloutWorker],
+        scorer: Actor[BatchScorer],
+        recorder: Actor[Recorder],
         servers: Servers,
         config: Config,
         *,
@@ -144,6 +152,8 @@ class Learner:
         kill_every_s: float,
     ) -> None:
         self._buffer, self._rollouts, self._servers = buffer, rollouts, servers
+        self._scorer, self._recorder = scorer, recorder
+        self._folder = Path(config.trainer.run_dir or ".") / "trajectories"
         self._groups = config.buffer.groups_per_step
         self._random = random.Random(seed)
         self._kill_every_s = kill_every_s
@@ -176,6 +186,9 @@ class Learner:
         data = self._buffer.run(ReplayBuffer.take, self._groups, TAKE_S, step)
         if data is None:
             return
+        file = self._folder / f"step_{step:06d}.parquet"
+        self._recorder.run(Recorder.record, str(file), self._scored(data), {"step": step})
+        (self._folder / f"step_{step - KEPT_FILES:06d}.parquet").unlink(missing_ok=True)
         for outcome, count in Counter(t.outcome.value for t in data).items():
             self.totals.trajectories[outcome] = self.totals.trajectories.get(outcome, 0) + count
         self.totals.batches += 1
@@ -184,6 +197,12 @@ class Learner:
         self._buffer.run(ReplayBuffer.advance, self._servers.version, step)
         if step % CHECKPOINT_EVERY == 0:
             self._buffer.run(ReplayBuffer.settle, step)
+
+    def _scored(self, attempts: Sequence[AttemptFacts]) -> list[AttemptFacts]:
+        scores = self._scorer.run(BatchScorer.score, attempts)
+        if isinstance(scores, Unscored):
+            raise RuntimeError(scores.text)
+        return [score.on_facts(attempt) for attempt, score in zip(attempts, scores, strict=True)]
 
     def _tell(self) -> None:
         self._rollouts.run(
@@ -198,7 +217,7 @@ def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
         data={"train_files": (str(folder / "train.jsonl"),)},
         agent={
             "default": "tool_agent",
-            "plugins": (str(Path(__file__).with_name("paced_tool.py")),),
+            "plugins": tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("paced_tool", "turns")),
             "tools": ("wait",),
             "max_response_tokens": 100_000,
             "trajectory_timeout_s": 12 * workload.mean_turn_s,
@@ -210,6 +229,7 @@ def config_of(folder: Path, in_flight: int, workload: Workload) -> Config:
             "max_staleness": MAX_STALENESS,
             "stragglers": "drop",  # else the learner would wait for attempts that never get an answer
         },
+        reward={"terms": {"turns": {"weight": 0.0}}},
         trainer={"steps": NUM_STEPS, "run_dir": str(folder / "run")},
     )
 
@@ -230,7 +250,8 @@ def write_tasks(folder: Path) -> None:
 def open_buffer(config: Config, folder: Path, *, num_calls: int) -> Actor[ReplayBuffer]:
     """Start the buffer, with its journal in `folder`, and call it so many times."""
     folder.mkdir()
-    buffer = launch_buffer(BufferSettings.of(config), str(folder), is_new=True, say=print)
+    settings = BufferSettings.of(config)
+    buffer = launch_buffer(settings, str(folder), is_new=True, say=print, num_leasing=1)
     buffer.within(CALL_S).run(ReplayBuffer.resume, 0, None)
     for _ in range(0, num_calls, CALLS_AT_ONCE):
         ray.get([buffer.begin(ReplayBuffer.counts) for _ in range(CALLS_AT_ONCE)], timeout=CALL_S)
@@ -273,7 +294,12 @@ def soak(args: argparse.Namespace) -> tuple[list[Sample], Verdict, Totals]:
     with prepared(args) as (config, servers), ray_session(ClusterConfig()):
         buffer = open_buffer(config, Path(config.trainer.run_dir or ""), num_calls=args.calls)
         rollouts = open_rollouts("soak", config, buffer, servers)
-        learner = Learner(buffer, rollouts, servers, config, seed=args.seed, kill_every_s=args.kill_every)
+        scorer, recorder = (
+            launch_scorer(config, buffer, None).within(CALL_S),
+            launch_recorder().within(CALL_S),
+        )
+        parts = (buffer, rollouts, scorer, recorder, servers, config)
+        learner = Learner(*parts, seed=args.seed, kill_every_s=args.kill_every)
         samples: list[Sample] = []
         started = time.monotonic()
         while (now := time.monotonic() - started) < 60 * args.minutes:

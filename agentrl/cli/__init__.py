@@ -25,6 +25,7 @@ from agentrl.cli.planning import plan
 from agentrl.cli.score import score
 from agentrl.cli.simulation import simulate
 from agentrl.cli.view import view
+from agentrl.cli.witness import start_witness
 from agentrl.errors import AgentRLError, UserError
 
 TRAIN, LOOK, EVALUATE, EXTEND, SERVE, READ = (
@@ -230,6 +231,7 @@ def _at_home(argument: str) -> str:
 def main() -> None:
     """Run the command line. Exit code 2: user error; 1: infrastructure error; 130: Ctrl-C."""
     words = sys.argv[1:]
+    start_witness(next((word for word in words if not word.startswith("-")), ""))
     try:
         status = _command()([_at_home(word) for word in words], standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,12 @@ import typer
 import agentrl
 from agentrl.cli.options import ConfigFile, Debug, Overrides
 from agentrl.config.storage_urls import shown_path
+from agentrl.interrupts import (
+    INTERRUPTED_STATUS,
+    end_at_once,
+    ending_at_the_second_interrupt,
+    interruptible,
+)
 
 
 def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
@@ -25,21 +32,20 @@ def train(config: ConfigFile, overrides: Overrides = None, debug: Debug = False)
     trainer.steps. Every key is documented in docs/config.md; `agentrl config explain CONFIG.yaml` shows what
     a config amounts to.
     """
-    from agentrl.config.compose import load_config
-
-    checked = load_config(config, overrides or [])
     with _resumable():
-        agentrl.train(checked)
+        from agentrl.config.compose import load_config
+
+        agentrl.train(load_config(config, overrides or []))
 
 
 def sft(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) -> None:
     """Train a policy by imitation (supervised fine-tuning), from `model.path` or from scratch."""
-    from agentrl.config.compose import load_sft_config
-
-    checked = load_sft_config(config, overrides or [])
-    from agentrl.offline.supervised import supervise
-
     with _resumable():
+        from agentrl.config.compose import load_sft_config
+
+        checked = load_sft_config(config, overrides or [])
+        from agentrl.offline.supervised import supervise
+
         supervise(checked)
     model = shown_path(checked.trainer.output)
     typer.echo(f"the policy is in {model}; next: agentrl train CONFIG.yaml model.path={model}")
@@ -49,12 +55,12 @@ def rm(config: ConfigFile, overrides: Overrides = None, debug: Debug = False) ->
     """Train a reward model on pairs of answers of which one was preferred, from `model.path` or from
     scratch.
     """
-    from agentrl.config.compose import load_rm_config
-
-    checked = load_rm_config(config, overrides or [])
-    from agentrl.offline.supervised import train_reward_model
-
     with _resumable():
+        from agentrl.config.compose import load_rm_config
+
+        checked = load_rm_config(config, overrides or [])
+        from agentrl.offline.supervised import train_reward_model
+
         train_reward_model(checked)
     model = shown_path(checked.trainer.output)
     typer.echo(f"the model is in {model}; next: agentrl train CONFIG.yaml reward_model.model.path={model}")
@@ -80,22 +86,29 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Train the learner alone from stored trajectories: deterministic, without servers and rollouts."""
-    from agentrl.offline.replay import load_replay_config
-    from agentrl.offline.replay import replay as run
+    with _resumable():
+        from agentrl.offline.replay import load_replay_config
+        from agentrl.offline.replay import replay as run
 
-    run(
-        folder,
-        load_replay_config(folder, overrides or [], file=config, out=out),
-        last_step=last_step,
-        report=report,
-    )
+        run(
+            folder,
+            load_replay_config(folder, overrides or [], file=config, out=out),
+            last_step=last_step,
+            report=report,
+        )
 
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """On Ctrl-C, print that the run can be resumed; the command then exits with 130."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("interrupted; everything saved so far is kept, and the same command resumes", err=True)
-        raise
+    """On Ctrl-C or SIGTERM, at any moment, print that the run can be resumed and exit with 130."""
+    with interruptible():
+        try:
+            with ending_at_the_second_interrupt():
+                yield
+        except KeyboardInterrupt:
+            sys.stdout.flush()
+            # All is closed. What Python would do yet can crash in Ray's destructors, or be interrupted.
+            end_at_once(
+                "interrupted; everything saved so far is kept, and the same command resumes",
+                status=INTERRUPTED_STATUS,
+            )

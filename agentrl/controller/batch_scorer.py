@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NoReturn
 
+from agentrl import heap
 from agentrl.adapters.catalog import named_plugins
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.config.schema import Config
@@ -115,6 +116,7 @@ class BatchScorer:
             LearnerError: a rank of the reward model was lost.
             DiskError: a trajectory is missing or damaged.
         """
+        heap.release_free_memory()  # the batch before this one was freed
         tasks = self._tasks([attempt.group_id for attempt in attempts])
         stored = [attempt.load() for attempt in attempts]
         try:

@@ -68,7 +68,7 @@ from agentrl.data.model_source import resolve_model
 from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, concerning
 from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
-from agentrl.fleet.cluster import ending_at_the_second_interrupt, interruptible, ray_session
+from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.elastic import why_no_adapter, why_no_experts
 from agentrl.fleet.frozen_servers import FrozenFleet
 from agentrl.fleet.readiness import StartUp
@@ -78,6 +78,7 @@ from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.servers import ServerFleet
 from agentrl.fleet.user_files import check_files, user_files
 from agentrl.granted import granted
+from agentrl.interrupts import ending_at_the_second_interrupt, interruptible
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
@@ -114,7 +115,7 @@ def open_run(config: Config) -> Iterator[Run]:
     if config.tracking.spans.endpoint is not None:
         check_opentelemetry()
     total_steps = _check_training(config, plugins, chat)
-    with ExitStack() as stack, ending_at_the_second_interrupt():
+    with interruptible(), ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))
         stack.callback(run_dir.close)
         # The servers and ranks are gone by then: nobody reads or writes a version.
@@ -129,7 +130,6 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(observer.close)
         if checkpoint is not None:
             _say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
-        stack.enter_context(interruptible())
         started = time.monotonic()
         uploading = _start_uploading(config, upload, run_dir, observer, stack)
         seats = _start_ray(config, run_dir, observer, stack)
@@ -222,7 +222,9 @@ def _start_ray(
         say=observer.say,
     )
     observer.say("starting Ray, servers, learner and rollout actors ...")
-    observer.say(stack.enter_context(ray_session(config.cluster, user_files(config))))
+    is_profiled = bool(config.trainer.profile_steps)
+    session = ray_session(config.cluster, user_files(config), keeps_call_events=is_profiled)
+    observer.say(stack.enter_context(session))
     seats = stack.enter_context(reserve_seats(config.placement, config.num_ranks))
     return recorded(seats, config.profiler.nsight, run_dir.root / "nsight")
 
@@ -502,7 +504,11 @@ def _launch_buffer(
     is_own = checkpoint is None or checkpoint.is_in(run_dir.checkpoints)
     is_new = config.trainer.resume_mode == "disable" or not is_own
     return launch_buffer(
-        BufferSettings.of(config), str(run_dir.root.resolve()), is_new=is_new, say=observer.say
+        BufferSettings.of(config),
+        str(run_dir.root.resolve()),
+        is_new=is_new,
+        say=observer.say,
+        num_leasing=config.rollout.num_actors,
     )
 
 

@@ -28,6 +28,7 @@ from agentrl.types import Trajectory
 FOLDER = "attempts"
 """Folder of these files in the folder of a run."""
 _SUFFIX = ".arrows"
+_WORDS = ".last_words"
 _MARK = ".mark"
 
 
@@ -111,6 +112,10 @@ class AttemptFiles:
                 "choose a folder on a file system that all nodes share"
             )
 
+    def last_words_of(self, owner: str) -> Path:
+        """Return where a rollout actor leaves which plugin ended it (`agentrl.plugins.last_words`)."""
+        return self._folder / f"{owner}{_WORDS}"
+
     def write(self, trajectories: Sequence[Trajectory]) -> list[TrajectoryRef]:
         """Store the trajectories in a new file and return where each of them is.
 
@@ -161,6 +166,7 @@ def remove_others(folder: Path, kept: Iterable[str]) -> int:
 
     Only when no rollout actor is alive: a file whose attempts are about to be added would be removed too.
     """
-    others = {str(path) for path in folder.glob(f"*{_SUFFIX}")} - set(kept)
+    found = [path for suffix in (_SUFFIX, _WORDS) for path in folder.glob(f"*{suffix}")]
+    others = {str(path) for path in found} - set(kept)
     remove_files(others)
     return len(others)

@@ -51,6 +51,7 @@ from agentrl.rollout.frozen_models import resolve_opponents
 from agentrl.rollout.frozen_servers import follow
 from agentrl.rollout.limits import model_limits, num_ids_of
 from agentrl.rollout.loop_gaps import LoopGaps
+from agentrl.rollout.loop_watch import watching_command
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
@@ -283,10 +284,13 @@ async def _play(
         try:
             loop = PlayLoop.here(gaps, plugins=host.thread)
             asks = connect if isinstance(turns, Router) else None
-            with _watching(
-                WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=asks),
-                prepared,
-                progress.say,
+            with (
+                _watching(
+                    WatchedEvaluation(attempts, concurrency, servers, turns, loop, connect=asks),
+                    prepared,
+                    progress.say,
+                ),
+                watching_command(host, say=progress.say, deadline_s=config.agent.trajectory_timeout_s),
             ):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(follow, frozen.keys, stack.set_frozen_servers)

@@ -6,6 +6,7 @@ If its process is killed, Ray restarts it, the buffer reads its journal, and Ray
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,20 +25,35 @@ DATA_TIMEOUT_S = 3600.0
 
 # A call may take a minute: after a restart, the buffer reads its journal. If there are more rollout actors
 # than lease threads, the actors take turns.
+MAX_LEASES = 64
 BUFFER = ActorKind(
-    "BufferActor", "the replay buffer", timeout_s=60.0, num_threads=8, long_polls={"lease": 64, "take": 2}
+    "BufferActor",
+    "the replay buffer",
+    timeout_s=60.0,
+    num_threads=8,
+    long_polls={"lease": MAX_LEASES, "take": 2},
 )
 
 
 def launch_buffer(
-    settings: BufferSettings, folder: str | None, *, is_new: bool, say: Callable[[str], None]
+    settings: BufferSettings,
+    folder: str | None,
+    *,
+    is_new: bool,
+    say: Callable[[str], None],
+    num_leasing: int = MAX_LEASES,
 ) -> Actor[TrainingBuffer]:
     """Start the replay buffer of a run, with its journal in `folder`; see `TrainingBuffer`.
 
     While the disk is full, its calls are retried for `buffer.disk_patience_s`.
+
+    num_leasing: rollout actors that wait for leases. Each has two threads, one for an actor that it replaces:
+        the stack of each thread grows for hours, until the deepest call has run on it.
     """
+    leases = min(MAX_LEASES, 2 * num_leasing)
+    kind = replace(BUFFER, long_polls={**BUFFER.long_polls, "lease": leases})
     options = {"max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
-    buffer = BUFFER.launch(options, open_buffer, settings, folder, is_new=is_new)
+    buffer = kind.launch(options, open_buffer, settings, folder, is_new=is_new)
     return buffer.retrying(RetryPolicy((JournalError,), settings.buffer.disk_patience_s, say))
 
 

@@ -1,4 +1,4 @@
-"""Ray's lifetime within a run, and signal handlers that end the run cleanly."""
+"""Ray's lifetime within a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
@@ -19,15 +18,14 @@ from agentrl import heap
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.errors import InfrastructureError
 from agentrl.fleet.niceness import measure_nodes, starving
-from agentrl.fleet.ray_processes import end_at_once, watching_ray
+from agentrl.fleet.ray_processes import ending_what_began, leaving_nothing, local_processes, watching_ray
 from agentrl.fleet.user_files import shipped
 from agentrl.granted import Granted, granted
+from agentrl.interrupts import SIGNALS
+from agentrl.workers.call_events import keep_call_events
 from agentrl.workers.folder import in_drivers_folder
 
 SHARED_MEMORY = "/dev/shm"
-INTERRUPTED_STATUS = 130
-SAME_INTERRUPT_S = 1.0
-"""Interrupts within this time count as one: launchers forward a Ctrl-C that also reached this process."""
 NODES_TIMEOUT_S = 1200.0
 """A cloud needs minutes to start a machine."""
 NODES_POLL_S = 1.0
@@ -36,12 +34,14 @@ OBJECT_STORE_SHARE = 0.3
 
 
 @contextmanager
-def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterator[str]:
+def ray_session(
+    config: ClusterConfig, user_files: Sequence[str] = (), *, keeps_call_events: bool = False
+) -> Iterator[str]:
     """Start Ray on this machine, or join the cluster at `cluster.address`; end or leave it afterwards.
 
     Yields a one-line summary of its resources. `user_files` are shipped to all workers on all machines, where
-    `agentrl.plugins.locate` finds them. If Ray is already initialized in this process, it is used as it is,
-    without these files, and not shut down.
+    `agentrl.plugins.locate` finds them. `keeps_call_events`: for `ray.timeline`. If Ray is already
+    initialized in this process, it is used as it is, without these files, and not shut down.
 
     Raises:
         InfrastructureError: Ray does not start, nothing answers at the address, or fewer than
@@ -50,12 +50,13 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
     # Ray's workers read these at import: no usage reports; CUDA_VISIBLE_DEVICES is kept without GPUs.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    keep_call_events(keeps_call_events)
     for name, value in heap.FEW.items():
         os.environ.setdefault(name, value)
     is_ours = not ray.is_initialized()
     if is_ours:
         try:
-            with shipped(user_files) as runtime_env, _keeping_signals():
+            with shipped(user_files) as runtime_env, _keeping_signals(), ending_what_began():
                 _start(config, runtime_env)
         except Exception as error:  # boundary: Ray raises a bare Exception if its processes start slowly
             where = (
@@ -65,7 +66,7 @@ def ray_session(config: ClusterConfig, user_files: Sequence[str] = ()) -> Iterat
             )
             raise InfrastructureError(f"{where}: {str(error).strip().splitlines()[0]}") from error
     try:
-        with watching_ray():
+        with leaving_nothing() if local_processes() else nullcontext(), watching_ray():
             _wait_for_nodes(config.num_nodes or 0)
             yield _in_words(config)
     finally:
@@ -133,60 +134,15 @@ def _in_words(config: ClusterConfig) -> str:
 def _keeping_signals() -> Iterator[None]:
     """Restore the previous signal handlers after the block.
 
-    Ray's start replaces the handler of SIGTERM by one that exits at once.
+    Ray's start replaces the handler of SIGTERM by one that raises SystemExit.
     """
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    if threading.current_thread() is threading.main_thread():
-        for number, handler in kept.items():
-            if callable(handler):
-                signal.signal(number, handler)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt in the main thread, as Ctrl-C does, so that everything is closed.
-
-    After the first interrupt, `ending_at_the_second_interrupt` handles the next.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = {
-        signal.SIGINT: signal.getsignal(signal.SIGINT),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, interrupt),
-    }
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
+    except SystemExit as error:
+        raise (KeyboardInterrupt if error.code == signal.SIGTERM else error) from error
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-@contextmanager
-def ending_at_the_second_interrupt() -> Iterator[None]:
-    """Exit this process at once on a second interrupt, while the first one is still closing everything.
-
-    Ray's processes, and with them servers and ranks, end by themselves when this process is gone.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
         if threading.current_thread() is threading.main_thread():
-            interrupted = time.monotonic()
-
-            def heed(_signal: int, _frame: FrameType | None) -> None:
-                if time.monotonic() - interrupted > SAME_INTERRUPT_S:
-                    end_at_once(
-                        "interrupted twice: ended at once; the newest whole checkpoint is untouched, the "
-                        "same command resumes",
-                        status=INTERRUPTED_STATUS,
-                    )
-
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, heed)
-        raise
+            for number, handler in kept.items():
+                if callable(handler):
+                    signal.signal(number, handler)

@@ -3,21 +3,62 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import NoReturn
 
 import psutil  # type: ignore[import-untyped]
 import ray
 
+import agentrl.guard
+from agentrl.interrupts import end_at_once
+
 POLL_S = 0.5
+KILLED_S = 10.0
+"""In which a killed process is gone."""
 LOST_STATUS = 1
 NEEDED: Mapping[str, str] = {"gcs_server": "its control store", "raylet": "its scheduler"}
 """Processes that every Ray call needs.
 
 Ray itself retries for a minute or more before it ends this process.
 """
+
+
+@contextmanager
+def ending_what_began() -> Iterator[None]:
+    """If the start of Ray within the block is interrupted, kill what it has started: nothing else would end
+    Ray's agents soon, and Ray's own end of a half start may crash.
+    """
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in psutil.Process().children(recursive=True):
+            if process not in before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        raise
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Let the processes of a local Ray end soon after this one if it is killed within the block.
+
+    Most end by themselves. Ray's agents first tell the control store for a minute that their scheduler died.
+    """
+    pids = [str(process.pid) for process in psutil.Process().children(recursive=True)]
+    guard = subprocess.Popen(
+        [sys.executable, agentrl.guard.__file__, "--parent-pid", str(os.getpid()), "--then-kill", *pids],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.wait(KILLED_S)
 
 
 @contextmanager
@@ -64,11 +105,3 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def end_at_once(line: str, *, status: int) -> NoReturn:
-    """Write a line to standard error and end this process, without closing anything."""
-    show_cursor = "\x1b[?25h" if os.isatty(1) else ""  # a display may have hidden it
-    with suppress(OSError):
-        os.write(2, f"{show_cursor}{line}\n".encode())
-    os._exit(status)

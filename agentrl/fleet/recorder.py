@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from agentrl import heap
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import encode, write_parquet_batches
 from agentrl.errors import AgentRLError
@@ -95,6 +96,7 @@ class Recorder:
                 job = self._jobs.popleft()
                 self._writing = (job.path,)
             why = _error_of(partial(write_attempts, Path(job.path), job.attempts, job.columns))
+            heap.release_free_memory()
             with self._changed:
                 self._writing = ()
                 if why is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.fleet.buffer import FileStore
 from agentrl.fleet.control import ActorLine
 from agentrl.fleet.remote_buffer import RemoteBuffer
+from agentrl.plugins.last_words import keep_last_words, read_file
 from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.limits import server_key
@@ -30,7 +32,7 @@ from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.sglang.router import SGLangRouter
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.spans import Span
-from agentrl.types import Lease, ServerPause, Trajectory
+from agentrl.types import Lease, Outcome, PluginKind, ServerPause, Trajectory
 from agentrl.workers.actors import DEATHS, Actor, ActorKind, get, get_each, translate
 from agentrl.workers.readiness import Readiness
 from agentrl.workers.starting import num_done
@@ -47,6 +49,16 @@ GAUGES = frozenset(
 """Names in `RolloutWorker.stats` that are about the present moment. All others only grow."""
 
 
+OUTCOME_OF_KIND: Mapping[PluginKind, Outcome] = {
+    "agent": Outcome.ABORTED,
+    "tool": Outcome.TOOL_ERROR,
+    "interaction": Outcome.TOOL_ERROR,
+    "environment": Outcome.ENVIRONMENT_ERROR,
+    "reward": Outcome.REWARD_ERROR,
+}
+"""How an attempt failed whose plugin ended the process."""
+
+
 def rollout_worker(
     owner: str, settings: RolloutSettings, buffer: Actor[ReplayBuffer] | None, files: AttemptFiles
 ) -> RolloutWorker:
@@ -58,6 +70,10 @@ def rollout_worker(
     pa.set_memory_pool(pa.system_memory_pool())
     if buffer is not None:
         files.check_shared()
+    with suppress(OSError):  # a full disk: its end would only have less to say
+        words = files.last_words_of(owner)
+        words.parent.mkdir(parents=True, exist_ok=True)
+        keep_last_words(words.open("wb+"))
     remote = None if buffer is None else RemoteBuffer(owner, buffer, FileStore(files, buffer.retry))
     worker = RolloutWorker(settings, remote)
     collect_rarely()
@@ -117,6 +133,7 @@ class RolloutFleet:
         )
         self._is_running = False
         self._attempts = AttemptCounts()
+        self._ended: list[FailedAttempt] = []  # by a plugin, with their process
         self._gone: dict[str, float] = {}  # counters of replaced actors, by their last reports
         self._members = [self._new_member(index) for index in range(settings.rollout.num_actors)]
         self._starting = [member.actor.begin(RolloutWorker.stats) for member in self._members]
@@ -231,9 +248,10 @@ class RolloutFleet:
 
     def _replace(self, index: int, say: Callable[[str], None]) -> None:
         old = self._members[index]
+        why = self._read_last_words(old.owner)
         if self._restarts_left == 0:
             raise InfrastructureError(
-                f"rollout actor {old.owner} died and rollout.max_actor_restarts is used up"
+                f"rollout actor {old.owner} died{why} and rollout.max_actor_restarts is used up"
             )
         self._restarts_left -= 1
         # an unreachable actor may still play; its leases are free only after it is killed
@@ -250,7 +268,41 @@ class RolloutFleet:
         new.restarts = old.restarts + 1
         _add(_counters(old.stats), self._gone)
         self._members[index] = new
-        say(f"rollout actor {old.owner} died; {released} groups are leased again and {new.owner} takes over")
+        say(
+            f"rollout actor {old.owner} died{why}; {released} groups are leased again and {new.owner} takes "
+            "over"
+        )
+
+    def _read_last_words(self, owner: str) -> str:
+        """Return in brackets which plugin ended an actor's process, and count its attempt as failed; "" if no
+        plugin did.
+        """
+        path = self._files.last_words_of(owner)
+        words = read_file(path)
+        path.unlink(missing_ok=True)
+        if words is None:
+            return ""
+        failure, attempt = words.failure, words.attempt
+        if failure.plugin is not None and attempt is not None:
+            outcome = OUTCOME_OF_KIND[failure.plugin.kind]
+            self._attempts += AttemptCounts(
+                Counter([outcome]), Counter([failure.plugin]), Counter([failure.plugin])
+            )
+            self._ended.append(
+                FailedAttempt(
+                    failure,
+                    outcome,
+                    "retried",
+                    attempt.task_id,
+                    attempt.data_source,
+                    attempt.agent_name,
+                    attempt.group_id,
+                    attempt.member,
+                    self._version,
+                    time.time(),
+                )
+            )
+        return f" ({words.line})"
 
     def start_play(self, leases: Sequence[Lease]) -> dict[ObjectRef, list[Lease]]:
         """Start playing `leases` for validation, spread over the actors.
@@ -300,7 +352,7 @@ class RolloutFleet:
 
         The counts cover the whole run, replaced actors included.
         """
-        failed: list[FailedAttempt] = []
+        failed, self._ended = self._ended, []
         reports = self._ask(
             lambda index, actor: actor.begin(RolloutWorker.attempts, self._members[index].position)
         )
@@ -363,6 +415,7 @@ class RolloutFleet:
                 )
         for member in self._members:
             member.actor.kill()
+            self._files.last_words_of(member.owner).unlink(missing_ok=True)
 
 
 def _counters(stats: Mapping[str, float]) -> dict[str, float]:

@@ -26,9 +26,10 @@ from agentrl.controller.verification import verify_by_ranks
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.fleet.cluster import interruptible, ray_session
+from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.seats import reserve_seats
 from agentrl.fleet.user_files import rank_files
+from agentrl.interrupts import interruptible
 from agentrl.learner.learner import Learner
 from agentrl.offline.compare_corrections import CorrectionsReport
 from agentrl.offline.stored_steps import StoredSteps

@@ -35,9 +35,10 @@ from agentrl.data.checkpoint_files import StoredFile
 from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.fleet.cluster import interruptible, ray_session
+from agentrl.fleet.cluster import ray_session
 from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
 from agentrl.fleet.user_files import rank_files
+from agentrl.interrupts import interruptible
 from agentrl.learner.architecture import check_dtype, check_kind
 from agentrl.learner.batch import Microbatch, Sample
 from agentrl.learner.layout import check_folder

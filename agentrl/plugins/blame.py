@@ -14,6 +14,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
@@ -39,6 +40,10 @@ _CALLERS = frozenset(
 """Modules in the rewards package that are not rewards."""
 
 
+running_plugin: ContextVar[PluginId | None] = ContextVar("running_plugin", default=None)
+"""The plugin that the current task or thread calls; `blaming` sets it."""
+
+
 class RaisedElsewhere(Exception):
     """Represents a failure without a traceback in this process's chain of causes: an exception of another
     process, or a wrong return value.
@@ -56,18 +61,18 @@ class blaming:
     A class, because a generator would cost more than many a call of a plugin.
     """
 
-    __slots__ = ("_kind", "_name")
+    __slots__ = ("_plugin", "_token")
 
     def __init__(self, kind: PluginKind, name: str) -> None:
-        self._kind = kind
-        self._name = name
+        self._plugin = PluginId(kind, name)
 
     def __enter__(self) -> None:
-        return
+        self._token = running_plugin.set(self._plugin)
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        running_plugin.reset(self._token)
         if isinstance(error, Exception) and not hasattr(error, _BLAMED):
-            setattr(error, _BLAMED, PluginId(self._kind, self._name))
+            setattr(error, _BLAMED, self._plugin)
 
 
 def failure_of(error: BaseException, *, otherwise: PluginId | None = None) -> Failure:
@@ -174,10 +179,13 @@ def _kind(frame: FrameType) -> Literal["user", "plugin", "machinery", "library"]
     module, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
     if module.partition(".")[0] == "agentrl":
         return "plugin" if module.startswith(_PLUGIN_PACKAGES) and module not in _CALLERS else "machinery"
+    return "library" if is_of_library(file) else "user"
+
+
+def is_of_library(file: str) -> bool:
+    """Return whether code belongs to the standard library or to an installed package."""
     is_installed = {"site-packages", "dist-packages"} & set(file.split(os.sep))
-    if file.startswith("<") or is_installed or file.startswith(_LIBRARY_FOLDERS):
-        return "library"
-    return "user"
+    return file.startswith("<") or bool(is_installed) or file.startswith(_LIBRARY_FOLDERS)
 
 
 def _read(frame: FrameType, line: int, *, is_wanted: bool) -> _Frame:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import trio
 
+from agentrl.plugins.last_words import note, noting
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -106,7 +108,8 @@ class _Call:
             self._is_running = True
             self._threads._count(self._is_left)
         try:
-            return function(*args)
+            with noting(note()):
+                return function(*args)
         finally:
             with CallThreads._lock:
                 self._is_running = False

@@ -11,7 +11,7 @@ import signal
 import threading
 import traceback
 
-SIGNAL_HANDLERS = ("trio.", "agentrl.fleet.cluster")
+SIGNAL_HANDLERS = ("trio.", "agentrl.interrupts")
 """Modules with signal handlers that raise KeyboardInterrupt."""
 
 

@@ -107,9 +107,13 @@ def locate(path: str) -> Path:
 
 def named_by_user(path: str) -> str:
     """Return the user's path of a file. A copy shipped by the driver is mapped back to its original path."""
-    shipped = _shipped() if SHIPPED_PACKAGE in path else None
-    originals = {str(copy): original for original, copy in shipped.copies.items()} if shipped else {}
-    return originals.get(path, path)
+    return originals().get(path, path) if SHIPPED_PACKAGE in path else path
+
+
+def originals() -> dict[str, str]:
+    """Return the user's path of each file that the driver has shipped, by the path of its copy here."""
+    shipped = _shipped()
+    return {str(copy): original for original, copy in shipped.copies.items()} if shipped else {}
 
 
 def pack_files(paths: Iterable[str], folder: Path) -> Path | None:

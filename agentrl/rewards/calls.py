@@ -16,7 +16,9 @@ from agentrl.plugins.blame import blaming
 from agentrl.plugins.call_threads import CallThreads
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
+from agentrl.plugins.last_words import note, noting
 from agentrl.plugins.rewards import Scope
+from agentrl.plugins.stepping import stepping
 from agentrl.rewards.custom import described, is_finite_number
 from agentrl.rewards.pool import AnswerDeathError, WorkerPool
 from agentrl.rewards.recipes import Recipe
@@ -114,7 +116,7 @@ class RewardCalls:
 
     async def _timed(self, term: Term, subject: Subject) -> Any:
         if term.reward.runs_in == "inline":
-            with contained():
+            with contained(), noting(note()):
                 return term.reward.score(subject)
         # This deadline bounds the wait for a free place; `begin` replaces it by the reward's own.
         with trio.CancelScope(deadline=trio.current_time() + MAX_WAIT_FACTOR * term.timeout_s) as deadline:
@@ -156,7 +158,7 @@ class RewardCalls:
         if term.reward.runs_in == "asyncio":
             return await self._host.run(score, subject)
         with contained(trio.Cancelled):
-            return await score(subject)
+            return await stepping(score(subject))
 
     def _place(self, term: Term) -> trio.CapacityLimiter:
         if term not in self._places:

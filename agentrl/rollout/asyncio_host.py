@@ -12,11 +12,12 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import trio
 
 from agentrl.plugins.contained import contained
+from agentrl.plugins.stepping import stepping
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class AsyncioHost:
     once.
 
     `grace_s`: seconds that a cancelled call may take to unwind before it is abandoned. Needed for code that
-    blocks the loop or swallows its cancellation.
+    blocks the loop or swallows its cancellation; the latter is closed when it goes on.
     """
 
     def __init__(self, *, grace_s: float = 5.0) -> None:
@@ -40,6 +41,10 @@ class AsyncioHost:
     def thread(self) -> threading.Thread:
         """The thread of the loop."""
         return self._thread
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Let the loop call a function; from any thread."""
+        self._loop.call_soon_threadsafe(function)
 
     def __enter__(self) -> AsyncioHost:
         self._thread.start()
@@ -67,6 +72,7 @@ class AsyncioHost:
             with trio.move_on_after(self._grace_s, shield=True):
                 await call.done.wait()
             if not call.done.is_set():
+                call.is_left = True
                 log.warning(
                     "a cancelled asyncio plugin did not end within %g s and was left behind: %r",
                     self._grace_s,
@@ -118,7 +124,8 @@ class _Call(Generic[T]):
         self._function = function
         self._args = args
         self._token = token
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[T | None] | None = None
+        self.is_left = False
         self.done = trio.Event()
 
     def start(self) -> None:
@@ -133,13 +140,16 @@ class _Call(Generic[T]):
         assert self._task is not None
         if self._task.cancelled():
             raise RuntimeError("the plugin's asyncio task was cancelled from within")
-        return self._task.result()
+        return cast(T, self._task.result())  # None only if it was left behind, so that nobody asks
 
-    async def _guarded(self) -> T:
+    async def _guarded(self) -> T | None:
         with contained(asyncio.CancelledError):
-            return await self._function(*self._args)
+            return await stepping(self._awaited(), lambda _: self.is_left)
 
-    def _report(self, task: asyncio.Task[T]) -> None:
+    async def _awaited(self) -> T:
+        return await self._function(*self._args)
+
+    def _report(self, task: asyncio.Task[T | None]) -> None:
         if not task.cancelled():
             task.exception()  # marks it as retrieved: a cancelled caller will not retrieve it
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -17,6 +17,7 @@ from agentrl.plugins.blame import wrong_return
 from agentrl.plugins.contained import contained
 from agentrl.plugins.fields import is_number
 from agentrl.plugins.foreign_loop import foreign_loop
+from agentrl.plugins.stepping import stepping
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.types import JsonObject
 
@@ -178,7 +179,7 @@ class Guest:
     async def _run(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         if self._plugin.runtime == "trio":
             with contained(trio.Cancelled):
-                return await awaitable(function, *args)
+                return cast(T, await stepping(awaitable(function, *args)))
         return await self._host.run(awaitable, function, *args)
 
 

@@ -146,6 +146,7 @@ class MessageSession(AttemptSession):
         return await self.next_turn(self._own)
 
     async def next_turn(self, spoken: SpokenConversation) -> Turn:
+        await self._pause_if_ended()
         self._refuse_if_ended()
         line = _of_messages(spoken.line)
         if self._recorder.num_turns >= self.limits.turns:

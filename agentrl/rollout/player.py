@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import trio
+from outcome import Error
 
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import EnvironmentFailed, PluginError, RewardError, ServerError, ToolError
 from agentrl.plugins import AgentLoop, Plugins
-from agentrl.plugins.blame import failure_of
+from agentrl.plugins.blame import failure_of, running_plugin
 from agentrl.plugins.contained import contained
 from agentrl.plugins.foreign_loop import foreign_loop
+from agentrl.plugins.last_words import PlayedAttempt, played_attempt
+from agentrl.plugins.stepping import stepping
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.environment import AttemptEnvironment
@@ -31,6 +34,8 @@ from agentrl.types import SCORED_OUTCOMES, Failure, Outcome, PluginId, Trajector
 
 OpenSession = Callable[[SessionParts], AttemptSession]
 
+MAX_SWALLOWED = 100
+"""Cancellations that an agent loop may catch, as its `finally` blocks do, before it is left behind."""
 OUTCOME_OF: Mapping[type[Exception], Outcome] = {
     ServerError: Outcome.MODEL_ERROR,
     ToolError: Outcome.TOOL_ERROR,
@@ -73,6 +78,7 @@ class Player:
         A failure is returned as a trajectory with its outcome, its `failure`, the tokens so far and no
         reward.
         """
+        played_attempt.set(PlayedAttempt.of(attempt.group_id, attempt.member, attempt.task))
         try:
             with contained():
                 agent = self._plugins.agents.create(attempt.task.agent_name, self._agent.agent_config)
@@ -144,10 +150,14 @@ class Player:
     ) -> tuple[Outcome, Failure | None]:
         """Run the agent loop and return why the attempt stopped, with the failure if there was one."""
         with trio.move_on_after(self._agent.trajectory_timeout_s) as deadline:
+            swallowing = Swallowing(deadline, session.playing)
             try:
                 await session.open_environment()
-                with _ended_by_session(agent):
-                    await agent.run(attempt.task, session)
+                running_plugin.set(_agent_of(attempt))
+                with _ended_by_session(agent, swallowing), session.playing:
+                    await stepping(_run(agent, attempt, session), swallowing)
+                if swallowing.is_too_much:
+                    await trio.lowlevel.checkpoint()  # raises Cancelled if it was not the session's end
                 if session.num_action_tokens:
                     await session.collect_scores()
             except Exception as error:  # noqa: BLE001 - boundary of one trajectory
@@ -157,9 +167,10 @@ class Player:
                     cause, otherwise=_agent_of(attempt) if outcome is Outcome.ABORTED else None
                 )
         if deadline.cancelled_caught:
-            return Outcome.TIMEOUT, Failure(
-                f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed"
-            )
+            late = f"agent.trajectory_timeout_s={self._agent.trajectory_timeout_s:g} passed"
+            if swallowing.is_too_much:
+                return Outcome.TIMEOUT, Failure(f"{late}, which {agent.name!r} ignores", _agent_of(attempt))
+            return Outcome.TIMEOUT, Failure(late)
         if session.num_action_tokens:
             return session.outcome, None
         if (
@@ -169,8 +180,31 @@ class Player:
         return Outcome.ABORTED, Failure("the agent loop ended without generating", _agent_of(attempt))
 
 
+async def _run(agent: AgentLoop, attempt: Attempt, session: AttemptSession) -> None:
+    await agent.run(attempt.task, session)
+
+
+class Swallowing:
+    """Counts how often the cancellation of an agent loop, by `scopes` or with its group, did not end it."""
+
+    def __init__(self, *scopes: trio.CancelScope) -> None:
+        nursery = trio.lowlevel.current_task().parent_nursery
+        self._scopes = scopes if nursery is None else (*scopes, nursery.cancel_scope)
+        self._num = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        return self._num > MAX_SWALLOWED
+
+    def __call__(self, heard: object) -> bool:
+        if isinstance(heard, Error) and isinstance(heard.error, trio.Cancelled):
+            # A timeout within the agent loop is none of its end.
+            self._num += any(scope.cancel_called for scope in self._scopes)
+        return self.is_too_much
+
+
 @contextmanager
-def _ended_by_session(agent: AgentLoop) -> Iterator[None]:
+def _ended_by_session(agent: AgentLoop, swallowing: Swallowing) -> Iterator[None]:
     """Leave the block, which runs the agent loop, when the session ends the trajectory.
 
     The session then has the outcome.
@@ -179,6 +213,8 @@ def _ended_by_session(agent: AgentLoop) -> Iterator[None]:
         with contained(trio.Cancelled):
             yield
     except Exception as error:  # an agent may wrap TrajectoryEnd, e.g. in an exception group
+        if swallowing.is_too_much:  # it was closed within a cancel scope, which it did not leave
+            return
         cause = _cause(error)
         if (found := foreign_loop(cause, "trio")) is not None:
             cure = "call it as `await session.run_asyncio(function, *args)`, or use trio's own"

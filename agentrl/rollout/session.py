@@ -77,6 +77,12 @@ class SessionParts:
         return self.toolbox.schemas if self.shows_tools else []
 
 
+MAX_REFUSED = 100
+"""Calls after the end of an attempt that are answered with TrajectoryEnd; an agent loop that goes on catching
+it is cancelled then.
+"""
+
+
 class AttemptSession(ABC):
     """What sessions for tokens and for messages share: tools, partner, environment, rewards, limits, and how
     an attempt ends.
@@ -105,6 +111,9 @@ class AttemptSession(ABC):
         self._ended: Outcome | None = None
         self._limit = ""  # that bounds the turn, or allows none
         self._farewell = ""
+        self._num_refused = 0
+        self.playing = trio.CancelScope()
+        """In which the agent loop runs; one that calls on after the end is cancelled."""
         self._is_finished = False  # a tool ended the trajectory
         self._tally = Tally()
         self.limits = TurnLimits(agent.max_turns, agent.max_tool_calls_per_turn, agent.max_user_turns)
@@ -281,6 +290,7 @@ class AttemptSession(ABC):
         Raises:
             ToolError: a tool broke.
         """
+        await self._pause_if_ended()
         self._refuse_if_ended()
         with self._tally.timed("tool_s"):
             results = await self._toolbox.answer(calls, only=spoken.tools)
@@ -336,6 +346,7 @@ class AttemptSession(ABC):
             PluginError: the row has no interaction_kwargs, or nothing was generated yet.
             ToolError: the partner broke or timed out.
         """
+        await self._pause_if_ended()
         self._refuse_if_ended()
         if self._partner is None:
             raise PluginError(
@@ -479,7 +490,15 @@ class AttemptSession(ABC):
 
     def _refuse_if_ended(self) -> None:
         if self._ended is not None:
+            self._num_refused += 1
+            if self._num_refused > MAX_REFUSED:
+                self.playing.cancel()
             raise TrajectoryEnd(self._ended)
+
+    async def _pause_if_ended(self) -> None:
+        """Let other attempts go on, and cancellation arrive, before a call after the end is refused."""
+        if self._ended is not None:
+            await trio.lowlevel.checkpoint()
 
 
 def _with_images(params: SamplingParams, line: ConversationLine) -> SamplingParams:
@@ -612,6 +631,7 @@ class TrajectorySession(AttemptSession):
             TrajectoryEnd: there is no room for one more token, or `limits.turns` is reached.
             ServerError: a server refused the request, or servers failed repeatedly.
         """
+        await self._pause_if_ended()
         self._refuse_if_ended()
         if self._recorder.num_turns + self._num_sampling >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT, f"max_turns={self.limits.turns}")
@@ -667,6 +687,7 @@ class TrajectorySession(AttemptSession):
             TrajectoryEnd: its budget is exhausted.
             ServerError: a server refused the request, or servers failed repeatedly.
         """
+        await self._pause_if_ended()
         self._refuse_if_ended()
         if spoken.recorder.num_turns >= self.limits.turns:
             raise self._end(Outcome.TURN_LIMIT, f"max_turns={self.limits.turns} of {opponent.name}")

@@ -4,7 +4,9 @@ its own thread.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from agentrl.config.schema import Config
 from agentrl.config.tracking import SpansConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
+from agentrl.plugins.last_words import end_with_last_words
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
 from agentrl.rollout.conversation_line import PromptLimits
@@ -34,6 +37,7 @@ from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.garbage import OldGarbage
 from agentrl.rollout.limits import model_limits, num_ids_of, server_key
 from agentrl.rollout.loop_gaps import LoopGaps
+from agentrl.rollout.loop_watch import POLL_S, LoopWatch, WatchedLoop
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player_stack import PlayerParts, Validating
@@ -51,6 +55,8 @@ from agentrl.tracking.spans import Span
 from agentrl.types import Lease, ServerPause
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -117,6 +123,7 @@ class RolloutWorker:
         num_trajectories = rollout.max_concurrent_trajectories
         allow_trajectories(num_trajectories)
         self._eval = settings.eval
+        self._deadline_s = settings.agent.trajectory_timeout_s
         self._buffer = buffer
         model = settings.model
         chat = Chat.of(model)
@@ -259,8 +266,10 @@ class RolloutWorker:
     def stop(self) -> None:
         """End `run` and `play`: cancel agents, close tools, abort running generations. Idempotent."""
         with suppress(trio.RunFinishedError):
-            trio.from_thread.run_sync(self._stopping.set, trio_token=self._token)
-        self._thread.join(STOP_TIMEOUT_S)
+            self._token.run_sync_soon(self._stopping.set)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < deadline and not self._watch.is_blocked:
+            self._thread.join(POLL_S)
         if self._tracing is not None:
             self._tracing.export.close()
 
@@ -286,8 +295,17 @@ class RolloutWorker:
         self._token = trio.lowlevel.current_trio_token()
         self._loop = PlayLoop.here(self._gaps, plugins=self._host.thread)
         self._stopping, self._call_ended = trio.Event(), trio.Event()
+        self._watch = LoopWatch(
+            [
+                WatchedLoop(self._thread, self._token.run_sync_soon),
+                WatchedLoop(self._host.thread, self._host.call_soon),
+            ],
+            say=log.warning,
+            deadline_s=self._deadline_s,
+            end=end_with_last_words,
+        )
         self._is_started.set()
-        with self._host:
+        with self._host, self._watch:
             await self._stopping.wait()  # until `stop` is called
             for scope in self._calls:
                 scope.cancel()

@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from trio.lowlevel import RunVar
 
 from agentrl.errors import ActorDied, AgentRLError, InfrastructureError
+from agentrl.workers import call_events
 from agentrl.workers.host import ActorHost
 
 W = TypeVar("W")
@@ -68,7 +69,10 @@ class ActorKind:
         """
         host = type(self.title, (ActorHost,), {})  # Ray names the process after the class
         remote: Any = ray.remote(
-            num_cpus=0, max_concurrency=self.num_threads, concurrency_groups=dict(self.long_polls)
+            num_cpus=0,
+            max_concurrency=self.num_threads,
+            concurrency_groups=dict(self.long_polls),
+            enable_task_events=call_events.are_kept(),
         )(host)  # type: ignore[call-overload]  # not in ray's stubs
         return Actor(remote.options(**options).remote(make, *args, **kwargs), self)
 

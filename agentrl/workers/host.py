@@ -13,6 +13,7 @@ import ray
 
 from agentrl.errors import AgentRLError
 from agentrl.ports import ReservedPort
+from agentrl.workers import call_events
 from agentrl.workers.dispatch import Join, threads_of
 
 
@@ -89,4 +90,8 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
 
 def host_class(worker: type) -> Any:
     """Return the actor class for a worker's ranks, with one thread for each name that its methods use."""
-    return ray.remote(num_cpus=0, concurrency_groups=dict.fromkeys(threads_of(worker), 1))(WorkerHost)  # type: ignore[call-overload]  # not in ray's stubs
+    return ray.remote(
+        num_cpus=0,
+        concurrency_groups=dict.fromkeys(threads_of(worker), 1),
+        enable_task_events=call_events.are_kept(),
+    )(WorkerHost)  # type: ignore[call-overload]  # not in ray's stubs

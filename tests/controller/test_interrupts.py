@@ -8,7 +8,8 @@ import sys
 PROGRAM = """
 import os, signal, time
 from agentrl.config.cluster import ClusterConfig
-from agentrl.fleet.cluster import SAME_INTERRUPT_S, ending_at_the_second_interrupt, interruptible, ray_session
+from agentrl.fleet.cluster import ray_session
+from agentrl.interrupts import SAME_INTERRUPT_S, ending_at_the_second_interrupt, interruptible
 
 try:
     with ending_at_the_second_interrupt(), interruptible(), ray_session(ClusterConfig(num_cpus=1)):

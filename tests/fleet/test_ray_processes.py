@@ -47,3 +47,27 @@ def test_the_death_of_a_process_of_ray_ends_the_run_in_one_line(name):
     left = [process for pid in pids if psutil.pid_exists(pid) for process in [psutil.Process(pid)]]
     _, alive = psutil.wait_procs(left, timeout=QUICKLY_S)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+LEAVES = """
+import sys, time
+import psutil, ray
+from agentrl.config.cluster import ClusterConfig
+from agentrl.fleet.cluster import ray_session
+
+with ray_session(ClusterConfig(num_cpus=1)):
+    print(*(process.pid for process in psutil.Process().children(recursive=True)), flush=True)
+    time.sleep(3600)
+"""
+GONE_S = 10.0
+
+
+def test_a_killed_driver_leaves_none_of_rays_processes():
+    running = subprocess.Popen([sys.executable, "-c", LEAVES], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    started = [psutil.Process(int(pid)) for pid in running.stdout.readline().split()]
+    assert any("DashboardAgent" in " ".join(process.cmdline()) for process in started)
+    running.kill()
+    running.wait(QUICKLY_S)
+    _, alive = psutil.wait_procs(started, timeout=GONE_S)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

@@ -8,6 +8,7 @@ ROWS = [
         "granted",
         "guard",
         "heap",
+        "interrupts",
         "loopback",
         "ports",
         "seals",

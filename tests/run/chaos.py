@@ -9,6 +9,13 @@ of the run, each at a random moment behind a random step; several of one step st
 each other. Kinds take turns, in an order that is drawn anew for each round. All of it follows from the seed,
 which is printed.
 
+`--each 2` kills every kind of process that a run has twice instead (`ALL`), Ray's own too, in a random order;
+`tests/run/kill_rewards.py` adds the processes of rewards:
+
+    python tests/run/chaos.py --each 2 --steps 80 --run-dir runs/kills --out docs/results/kills.json
+    rollout.num_servers=2 learner.world_size=2 trainer.save_freq=5 agent.plugins=[tests/run/kill_rewards.py]
+    reward.terms.kill_process.weight=0 reward.terms.kill_batch.weight=0
+
 Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit
 balances, no group was trained twice in the lineage that the weights came from, and no token was older than
 the bound.
@@ -18,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -29,7 +37,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -47,6 +55,26 @@ WORDS = {
 }
 """What the command line of a kind of process has in it; the driver is known by its id."""
 KINDS = ("driver", *WORDS)
+FURTHER_WORDS = {
+    "recorder": ("ray::Recorder",),
+    "batch scorer": ("ray::BatchScorer",),
+    "supervisor of a server": ("ray::ServerActor",),
+    "reward process": ("agentrl.rewards.worker",),
+    "gcs_server": ("gcs/gcs_server",),
+    "raylet": ("raylet/raylet",),
+    "dashboard agent": ("ray::DashboardAgent",),
+    "runtime environment agent": ("ray::RuntimeEnvAgent",),
+    "log monitor": ("log_monitor.py",),
+    "autoscaler": ("autoscaler/_private/monitor.py",),
+    "dashboard": ("dashboard/dashboard.py",),
+}
+"""Kinds that only `--each` kills: those of Ray's own end the run, which the same command resumes."""
+ALL = (*KINDS, *FURTHER_WORDS)
+ENDS_S = 20.0
+"""A run that ends because a process of Ray's own was killed has ended by then."""
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RECOUNT = Path(__file__).with_name("recount.py")
+"""Counts what a run trained on from its files alone, without agentrl's audit; exit status 0: it balances."""
 HANG_TIMEOUT_S = 10.0
 STOP_S = 20.0
 """Longer than HANG_TIMEOUT_S."""
@@ -64,18 +92,24 @@ machine.
 """
 GONE_S = 60.0
 """What a killed driver leaves behind has to end by itself by then."""
+EACH_GONE_S = 10.0
+"""The same, of `--each`."""
 STALL_S = 600.0
 MANY = 1000
 
 
 @dataclass(frozen=True)
 class Event:
-    """What struck whom, when the run had made `step` steps and `seconds` after the beginning."""
+    """What struck whom, when the run had made `step` steps and `seconds` after the beginning.
+
+    line: of a process of Ray's own: the last line of the run, if it ended.
+    """
 
     kind: str
     signal: str
     step: int
     seconds: float
+    line: str = ""
 
 
 @dataclass
@@ -96,6 +130,8 @@ class Report:
     max_staleness: int = 0
     audit: int | None = None
     audit_says: str = ""
+    recount: int | None = None
+    recount_says: str = ""
     accuracy: float | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -113,6 +149,9 @@ class Chaos:
         kills: int,
         steps: int,
         kinds: Sequence[str] = KINDS,
+        stop_share: float = STOP_SHARE,
+        gone_s: float = GONE_S,
+        waits_for_step: bool = False,
         stall_s: float = STALL_S,
     ) -> None:
         self._random = random.Random(seed)
@@ -136,6 +175,8 @@ class Chaos:
         )
         rounds = [self._random.sample(kinds, len(kinds)) for _ in range(0, kills, len(kinds))]
         self._victims = [kind for each in rounds for kind in each]
+        self._stop_share, self._gone_s, self._waits_for_step = stop_share, gone_s, waits_for_step
+        self._known: dict[int, psutil.Process] = {}
         self._stopped: list[tuple[float, psutil.Process]] = []
         self._started = time.monotonic()
         self.report = Report(seed)
@@ -164,6 +205,7 @@ class Chaos:
         self.report.num_starts += 1
         self._run_dir.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a") as log:
+            self._log_begins = log.tell()
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -213,10 +255,18 @@ class Chaos:
 
     def _pause(self) -> bool:
         """Let a random part of some steps pass, so that events strike at any point of one."""
+        if self._waits_for_step and not self._wait_until(self._has_stepped):
+            return False
         # Of the last steps, not of the last one: a step that was struck takes as long as many others.
         times = [record.get("time/step_s", 1.0) for record in self.records()[-RECENT_STEPS:]] or [1.0]
         ends = time.monotonic() + self._random.uniform(0, 2) * min(statistics.median(times), 10.0)
         return self._wait_until(lambda: time.monotonic() > ends)
+
+    def _has_stepped(self) -> bool:
+        """Return whether the driver has made a step since it was started last."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_begins)
+            return b"\nstep " in log.read()
 
     def _last_line(self) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
@@ -226,7 +276,7 @@ class Chaos:
 
     def _strike(self, kind: str) -> bool:
         """Strike a process of the kind once there is one; False when the run is over before."""
-        is_stop = self._random.random() < STOP_SHARE
+        is_stop = self._random.random() < self._stop_share
         if (process := self._find(kind)) is None:
             return False
         number = signal.SIGSTOP if is_stop else signal.SIGKILL
@@ -238,11 +288,18 @@ class Chaos:
             process.send_signal(number)
         if is_stop:
             self._stopped.append((time.monotonic() + STOP_S, process))
-        elif kind == "driver":
+        elif kind == "driver" or (kind in FURTHER_WORDS and self._has_ended()):
             self._driver.wait()
+            self.report.events[-1] = replace(self.report.events[-1], line=self._last_line())
             self._wait_for_the_rest()
             self._driver = self._start()
         return True
+
+    def _has_ended(self) -> bool:
+        """Return whether the driver ends soon."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._driver.wait(ENDS_S)
+        return self._driver.poll() is not None
 
     def _find(self, kind: str) -> psutil.Process | None:
         """Return a random living process of the kind, after waiting for one; None when the run is over, or
@@ -254,7 +311,7 @@ class Chaos:
             found[:] = (
                 [self._as_process()]
                 if kind == "driver"
-                else [p for p in self._processes() if _is_of(p, WORDS[kind])]
+                else [p for p in self._processes() if _is_of(p, (WORDS | FURTHER_WORDS)[kind])]
             )
             return bool(found)
 
@@ -277,17 +334,20 @@ class Chaos:
                 process.send_signal(signal.SIGCONT)
 
     def _processes(self) -> list[psutil.Process]:
-        found = []
+        """Return the processes of the run. Some of Ray's have overwritten their environment with a title, so
+        those below a known one count, also after its death.
+        """
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.AccessDenied, psutil.NoSuchProcess):
-                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                if process.environ().get(MARK) == self._mark:
+                    self._known |= {one.pid: one for one in (process, *process.children(recursive=True))}
+        self._known = {pid: process for pid, process in self._known.items() if _is_alive(process)}
+        return list(self._known.values())
 
     def _wait_for_the_rest(self) -> None:
         """Wait until what a killed driver had started is gone; what stays is in the report."""
         self._wake(everyone=True)
-        deadline = time.monotonic() + GONE_S
+        deadline = time.monotonic() + self._gone_s
         while (left := self._processes()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         self.report.left_behind += [" ".join(_command_line(process))[:80] for process in left]
@@ -326,6 +386,11 @@ class Chaos:
         command = [sys.executable, "-m", "agentrl.cli", "audit", str(self._run_dir)]
         audit = subprocess.run(command, capture_output=True, text=True, timeout=300)
         report.audit, report.audit_says = audit.returncode, (audit.stdout + audit.stderr)[-2000:]
+        if RECOUNT.exists():
+            command = [sys.executable, str(RECOUNT), str(self._run_dir)]
+            recount = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            report.recount = recount.returncode
+            report.recount_says = (recount.stdout + recount.stderr)[-2000:]
         rules = {
             f"the run made {report.steps} of {self._steps} steps": report.steps == self._steps,
             "steps are missing or there twice": [record["step"] for record in records]
@@ -335,8 +400,16 @@ class Chaos:
             "groups were trained twice in one lineage": report.num_trained_twice == 0,
             "a token was older than the bound": report.lag_max <= report.max_staleness,
             "the audit does not balance": report.audit == 0,
+            "the count from the files alone does not balance": report.recount in (0, None),
         }
         report.problems += [problem for problem, holds in rules.items() if not holds]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_of(process: psutil.Process, words: Sequence[str]) -> bool:
@@ -371,6 +444,13 @@ def main() -> int:
         default=STALL_S,
         help="seconds without a step after which the run counts as stuck",
     )
+    parser.add_argument(
+        "--each",
+        type=int,
+        default=0,
+        help="kill each kind of ALL so many times, stop none, instead of --kills",
+    )
+    parser.add_argument("--out", type=Path, help="write what happened as JSON")
     parser.add_argument("overrides", nargs="*", help="of the config")
     args = parser.parse_args()
     print(f"chaos: seed {args.seed}", file=sys.stderr, flush=True)
@@ -379,12 +459,19 @@ def main() -> int:
         args.run_dir,
         [*args.overrides, f"trainer.steps={args.steps}"],
         seed=args.seed,
-        kills=args.kills,
+        kills=args.each * len(ALL) or args.kills,
         steps=args.steps,
-        kinds=args.kinds.split(","),
+        kinds=ALL if args.each else args.kinds.split(","),
+        stop_share=0.0 if args.each else STOP_SHARE,
+        gone_s=EACH_GONE_S if args.each else GONE_S,
+        waits_for_step=bool(args.each),
         stall_s=args.stall,
     )
     report = chaos.run()
+    if args.out:
+        sys.path.append(str(BENCHMARKS))
+        machine = importlib.import_module("machine")
+        machine.write_result(args.out, {"arguments": sys.argv[1:], **asdict(report)})
     print(json.dumps(asdict(report)), flush=True)
     return int(bool(report.problems))
 

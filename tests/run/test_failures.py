@@ -111,3 +111,64 @@ def test_a_partner_that_always_fails_ends_a_run_that_also_has_rows_without_it(wo
     assert "interaction 'gsm8k' failed in " in said
     first = "interaction 'gsm8k' returned dict {'text': 'again'}; return agentrl.plugins.InteractionReply"
     assert f"(rollout.max_failed_share=0.9); the first: {first} (mine.py:9)" in said
+
+
+QUITS = """
+import os
+from agentrl.plugins import AgentLoop, Reward, RewardResult
+
+class Quits(AgentLoop):
+    name = "quits"
+
+    async def run(self, task, session):
+        await session.generate()
+        os._exit(3)
+"""
+SPINS = """
+from agentrl.plugins import AgentLoop
+
+class Quits(AgentLoop):
+    name = "quits"
+
+    async def run(self, task, session):
+        await session.generate()
+        while True:
+            pass
+"""
+
+
+def test_a_plugin_that_ends_the_process_is_named_and_its_attempt_counts(world, tmp_path):
+    agent, run = tmp_path / "quits.py", tmp_path / "run"
+    agent.write_text(QUITS)
+    rows = world.write_rows(tmp_path, {}, default="quits")
+    overrides = [f"agent.plugins=[{agent}]", f"data.train_files=[{rows}]", f"trainer.run_dir={run}"]
+    command = world.start(
+        "train", str(world.config), *overrides, "trainer.steps=2", "rollout.max_actor_restarts=2"
+    )
+    assert command.wait() == 1, command.output()
+    said = command.output()
+    what = f"agent 'quits' ended its process: os._exit(3) at {agent}:10"
+    assert f"died ({what}); " in said
+    assert f"died ({what}) and rollout.max_actor_restarts is used up" in said
+    failed = rows_of(run)
+    assert {(row["kind"], row["plugin"], row["place"]) for row in failed} == {
+        ("agent", "quits", f"{agent}:10")
+    }
+    assert {row["became"] for row in failed} == {"retried"}
+    assert not list((run / "attempts").glob("*.last_words"))
+
+
+def test_a_loop_that_is_not_given_back_costs_the_process_and_one_interrupt_ends_the_run(world, tmp_path):
+    agent, run = tmp_path / "quits.py", tmp_path / "run"
+    agent.write_text(SPINS)
+    rows = world.write_rows(tmp_path, {}, default="quits")
+    overrides = [f"agent.plugins=[{agent}]", f"data.train_files=[{rows}]", f"trainer.run_dir={run}"]
+    command = world.start(
+        "train", str(world.config), *overrides, "trainer.steps=2", "agent.trajectory_timeout_s=1"
+    )
+    command.wait_until(lambda: "takes over" in command.output())
+    assert f"agent 'quits' at {agent}:" in command.output()
+    assert "has not given back the event loop for" in command.output()
+    command.interrupt()
+    assert command.wait(60) == 130, command.output()
+    assert "Traceback" not in command.output()

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import trio
-
 from agentrl.adapters.catalog import named_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
@@ -32,11 +30,13 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.frozen_models import resolve_opponents
 from agentrl.rollout.limits import model_limits
+from agentrl.rollout.loop_watch import watching_command
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
 from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.shown_images import ShownImages
+from agentrl.rollout.trio_run import in_trio
 from agentrl.serving.frozen import start_frozen
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Failure, Lease, Task, Trajectory
@@ -111,7 +111,9 @@ def play_row(
                 manager.set_frozen_servers(frozen.keys())
                 return manager
 
-            trajectory, survived = trio.run(_play, open_manager, router, task, sampling)
+            deadline_s = config.agent.trajectory_timeout_s
+            played = in_trio(_play, open_manager, router, task, sampling, say, deadline_s)
+            trajectory, survived = played
     return PlayedRow(task, trajectory, chat, survived)
 
 
@@ -170,10 +172,15 @@ def read_task(
 
 
 async def _play(
-    open_manager: Callable[[AsyncioHost], AgentLoopManager], router: Router, task: Task, sampling: Sampling
+    open_manager: Callable[[AsyncioHost], AgentLoopManager],
+    router: Router,
+    task: Task,
+    sampling: Sampling,
+    say: Say,
+    deadline_s: float,
 ) -> tuple[Trajectory, tuple[Failure, ...]]:
     router.set_servers(["http://model"], version=0)
-    with AsyncioHost() as host:
+    with AsyncioHost() as host, watching_command(host, say=say, deadline_s=deadline_s):
         manager = open_manager(host)
         async with aclosing(router), aclosing(manager):
             [trajectory] = await manager.play([Lease(0, task, 1, 0)], sampling)
