@@ -112,8 +112,7 @@ def play_row(
                 return manager
 
             deadline_s = config.agent.trajectory_timeout_s
-            played = in_trio(_play, open_manager, router, task, sampling, say, deadline_s)
-            trajectory, survived = played
+            trajectory, survived = in_trio(_play, open_manager, router, task, sampling, say, deadline_s)
     return PlayedRow(task, trajectory, chat, survived)
 
 
