@@ -104,8 +104,8 @@ class StoredSteps:
         if "learned_by" in batch.schema.names and batch.num_rows > 0:
             version = batch.column("learned_by")[0].as_py()
         else:  # a lower bound, for files without it: the newest version of any token
-            found = (v for group in groups for t in group.trajectories for v, _ in t.versions)
-            version = max(found, default=-1)
+            versions = (v for group in groups for t in group.trajectories for v, _ in t.versions)
+            version = max(versions, default=-1)
         lineage = Lineage.of(publish for publish in self.publishes if publish[0] <= version)
         if lineage.version != version:
             lineage = Lineage.of([(version, 0)])

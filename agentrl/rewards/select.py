@@ -130,8 +130,9 @@ class RewardTable:
 
     def check_services(self) -> None:
         """Raise ConfigError if nobody listens at the URL of a configured reward, such as a judge."""
-        for reward in (*self.find(LLMJudge), *self.find(Remote)):
-            trio.run(reward.poster.check)
+        posters = [judge.poster for judge in self.find(LLMJudge)]
+        for poster in (*posters, *(remote.poster for remote in self.find(Remote))):
+            trio.run(poster.check)
 
     def check(self, task: Task) -> None:
         """Raise DataError if the task cannot be scored (unknown source, no ground truth).

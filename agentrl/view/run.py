@@ -162,16 +162,20 @@ class RunReader:
         last = train[-1] if train else records[-1] if records else None
         damages: list[str] = []
         is_folder = self.source.kind != "files"
-        config = _unless_damaged(damages, lambda: read_config(folder) if is_folder else {}, {})
+        nothing: dict[str, Any] = {}
+        config = _unless_damaged(damages, lambda: read_config(folder) if is_folder else nothing, nothing)
         steps = _at(config, "trainer", "steps") if self.source.kind == "run" else None
         latest = {} if last is None else _finite(last.values)
+        no_failures: tuple[tuple[EqualFailures, ...], int] = ((), 0)
         failures, num_failures = _unless_damaged(
-            damages, lambda: _failures(folder / FAILURES) if is_folder else ((), 0), ((), 0)
+            damages, lambda: _failures(folder / FAILURES) if is_folder else no_failures, no_failures
         )
         fleet = _unless_damaged(damages, lambda: read_fleet(folder), FleetState())
-        alarms = _unless_damaged(damages, lambda: _alarms(folder / "alarms.jsonl"), ())
+        no_alarms: tuple[ShownAlarm, ...] = ()
+        alarms = _unless_damaged(damages, lambda: _alarms(folder / "alarms.jsonl"), no_alarms)
         step = 0 if last is None else last.step
-        table = _unless_damaged(damages, lambda: _closing(folder / VALIDATIONS, step), ())
+        no_table: tuple[tuple[str, ...], ...] = ()
+        table = _unless_damaged(damages, lambda: _closing(folder / VALIDATIONS, step), no_table)
         state = self._state(last)
         return Overview(
             title=self.source.title,
