@@ -91,6 +91,7 @@ class AttemptFiles:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / _MARK).write_text(mark)
+            remove_files(str(path) for path in folder.glob(f"*{_WORDS}"))  # of a driver that was killed
         except OSError as error:
             raise ConfigError(f"trainer.run_dir: {folder} cannot be written: {error.strerror}") from error
         return cls(folder, is_synced=is_synced, mark=mark)
@@ -166,7 +167,6 @@ def remove_others(folder: Path, kept: Iterable[str]) -> int:
 
     Only when no rollout actor is alive: a file whose attempts are about to be added would be removed too.
     """
-    found = [path for suffix in (_SUFFIX, _WORDS) for path in folder.glob(f"*{suffix}")]
-    others = {str(path) for path in found} - set(kept)
+    others = {str(path) for path in folder.glob(f"*{_SUFFIX}")} - set(kept)
     remove_files(others)
     return len(others)

@@ -164,9 +164,9 @@ def test_a_loop_that_is_not_given_back_costs_the_process_and_one_interrupt_ends_
     rows = world.write_rows(tmp_path, {}, default="quits")
     overrides = [f"agent.plugins=[{agent}]", f"data.train_files=[{rows}]", f"trainer.run_dir={run}"]
     command = world.start(
-        "train", str(world.config), *overrides, "trainer.steps=2", "agent.trajectory_timeout_s=1"
+        "train", str(world.config), *overrides, "trainer.steps=2", "agent.trajectory_timeout_s=15"
     )
-    command.wait_until(lambda: "takes over" in command.output())
+    command.wait_until(lambda: "takes over" in command.output(), timeout_s=300)
     assert f"agent 'quits' at {agent}:" in command.output()
     assert "has not given back the event loop for" in command.output()
     command.interrupt()

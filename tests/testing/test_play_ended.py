@@ -21,7 +21,7 @@ agent: {default: tool_agent, max_response_tokens: 1024, plugins: [mine.py]}
 """
 ROWS = (
     '{"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": '
-    '{"ground_truth": "2"}, "interaction_kwargs": {"name": "boss"}}'
+    '{"ground_truth": "2"}, "extra_info": {"interaction_kwargs": {"name": "boss"}}}'
 )
 MINE = """
 import asyncio, ctypes, os, time
