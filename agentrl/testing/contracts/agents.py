@@ -114,10 +114,13 @@ class AgentContract:
     ) -> tuple[Trajectory, SessionWatch]:
         watch = SessionWatch()
         agent = watched(self._class(), watch)
+        offered = self.tools if tools is None else tools
+        if not offered and self.tool_turn is not None:  # without tools, a call is text
+            offered = [probe_tool(ToolResult("probed"))]
         trajectory = play(
             script,
             agent=agent,
-            tools=self.tools if tools is None else tools,
+            tools=offered,
             interaction=self.interaction,
             interaction_kwargs=dict(self.interaction_kwargs),
             latency_s=latency_s,
