@@ -334,7 +334,7 @@ def test_rewards_of_groups_see_the_limit_of_tokens_and_no_environment_that_is_cl
     plugins = load_plugins()
     plugins.rewards.add(Look)
     config = RewardConfig(sources={"s": "look"})
-    scorer = Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9)
+    scorer = Scorer(config, RewardTable(config, plugins), host=None, max_response_tokens=9, chat=None)
     for task in (make_task(), make_task(environment_kwargs={})):
         trio.run(scorer.score_group, task, [trajectory(1), trajectory(2)])
     assert [attempt.max_response_tokens for attempt in seen] == [9] * 4

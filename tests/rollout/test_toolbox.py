@@ -250,7 +250,7 @@ def test_or_the_model_is_told_and_nothing_of_the_host(stage):
 
 def test_what_is_no_result_is_a_broken_tool(stage):
     async def main(bench):
-        with pytest.raises(ToolError, match="tool 'service' returned int; return "):
+        with pytest.raises(ToolError, match="tool 'service' returned int 3; return "):
             await bench.toolbox("nonsense").answer([call()])
 
     on_bench(stage, main)

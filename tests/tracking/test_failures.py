@@ -428,7 +428,7 @@ def test_a_tool_that_may_be_away_ends_nothing(bound, became):
 def test_a_damaged_file_is_one_line_and_is_left_as_it_is(tmp_path: Path, content: bytes):
     (tmp_path / FILE).write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=rf"{FILE} is damaged \(.+\); move it away to continue without its rows"
+        CheckpointError, match=rf"{FILE} cannot be read as .+; move it away to continue without its rows"
     ):
         failure_lines(tmp_path / FILE)
     assert (tmp_path / FILE).read_bytes() == content
