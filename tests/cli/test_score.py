@@ -231,7 +231,7 @@ def test_lists_of_texts_of_every_kind_are_read(kind, tmp_path):
         ({"responses": "#### 4"}, "column 'responses' must contain lists of texts, is string"),
         ({"responses": [1, 2]}, "column 'responses' must contain lists of texts, is list<element: int64>"),
         ({"data_source": ""}, "row 0: field 'data_source': must name a data source, is empty"),
-        ({"reward_model": "4"}, "row 0: field 'reward_model': must be an object, is str"),
+        ({"reward_model": "4"}, "row 0: field 'reward_model': must be an object, is '4'"),
         ({"prompt": [{"role": "robot", "content": "?"}]}, r"row 0: field 'prompt\[0\].role': must be one of"),
         ({"reward_model": {"style": "rule"}}, "ground_truth"),
         ({"scores": [1.0]}, "a column 'scores' already exists; choose another with --scores-key"),

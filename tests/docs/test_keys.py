@@ -22,9 +22,14 @@ TOP = "|".join(sorted({section.partition(".")[0] for section in SECTIONS}))
 SPAN = re.compile(r"`([^`\n]+)`")
 KEY = re.compile(rf"(?<![\w./-])((?:{TOP})\.[a-z_]\w*(?:\.\w+)*)(?![\w(/])")
 """A key as prose writes it: `learner.offload=optimizer`, `model.lora.rank`."""
-OTHERS = {"reward_model.ground_truth", "model.config.pad_token_id"}
+OTHERS = {
+    "reward_model.ground_truth",
+    "model.config.pad_token_id",
+    "data.max_response_length",
+    "trainer.total_training_steps",
+}
 FILES = (".py", ".json", ".bin", ".parquet")
-"""A column of rows, an attribute and files, which look like keys."""
+"""A column of rows, an attribute, keys of verl and files, which look like keys."""
 
 PAGES = sorted({file.name for file in DOCS.glob("*.md")} - {"config.md", "roadmap.md"})
 """Not what is generated from the schema, and not what does not exist yet."""

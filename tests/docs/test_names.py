@@ -40,6 +40,9 @@ OTHERS = {
     },
     "Ray's, SLURM's and Kubernetes's": {
         "RAY_ADDRESS",
+        "ray::DashboardAgent",
+        "ray::RuntimeEnvAgent",
+        "ray::ServerActor",
         "--num-cpus",
         "sbatch train.sbatch",
         "--requeue",
