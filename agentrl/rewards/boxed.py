@@ -24,7 +24,7 @@ _DENIED = re.compile(
     r"to)?|just|simply|the|is|was|write|say|box|put|claim))*|\b(?:rather than|instead of|anything but|other "
     r"than))\s?[:=]?[\s$\\(\[{}*]*\Z"
 )
-MAX_MARKED_CHARS = 120_000
+MAX_MARKED_CHARS = 20_000
 """Characters at the end of a response that are searched for a box or `####`."""
 MAX_DENIAL_CHARS = 60
 

@@ -516,8 +516,11 @@ def header(text):
     [
         (header(b"{"), "is damaged: its header cannot be read"),
         (header(b"[]"), "is damaged: its header cannot be read"),
-        (header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}'), "is damaged"),
-        (header(b'{"x": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}'), "dtype F4; known: BOOL"),
+        (header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}') + bytes(4), "is damaged"),
+        (
+            header(b'{"x": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}') + bytes(1),
+            "dtype F4; known: BOOL",
+        ),
         (header(b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}'), "is damaged"),
     ],
 )

@@ -295,7 +295,9 @@ def test_what_is_no_json_is_a_broken_tool():
         """Give."""
         return object()
 
-    with pytest.raises(ToolError, match="tool 'give' returned object, which is not JSON"):
+    with pytest.raises(
+        ToolError, match="tool 'give' returned object; return a text, a ToolResult, or data with a JSON form"
+    ):
         run(function_tool(give))
 
 

@@ -223,8 +223,10 @@ def test_a_missing_function_is_named(tmp_path):
         match=r"reward.custom_function.name: .*has no 'compute_score'; it has: score_answers, Judge$",
     ):
         custom(tmp_path, "from math import sqrt\ndef score_answers(): ...\nclass Judge: ...\n_x = 1\n")
+    other = tmp_path / "other"
+    other.mkdir()
     with pytest.raises(PluginError, match="has no 'compute_score'; it defines no function and no class"):
-        custom(tmp_path, "x = 1\n")
+        custom(other, "x = 1\n")
     with pytest.raises(PluginError, match="does not exist"):
         table(custom_function=CustomFunctionConfig(path=str(tmp_path / "none.py")))
 
