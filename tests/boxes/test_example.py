@@ -78,4 +78,4 @@ def test_an_attempt_at_a_row_that_mends_its_fault_is_rewarded(tmp_path: Path) ->
     assert answers[0] == "README.md\ncart.py\ntests\ndef total(prices):\n    return len(prices)"
     assert answers[1:] == ["changed cart.py", "5"]
     assert [reward.value for reward in trajectory.rewards] == [1.0]
-    assert trajectory.extra_info["environment_facts"]["pass_to_pass"] == [1, 1]
+    assert trajectory.metrics["reward/tests_pass/pass_to_pass"] == 1.0

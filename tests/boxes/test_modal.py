@@ -70,7 +70,9 @@ def test_a_sandbox_has_no_network_a_lease_and_a_lifetime_and_ends_with_its_box(c
         done = await box.run(["sh", "-c", "echo out; echo err >&2"], **OUTPUT)
         assert (done.stdout, done.stderr) == ("out\n", "err\n")
         await box.run(["bash", "-c", "(exec -a modal-left sleep 999) >/dev/null 2>&1 &"], **OUTPUT)
-        assert named("modal-left")
+        with trio.fail_after(60):
+            while not named("modal-left"):
+                await trio.sleep(0.01)
         await box.stop()
         await box.stop()
         assert named("modal-left") == []

@@ -13,7 +13,7 @@ from agentrl.boxes.proof import added_modules, patched_files, proven, read_proof
 from agentrl.testing import Call, play
 from agentrl.types import JsonObject, Outcome, Trajectory
 
-CONFIG = {"max_boxes": 1, "command_timeout_s": 25.0}
+CONFIG = {"max_boxes": 1, "command_timeout_s": 25.0, "tests_timeout_s": 100.0}
 HIDDEN = """import numbers
 import unittest
 from cart import total
@@ -53,7 +53,7 @@ def attempt(
         environment_kwargs=dict(row),
         environment_config={"repository": dict(CONFIG)},
         reward="tests_pass",
-        reward_config={"reward_config": {"tests_pass": {"apart": apart}}},
+        reward_config={"timeout_s": 200.0, "reward_config": {"tests_pass": {"apart": apart}}},
         max_turns=len(calls) + 1,
         **settings,
     )

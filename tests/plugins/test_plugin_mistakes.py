@@ -250,12 +250,12 @@ def test_a_base_class_needs_neither_name_nor_methods():
     ("override", "words"),
     [
         ("agent.tool_limits={calculater: {timeout_s: 3}}", "agent.tool_limits.calculater: unknown tool "
-        "'calculater'; registered: calc"),
+        "'calculater' (did you mean 'calculator'?); registered: calc"),
         ("agent.tool_config={calculater: {}}", "agent.tool_config.calculater: unknown tool"),
         ("agent.tool_config={'mine.py:Shout': {}}", "settings must be under the tool's own name: write "
         "agent.tool_config.sh"),
         ("agent.interaction_config={gsm9k: {}}", "agent.interaction_config.gsm9k: unknown interaction "
-        "'gsm9k'; registered: gsm8k"),
+        "'gsm9k' (did you mean 'gsm8k'?); registered: gsm8k"),
         ("agent.agent_config={tool: {}}", "settings must be under the agent's own name: write "
         "agent.agent_config.tool_agent"),
         ("reward.reward_config={gsm9k: {}}", "reward.reward_config.gsm9k: unknown reward 'gsm9k'"),
@@ -270,8 +270,8 @@ def test_a_base_class_needs_neither_name_nor_methods():
         ("reward.sources={a: 'mime.py:score'}", "reward.sources.a: plugin file 'mime.py' does not exist"),
         ("reward.terms={t: {reward: 'mime.py:Score'}}", "reward.terms.t: plugin file 'mime.py' does not "
         "exist"),
-        ("reward.custom_function.path=mime.py", "reward.custom_function: plugin file 'mime.py' does not "
-        "exist"),
+        ("reward.custom_function.path=mime.py", "reward.custom_function.path: plugin file 'mime.py' does "
+        "not exist"),
         ("data.reader='mime.py:read'", "data.reader='mime.py:read': plugin file 'mime.py' does not exist"),
         ("algorithm.policy_loss='mime.py:loss'", "algorithm.policy_loss: plugin file 'mime.py' does not "
         "exist"),
