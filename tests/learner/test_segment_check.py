@@ -110,7 +110,7 @@ def hybrid(tmp_path):
     folder = tmp_path / "hybrid"
     write_tiny_tokenizer(folder)
     LFM2.architectures = ["Lfm2ForCausalLM"]
-    LFM2.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(LFM2).save_pretrained(folder)
     return folder
 
 
@@ -118,7 +118,7 @@ def hybrid(tmp_path):
 def plain(tmp_path):
     folder = tmp_path / "plain"
     write_tiny_tokenizer(folder)
-    LlamaConfig(**SIZES).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).save_pretrained(folder)
     return folder
 
 
@@ -128,7 +128,6 @@ def test_every_role_refuses_it_before_ranks_start(hybrid, plain):
         check_critic(of_hybrid, of_plain, LearnerConfig())
     with pytest.raises(ConfigError, match=f"teacher: .*{STATE}"):
         check_teacher(of_hybrid, of_plain, LearnerConfig())
-    AutoModelForCausalLM.from_config(LFM2).save_pretrained(hybrid)
     with pytest.raises(ConfigError, match=STATE), lone_learner(learner_spec(of_hybrid)):
         pass
 
