@@ -259,7 +259,7 @@ def test_what_cannot_be_looked_at_is_refused_with_the_cure(tmp_path: Path) -> No
         with pytest.raises(ConfigError, match="give") as caught:
             open_sources([tmp_path / path])
         assert complaint in str(caught.value)
-    with pytest.raises(DataError, match=r"bad\.parquet: not a Parquet file of trajectories"):
+    with pytest.raises(DataError, match=r"bad\.parquet cannot be read as a Parquet file of trajectories"):
         AttemptTable(open_sources([tmp_path / "bad.parquet"])[0]).page(Filters())
     with pytest.raises(ConfigError, match="given twice"):
         open_sources([tmp_path / "bad.parquet", tmp_path / "empty" / ".." / "bad.parquet"])
