@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +25,9 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.data.atomic_files import write_atomically
-from agentrl.errors import ConfigError, InfrastructureError, UserError
+from agentrl.errors import CheckpointError, ConfigError, InfrastructureError, UserError
 from agentrl.fleet.servers import ServerLine
-from agentrl.seals import sealed_document
+from agentrl.seals import read_document, sealed_document
 
 POLL_S = 0.2
 SHOW_INTERVAL_S = 5.0
@@ -242,6 +241,8 @@ def refuse_idle(run_dir: Path) -> None:
 
 def _read(file: Path, kind: type[M]) -> M:
     try:
-        return kind.model_validate(json.loads(file.read_text()))
-    except (ValidationError, json.JSONDecodeError) as error:
+        return kind.model_validate(read_document(file))
+    except CheckpointError as error:
+        raise InfrastructureError(str(error)) from error
+    except ValidationError as error:
         raise InfrastructureError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error

@@ -210,7 +210,7 @@ def test_a_state_with_groups_of_another_size_plays_them_again(tmp_path):
         folder = tmp_path / str(size)
         folder.mkdir()
         other = ReplayBuffer(Rows(), replace(RULES, group_size=size), folder / FOLDER)
-        assert other.resume(0, state) == num_again
+        assert other.resume(0, state).num_other == num_again
         counts = other.counts()
         assert (counts.ready, counts.queued) == (2 - num_again, 1 + num_again)
         assert counts.is_balanced
@@ -228,7 +228,7 @@ def test_a_resumed_run_leases_what_its_steps_need_also_with_batches_of_another_s
         folder.mkdir()
         rules = replace(RULES, groups_per_step=per_step, total_groups=num_steps * per_step)
         resumed = ReplayBuffer(Rows(), rules, folder / FOLDER)
-        assert resumed.resume(2, buffer.state()) == 0
+        assert resumed.resume(2, buffer.state()).num_other == 0
         resumed.advance(3, 2)
         num_ahead = 1 if num_steps == 3 else RULES.max_staleness + 1
         assert len(resumed.lease("b", 100, 0.0)) == num_ahead * per_step

@@ -138,7 +138,7 @@ def call(method, *args):
 def test_a_killed_owners_groups_are_played_by_another_while_long_polls_wait(cluster, folder):
     buffer = launched(config(folder))
     assert buffer.run(TrainingBuffer.plan) == BufferPlan(
-        num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0)
+        num_tasks=6, total_steps=6, report=DatasetReport(rows=6, filtered=0, truncated=0, repeated=5)
     )
     buffer.run(TrainingBuffer.advance, 0)
     first, second = Player.remote("first", buffer), Player.remote("second", buffer)

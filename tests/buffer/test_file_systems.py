@@ -22,6 +22,7 @@ from agentrl.buffer.records import Records
 from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import JournalError
 from agentrl.offline.audit import audit_run
+from agentrl.tracking.versions import VERSIONS
 from parts.trajectories import Rows
 
 LEASED = [Event(EventKind.LEASED, group, "a") for group in range(3)]
@@ -70,10 +71,12 @@ def test_the_levels_of_durability(folder):
 def test_a_live_run_is_audited_between_its_writes(folder):
     target = ReplayBuffer(Rows(), LedgerRules(2, 1, 2), folder / FOLDER, journal=Journal(folder / FILE))
     target.advance(0, 0)
+    (folder / "config.yaml").write_text("trainer: {keep_trajectories: true}\n")
+    (folder / VERSIONS).write_text('{"version": 0, "step": 0, "what": "policy"}\n')
     for _ in range(3):
         target.lease("a", 1, 0.0)
         found = audit_run(folder)
-        assert found.audit.is_balanced
+        assert found.audit.is_balanced, found.audit.problems
         assert found.audit.counts()["leased"] == target.counts().leased
     with Records.open(folder / FILE) as records:
         assert len(list(records.events())) == 4

@@ -3,6 +3,7 @@ reads no more.
 """
 
 import hashlib
+import json
 import random
 import shutil
 from pathlib import Path
@@ -23,6 +24,7 @@ from agentrl.data.checkpoint_files import (
     stored_file,
 )
 from agentrl.errors import CheckpointError
+from agentrl.seals import sealed_document
 
 BLOCK = 8
 SHARD_BYTES = 101
@@ -175,9 +177,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name):
 
 @pytest.mark.parametrize("block_bytes", [0, -1, "many"])
 def test_a_manifest_with_an_impossible_block_is_damaged(tmp_path, block_bytes):
-    text = write(tmp_path, FILES).to_json()
-    (tmp_path / "manifest.json").write_text(
-        text.replace(f'"block_bytes": {BLOCK}', f'"block_bytes": "{block_bytes}"')
-    )
+    fields = json.loads(write(tmp_path, FILES).to_json())
+    (tmp_path / "manifest.json").write_text(sealed_document({**fields, "block_bytes": block_bytes}))
     with pytest.raises(CheckpointError, match=r"is damaged: manifest\.json: .*block_bytes"):
         read_manifest(tmp_path)

@@ -31,7 +31,7 @@ OTHER = "fedcba9876543210fedcba9876543210fedcba98"
 FILES = {
     "config.json": b'{"model_type": "qwen2"}',
     "tokenizer.json": b"{}",
-    "model.safetensors": b"weights",
+    "model.safetensors": (2).to_bytes(8, "little") + b"{}",
     "run.py": b"x = 1",
 }
 
@@ -159,7 +159,7 @@ def test_what_describes_a_model_is_fetched_first_and_weights_when_they_are_neede
     ((again, _),) = resolve_in_process(hub.environment, tiny)
     assert again == path
     assert sorted(hub.asked) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert (Path(path) / "model.safetensors").read_bytes() == b"weights"
+    assert (Path(path) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert not (Path(path) / "run.py").exists(), "code of a model is not even fetched unless it may run"
 
 

@@ -161,7 +161,10 @@ def test_attempts_that_say_nothing(tmp_path):
     with pytest.raises(DataError, match="no Parquet file of attempts; give one"):
         read_pass_rates(tmp_path / "nowhere.parquet")
     (tmp_path / "a.parquet").write_text("no Parquet")
-    with pytest.raises(DataError, match=r"a\.parquet: not a Parquet file of attempts"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.parquet cannot be read as a Parquet file of trajectories: it is no whole Parquet file",
+    ):
         read_pass_rates(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="no attempt in it has a score"):
         read_pass_rates(attempts(tmp_path / "b.parquet", attempt("a", 1.0, outcome=Outcome.ABORTED)))

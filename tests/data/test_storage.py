@@ -284,14 +284,15 @@ def test_rows_are_read_from_storage_as_from_a_file(s3, tmp_path):
 
 
 def test_a_model_in_storage_is_resolved_to_a_local_folder(s3, tmp_path):
-    for name in ("config.json", "model.safetensors"):
-        written(tmp_path / "model" / name, name.encode())
+    weights = (2).to_bytes(8, "little") + b"{}"
+    written(tmp_path / "model" / "config.json", b"config.json")
+    written(tmp_path / "model" / "model.safetensors", weights)
     send_folder(tmp_path / "model", StoragePath.of(f"{s3.url}/model"))
     model = resolve_model(ModelConfig(path=f"{s3.url}/model", tokenizer_path=f"{s3.url}/model"))
     assert model.path == model.tokenizer_path
     assert model.path.endswith("/model")
     with open(f"{model.path}/model.safetensors", "rb") as file:
-        assert file.read() == b"model.safetensors"
+        assert file.read() == weights
     with pytest.raises(ConfigError, match=r"model\.path: folder .* does not exist or is empty"):
         resolve_model(ModelConfig(path=f"{s3.url}/none"))
 

@@ -51,14 +51,17 @@ def test_a_server_of_each_frozen_model_is_started_and_samples(models):
 
 
 def test_a_model_that_no_server_loads_is_wrong_and_does_not_hide_the_others(models, tmp_path):
-    shutil.copytree(models / "frozen", tmp_path / "cut")
+    for name in ("cut", "no_tensors"):
+        shutil.copytree(models / "frozen", tmp_path / name)
     weights = next((tmp_path / "cut").glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:100])
-    opponents = {"cut": {"model": {"path": str(tmp_path / "cut")}}, "far": {"model": {"path": "some/where"}}}
-    found = diagnosed(models / "policy", opponents=opponents)
-    assert found["agent.opponents.cut"].verdict == "wrong"
-    assert "the server ended while starting" in found["agent.opponents.cut"].text
-    assert found["agent.opponents.cut"].cure.endswith("agent.opponents.cut.model.path")
+    (tmp_path / "no_tensors" / weights.name).write_bytes((2).to_bytes(8, "little") + b"{}")
+    opponents = {name: {"model": {"path": str(tmp_path / name)}} for name in ("cut", "no_tensors")}
+    found = diagnosed(models / "policy", opponents={**opponents, "far": {"model": {"path": "some/where"}}})
+    assert found["agent.opponents.cut"].verdict == found["agent.opponents.no_tensors"].verdict == "wrong"
+    assert f"{weights.name} is cut" in found["agent.opponents.cut"].text
+    assert "the server ended while starting" in found["agent.opponents.no_tensors"].text
+    assert found["agent.opponents.no_tensors"].cure.endswith("agent.opponents.no_tensors.model.path")
     assert (found["agent.opponents.far"].verdict, found["agent.opponents.far"].text) == (
         "ok",
         "its server was not started: model.path='some/where' is not on this machine",

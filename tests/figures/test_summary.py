@@ -140,7 +140,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"no \*.parquet in this folder"):
         read_attempts(tmp_path)
     (tmp_path / "text.parquet").write_text("no Parquet")
-    with pytest.raises(DataError, match=r"text.parquet: not a Parquet file of trajectories"):
+    with pytest.raises(DataError, match=r"text\.parquet cannot be read as a Parquet file of trajectories"):
         read_attempts(tmp_path / "text.parquet")
     pq.write_table(pa.table({"prompt": ["?"]}), tmp_path / "text.parquet")
     with pytest.raises(DataError, match=r"text.parquet: contains no trajectories"):

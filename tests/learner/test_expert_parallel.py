@@ -474,7 +474,7 @@ def test_a_model_whose_experts_cannot_be_divided_is_refused(models, tmp_path):
     for name in CONFIGS:
         with pytest.raises(ConfigError, match=r"^learner\.expert_parallel=3 does not divide the 4 experts"):
             check_folder(ModelConfig(path=str(models / name)), LearnerConfig(world_size=3, expert_parallel=3))
-    Qwen2Config(num_attention_heads=4).save_pretrained(tmp_path)
+    Qwen2Config(num_attention_heads=4, num_key_value_heads=4).save_pretrained(tmp_path)
     with pytest.raises(ConfigError) as caught:
         check_folder(ModelConfig(path=str(tmp_path)), LearnerConfig(world_size=2, expert_parallel=2))
     assert str(caught.value) == (
