@@ -195,7 +195,7 @@ def test_how_the_partner_ended_it_and_what_failed_afterwards_is_shown(project: P
 @pytest.mark.parametrize(
     ("override", "outcome"),
     [
-        ("agent.max_response_tokens=60", "outcome: truncated: max_response_tokens=60, reward"),
+        ("agent.max_response_tokens=50", "outcome: truncated: max_response_tokens=50, reward"),
         ("agent.max_turn_tokens=5", "outcome: truncated: max_turn_tokens=5, reward"),
         ("agent.max_turns=1", "outcome: turn_limit: max_turns=1, reward"),
     ],
