@@ -121,7 +121,7 @@ def _text(error: BaseException, plugin: PluginId | None) -> str:
 
 def _lacks_await(error: BaseException) -> bool:
     """Return whether an error is that of a coroutine which was used in place of its result."""
-    return isinstance(error, TypeError | AttributeError) and "'coroutine'" in str(error)
+    return isinstance(error, TypeError | AttributeError) and "'coroutine'" in str(error).replace('"', "'")
 
 
 def _defined_at(function: Callable[..., Any]) -> str:
