@@ -19,9 +19,9 @@ data: {train_files: [rows.jsonl]}
 model: {path: model}
 agent: {default: tool_agent, max_response_tokens: 1024, plugins: [mine.py]}
 """
-ROWS = (
+ROW = (
     '{"data_source": "arithmetic", "prompt": [{"role": "user", "content": "1+1"}], "reward_model": '
-    '{"ground_truth": "2"}, "extra_info": {"interaction_kwargs": {"name": "boss"}}}'
+    '{"ground_truth": "2"}, "extra_info": {OF_PARTNER}}'
 )
 MINE = """
 import asyncio, ctypes, os, time
@@ -87,12 +87,13 @@ WHO = {
 def project(tmp_path: Path) -> Path:
     write_tiny_tokenizer(tmp_path / "model")
     (tmp_path / "config.yaml").write_text(CONFIG)
-    (tmp_path / "rows.jsonl").write_text(ROWS)
     return tmp_path
 
 
 def start(project: Path, how: str, who: str) -> subprocess.Popen[str]:
     (project / "mine.py").write_text(MINE.replace("HOW", how).replace("IS_BOSS", str("boss" in who)))
+    partner = '"interaction_kwargs": {"name": "boss"}' if "boss" in who else ""
+    (project / "rows.jsonl").write_text(ROW.replace("OF_PARTNER", partner))
     tool = "of_class" if "of_class" in who else "in_thread"
     (project / "turns.yaml").write_text(TURNS.replace("in_thread", tool) if "tool" in who else "- boss\n" * 3)
     if "reward" in who or "environment" in who:
