@@ -121,7 +121,7 @@ def test_a_folder_with_nothing_but_a_config_is_a_run_that_starts(tmp_path: Path)
 )
 def test_a_damaged_file_hides_only_itself(tmp_path: Path, name: str) -> None:
     write_run(tmp_path)
-    (tmp_path / name).write_bytes(b"\xff{[")
+    (tmp_path / name).write_bytes(b"\xff{[\n")
     shown = RunReader(open_sources([tmp_path])[0]).overview()
     assert shown.step == 3
     [told] = [alarm for alarm in shown.alarms if alarm.rule == DAMAGED]
