@@ -94,14 +94,15 @@ def test_runs_in_any_files_are_joined(tmp_path_factory, seed, num_ranks, num_par
         np.testing.assert_array_equal(found, logprobs)
 
 
-def test_what_is_not_stored_is_not_a_number_and_a_damaged_file_is_absent(tmp_path: Path):
+def test_what_is_not_stored_is_not_a_number_and_a_damaged_file_is_named(tmp_path: Path):
     write_proximal(
         tmp_path, [ProximalRun(0, 0, 2, np.array([-1.0, -2.0], np.float32))], step=1, part=0, rank=0
     )
     found = read_proximal(tmp_path, step=1, group=0, member=0, num_actions=5)
     np.testing.assert_array_equal(found, [np.nan, np.nan, -1, -2, np.nan])
     (tmp_path / "step_000001_part0_rank1.parquet").write_bytes(b"PAR1 cut")
-    np.testing.assert_array_equal(found, read_proximal(tmp_path, step=1, group=0, member=0, num_actions=5))
+    with pytest.raises(DataError, match="rank1.parquet cannot be read"):
+        read_proximal(tmp_path, step=1, group=0, member=0, num_actions=5)
 
 
 def test_a_full_disk_is_counted_and_ends_nothing(tmp_path: Path, monkeypatch, caplog):

@@ -3,6 +3,7 @@ tokenizer.
 """
 
 import json
+import struct
 
 import pytest
 
@@ -46,6 +47,7 @@ def checks(**servers):
 def write_model(folder, *, vocab_size=300):
     write_tiny_tokenizer(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": vocab_size}))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     return str(folder)
 
 
