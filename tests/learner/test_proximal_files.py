@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agentrl.config.schema import Config
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.proximal_files import ProximalRun, read_proximal, write_proximal
+from agentrl.errors import DataError
 from agentrl.learner import learner as learner_module
 from agentrl.learner.packing import plan_microbatches
 from agentrl.learner.sample_refs import SampleRef, loaded, planned
@@ -101,7 +102,7 @@ def test_what_is_not_stored_is_not_a_number_and_a_damaged_file_is_named(tmp_path
     found = read_proximal(tmp_path, step=1, group=0, member=0, num_actions=5)
     np.testing.assert_array_equal(found, [np.nan, np.nan, -1, -2, np.nan])
     (tmp_path / "step_000001_part0_rank1.parquet").write_bytes(b"PAR1 cut")
-    with pytest.raises(DataError, match="rank1.parquet cannot be read"):
+    with pytest.raises(DataError, match=r"rank1\.parquet cannot be read"):
         read_proximal(tmp_path, step=1, group=0, member=0, num_actions=5)
 
 
