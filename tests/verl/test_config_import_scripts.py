@@ -219,7 +219,13 @@ def test_a_script_of_supervised_training_becomes_a_config_of_agentrl_sft(tmp_pat
 def test_columns_within_a_struct_and_an_adapter(tmp_path):
     (tmp_path / "sft.sh").write_text(COLUMNS)
     code, _, account = invoke(
-        tmp_path / "sft.sh", "2", tmp_path / "out", "trainer.total_epochs=1", "--out", tmp_path / "sft.yaml"
+        tmp_path / "sft.sh",
+        "2",
+        tmp_path / "out",
+        "trainer.total_epochs=1",
+        "optim.warmup_steps_ratio=0",
+        "--out",
+        tmp_path / "sft.yaml",
     )
     assert code == 0
     config = load_sft_config(str(tmp_path / "sft.yaml"))
@@ -237,7 +243,10 @@ def test_columns_within_a_struct_and_an_adapter(tmp_path):
     ) == ("cosine", 256, 4096)
     assert "unknown" not in account
     code, _, account = invoke(tmp_path / "sft.sh")
-    assert "trainer.default_local_dir=$2: $2 is not set; give it as trainer.default_local_dir=..." in account
+    assert (
+        "trainer.default_local_dir=$2: $2 is not set by the script; give it as trainer.default_local_dir=..."
+        in account
+    )
 
 
 @pytest.mark.parametrize("truncation", ["error", "right", "left"])
@@ -251,7 +260,8 @@ def test_what_becomes_of_long_conversations_is_said(truncation):
     assert translation.values.get("data", {}).get("overlong") == {"error": "drop", "right": "truncate"}.get(
         truncation
     )
-    assert bool(translation.obstacles) is (truncation == "left")
+    decisive = [finding.old for finding in translation.decisive]
+    assert ("data.truncation" in decisive) is (truncation == "left")
 
 
 def test_what_only_a_program_could_tell_is_said_and_left_out(tmp_path):
@@ -336,7 +346,7 @@ REPEATING = " ".join(f"'data.a{n + 1}=${{data.a{n}}}${{data.a{n}}}'" for n in ra
         ("f() { f; f; }; f\n" + START, "nested more than"),
         (f"echo {'a' * 300_000}\n{START}", "at most 200,000 are"),
         (f"x={'$(' * DEEP}a{')' * DEEP}\n{START}", "nested"),
-        (f"{'(' * DEEP}a{')' * DEEP}\n{START}", "nested"),
+        (f"{'( ' * DEEP}a{' )' * DEEP}\n{START}", "nested"),
         (f"x={'${a:-' * DEEP}b{'}' * DEEP}\n{START}", "nested"),
         (f"{START} data.x={'[' * DEEP}{']' * DEEP}", "500 brackets"),
         (f"{START} data.x={'[' * 400}{']' * 400}", "nested too deeply|cannot be read"),
@@ -357,6 +367,7 @@ def test_no_script_takes_for_ever_or_ends_in_a_traceback(tmp_path, text, problem
     [
         "x=$((9**9**9)); y=$((x & 1)); z=$((1 << 99)); w=$((é + 1))",
         f"x=$(({'(' * DEEP}1{')' * DEEP}))",
+        f"{'(' * DEEP}a{')' * DEEP}",
         f"x=$(({'1+' * DEEP}1))",
         f"[[ {'a' * 40}b =~ ^(a+)+$ ]]; [[ a =~ ( ]]",
     ],
@@ -827,16 +838,16 @@ def test_a_whole_config_of_verl_may_name_columns_that_no_row_has():
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "steps"),
     [
-        "data: {max_length: 99, messages_key: m}",
-        "model: {partial_pretrain: m}",
-        "model: {path: m}\noptim: {lr: 1e-5}",
+        ("data: {max_length: 99, messages_key: m}", "null"),
+        ("model: {partial_pretrain: m}", "20"),  # a tenth of them is the warm-up
+        ("model: {path: m}\noptim: {lr: 1e-5}", "null"),
     ],
 )
-def test_a_file_of_supervised_training_is_known_by_its_keys(tmp_path, text):
+def test_a_file_of_supervised_training_is_known_by_its_keys(tmp_path, text, steps):
     (tmp_path / "sft.yaml").write_text(
-        text + "\ntrainer: {max_ckpt_to_keep: null, total_training_steps: null}\n"
+        f"{text}\ntrainer: {{max_ckpt_to_keep: null, total_training_steps: {steps}}}\n"
     )
     code, _, account = invoke(tmp_path / "sft.yaml", "--out", tmp_path / "out.yaml")
     assert (code, "unknown" in account) == (0, False)

@@ -113,6 +113,8 @@ def _manager(key: str, name: str, *, has_function: bool) -> Iterator[Finding]:
         yield Setting("reward.custom_function.scope", "batch", (key,), "called with lists, once per batch")
     elif name == "prime" and has_function:
         yield Setting("reward.custom_function.runs_in", "process", (key,))
+    elif name == "dapo" and not has_function:
+        return  # it scores wrong answers otherwise: `_scores_of_dapo`
     elif name in ("naive", "dapo", "prime", "batch"):
         yield Dropped(
             key,
