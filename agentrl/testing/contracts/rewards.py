@@ -202,7 +202,7 @@ class RewardContract(InEnvironment):
             prompt=example.prompt,
             ground_truth=example.ground_truth,
             extra_info=example.extra_info,
-            reward_config={"reward_config": {self._class().name: dict(self.config)}},
+            reward_config={"reward_config": {reward.name: dict(self.config)}},
             max_turns=len(calls) + 1,
             **self._environment_settings(),
         )
