@@ -243,7 +243,10 @@ def test_columns_within_a_struct_and_an_adapter(tmp_path):
     ) == ("cosine", 256, 4096)
     assert "unknown" not in account
     code, _, account = invoke(tmp_path / "sft.sh")
-    assert "trainer.default_local_dir=$2: $2 is not set; give it as trainer.default_local_dir=..." in account
+    assert (
+        "trainer.default_local_dir=$2: $2 is not set by the script; give it as trainer.default_local_dir=..."
+        in account
+    )
 
 
 @pytest.mark.parametrize("truncation", ["error", "right", "left"])
@@ -343,7 +346,7 @@ REPEATING = " ".join(f"'data.a{n + 1}=${{data.a{n}}}${{data.a{n}}}'" for n in ra
         ("f() { f; f; }; f\n" + START, "nested more than"),
         (f"echo {'a' * 300_000}\n{START}", "at most 200,000 are"),
         (f"x={'$(' * DEEP}a{')' * DEEP}\n{START}", "nested"),
-        (f"{'(' * DEEP}a{')' * DEEP}\n{START}", "nested"),
+        (f"{'( ' * DEEP}a{' )' * DEEP}\n{START}", "nested"),
         (f"x={'${a:-' * DEEP}b{'}' * DEEP}\n{START}", "nested"),
         (f"{START} data.x={'[' * DEEP}{']' * DEEP}", "500 brackets"),
         (f"{START} data.x={'[' * 400}{']' * 400}", "nested too deeply|cannot be read"),
@@ -364,6 +367,7 @@ def test_no_script_takes_for_ever_or_ends_in_a_traceback(tmp_path, text, problem
     [
         "x=$((9**9**9)); y=$((x & 1)); z=$((1 << 99)); w=$((é + 1))",
         f"x=$(({'(' * DEEP}1{')' * DEEP}))",
+        f"{'(' * DEEP}a{')' * DEEP}",
         f"x=$(({'1+' * DEEP}1))",
         f"[[ {'a' * 40}b =~ ^(a+)+$ ]]; [[ a =~ ( ]]",
     ],
