@@ -12,7 +12,6 @@ from agentrl.errors import ConfigError
 from agentrl.learner.architecture import check_experts, check_vision
 from agentrl.learner.attention import SEGMENT_SDPA
 from agentrl.learner.experts import check_expert_parallel
-from agentrl.learner.segment_check import check_segments
 from agentrl.learner.sequence_parallel import check_sequence_parallel
 from agentrl.learner.tensor_parallel import check_tensor_parallel
 from agentrl.plugins.sources import import_source
@@ -66,6 +65,8 @@ def check_architecture(model: ModelConfig) -> PretrainedConfig:
         PluginError: `model.external_lib` cannot be imported.
     """
     from transformers import AutoConfig
+
+    from agentrl.learner.segment_check import check_segments
 
     if model.external_lib is not None:
         import_source(model.external_lib)

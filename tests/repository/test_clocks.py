@@ -55,6 +55,7 @@ ALLOWED = {
     "agentrl/http/certificates.py:make_self_signed": "how long a certificate is valid",
     "agentrl/sandbox/probe.py:changes": "is it the same file? Only equality",
     "agentrl/serving/embedded/app.py:App.loads": "SGLang's field `timestamp`",
+    "agentrl/fleet/rollouts.py:RolloutFleet._read_last_words": "when an attempt failed, for people",
     "agentrl/tracking/attempts.py:FailedAttempt.of": "when an attempt failed, for people",
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker.go_back": "the axis of time in TensorBoard",
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker._add": "the axis of time in TensorBoard",

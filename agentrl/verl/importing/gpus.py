@@ -44,7 +44,7 @@ class GPUs:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GPULayout:
     """Where learner and servers are.
 
     Attributes:
@@ -64,7 +64,7 @@ def pool_of_servers(source: WrittenConfig) -> str | None:
     return next((name for name in ("rollout", ROLLOUT) if source.get(f"{name}.nnodes")), None)
 
 
-def find_layout(source: WrittenConfig) -> Layout | None:
+def find_layout(source: WrittenConfig) -> GPULayout | None:
     """Return where the config's learner and servers can be; None if no layout of its GPUs has its servers.
 
     Servers on the learner's GPUs have one GPU each. If a script has larger ones there, they become that small
@@ -77,13 +77,13 @@ def find_layout(source: WrittenConfig) -> Layout | None:
             int(source.get(f"{section}.nnodes")),
             int(source.get(f"{section}.n_gpus_per_node") or whole.per_node),
         )
-        return Layout(whole, own, width)
+        return GPULayout(whole, own, width)
     if width * stages == 1 or source.get("trainer.device") == "cpu":
-        return Layout(whole, None)
+        return GPULayout(whole, None)
     size = _num_parameters(str(source.get(MODEL_PATH) or ""))
     if size is not None and _fits_beside_the_learner(size, whole.num, source):
         note = f"{width * stages} in verl; a GPU of {GPU_BYTES / 1e9:.0f} GB holds a server of this model"
-        return Layout(whole, None, 1, note)
+        return GPULayout(whole, None, 1, note)
     return _halves(whole, width, source, size) if stages == 1 else None
 
 
@@ -97,7 +97,7 @@ def _fits_beside_the_learner(size: float, num_ranks: int, source: WrittenConfig)
     return weights <= USABLE * share * GPU_BYTES and weights + state <= USABLE * GPU_BYTES
 
 
-def _halves(whole: GPUs, width: int, source: WrittenConfig, size: float | None) -> Layout | None:
+def _halves(whole: GPUs, width: int, source: WrittenConfig, size: float | None) -> GPULayout | None:
     """Return the layout in which servers have half of the GPUs; None if they cannot be divided so."""
     if whole.nodes > 1:
         serving = GPUs(whole.nodes // 2, whole.per_node)
@@ -113,7 +113,7 @@ def _halves(whole: GPUs, width: int, source: WrittenConfig, size: float | None) 
     if widest < width or widest % width or not learning.num or learning.num % shared_by:
         return None
     note = f"servers of {width} GPUs have GPUs of their own here: {serving.num} of the {whole.num}"
-    return Layout(learning, serving, width, note)
+    return GPULayout(learning, serving, width, note)
 
 
 def _num_parameters(path: str) -> float | None:

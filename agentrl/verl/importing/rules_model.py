@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
-from agentrl.verl.importing.gpus import SIZES, STAGES, WIDTH, GPUs, Layout, find_layout, pool_of_servers
+from agentrl.verl.importing.gpus import SIZES, STAGES, WIDTH, GPULayout, GPUs, find_layout, pool_of_servers
 from agentrl.verl.importing.rules_data import ACTOR
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import as_list
@@ -184,7 +184,7 @@ def places(source: WrittenConfig) -> Iterator[Finding]:
     verl's synchronous trainer places learner and servers on the same GPUs.
     """
     whole = GPUs(*(int(source.get(key)) for key in SIZES))
-    layout = find_layout(source) or Layout(whole, None)
+    layout = find_layout(source) or GPULayout(whole, None)
     yield Setting("learner.world_size", layout.learning.num, SIZES)
     if source.get("trainer.device") == "cpu":
         yield Setting("placement.pools", {}, ("trainer.device", *SIZES), "ranks compute on CPUs")
@@ -196,7 +196,7 @@ def places(source: WrittenConfig) -> Iterator[Finding]:
         yield Dropped("trainer.device", "GPUs are those of placement.pools")
 
 
-def _shared(source: WrittenConfig, layout: Layout) -> Iterator[Finding]:
+def _shared(source: WrittenConfig, layout: GPULayout) -> Iterator[Finding]:
     yield Setting("placement.pools", {"main": layout.learning.as_pool()}, SIZES)
     yield Setting("rollout.num_servers", layout.learning.num, SIZES, "one per GPU")
     note = "servers share the learner's GPUs, as in verl"
@@ -206,7 +206,7 @@ def _shared(source: WrittenConfig, layout: Layout) -> Iterator[Finding]:
             yield Dropped(key, layout.note or "servers on the learner's GPUs have one GPU each")
 
 
-def _apart(source: WrittenConfig, layout: Layout, serving: GPUs) -> Iterator[Finding]:
+def _apart(source: WrittenConfig, layout: GPULayout, serving: GPUs) -> Iterator[Finding]:
     section = pool_of_servers(source)
     keys = (WIDTH,) if section is None else (f"{section}.nnodes", f"{section}.n_gpus_per_node")
     pools = {"learning": layout.learning.as_pool(), "serving": serving.as_pool()}
