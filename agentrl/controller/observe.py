@@ -17,7 +17,6 @@ from agentrl.data.failures import FailureBook
 from agentrl.figures.run_report import ReportRefresher, closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
-from agentrl.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
@@ -25,6 +24,7 @@ from agentrl.tracking.closing_table import write_summary
 from agentrl.tracking.console import validation_text
 from agentrl.tracking.metrics import PhaseTimer, read_metrics
 from agentrl.tracking.recent_rate import RecentRate
+from agentrl.tracking.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.tracker import open_trackers
 from agentrl.types import BufferCounts, Group, Lags, SendTimes, Trajectory
 

@@ -35,8 +35,8 @@ from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.data.token_columns import FOLDER as COLUMNS
 from agentrl.errors import ConfigError
 from agentrl.images.files import FOLDER as IMAGES
-from agentrl.seals import sealed_document, sealed_text
 from agentrl.tracking.closing_table import VALIDATIONS, read_validations
+from agentrl.tracking.seals import sealed_document, sealed_text
 from agentrl.tracking.unwritten import AppendedFile
 from agentrl.tracking.versions import VERSIONS, read_versions
 

@@ -63,6 +63,7 @@ from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
+from agentrl.data.checkpoint_files import read_model_config
 from agentrl.data.fetched import with_local_files
 from agentrl.data.model_source import resolve_model
 from agentrl.data.storage import StoragePath
@@ -82,7 +83,6 @@ from agentrl.interrupts import ending_at_the_second_interrupt, interruptible
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
-from agentrl.learner.restore import read_model_config
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable

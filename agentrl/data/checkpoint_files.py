@@ -17,13 +17,16 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, Field
 
+from agentrl.config.model import ModelConfig
 from agentrl.config.trainer import Verify
 from agentrl.data.atomic_files import sync
 from agentrl.errors import CheckpointError
-from agentrl.seals import CHECKSUM, check_document, sealed_document
+from agentrl.tracking.seals import CHECKSUM, check_document, sealed_document
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+MODEL = "model.json"
+"""File in a checkpoint with the learner's `model` config."""
 SHARD = ".distcp"
 """Suffix of the files that hold tensors: the only ones of which a sample is verified."""
 BLOCKS = ".blocks"
@@ -320,3 +323,20 @@ def damage_of_sizes(folder: Path, files: Mapping[str, tuple[int, str]]) -> str |
         if found != size:
             return f"{path} has {found} bytes instead of {size}"
     return None
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Return the `model` config of the learner that wrote `folder`.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    path = folder / MODEL
+    try:
+        model = ModelConfig.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8, not JSON, or wrong fields
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
+    # The adapter's values are in the checkpoint: the one that training continued is not needed any more.
+    return model.model_copy(update={"lora": model.lora.model_copy(update={"path": ""})})

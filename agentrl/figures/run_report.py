@@ -16,7 +16,6 @@ from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import failure_lines
 from agentrl.errors import CheckpointError, DataError
 from agentrl.figures.opponent_lines import opponent_lines
-from agentrl.seals import check_text
 from agentrl.tracking.attempts import ended_in
 from agentrl.tracking.closing_table import (
     RESULT,
@@ -29,6 +28,7 @@ from agentrl.tracking.closing_table import (
 )
 from agentrl.tracking.compute import typical_compute_text
 from agentrl.tracking.metrics import StepRecord, read_metrics
+from agentrl.tracking.seals import check_text
 from agentrl.types import BufferCounts
 
 END_TIMEOUT_S = 10.0

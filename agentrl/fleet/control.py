@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError, UserError
 from agentrl.fleet.servers import ServerLine
-from agentrl.seals import read_document, sealed_document
+from agentrl.tracking.seals import read_document, sealed_document
 
 POLL_S = 0.2
 SHOW_INTERVAL_S = 5.0

@@ -28,7 +28,15 @@ from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, Sta
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from agentrl.config.model import ModelConfig
-from agentrl.data.checkpoint_files import BLOCK_BYTES, BLOCKS, SHARD, HashingFile, StoredFile, stored_file
+from agentrl.data.checkpoint_files import (
+    BLOCK_BYTES,
+    BLOCKS,
+    MODEL,
+    SHARD,
+    HashingFile,
+    StoredFile,
+    stored_file,
+)
 from agentrl.errors import CheckpointError
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace
@@ -39,8 +47,6 @@ from agentrl.learner.weights import describe
 DESCRIPTION = "huggingface"
 """Folder in a checkpoint with the policy's config and tokenizer; an export needs no other model folder."""
 
-MODEL = "model.json"
-"""File in a checkpoint with the learner's `model` config."""
 
 FAILURES = (
     CheckpointException,

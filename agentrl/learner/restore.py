@@ -25,7 +25,7 @@ from agentrl.chat.template import read_json
 from agentrl.config.model import ModelConfig
 from agentrl.config.model_kind import sees_images
 from agentrl.errors import CheckpointError
-from agentrl.learner.checkpoint import DESCRIPTION, FAILURES, MODEL, reason
+from agentrl.learner.checkpoint import DESCRIPTION, FAILURES, reason
 from agentrl.learner.lora import add_adapter
 from agentrl.learner.model import Policy, as_policy, outline_module
 from agentrl.learner.score_head import ScoreHead, attach_score_head
@@ -34,23 +34,6 @@ from agentrl.plugins.sources import import_source
 from agentrl.sglang.weight_names import find_pieces
 
 _ATTENTION = "sdpa"
-
-
-def read_model_config(folder: Path) -> ModelConfig:
-    """Return the `model` config of the learner that wrote `folder`.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-    """
-    path = folder / MODEL
-    try:
-        model = ModelConfig.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # not UTF-8, not JSON, or wrong fields
-        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
-    # The adapter's values are in the checkpoint: the one that training continued is not needed any more.
-    return model.model_copy(update={"lora": model.lora.model_copy(update={"path": ""})})
 
 
 def needs_base(model: ModelConfig, folder: Path) -> bool:

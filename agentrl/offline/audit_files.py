@@ -28,9 +28,9 @@ from agentrl.data.proximal_files import groups_of_step
 from agentrl.data.trajectories import read_parquet
 from agentrl.errors import AgentRLError
 from agentrl.offline.stored_steps import StoredStep, StoredSteps, read_publishes
-from agentrl.seals import checked_lines, last_checksum, read_document
 from agentrl.tracking.closing_table import RESULT, VALIDATIONS, read_result, read_validations
 from agentrl.tracking.metrics import StepRecord, read_metrics
+from agentrl.tracking.seals import checked_lines, last_checksum, read_document
 from agentrl.tracking.versions import VERSIONS, read_versions
 from agentrl.types import NO_VERSION
 from agentrl.view.sources import ViewSource

@@ -12,7 +12,7 @@ from agentrl.config.trainer import Verify
 from agentrl.controller.checkpoint import read_checkpoint
 from agentrl.controller.verification import verify_here
 from agentrl.data.atomic_files import require_new_folder
-from agentrl.data.checkpoint_files import MANIFEST
+from agentrl.data.checkpoint_files import MANIFEST, read_model_config
 from agentrl.data.fetched import fetched_checkpoint
 from agentrl.data.model_source import resolve_model
 from agentrl.data.storage import StoragePath
@@ -21,7 +21,7 @@ from agentrl.granted import granted
 from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION
 from agentrl.learner.lora import adapter_tensors, write_adapter
-from agentrl.learner.restore import needs_base, read_model_config, read_policy
+from agentrl.learner.restore import needs_base, read_policy
 from agentrl.learner.score_head import SCORE_HEAD
 
 

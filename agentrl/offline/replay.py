@@ -33,7 +33,7 @@ from agentrl.interrupts import interruptible
 from agentrl.learner.learner import Learner
 from agentrl.offline.compare_corrections import CorrectionsReport
 from agentrl.offline.stored_steps import StoredSteps
-from agentrl.seals import check_text
+from agentrl.tracking.seals import check_text
 from agentrl.workers.workers import Workers
 
 _ROLES: tuple[Role, ...] = ("actor", "critic")

@@ -19,7 +19,7 @@ from agentrl.controller.credit import credit, group_attempts, whitened, with_rew
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.trajectories import read_trajectories
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
-from agentrl.seals import check_text
+from agentrl.tracking.seals import check_text
 
 TIMEOUT_S = 300.0
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from agentrl.errors import CheckpointError, InfrastructureError
-from agentrl.seals import read_document
+from agentrl.tracking.seals import read_document
 from agentrl.types import BufferCounts
 
 VALIDATIONS = "validations.json"

@@ -21,7 +21,7 @@ from typing import Literal, cast
 import orjson
 
 from agentrl.errors import CheckpointError, InfrastructureError
-from agentrl.seals import checked_lines, sealed_line
+from agentrl.tracking.seals import checked_lines, sealed_line
 from agentrl.tracking.unwritten import AppendedFile
 
 Kind = Literal["train", "validation"]

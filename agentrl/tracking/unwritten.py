@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from agentrl.errors import InfrastructureError
-from agentrl.seals import last_checksum, sealed_line
+from agentrl.tracking.seals import last_checksum, sealed_line
 
 _FULL, _FORBIDDEN = "free some space there", "make it writable"
 _CURES = {
@@ -42,7 +42,7 @@ class AppendedFile:
         self.flush()
 
     def append_records(self, *lines: bytes) -> None:
-        """Append lines of JSON with their checksums (`agentrl.seals`).
+        """Append lines of JSON with their checksums (`agentrl.tracking.seals`).
 
         Raises:
             OSError: as `append`.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import CheckpointError
-from agentrl.seals import checked_lines
+from agentrl.tracking.seals import checked_lines
 
 VERSIONS = "versions.jsonl"
 

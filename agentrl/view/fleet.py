@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import CheckpointError
-from agentrl.seals import read_document
+from agentrl.tracking.seals import read_document
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import numpy as np
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.parquet_files import read_table
 from agentrl.errors import AgentRLError, CheckpointError, DataError
-from agentrl.seals import check_line, checked_lines
 from agentrl.tracking.closing_table import VALIDATIONS, ClosingTable, closing_rows, read_validations
 from agentrl.tracking.metrics import StepRecord
+from agentrl.tracking.seals import check_line, checked_lines
 from agentrl.view.fleet import ActorState, FleetState, ServerState, read_fleet
 from agentrl.view.sources import METRICS, ViewSource
 from agentrl.view.token_texts import read_config

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from agentrl.chat.growth import check_growth
 from agentrl.data.fetched import check_folder
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.seals import check_text
+from agentrl.tracking.seals import check_text
 
 FILE = "tokenizer.json"
 MAX_CHARS = 200

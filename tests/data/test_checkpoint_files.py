@@ -24,7 +24,7 @@ from agentrl.data.checkpoint_files import (
     stored_file,
 )
 from agentrl.errors import CheckpointError
-from agentrl.seals import sealed_document
+from agentrl.tracking.seals import sealed_document
 
 BLOCK = 8
 SHARD_BYTES = 101

@@ -16,7 +16,7 @@ import pytest
 from agentrl.data.attempt_files import FOLDER
 from agentrl.data.trajectories import decode, encode, read_parquet, write_parquet
 from agentrl.offline.audit import audit_run
-from agentrl.seals import read_document, sealed_document
+from agentrl.tracking.seals import read_document, sealed_document
 from agentrl.tracking.unwritten import AppendedFile
 from agentrl.types import NO_VERSION, Trajectory
 from parts.written_run import STALENESS, step_file, write_whole_run

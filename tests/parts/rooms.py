@@ -11,7 +11,6 @@ ROWS = [
         "interrupts",
         "loopback",
         "ports",
-        "seals",
         "terminal_text",
     },
     {"config", "plugins", "tracking", "http", "sandbox", "workers"},

@@ -16,9 +16,9 @@ from agentrl.data.checkpoint_files import stored_file
 from agentrl.data.failures import FailureTable
 from agentrl.data.fetched import index_folder
 from agentrl.data.trajectories import encode, write_parquet
-from agentrl.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.metrics import MetricsFile, StepRecord
+from agentrl.tracking.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.unwritten import AppendedFile
 from agentrl.types import Failure, Outcome
 from parts.trajectories import Rows, make_trajectory, play, stored

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentrl.errors import CheckpointError
-from agentrl.seals import check_text, checked_lines, read_document, sealed_document, sealed_text
+from agentrl.tracking.seals import check_text, checked_lines, read_document, sealed_document, sealed_text
 from agentrl.tracking.unwritten import AppendedFile
 from agentrl.tracking.versions import read_versions
 
