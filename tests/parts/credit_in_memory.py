@@ -55,7 +55,7 @@ def credit_in_memory(
     labels = {label: number for number, label in enumerate(dict.fromkeys(label for _, label, _ in rows))}
     batch = ActionBatch.of_tokens(
         rewards_A,
-        torch.from_numpy(np.concatenate([played[i].turn_ids[played[i].action_mask][o] for i, _, o in rows])),
+        torch.from_numpy(np.concatenate([numbers_of(played[i], o, algorithm) for i, _, o in rows])),
         lengths,
         torch.tensor([labels[label] for _, label, _ in rows]),
         torch.tensor([played[index].outcome is Outcome.TRUNCATED for index, _, _ in rows]),
@@ -79,6 +79,14 @@ def credit_in_memory(
         for own, t in zip(laid, played, strict=True):
             own[~_is_last(t)] = 0
     return laid, None if found.returns_A is None else _laid(played, rows, found.returns_A.numpy())
+
+
+def numbers_of(t: Trajectory, order: NDArray[np.int64], algorithm: AlgorithmConfig) -> NDArray[np.int64]:
+    """Return i64[A]: the turn of each token; a conversation credited on its own counts its own turns."""
+    turns = t.turn_ids[t.action_mask][order]
+    if algorithm.conversation_credit == "attempt" or not t.conversations:
+        return turns
+    return np.unique(turns, return_inverse=True)[1].astype(np.int64)
 
 
 def rows_of(

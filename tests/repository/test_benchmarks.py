@@ -30,6 +30,7 @@ PARTS = {
     "soak_samples",
     "train_behind",
     "trl_step",
+    "turns",
     "verl_advantages",
     "vllm_engine",
 }
