@@ -60,7 +60,7 @@ def test_a_model_that_no_server_loads_is_wrong_and_does_not_hide_the_others(mode
     found = diagnosed(models / "policy", opponents={**opponents, "far": {"model": {"path": "some/where"}}})
     assert found["agent.opponents.cut"].verdict == found["agent.opponents.no_tensors"].verdict == "wrong"
     assert f"{weights.name} is cut" in found["agent.opponents.cut"].text
-    assert "the server ended while starting" in found["agent.opponents.no_tensors"].text
+    assert "its files lack 15 weights" in found["agent.opponents.no_tensors"].text
     assert found["agent.opponents.no_tensors"].cure.endswith("agent.opponents.no_tensors.model.path")
     assert (found["agent.opponents.far"].verdict, found["agent.opponents.far"].text) == (
         "ok",

@@ -17,13 +17,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from agentrl.config.learner import FSDPConfig, LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.data.checkpoint_files import read_model_config
 from agentrl.errors import ConfigError
 from agentrl.learner import model as policy_model
 from agentrl.learner import weights as outgoing
 from agentrl.learner.layout import check_folder
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
-from agentrl.learner.restore import read_model_config, read_policy
+from agentrl.learner.restore import read_policy
 from agentrl.learner.score_head import ScoreHead
 from agentrl.sglang.process_group import tensor_checksum
 from agentrl.sglang.weight_names import find_pieces

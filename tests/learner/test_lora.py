@@ -24,12 +24,12 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.schema import Config
 from agentrl.data.adapter_source import read_adapter
+from agentrl.data.checkpoint_files import read_model_config
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.learner import Learner
 from agentrl.learner.lora import write_adapter
 from agentrl.learner.packing import pack
-from agentrl.learner.restore import read_model_config
 from agentrl.learner.sharding import gather
 from agentrl.learner.step import count_update
 from agentrl.learner.supervised_loss import SupervisedObjective

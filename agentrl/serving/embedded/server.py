@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
@@ -199,19 +200,27 @@ def _bind(host: str, port: int) -> socket.socket:
 
 def _load(model_path: str, dtype: str, *, trust_remote_code: bool) -> PreTrainedModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = AutoModelForImageTextToText if sees_images(Path(model_path)) else AutoModelForCausalLM
+    kind: Any = AutoModelForImageTextToText if sees_images(Path(model_path)) else AutoModelForCausalLM
     try:
-        model = kind.from_pretrained(
+        model, info = kind.from_pretrained(
             model_path,
             dtype=getattr(torch, dtype),
             attn_implementation="sdpa",
             trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"the model in {model_path!r} cannot be loaded: {str(error).splitlines()[0]}"
         ) from error
-    return model.to(device)  # type: ignore[arg-type]  # the decorator of transformers hides the method
+    # transformers draws what is missing at random and only warns.
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"the model in {model_path!r} cannot be loaded: its files lack {len(missing)} weights, as "
+            f"{missing[0]!r}; use the folder of a complete model"
+        )
+    loaded: PreTrainedModel = model.to(device)
+    return loaded
 
 
 def _limits(model: PreTrainedModel, engine: Engine, model_path: str) -> RequestLimits:
