@@ -10,14 +10,17 @@ MAX_EXPANDED = 1_000_000
 """Maximum number of characters and nodes of a config after
 expansion of its aliases. Real configs have some thousands.
 """
+MAX_DEPTH = 50
+"""Levels of nesting; more overflow the stack of other readers of the same file, such as OmegaConf's."""
+_TOO_DEEP = f"it is nested too deeply, at most {MAX_DEPTH} levels"
 
 
 def read_nodes(path: Path, *, names_file: bool = False) -> yaml.Node | None:
     """Parse the YAML file at `path`; None if it is empty. `names_file`: errors and nodes carry the path.
 
     Raises:
-        yaml.YAMLError: the file is not YAML, an anchor contains itself, or its aliases expand to more than
-            `MAX_EXPANDED`.
+        yaml.YAMLError: the file is not YAML, an anchor contains itself, its aliases expand to more than
+            `MAX_EXPANDED`, or it has more than `MAX_DEPTH` levels.
         OSError, UnicodeDecodeError: the file cannot be read, or is not text.
     """
     text = path.read_text(encoding="utf-8")
@@ -26,17 +29,19 @@ def read_nodes(path: Path, *, names_file: bool = False) -> yaml.Node | None:
         loader.name = str(path) if names_file else loader.name
         root: yaml.Node | None = loader.get_single_node()
         if root is not None:
-            _measure(root, {})
+            _measure(root, {}, 0)
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
+        raise yaml.YAMLError(_TOO_DEEP) from None
     return root
 
 
-def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
+def _measure(node: yaml.Node, sizes: dict[int, int | None], depth: int) -> int:
     """Return the expanded size of a node.
 
     `sizes`: of all nodes so far, None for a node that is being measured.
     """
+    if depth > MAX_DEPTH:
+        raise yaml.YAMLError(_TOO_DEEP)
     if id(node) in sizes:
         size = sizes[id(node)]
         if size is None:
@@ -46,9 +51,9 @@ def _measure(node: yaml.Node, sizes: dict[int, int | None]) -> int:
         return size
     sizes[id(node)] = None
     if isinstance(node, yaml.MappingNode):
-        size = 1 + sum(_measure(part, sizes) for pair in node.value for part in pair)
+        size = 1 + sum(_measure(part, sizes, depth + 1) for pair in node.value for part in pair)
     elif isinstance(node, yaml.SequenceNode):
-        size = 1 + sum(_measure(part, sizes) for part in node.value)
+        size = 1 + sum(_measure(part, sizes, depth + 1) for part in node.value)
     else:
         size = 1 + len(node.value)
     if size > MAX_EXPANDED:

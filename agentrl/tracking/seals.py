@@ -93,10 +93,11 @@ def check_text(path: Path) -> None:
     """
     content = path.read_bytes() if path.is_file() else b""
     first, _, rest = content.partition(b"\n")
-    found = first.removeprefix(_COMMENT.encode())
-    if found != first and found != b"%08x" % zlib.crc32(rest):
+    mark = _COMMENT.encode()
+    is_wrong = first.startswith(mark) and first.removeprefix(mark) != b"%08x" % zlib.crc32(rest)
+    if is_wrong or mark in rest:  # a line above the first one
         raise CheckpointError(
-            f"{path} was changed after the run wrote it; remove its first line if that is meant"
+            f"{path} was changed after the run wrote it; remove the line of its checksum if that is meant"
         )
 
 

@@ -118,7 +118,7 @@ def read_config(run: Path) -> dict[str, Any]:
     check_text(file)
     try:
         found = _parsed(file.name, file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(f"{file} is damaged: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{file} is damaged: it contains no settings")

@@ -20,6 +20,7 @@ TEXTS = {
     ),
     "itself": ("a: &a [*a]\n", "an anchor contains an alias of itself"),
     "depth": ("a: " + "[" * 20_000 + "]" * 20_000 + "\n", "nested too deeply"),
+    "less depth": ("a: " + "[" * 100 + "]" * 100 + "\n", "nested too deeply, at most 50 levels"),
 }
 READERS = {
     "config": (load_config, ConfigError),

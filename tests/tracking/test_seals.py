@@ -57,9 +57,11 @@ def test_a_document_and_a_text_that_were_changed_are_found(tmp_path):
             read_document(path)
     path.write_text(sealed_text("a: 1\nb: 2\n"))
     check_text(path)
-    path.write_text(path.read_text().replace("b: 2\n", ""))
-    with pytest.raises(CheckpointError, match="was changed after the run wrote it"):
-        check_text(path)
+    sealed = path.read_text()
+    for changed in (sealed.replace("b: 2\n", ""), f"{'[' * 2000}\n{sealed}"):
+        path.write_text(changed)
+        with pytest.raises(CheckpointError, match="was changed after the run wrote it"):
+            check_text(path)
     path.write_text("a: 1\n")
     check_text(path)
 
