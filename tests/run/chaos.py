@@ -16,6 +16,9 @@ which is printed.
     rollout.num_servers=2 learner.world_size=2 trainer.save_freq=5 agent.plugins=[tests/run/kill_rewards.py]
     reward.terms.kill_process.weight=0 reward.terms.kill_batch.weight=0
 
+`--each 2 --kinds "learner,sandbox,hub process"` with `tests/run/kill_tools.py` strikes what worlds and a
+critic add to a run.
+
 Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit
 balances, no group was trained twice in the lineage that the weights came from, and no token was older than
 the bound.
@@ -70,6 +73,13 @@ FURTHER_WORDS = {
 }
 """Kinds that only `--each` kills: those of Ray's own end the run, which the same command resumes."""
 ALL = (*KINDS, *FURTHER_WORDS)
+TOOL_WORDS = {
+    "hub process": ("inside/agentrl_server.py",),
+    "server of a hub": ("http.server",),
+    "sandbox": ("launcher.main",),
+    "guard": ("agentrl.guard",),
+}
+"""Kinds that a run has with `tests/run/kill_tools.py`; only `--kinds` names them."""
 ENDS_S = 20.0
 """A run that ends because a process of Ray's own was killed has ended by then."""
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -311,7 +321,7 @@ class Chaos:
             found[:] = (
                 [self._as_process()]
                 if kind == "driver"
-                else [p for p in self._processes() if _is_of(p, (WORDS | FURTHER_WORDS)[kind])]
+                else [p for p in self._processes() if _is_of(p, (WORDS | FURTHER_WORDS | TOOL_WORDS)[kind])]
             )
             return bool(found)
 
@@ -437,7 +447,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=240, help="of the run: trainer.steps")
     parser.add_argument("--config", default="configs/quickstart.yaml")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", help=f"default: {','.join(KINDS)}; of --each: ALL")
     parser.add_argument(
         "--stall",
         type=float,
@@ -448,20 +458,21 @@ def main() -> int:
         "--each",
         type=int,
         default=0,
-        help="kill each kind of ALL so many times, stop none, instead of --kills",
+        help="kill each of the kinds so many times, stop none, instead of --kills",
     )
     parser.add_argument("--out", type=Path, help="write what happened as JSON")
     parser.add_argument("overrides", nargs="*", help="of the config")
     args = parser.parse_args()
+    kinds = args.kinds.split(",") if args.kinds else ALL if args.each else KINDS
     print(f"chaos: seed {args.seed}", file=sys.stderr, flush=True)
     chaos = Chaos(
         args.config,
         args.run_dir,
         [*args.overrides, f"trainer.steps={args.steps}"],
         seed=args.seed,
-        kills=args.each * len(ALL) or args.kills,
+        kills=args.each * len(kinds) or args.kills,
         steps=args.steps,
-        kinds=ALL if args.each else args.kinds.split(","),
+        kinds=kinds,
         stop_share=0.0 if args.each else STOP_SHARE,
         gone_s=EACH_GONE_S if args.each else GONE_S,
         waits_for_step=bool(args.each),
