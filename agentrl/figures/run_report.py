@@ -5,6 +5,7 @@ The run may have ended, been interrupted, or be live.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -100,7 +101,8 @@ class ReportRefresher:
 
     def __init__(self, folder: Path, *, interval_s: float, say: Callable[[str], None]) -> None:
         """`interval_s`: seconds between refreshes; 0: never."""
-        self._command = [sys.executable, "-m", "agentrl.cli", "report", str(folder)]
+        guard = ["-m", "agentrl.guard", "--whole-tree", "--parent-pid", str(os.getpid()), "--"]
+        self._command = [sys.executable, *guard, sys.executable, "-m", "agentrl.cli", "report", str(folder)]
         self._interval_s = interval_s
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
@@ -127,7 +129,7 @@ class ReportRefresher:
     def close(self) -> None:
         """Kill a running refresh. The run writes its report at the end anyway."""
         if self._process is not None and self._process.poll() is None:
-            self._process.kill()
+            self._process.terminate()  # the guard ends the refresh
             self._process.wait(END_TIMEOUT_S)
         self._errors.close()
 
