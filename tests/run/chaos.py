@@ -16,7 +16,7 @@ which is printed.
     rollout.num_servers=2 learner.world_size=2 trainer.save_freq=5 agent.plugins=[tests/run/kill_rewards.py]
     reward.terms.kill_process.weight=0 reward.terms.kill_batch.weight=0
 
-`--each 2 --kinds "learner,sandbox,hub process"` with `tests/run/kill_tools.py` strikes what worlds and a
+`--each 2 --kinds "learner,sandbox,hub process"` with `tests/run/kill_worlds.py` strikes what worlds and a
 critic add to a run.
 
 Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit
@@ -73,13 +73,13 @@ FURTHER_WORDS = {
 }
 """Kinds that only `--each` kills: those of Ray's own end the run, which the same command resumes."""
 ALL = (*KINDS, *FURTHER_WORDS)
-TOOL_WORDS = {
+WORLD_WORDS = {
     "hub process": ("inside/agentrl_server.py",),
     "server of a hub": ("http.server",),
     "sandbox": ("launcher.main",),
     "guard": ("agentrl.guard",),
 }
-"""Kinds that a run has with `tests/run/kill_tools.py`; only `--kinds` names them."""
+"""Kinds that a run has with `tests/run/kill_worlds.py`; only `--kinds` names them."""
 ENDS_S = 20.0
 """A run that ends because a process of Ray's own was killed has ended by then."""
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -321,7 +321,7 @@ class Chaos:
             found[:] = (
                 [self._as_process()]
                 if kind == "driver"
-                else [p for p in self._processes() if _is_of(p, (WORDS | FURTHER_WORDS | TOOL_WORDS)[kind])]
+                else [p for p in self._processes() if _is_of(p, (WORDS | FURTHER_WORDS | WORLD_WORDS)[kind])]
             )
             return bool(found)
 
