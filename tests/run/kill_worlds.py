@@ -29,6 +29,7 @@ class KillSandbox(rl.Reward):
     """Runs a program in the sandbox for half a second."""
 
     name: ClassVar[str] = "kill_sandbox"
+    runs_in = "trio"
 
     async def score(self, attempt: rl.Attempted) -> rl.RewardResult:  # type: ignore[override]
         program = Program("import time; time.sleep(0.5)")
