@@ -16,6 +16,7 @@ from typing import Generic, TypeVar, cast
 
 import trio
 
+from agentrl.plugins.blame import running_plugin
 from agentrl.plugins.contained import contained
 from agentrl.plugins.stepping import stepping
 
@@ -74,9 +75,9 @@ class AsyncioHost:
             if not call.done.is_set():
                 call.is_left = True
                 log.warning(
-                    "a cancelled asyncio plugin did not end within %g s and was left behind: %r",
+                    "%s was cancelled, did not end within %g s and was left behind",
+                    running_plugin.get() or "an asyncio plugin",
                     self._grace_s,
-                    function,
                 )
             raise
         return call.result()

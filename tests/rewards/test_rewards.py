@@ -127,7 +127,7 @@ def test_what_is_no_ground_truth(truth):
     assert parse_number(truth) is None
     assert not is_correct(None, truth)
     for reward in (Gsm8k(), Arithmetic()):
-        with pytest.raises(DataError, match=r"t:0.*ground_truth"):
+        with pytest.raises(DataError, match=rf"t:0.*ground_truth \(got {re.escape(repr(truth))}\)$"):
             reward.check(task(ground_truth=truth))
 
 

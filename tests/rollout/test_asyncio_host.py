@@ -8,7 +8,9 @@ import threading
 import pytest
 import trio
 
+from agentrl.plugins.blame import running_plugin
 from agentrl.rollout.asyncio_host import AsyncioHost
+from agentrl.types import PluginId
 
 
 def test_thousands_of_calls_run_side_by_side():
@@ -79,7 +81,7 @@ async def test_a_cancelled_call_has_cleaned_up_before_its_caller_goes_on():
     assert steps == ["cleaned up", "caller goes on"]
 
 
-async def test_a_call_that_refuses_to_end_is_left_behind():
+async def test_a_call_that_refuses_to_end_is_left_behind_by_the_name_of_its_plugin(caplog):
     async def stubborn(begun: threading.Event) -> None:
         begun.set()
         while True:
@@ -90,6 +92,7 @@ async def test_a_call_that_refuses_to_end_is_left_behind():
                     return
 
     released = threading.Event()
+    running_plugin.set(PluginId("tool", "stubborn"))
     with AsyncioHost(grace_s=0.05) as host:
         begun = threading.Event()
         async with trio.open_nursery() as nursery:
@@ -98,6 +101,8 @@ async def test_a_call_that_refuses_to_end_is_left_behind():
             nursery.cancel_scope.cancel()
         assert nursery.cancel_scope.cancelled_caught
         released.set()
+    (told,) = caplog.messages
+    assert told == "tool 'stubborn' was cancelled, did not end within 0.05 s and was left behind"
 
 
 async def test_tasks_that_a_plugin_left_running_end_with_the_host():
