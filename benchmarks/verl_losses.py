@@ -1,8 +1,8 @@
-"""Compare the loss and gradient that `config import` makes of verl's settings with those of verl's own functions.
+"""Compare the loss and gradient that `config import` makes of verl's settings with those of verl's functions.
 
-Both sides compute in one process, in float64: `--verl` names the site-packages of an environment with verl 0.9.1
-and the torch of this one. The log-probabilities and settings are those of tests/learner/test_verl_mathematics.py,
-whose formulas stand in for verl's functions where verl is not installed.
+Both sides compute in one process, in float64: `--verl` names the site-packages of an environment with verl
+0.9.1 and the torch of this one. The log-probabilities and settings are those of
+tests/learner/test_verl_mathematics.py, whose formulas stand in for verl's functions where verl is missing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from machine import ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from learner import test_verl_mathematics as cases
-
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from learner import test_verl_mathematics as cases
 from parts.learner import reserved_port
 
 AGGREGATIONS = (*cases.AGGREGATIONS, "token-sum")
@@ -35,7 +34,21 @@ MODES: list[dict[str, Any]] = [
     *cases.COVARIANCES,
     *({"loss_mode": mode} for mode in ("dppo_kl", "dro")),
 ]
-KINDS = ("low_var_kl", "k3", "low_var_kl+", "k3+", "mse", "k2", "mse+", "abs", "abs+", "kl", "k1", "kl+", "k1+")
+KINDS = (
+    "low_var_kl",
+    "k3",
+    "low_var_kl+",
+    "k3+",
+    "mse",
+    "k2",
+    "mse+",
+    "abs",
+    "abs+",
+    "kl",
+    "k1",
+    "kl+",
+    "k1+",
+)
 KINDS_OF_KL = (*KINDS, "full")
 TOLERANCE = 1e-5
 NUM_SEEDS = 3
@@ -70,7 +83,11 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for (name, preset), how, mode in itertools.product(cases.PRESETS.items(), AGGREGATIONS, MODES):
         is_other = mode["loss_mode"] != "vanilla" and not preset.get("bypass_mode")
         if preset and is_other:
-            yield "presets with modes", f"{name}, {named(mode)}, {how}", {"loss_agg_mode": how, **preset, **mode}
+            yield (
+                "presets with modes",
+                f"{name}, {named(mode)}, {how}",
+                {"loss_agg_mode": how, **preset, **mode},
+            )
     for options in cases.COVARIANCES:
         yield "several updates", named(options), {**options, "ppo_mini_batch_size": 4}
     for name, preset in cases.PRESETS.items():
@@ -94,7 +111,13 @@ def verls(options: dict[str, Any], columns: tuple[np.ndarray, ...]) -> tuple[flo
     now, old, served, advantages, reference = (cases.f64(column) for column in columns)
     now.requires_grad_()
     mask = torch.tensor(cases.MASK)
-    keys = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
+    keys = (
+        "rollout_is",
+        "rollout_is_threshold",
+        "rollout_is_batch_normalize",
+        "rollout_rs",
+        "rollout_rs_threshold",
+    )
     correction = {key: o[key] for key in keys if key in o}
     mode, weights, num_tokens = o["loss_mode"], None, int(mask.sum())
     if o.get("bypass_mode"):
@@ -151,7 +174,9 @@ def compared(name: str, options: dict[str, Any], *, is_first_update: bool) -> Ro
     far = max(np.abs(our[1] - its[1]).max() / np.abs(its[1]).max() for its, our in pairs)
     losses = max(abs(our[0] - its[0]) / abs(its[0]) for its, our in pairs)
     along = float((pairs[0][1][1] * pairs[0][0][1]).sum() / (pairs[0][0][1] ** 2).sum())
-    is_equal = far <= TOLERANCE and (losses <= TOLERANCE or options.get("kl_loss_type") in ("kl+", "k1+", "abs+"))
+    is_equal = far <= TOLERANCE and (
+        losses <= TOLERANCE or options.get("kl_loss_type") in ("kl+", "k1+", "abs+")
+    )
     verdict = "refused" if reason else "equal" if is_equal else "DIFFERS"
     return Row(name, wanted, ours, along, float(far), verdict, reason)
 
@@ -192,7 +217,7 @@ def result(version: str, tables: dict[str, list[Row]]) -> dict[str, Any]:
         if "with" not in name
     }
     return {
-        "what": "loss and gradient of what `config import` makes of verl's settings, against verl's functions",
+        "what": "loss and gradient of what `config import` makes of verl's settings, against verl's own",
         "verl": version,
         "counts": {name: dict(Counter(row.verdict for row in rows)) for name, rows in tables.items()},
         "largest_difference_of_equal": max(

@@ -50,8 +50,8 @@ def check_kind(model: ModelConfig) -> None:
     description = _description(model)
     for problem in find_refused(description):
         raise ConfigError(
-            f"model.path={model.path!r} ({description.get('model_type')}) is {problem}; use one of these or a "
-            "dense model, unquantized"
+            f"model.path={model.path!r} ({description.get('model_type')}) is {problem}; use one of these or "
+            "a dense model, unquantized"
         )
 
 

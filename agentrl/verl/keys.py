@@ -274,11 +274,11 @@ OF_VERL = {
         *("agent.custom_async_server", "agent.agent_loop_manager_class", "checkpoint_engine", "profiler"),
         *("cudagraph_capture_sizes", "disable_log_stats", "enable_chunked_prefill", "layered_summon", "mtp"),
         *("log_prob_use_dynamic_bsz", "logprobs_mode", "multi_stage_wake_up", "prometheus", "qat"),
-        *("quantization_config_file", "skip_dump_dir", "skip_tokenizer_init", "layer_name_map", "server"),
+        *("quantization_config_file", "skip_", "layer_name_map", "server", "sglang_", "over_sample_rate"),
         *("prompt_length", "response_length", "standalone_gpu_memory_utilization", "disaggregation"),
         *("n_gpus_per_node", "nnodes"),
     ),
-    "actor_rollout_ref.model": ("hf_config_path", "mtp", "tiled_mlp", "use_fused_kernels"),
+    "actor_rollout_ref.model": ("hf_config_path", "mtp", "tiled_mlp", "torch_dtype"),
     "reward_model.reward_kwargs": ("max_resp_len", "overlong_buffer_cfg"),
     "reward.reward_kwargs": ("max_resp_len", "overlong_buffer_cfg"),
     "async_training": (

@@ -381,7 +381,15 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
     )
     shown = CliRunner().invoke(
         app,
-        ["config", "import", str(file), "data.train_batch_size=16", "~trainer.nothing", "made.up=1", "--force"],
+        [
+            "config",
+            "import",
+            str(file),
+            "data.train_batch_size=16",
+            "~trainer.nothing",
+            "made.up=1",
+            "--force",
+        ],
     )
     config = yaml.safe_load(shown.stdout)
     assert config["buffer"]["groups_per_step"] == 16

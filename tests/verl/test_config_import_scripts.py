@@ -305,7 +305,9 @@ def test_several_trainings_and_programs_of_a_recipe_are_told(tmp_path):
     source = written(tmp_path, text)
     assert source.written == {"trainer.nnodes": 1}
     assert "2 more training commands were ignored; only the first was read" in source.unread
-    assert [text.partition(";")[0] for text in source.missing] == ["recipe.own.main_own is a separate program"]
+    assert [text.partition(";")[0] for text in source.missing] == [
+        "recipe.own.main_own is a separate program"
+    ]
 
 
 @pytest.mark.parametrize(

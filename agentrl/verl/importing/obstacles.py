@@ -60,6 +60,10 @@ OWN_CLASSES: Mapping[str, str] = {
         ),
         "attempts are scored by your class; write a reward (`agentrl new reward NAME`, docs/rewards.md)",
     ),
+    **dict.fromkeys(
+        (f"{ROLLOUT}.agent.agent_loop_manager_class", f"{ROLLOUT}.agent.custom_async_server.path"),
+        "attempts are started by your class; an agent is a plugin (`agentrl new agent NAME`, docs/agents.md)",
+    ),
     "actor_rollout_ref.ref.model.path": "the reference is the policy at the start of the run",
 }
 TOOL_FILES = (f"{ROLLOUT}.multi_turn.tool_config_path", "data.tool_config_path")

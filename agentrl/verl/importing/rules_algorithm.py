@@ -133,6 +133,9 @@ def losses(source: WrittenConfig) -> Iterator[Finding]:
         yield Setting("algorithm.policy_loss", loss, keys, note)
         if note == SELECTED and updates_per_step(source) > 1:
             yield Dropped(keys[0], note, is_decisive=True)
+        elif note == SELECTED and not source.get(REUSED):
+            note = "the learner's own log-probabilities choose the tokens"
+            yield Setting("algorithm.mode", "decoupled", keys, note)
     else:
         why = (
             f"unknown policy loss {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or "

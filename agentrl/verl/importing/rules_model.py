@@ -58,6 +58,10 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
         ("critic.model", "critic.model.lora", ""),
         ("critic.model.lora", "critic.model.lora", "lora."),
     )
+    adapter = f"{MODEL}.lora_adapter_path"
+    if source.has(adapter):
+        note = "model.lora.rank and alpha are those of the adapter"
+        yield Setting("model.lora.path", source.get(adapter), (adapter,), note)
     for section, ours, nested in sections:
         prefix = "" if nested else "lora_"
         rank, alpha, targets = (

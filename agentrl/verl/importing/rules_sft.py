@@ -253,7 +253,20 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
-RULES = (columns, rows, batches, overlong, optimizer, decays, optimizers, model, template_arguments, places, run, resume)
+RULES = (
+    columns,
+    rows,
+    batches,
+    overlong,
+    optimizer,
+    decays,
+    optimizers,
+    model,
+    template_arguments,
+    places,
+    run,
+    resume,
+)
 
 MEANINGLESS: Mapping[str, str] = {
     # Key of verl's supervised training, or prefix of keys -> why there is no counterpart.
