@@ -173,7 +173,8 @@ def config_import(
     translation = translate(source)
     text = dump_values(translation.values)
     typer.echo("\n".join(account(translation, source)), err=True)
-    if (translation.obstacles or translation.decisive) and not force:
+    is_other = translation.obstacles or translation.decisive or any(map(source.get, translation.unknown))
+    if is_other and not force:
         typer.echo("nothing was written; --force writes the keys that can be translated", err=True)
         raise typer.Exit(1)
     if out is None:

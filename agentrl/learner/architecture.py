@@ -47,9 +47,11 @@ def check_kind(model: ModelConfig) -> None:
     Raises:
         ConfigError: it is an untested mixture of experts, or quantized.
     """
-    for problem in find_refused(_description(model)):
+    description = _description(model)
+    for problem in find_refused(description):
         raise ConfigError(
-            f"model.path={model.path!r} is {problem}; use one of these or a dense model, unquantized"
+            f"model.path={model.path!r} ({description.get('model_type')}) is {problem}; use one of these or "
+            "a dense model, unquantized"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from agentrl.verl.renamed import RENAMED, RENAMED_IN_SFT
 
@@ -197,6 +197,9 @@ MEANINGLESS: Mapping[str, str] = {
     "(reward.sources, reward.terms)",
     "reward_model.reward_loop_class_name": "each reward has a scope, and terms are added to it "
     "(reward.sources, reward.terms)",
+    "reward_model.use_reward_loop": "rewards are always computed while other attempts run",
+    "reward_model.load_weight": "a reward model always has its weights",
+    "reward_manager": "each reward has a scope, and terms are added to it (reward.sources, reward.terms)",
     "reward_model.reward_kwargs": "the DAPO length penalty is a term: reward.terms.length_penalty with "
     "config.buffer_tokens",
     "reward_model.sandbox_fusion": "code is not run by a remote service",
@@ -251,6 +254,52 @@ MEANINGLESS: Mapping[str, str] = {
     "ray_init": "see the section cluster",
 }
 
+OPEN = (
+    *("actor_rollout_ref", "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"),
+    *("reward_model.reward_kwargs", "reward.reward_kwargs", "async_training", "critic.optim"),
+)
+"""Sections that programs beside verl's own trainers extend: what is not listed here is a key of theirs."""
+OF_VERL = {
+    # Section of OPEN -> verl's own keys there, or their beginnings, that train nothing else.
+    "actor_rollout_ref": ("profiler", "nccl_timeout"),
+    "actor_rollout_ref.actor": (
+        *("calculate_entropy", "calculate_sum_pi_squared", "sum_pi_squared_checkpointing"),
+        *("entropy_", "freeze_vision_tower", "use_fused_kernels", "use_prefix_grouper"),
+        *("rollout_n", "load_weight", "use_rollout_log_probs", "use_torch_compile", "nccl_timeout", "qat"),
+        *("optim.zero_indexed_step", "optim.optimizer", "optim.min_lr_ratio", "optim.num_cycles"),
+        *("optim.lr_wsd_decay_style", "optim.weight_decay_incr_style", "optim.override_optimizer_config"),
+        "optim.use_checkpoint_opt_param_scheduler",
+    ),
+    "actor_rollout_ref.rollout": (
+        *("agent.custom_async_server", "agent.agent_loop_manager_class", "checkpoint_engine", "profiler"),
+        *("cudagraph_capture_sizes", "disable_log_stats", "enable_chunked_prefill", "layered_summon", "mtp"),
+        *("log_prob_use_dynamic_bsz", "logprobs_mode", "multi_stage_wake_up", "prometheus", "qat"),
+        *("quantization_config_file", "skip_", "layer_name_map", "server", "sglang_", "over_sample_rate"),
+        *("prompt_length", "response_length", "standalone_gpu_memory_utilization", "disaggregation"),
+        *("n_gpus_per_node", "nnodes"),
+    ),
+    "actor_rollout_ref.model": ("hf_config_path", "mtp", "tiled_mlp", "torch_dtype"),
+    "reward_model.reward_kwargs": ("max_resp_len", "overlong_buffer_cfg"),
+    "reward.reward_kwargs": ("max_resp_len", "overlong_buffer_cfg"),
+    "async_training": (
+        *("use_trainer_do_validate", "use_dynamic_resource_scheduling", "dynamic_schedule", "partial"),
+        *("checkpoint_engine", "concurrent_samples_per_replica", "use_rollout_log_probs", "compute_prox"),
+    ),
+    "critic.optim": (
+        *("zero_indexed_step", "optimizer", "min_lr_ratio", "num_cycles", "lr_wsd_decay_style"),
+        *("weight_decay_incr_style", "override_optimizer_config", "use_checkpoint_opt_param_scheduler"),
+    ),
+}
+
+
+def is_foreign(key: str, value: object) -> bool:
+    """Return whether a key without a counterpart is none of verl's, and switches something on."""
+    section = next((each for each in beginnings(key) if each in MEANINGLESS), None)
+    if not value or section not in OPEN or key.endswith("_target_"):
+        return False
+    rest = key[len(section) + 1 :]
+    return not rest.startswith(OF_VERL[section])
+
 
 def answer(key: str, known: Container[str]) -> str | None:
     """Return what verl's `key` is here, given the schema's keys; None if verl has no such key."""
@@ -275,9 +324,13 @@ def reason_without(key: str) -> str | None:
 
 def reason_in(key: str, reasons: Mapping[str, str]) -> str | None:
     """Return the reason for the longest prefix of `key` that has one."""
+    return next((reasons[beginning] for beginning in beginnings(key) if beginning in reasons), None)
+
+
+def beginnings(key: str) -> Iterator[str]:
+    """Yield a key and the sections that it is in, the innermost first."""
     parts = key.split(".")
-    beginnings = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((reasons[beginning] for beginning in beginnings if beginning in reasons), None)
+    yield from (".".join(parts[:length]) for length in range(len(parts), 0, -1))
 
 
 def targets(renamed: str, known: Container[str]) -> list[str]:

@@ -78,8 +78,9 @@ def test_untested_experts_are_refused_with_what_works_instead(experts):
     with pytest.raises(ConfigError) as caught:
         check_policy(ModelConfig(path=str(experts)))
     assert str(caught.value) == (
-        f"model.path={str(experts)!r} is a mixture of experts of an architecture that is not tested; tested "
-        "are Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE; use one of these or a dense model, unquantized"
+        f"model.path={str(experts)!r} (gpt_oss) is a mixture of experts of an architecture that is not "
+        "tested; tested are Mixtral, OLMoE, Qwen2-MoE and Qwen3-MoE; use one of these or a dense model, "
+        "unquantized"
     )
 
 

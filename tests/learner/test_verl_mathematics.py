@@ -37,6 +37,7 @@ SCRIPT = {
     "data.max_response_length": LONGEST,
     "data.train_batch_size": 8,
     f"{ACTOR}.ppo_mini_batch_size": 4,  # two updates per step: the ratio is not 1
+    f"{ACTOR}.loss_scale_factor": LONGEST,  # else verl divides by the longest response of a microbatch
     "actor_rollout_ref.model.path": "model",
     "actor_rollout_ref.rollout.n": 4,
 }
@@ -313,6 +314,7 @@ SECTIONS = {
         ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "loss_agg_mode"), ACTOR
     ),
     **dict.fromkeys(("use_kl_loss", "kl_loss_coef", "kl_loss_type", "ppo_mini_batch_size"), ACTOR),
+    "loss_scale_factor": ACTOR,
     "use_v1": "trainer",
 }
 
@@ -373,17 +375,18 @@ def test_an_imported_loss_mode_has_the_loss_and_the_gradient_of_verls(mode, opti
     assert_equal({"loss_mode": mode, "loss_agg_mode": how, **options})
 
 
+ONE_UPDATE = {"ppo_mini_batch_size": 8}
 COVARIANCES = [
-    {"loss_mode": "clip_cov", "clip_cov_ratio": 0.99, "clip_cov_lb": 0.2, "clip_cov_ub": 3.0},
-    {"loss_mode": "kl_cov"},
-    {"loss_mode": "kl_cov", "kl_cov_ratio": 0.2, "ppo_kl_coef": 3.0},
+    {"loss_mode": "clip_cov", "clip_cov_ratio": 0.99, "clip_cov_lb": 0.2, "clip_cov_ub": 3.0, **ONE_UPDATE},
+    {"loss_mode": "kl_cov", **ONE_UPDATE},
+    {"loss_mode": "kl_cov", "kl_cov_ratio": 0.2, "ppo_kl_coef": 3.0, **ONE_UPDATE},
 ]
 
 
 @pytest.mark.parametrize("options", COVARIANCES)
-def test_losses_that_select_tokens_do_so_as_verl_at_the_first_update(options):
-    """verl selects by the current policy in each microbatch, here once before the update, by the policy at
-    its start.
+def test_losses_that_select_tokens_do_so_as_verl_if_a_step_has_one_update(options):
+    """verl selects by the current policy in each microbatch, here once per step, by the policy at its
+    start.
     """
     assert_equal(options, is_first_update=True)
 
@@ -399,7 +402,6 @@ TOKEN, SEQUENCE, BAND = (
     {"rollout_is": "sequence"},
     {"rollout_is": "token", "rollout_is_threshold": "0.8_1.25"},
 )
-ONE_UPDATE = {"ppo_mini_batch_size": 8}
 PRESETS = {
     "disabled": {},
     "decoupled_token_is": {**TOKEN, "rollout_is_threshold": 1.2},
@@ -430,12 +432,12 @@ PRESETS = {
     "bypass_pg_is, threshold": {**REINFORCE, **TOKEN, "rollout_is_threshold": 1.1},
     "bypass_pg_token_icepop": {**REINFORCE, **BAND},
     "bypass_pg_is, normalized": {**REINFORCE, **TOKEN, "rollout_is_batch_normalize": True},
-    "bypass_ppo_clip_geo_rs": {"bypass_mode": True, **GEOMETRIC},
-    "bypass_ppo_clip_k3_rs": {"bypass_mode": True, **K3},
-    "bypass_ppo_clip, tokens rejected": {"bypass_mode": True, **TOKENS},
-    "bypass_pg_geo_rs": {**REINFORCE, **GEOMETRIC},
-    "bypass_pg_geo_rs_seq_tis": {**REINFORCE, **GEOMETRIC, **SEQUENCE},
-    "bypass_pg_geo_rs_token_tis": {**REINFORCE, **GEOMETRIC, **TOKEN},
+    "bypass_ppo_clip_geo_rs": {"bypass_mode": True, **GEOMETRIC, **ONE_UPDATE},
+    "bypass_ppo_clip_k3_rs": {"bypass_mode": True, **K3, **ONE_UPDATE},
+    "bypass_ppo_clip, tokens rejected": {"bypass_mode": True, **TOKENS, **ONE_UPDATE},
+    "bypass_pg_geo_rs": {**REINFORCE, **GEOMETRIC, **ONE_UPDATE},
+    "bypass_pg_geo_rs_seq_tis": {**REINFORCE, **GEOMETRIC, **SEQUENCE, **ONE_UPDATE},
+    "bypass_pg_geo_rs_token_tis": {**REINFORCE, **GEOMETRIC, **TOKEN, **ONE_UPDATE},
 }
 KINDS = (None, "low_var_kl", "low_var_kl+", "mse", "abs", "kl", "kl+")
 
@@ -493,7 +495,7 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "mse"}
         {"loss_agg_mode": "token-sum"},
         {"loss_mode": "sapo", **KL},
         {**TOKEN, "rollout_is_threshold": 1.2, **KL},
-        {"bypass_mode": True, **TOKENS, **KL},
+        {"bypass_mode": True, **TOKENS, **KL, **ONE_UPDATE},
         {"loss_mode": "geo_mean", **BAND},
         {**GEOMETRIC, **TOKEN, "rollout_is_batch_normalize": True, **ONE_UPDATE},
     ],
@@ -501,5 +503,23 @@ KL = {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "mse"}
 def test_what_the_import_refuses_would_be_another_loss(options):
     translation = imported(options)
     assert translation.decisive
-    (_, wanted), (_, gradient) = gradients(options, translation, 0, is_first_update="bypass_mode" in options)
+    is_first = "ppo_mini_batch_size" in options
+    (_, wanted), (_, gradient) = gradients(options, translation, 0, is_first_update=is_first)
     assert np.abs(gradient - wanted).max() > 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    "options", [*COVARIANCES[::2], *(p for p in PRESETS.values() if "rollout_rs" in p and "bypass_mode" in p)]
+)
+def test_what_verl_decides_anew_at_each_update_is_refused_with_several(options):
+    translation = imported(options | {"ppo_mini_batch_size": 4})
+    assert "once per step" in translation.decisive[0].reason
+    pairs = [gradients(options, translation, seed) for seed in range(8)]
+    assert any(np.abs(our[1] - its[1]).max() > 0.01 * np.abs(its[1]).max() for its, our in pairs)
+
+
+def test_a_constant_that_verl_does_not_set_is_asked_for():
+    norm = {"loss_agg_mode": "seq-mean-token-sum-norm"}
+    [finding] = imported(norm | {"loss_scale_factor": None}).decisive
+    assert "longest response of each microbatch" in finding.reason
+    assert not imported(norm).decisive

@@ -96,7 +96,7 @@ OTHER = {
     "ppo": [],
     "dapo": ["algorithm.filter_groups.metric"],
     "multi_turn": [],
-    "fully_async": [],
+    "fully_async": ["algorithm.rollout_correction.rollout_rs"],
 }
 """What a script's training would be without."""
 SCRIPTS = {
@@ -380,7 +380,16 @@ def test_a_file_its_interpolations_and_overrides_after_it(tmp_path):
         "trainer: {project_name: p, default_local_dir: 'runs/${trainer.project_name}', n_gpus_per_node: 1}\n"
     )
     shown = CliRunner().invoke(
-        app, ["config", "import", str(file), "data.train_batch_size=16", "~trainer.nothing", "made.up=1"]
+        app,
+        [
+            "config",
+            "import",
+            str(file),
+            "data.train_batch_size=16",
+            "~trainer.nothing",
+            "made.up=1",
+            "--force",
+        ],
     )
     config = yaml.safe_load(shown.stdout)
     assert config["buffer"]["groups_per_step"] == 16

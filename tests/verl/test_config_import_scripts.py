@@ -305,7 +305,9 @@ def test_several_trainings_and_programs_of_a_recipe_are_told(tmp_path):
     source = written(tmp_path, text)
     assert source.written == {"trainer.nnodes": 1}
     assert "2 more training commands were ignored; only the first was read" in source.unread
-    assert any(text.startswith("recipe.own.main_own is a separate program") for text in source.unread)
+    assert [text.partition(";")[0] for text in source.missing] == [
+        "recipe.own.main_own is a separate program"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +387,7 @@ def test_a_counting_loop_is_read_once(tmp_path):
 def test_a_placeholder_is_named(tmp_path):
     source = written(tmp_path, 'MODEL="<path_to_config>"\n' + START + "actor_rollout_ref.model.path=$MODEL")
     assert source.written == {"data.train_batch_size": 4}
-    assert source.unread == (
+    assert source.missing == (
         "actor_rollout_ref.model.path=<path_to_config>: a placeholder; give it as "
         "actor_rollout_ref.model.path=...",
     )
@@ -403,7 +405,7 @@ def test_the_environment_is_not_read(tmp_path, monkeypatch):
     )
     source = written(tmp_path, text)
     assert source.written == {"data.train_batch_size": 4, "data.b": "none", "data.d": "e"}
-    assert [note.partition(":")[0] for note in source.unread] == ["data.a=$A_TOKEN", "data.c", "data.f.g"]
+    assert [note.partition(":")[0] for note in source.missing] == ["data.a=$A_TOKEN", "data.c", "data.f.g"]
     assert "secret" not in str(source)
 
 
@@ -523,7 +525,7 @@ def test_a_config_path_is_relative_to_the_folder_of_the_module(
         monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     source = source_of(read_launch(str(checkout / "recipe/own/run.sh"), []))
     assert source.written == {"data.train_batch_size": 48, "data.max_prompt_length": 77, "data.seed": 1}
-    assert source.missing == ()
+    assert not any("not found" in text for text in source.missing)
 
 
 def test_a_config_path_of_a_script_may_be_a_folder_of_the_checkout(checkout):
@@ -558,7 +560,7 @@ def test_a_config_that_is_not_found_stops_the_import(tmp_path, monkeypatch):
     code, text, account = invoke("run.sh")
     assert (code, text) == (1, "")
     assert account.startswith(
-        "will not run as it is: 1\n  the config: own_trainer.yaml in config was not found"
+        "will not run as it is: 2\n  the config: own_trainer.yaml in config was not found"
     )
     code, text, _ = invoke("run.sh", "--force")
     assert (code, yaml.safe_load(text)["buffer"]["groups_per_step"]) == (0, 512)
@@ -864,3 +866,74 @@ def test_a_loop_that_watches_for_ever_hides_no_training(tmp_path):
         {"data.seed": 1},
         ("the script has more than 20000 commands and was not read to its end",),
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("actor_rollout_ref.actor.sppo_eta=1.0", "unknown: 1, neither"),
+        ("+reward_model.reward_kwargs.elliptical.alpha=1.0", "unknown: 1, neither"),
+        ("+algorithm.made_up=2", "unknown: 1, neither"),
+        ("actor_rollout_ref.actor.use_kl_loss=$KL", "$KL is not set by the script"),
+        ("actor_rollout_ref.rollout.over_sample_rate=0.1", "no attempt is ended because others were faster"),
+        ("actor_rollout_ref.actor.optim.optimizer=Muon", "the optimizer is AdamW"),
+        ("+critic.optim.override_optimizer_config.decoupled=false", ""),
+        ("reward_model.reward_loop_class_name=Own", "attempts are scored by your class"),
+        ("trainer.nnodes=$NODES", ""),
+        ("+algorithm.made_up=false algorithm._target_=verl.AlgoConfig", ""),
+        ("actor_rollout_ref.actor.optim.optimizer=AdamW", ""),
+    ],
+)
+def test_what_nobody_can_judge_ends_with_exit_code_1(tmp_path, words, told):
+    (tmp_path / "run.sh").write_text(f"{START}{words}\n")
+    code, _, account = invoke(tmp_path / "run.sh")
+    assert (code, told in account) == (int(bool(told)), True), account
+    assert invoke(tmp_path / "run.sh", "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "is_own"),
+    [
+        ("verl.trainer.main_ppo", True),
+        ("recipe.dapo.main_dapo", True),
+        ("verl.experimental.one_step_off_policy.main_ppo", True),
+        ("verl.experimental.vla.main_ppo", False),
+        ("recipe.partial_rollout.main_ppo", False),
+        ("recipe.sppo.main_sppo", False),
+    ],
+)
+def test_a_program_of_another_loss_or_loop_is_none_of_verls_trainers(tmp_path, module, is_own):
+    (tmp_path / "run.sh").write_text(f"python3 -m {module} data.train_batch_size=4\n")
+    code, _, account = invoke(tmp_path / "run.sh")
+    assert (code, "is a separate program" in account) == (int(not is_own), not is_own)
+
+
+def test_verls_asynchronous_trainer_compares_with_the_servers_log_probabilities():
+    sizes = {"async_training.require_batches": 1, "async_training.trigger_parameter_sync_step": 1}
+    mode = "algorithm.rollout_correction.bypass_mode"
+    for more, is_bypass in (
+        ({}, True),
+        ({mode: False}, False),
+        ({"async_training.compute_prox_log_prob": True}, False),
+        ({"async_training.use_rollout_log_probs": False}, False),
+    ):
+        algorithm = translate(WrittenConfig(sizes | more)).values["algorithm"]
+        assert (algorithm.get("mode") == "bypass") is is_bypass, more
+
+
+def test_turns_that_verl_does_not_limit_are_limited_by_tokens():
+    turns = {f"{ROLLOUT}.multi_turn.enable": True, "data.max_response_length": 2048}
+    assert translate(WrittenConfig(turns)).values["agent"]["max_turns"] == 2048
+
+
+def test_a_model_that_fits_one_gpu_gets_the_memory_it_needs_there(tmp_path):
+    words = (
+        f"{MODEL}=Qwen/Qwen2.5-14B-Instruct {ROLLOUT}.tensor_model_parallel_size=2 trainer.n_gpus_per_node=2 "
+        f"{ROLLOUT}.gpu_memory_utilization=0.25 {ACTOR}.fsdp_config.param_offload=True "
+        f"{ACTOR}.fsdp_config.optimizer_offload=True"
+    )
+    (tmp_path / "run.sh").write_text(f"{START}{words}\n")
+    code, text, account = invoke(tmp_path / "run.sh")
+    rollout = yaml.safe_load(text)["rollout"]
+    assert (code, rollout["num_servers"], rollout["colocated"]) == (0, 2, True), account
+    assert rollout["sglang"]["args"] == {"mem_fraction_static": 0.55}

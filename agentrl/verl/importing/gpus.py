@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -50,6 +51,7 @@ class GPULayout:
     Attributes:
         serving: the servers' own GPUs; None: they share those of the learner.
         width: tensor parallel GPUs of a server.
+        share: of a GPU's memory for a server, if it needs more here than in verl.
         note: the difference from verl's layout; may be empty.
     """
 
@@ -57,6 +59,7 @@ class GPULayout:
     serving: GPUs | None
     width: int = 1
     note: str = ""
+    share: float | None = None
 
 
 def pool_of_servers(source: WrittenConfig) -> str | None:
@@ -83,7 +86,9 @@ def find_layout(source: WrittenConfig) -> GPULayout | None:
     size = _num_parameters(str(source.get(MODEL_PATH) or ""))
     if size is not None and _fits_beside_the_learner(size, whole.num, source):
         note = f"{width * stages} in verl; a GPU of {GPU_BYTES / 1e9:.0f} GB holds a server of this model"
-        return GPULayout(whole, None, 1, note)
+        needed = math.ceil(20 * SERVED_BYTES * size / (USABLE * GPU_BYTES)) / 20
+        given = source.get(f"{ROLLOUT}.gpu_memory_utilization") or MEMORY_SHARE
+        return GPULayout(whole, None, 1, note, needed if needed > given else None)
     return _halves(whole, width, source, size) if stages == 1 else None
 
 
@@ -93,8 +98,7 @@ def _fits_beside_the_learner(size: float, num_ranks: int, source: WrittenConfig)
     models = 2 if source.get("algorithm.adv_estimator") == "gae" else 1  # policy and critic
     is_away = source.get(f"{FSDP}.param_offload") and source.get(f"{FSDP}.optimizer_offload")
     state = 0 if is_away else models * STATE_BYTES * size / num_ranks
-    share = source.get(f"{ROLLOUT}.gpu_memory_utilization") or MEMORY_SHARE
-    return weights <= USABLE * share * GPU_BYTES and weights + state <= USABLE * GPU_BYTES
+    return weights + state <= USABLE * GPU_BYTES
 
 
 def _halves(whole: GPUs, width: int, source: WrittenConfig, size: float | None) -> GPULayout | None:

@@ -14,6 +14,7 @@ from agentrl.verl.importing.script import Launch
 from agentrl.verl.importing.source import (
     OF_VERL,
     WrittenConfig,
+    is_needed,
     read_file,
     read_source,
     resolve,
@@ -24,16 +25,15 @@ from agentrl.verl.importing.supervised_defaults import supervised_defaults
 MAIN = "verl.trainer.main_ppo"
 """The module that `agentrl config import` assumes, unless a script names another."""
 OWN_TRAINERS = (
-    "main_ppo",
-    "main_ppo_sync",
-    "main_dapo",
-    "fully_async_main",
-    "fsdp_sft_trainer",
-    "sft_trainer",
-    "sft_trainer_ray",
+    *("trainer.main_ppo", "trainer.main_ppo_sync", "transfer_queue.main_ppo", "main_ppo"),
+    *("dapo.main_dapo", "dapo.src.main_dapo", "dapo_transfer_queue.main_dapo", "main_dapo"),
+    *("fully_async_policy.fully_async_main", "fully_async_main"),
+    *("one_step_off_policy.main_ppo", "one_step_off_policy.async_main_ppo"),
+    *("trainer.fsdp_sft_trainer", "trainer.sft_trainer", "trainer.sft_trainer_ray"),
+    *("fsdp_sft_trainer", "sft_trainer", "sft_trainer_ray"),
 )
-"""Main modules of verl whose keys are known here. Those of
-generation and evaluation are recognised by their prefixes.
+"""The ends of the main modules of verl whose keys are known here. Those of generation and evaluation are
+recognised by their prefixes.
 """
 
 
@@ -44,8 +44,8 @@ def source_of(launch: Launch) -> WrittenConfig:
         ConfigError: a file or an override cannot be read.
     """
     tree: dict[str, Any] = {}
-    unread: list[str] = list(launch.notes)
-    missing: list[str] = []
+    missing = [note for note in launch.notes if is_needed(note)]
+    unread = [note for note in launch.notes if not is_needed(note)]
     name = (launch.config_name or "").removesuffix(".yaml")
     if name and name not in OF_VERL:
         file = find_config(name, launch)
@@ -60,15 +60,20 @@ def source_of(launch: Launch) -> WrittenConfig:
             searched = [root / Path(*MAIN.split(".")[:-1]) / "config" for root in _roots(launch)]
             tree, more = read_with_defaults(file, searched)
             unread += more
-    main = launch.module.rpartition(".")[2]
-    if launch.module and main not in OWN_TRAINERS and not main.startswith(("main_generation", "main_eval")):
-        unread.append(
+    if launch.module and not _is_known(launch.module):
+        missing.append(
             f"{launch.module} is a separate program; what it does in addition to verl's trainer is unknown"
         )
     with_overrides(tree, [*launch.ranks, *launch.overrides] if launch.is_supervised else launch.overrides)
     is_supervised = launch.is_supervised or _is_supervised(tree)
     defaults = supervised_defaults(tree, launch.module) if is_supervised else None
     return resolve(tree, tuple(dict.fromkeys(unread)), missing=tuple(missing), supervised_by=defaults)
+
+
+def _is_known(module: str) -> bool:
+    main = module.rpartition(".")[2]
+    is_trainer = any(module == own or ("." in own and module.endswith(f".{own}")) for own in OWN_TRAINERS)
+    return is_trainer or main.startswith(("main_generation", "main_eval"))
 
 
 def source_of_file(file: str | None, overrides: Sequence[str]) -> WrittenConfig:

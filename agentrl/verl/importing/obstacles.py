@@ -11,6 +11,7 @@ from agentrl.verl.importing.gpus import STAGES, WIDTH, find_layout
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.tool_files import find_unloadable
 
+ROLLOUT = "actor_rollout_ref.rollout"
 SHARDED = "the learner shards with FSDP2 over all its ranks"
 PARALLEL: Mapping[str, tuple[str, str]] = {
     # suffix of a key of the learner's engine -> its name, and the alternative here
@@ -39,18 +40,31 @@ SWITCHES: Mapping[str, str] = {
     "actor_rollout_ref.model.mtp.enable": "multi-token prediction heads are neither trained nor used",
     "actor_rollout_ref.actor.qat.enable": "weights are not trained for quantized serving",
     "actor_rollout_ref.actor.fsdp_config.qat.enable": "weights are not trained for quantized serving",
+    f"{ROLLOUT}.skip_rollout": "rollouts are not replaced by stored ones",
+    f"{ROLLOUT}.over_sample_rate": "no attempt is ended because others were faster",
     "model.mtp.enable": "multi-token prediction heads are neither trained nor used",
 }
 MEDIA = {"data.image_key": "images", "data.video_key": "videos", "data.audio_key": "audios"}
 """Keys for columns other than text, with verl's defaults."""
 MODELS = ("actor_rollout_ref.model.path", "critic.model.path", "model.path", "model.partial_pretrain")
 LOW_PRECISION = re.compile(r"(fp8|int8|int4|w8a8|awq|gptq|nvfp4|mxfp4)", re.IGNORECASE)
-ROLLOUT = "actor_rollout_ref.rollout"
 OWN_CLASSES: Mapping[str, str] = {
     # the path of a class of the user's -> what to do
     "data.custom_cls.path": "rows are read by your Dataset class; write another file of rows, or "
     "data.reader, `file.py:function` from a row to a Task",
     "data.datagen.path": "rows are made by your class during the run; write them to a file",
+    **dict.fromkeys(
+        (
+            *("reward_model.reward_loop_class_name", "reward_model.reward_loop_module_path"),
+            *("reward.reward_manager.module.path", "reward_manager.module.path"),
+        ),
+        "attempts are scored by your class; write a reward (`agentrl new reward NAME`, docs/rewards.md)",
+    ),
+    **dict.fromkeys(
+        (f"{ROLLOUT}.agent.agent_loop_manager_class", f"{ROLLOUT}.agent.custom_async_server.path"),
+        "attempts are started by your class; an agent is a plugin (`agentrl new agent NAME`, docs/agents.md)",
+    ),
+    "actor_rollout_ref.ref.model.path": "the reference is the policy at the start of the run",
 }
 TOOL_FILES = (f"{ROLLOUT}.multi_turn.tool_config_path", "data.tool_config_path")
 

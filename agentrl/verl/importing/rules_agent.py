@@ -25,7 +25,7 @@ OFFERS = tuple(
 )
 """Keys that lead to conversations with several turns."""
 CUSTOM = ("custom_reward_function", "reward.custom_reward_function")
-MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name")
+MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
 FILES = ("data.train_files", "data.val_files")
 FILTER = "algorithm.filter_groups"
 
@@ -47,9 +47,10 @@ def agents(source: WrittenConfig) -> Iterator[Finding]:
     yield from (Setting("agent.max_turns", source.get(key), (key,)) for key in bounds)
     if source.get(enable) or any(map(source.has, OFFERS)):
         if not bounds:
-            yield Dropped(
-                f"{TURNS}.max_assistant_turns", "unlimited in verl; the default of agent.max_turns applies"
-            )
+            tokens = "data.max_response_length"
+            note = "unlimited in verl, where only the tokens of the response end an attempt"
+            key = f"{TURNS}.max_assistant_turns"
+            yield Setting("agent.max_turns", source.get(tokens), (key, tokens), note)
         calls, length = f"{TURNS}.max_parallel_calls", f"{TURNS}.max_tool_response_length"
         if not source.has(calls):
             yield Setting("agent.max_tool_calls_per_turn", 1, (calls,))

@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES
 from agentrl.errors import ConfigError
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
-from agentrl.verl.importing.rules_data import ACTOR, minibatches_per_step
+from agentrl.verl.importing.rules_data import ACTOR, is_asynchronous, minibatches_per_step
 from agentrl.verl.importing.source import WrittenConfig
 
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
@@ -34,12 +34,12 @@ RATIO_LEVELS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequ
 
 MEANS_OF_SEQUENCES = ("gmpo", "sapo")
 """Losses whose loss_agg_mode verl ignores."""
+SELECTED = (
+    "tokens are selected once per step, by the policy at its start; verl selects in each microbatch, by the "
+    "policy of that moment"
+)
 LOSS_NOTES = {
-    **dict.fromkeys(
-        ("clip_cov", "kl_cov"),
-        "tokens are selected once before the update, by the policy at its start; verl selects in each "
-        "microbatch, by the policy of that moment",
-    ),
+    **dict.fromkeys(("clip_cov", "kl_cov"), SELECTED),
     "gmpo": "over all sequences of an update; verl takes the mean of a microbatch, and adds microbatches up",
 }
 OTHER_ADVANTAGES = {
@@ -131,6 +131,11 @@ def losses(source: WrittenConfig) -> Iterator[Finding]:
         plain = "without rollout_is verl's reinforce has no ratio"
         note = plain if loss == "gpg" and _is_bypass(source) else LOSS_NOTES.get(loss, "")
         yield Setting("algorithm.policy_loss", loss, keys, note)
+        if note == SELECTED and updates_per_step(source) > 1:
+            yield Dropped(keys[0], note, is_decisive=True)
+        elif note == SELECTED and not source.get(REUSED):
+            note = "the learner's own log-probabilities choose the tokens"
+            yield Setting("algorithm.mode", "decoupled", keys, note)
     else:
         why = (
             f"unknown policy loss {loss}; choose algorithm.policy_loss among {', '.join(POLICY_LOSSES)}, or "
@@ -155,14 +160,14 @@ def aggregations(source: WrittenConfig) -> Iterator[Finding]:
     elif loss == "gspo" and how != "sequence_mean_token_mean":
         note = "as in verl since 0.9; before, gspo was a mean over sequences, whatever loss_agg_mode is"
         yield Setting("algorithm.aggregation", how, (AGGREGATION, *keys), note)
-    elif how == "constant" and not source.has(f"{ACTOR}.loss_scale_factor"):
-        note = (
-            "and by data.max_response_length; without loss_scale_factor, verl since 0.9 divides by the "
-            "longest response of a microbatch, and up to 0.7 not by the number of sequences"
-        )
-        yield Setting("algorithm.aggregation", how, (AGGREGATION,), note)
     else:
         yield Setting("algorithm.aggregation", how, (AGGREGATION,))
+        if how == "constant" and not source.has(f"{ACTOR}.loss_scale_factor"):
+            why = (
+                "verl divides by the longest response of each microbatch, agentrl by a constant; give "
+                f"{ACTOR}.loss_scale_factor, such as data.max_response_length"
+            )
+            yield Dropped(AGGREGATION, why, is_decisive=True)
 
 
 def _has_kl_loss(source: WrittenConfig) -> bool:
@@ -174,7 +179,18 @@ def _has_entropy(source: WrittenConfig) -> bool:
 
 
 def _is_bypass(source: WrittenConfig) -> bool:
-    return bool(source.get(f"{CORRECTION}.bypass_mode"))
+    """Return whether verl compares with the server's log-probabilities; its asynchronous trainer does, unless
+    told otherwise.
+    """
+    key = f"{CORRECTION}.bypass_mode"
+    if not is_asynchronous(source) or source.has(key) or source.has(REUSED):
+        return bool(source.get(key))
+    return not source.get("async_training.compute_prox_log_prob")
+
+
+def updates_per_step(source: WrittenConfig) -> int:
+    """Return the number of optimizer updates on a batch, all its passes included."""
+    return minibatches_per_step(source) * int(source.get(f"{ACTOR}.ppo_epochs"))
 
 
 def _loss(source: WrittenConfig) -> tuple[str, tuple[str, ...]]:
@@ -315,7 +331,7 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
     mode, stage, normalize = (
         f"{section}.{name}" for name in ("bypass_mode", "rollout_rs", "rollout_is_batch_normalize")
     )
-    if source.get(mode):
+    if _is_bypass(source):
         yield Setting("algorithm.mode", "bypass", (mode,))
         yield from _weights_in_bypass(source, section)
         if source.get(normalize):
@@ -338,7 +354,10 @@ def corrections(source: WrittenConfig) -> Iterator[Finding]:
             yield from _normalized(source, section)
     if source.get(stage):
         yield from _stages(source, stage)
-        yield Setting("algorithm.mode", "bypass" if source.get(mode) else "decoupled", (stage,))
+        yield Setting("algorithm.mode", "bypass" if _is_bypass(source) else "decoupled", (stage,))
+        if _is_bypass(source) and updates_per_step(source) > 1:
+            why = "judged once per step; in bypass mode verl judges anew at every update"
+            yield Dropped(stage, why, is_decisive=True)
         yield from _counted(source, stage)
     elif source.has(f"{stage}_threshold"):
         yield Dropped(f"{stage}_threshold", "without rollout_rs verl rejects nothing")
@@ -472,9 +491,7 @@ def _stages(source: WrittenConfig, key: str) -> Iterator[Finding]:
             yield Dropped(key, why, is_decisive=True)
         else:
             old = (key, bounds, *((floor,) if source.has(floor) else ()))
-            is_again = _is_bypass(source) and minibatches_per_step(source) > 1
-            note = "judged once per step; verl judges at every update" if is_again else ""
-            yield Setting(f"algorithm.correction.reject.{name}", stage, old, note)
+            yield Setting(f"algorithm.correction.reject.{name}", stage, old)
 
 
 def _stage(name: str, bounds: list[float], floor: float | None) -> dict[str, Any] | None:

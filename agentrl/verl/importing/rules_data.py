@@ -18,6 +18,11 @@ BUDGET = "learner.microbatch_tokens"
 SCHEDULE_KEYS = ("lr_scheduler_type", "lr_scheduler", "warmup_style", "lr_decay_style")
 """Names of the schedule in the versions and engines of verl."""
 
+PLACES_OF_STATE = ("optimizer_cpu_offload", "optimizer_offload", "overlap_", "use_precision_aware", "fp8_")
+"""Beginnings of Megatron's options for where and how the optimizer's state is kept; those for low precision
+are refused elsewhere.
+"""
+
 
 def is_asynchronous(source: WrittenConfig) -> bool:
     """Return whether the source is a config of verl's fully asynchronous trainer."""
@@ -188,6 +193,20 @@ def decays(source: WrittenConfig) -> Iterator[Finding]:
                 yield Dropped(key, "without effect in verl: the learning rate is constant")
 
 
+def optimizers(source: WrittenConfig) -> Iterator[Finding]:
+    """Refuse another optimizer than AdamW. Where Megatron keeps its state is no other optimizer."""
+    for section in (f"{ACTOR}.optim", "critic.optim", "optim"):
+        name, module = f"{section}.optimizer", f"{section}.optimizer_impl"
+        if source.has(name) and str(source.get(name)).lower() not in ("adam", "adamw"):
+            yield Dropped(name, "the optimizer is AdamW", is_decisive=True)
+        if source.has(module) and source.get(module) != "torch.optim":
+            yield Dropped(module, "the optimizer is torch's AdamW", is_decisive=True)
+        for option, value in source.below(f"{section}.override_optimizer_config").items():
+            if value and not option.startswith(PLACES_OF_STATE):
+                key = f"{section}.override_optimizer_config.{option}"
+                yield Dropped(key, "the optimizer has no such option", is_decisive=True)
+
+
 def classes(source: WrittenConfig) -> Iterator[Finding]:
     """Refuse a class of the user's that chooses rows."""
     for name in ("class_path", "class_name"):
@@ -216,4 +235,4 @@ def resume(source: WrittenConfig) -> Iterator[Finding]:
         yield Dropped(path, f"without effect in verl: resume_mode is {source.get(mode)}")
 
 
-RULES = (batches, in_flight, microbatches, warmups, decays, classes, overlong_prompts, resume)
+RULES = (batches, in_flight, microbatches, warmups, decays, optimizers, classes, overlong_prompts, resume)

@@ -58,6 +58,10 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
         ("critic.model", "critic.model.lora", ""),
         ("critic.model.lora", "critic.model.lora", "lora."),
     )
+    adapter = f"{MODEL}.lora_adapter_path"
+    if source.has(adapter):
+        note = "model.lora.rank and alpha are those of the adapter"
+        yield Setting("model.lora.path", source.get(adapter), (adapter,), note)
     for section, ours, nested in sections:
         prefix = "" if nested else "lora_"
         rank, alpha, targets = (
@@ -132,6 +136,11 @@ def servers(source: WrittenConfig) -> Iterator[Finding]:
             (name,),
             "" if source.get(name) == backend else f"{source.get(name) or 'default'} in verl",
         )
+    layout = find_layout(source)
+    if layout is not None and layout.share is not None and backend != "embedded":
+        memory = f"{ROLLOUT}.gpu_memory_utilization"
+        note = "a server has the whole model on one GPU here"
+        yield Setting("rollout.sglang.args.mem_fraction_static", layout.share, (memory, WIDTH), note)
     for key, argument in SERVER_ARGUMENTS.items():
         old = f"{ROLLOUT}.{key}"
         if source.has(old) and backend == "embedded":

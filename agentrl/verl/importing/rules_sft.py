@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from agentrl.config.tracking import TRACKERS
 from agentrl.verl.importing.findings import Dropped, Finding, Setting
-from agentrl.verl.importing.rules_data import decays, resume, schedule_key
+from agentrl.verl.importing.rules_data import decays, optimizers, resume, schedule_key
 from agentrl.verl.importing.rules_model import template_arguments
 from agentrl.verl.importing.source import WrittenConfig
 from agentrl.verl.importing.values import SCHEDULES, as_list, loggers
@@ -151,6 +151,13 @@ def _warmup(source: WrittenConfig) -> Iterator[Finding]:
         )
 
 
+def rows(source: WrittenConfig) -> Iterator[Finding]:
+    """Refuse to train on a part of the rows."""
+    key = "data.train_max_samples"
+    if source.has(key) and source.get(key) > 0:
+        yield Dropped(key, "all rows are read; cut the file instead", is_decisive=True)
+
+
 def model(source: WrittenConfig) -> Iterator[Finding]:
     """Translate the model, its adapter, its dtype and offloading."""
     path = "model.partial_pretrain" if source.has("model.partial_pretrain") else "model.path"
@@ -246,7 +253,20 @@ def run(source: WrittenConfig) -> Iterator[Finding]:
             )
 
 
-RULES = (columns, batches, overlong, optimizer, decays, model, template_arguments, places, run, resume)
+RULES = (
+    columns,
+    rows,
+    batches,
+    overlong,
+    optimizer,
+    decays,
+    optimizers,
+    model,
+    template_arguments,
+    places,
+    run,
+    resume,
+)
 
 MEANINGLESS: Mapping[str, str] = {
     # Key of verl's supervised training, or prefix of keys -> why there is no counterpart.

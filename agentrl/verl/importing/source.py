@@ -101,6 +101,7 @@ MAX_OVERRIDE, MAX_BRACKETS = 20_000, 500
 """Characters and opening brackets of an override that is read."""
 MAX_FACTOR = 10**8
 """Bound on the length of a value with its interpolations, relative to what is written."""
+_KEY = re.compile(r"\+*(?!trainer\.|ray_)\w+(\.\w+)+(?=[=:])")
 _OF_ENVIRONMENT = re.compile(r"\$\{oc\.env:[^{},]*(?:,([^{}]*))?\}")
 
 OF_VERL = (
@@ -124,7 +125,8 @@ class WrittenConfig:
 
     Attributes:
         unread: parts that the file refers to but that were not read, in words.
-        missing: whole files that were not found, in words.
+        missing: files that were not found, programs and values without which the run is another one, in
+            words.
         defaults: verl's values for keys that are not set.
         is_supervised: the config is for supervised training.
     """
@@ -204,12 +206,23 @@ def resolve(
     """
     defaults = DEFAULTS if supervised_by is None else supervised_by
     own, names = _without_environment(tree)
-    notes = (
+    notes = [
         f"{key}: it is a variable of the environment, which is not read; give it as {key}=..."
         for key in names
-    )
+    ]
+    needed = [note for note in notes if is_needed(note)]
+    rest = [note for note in notes if not is_needed(note)]
     written = _resolve(own, defaults)
-    return WrittenConfig(written, (*unread, *notes), missing, defaults, supervised_by is not None)
+    is_supervised = supervised_by is not None
+    return WrittenConfig(written, (*unread, *rest), (*missing, *needed), defaults, is_supervised)
+
+
+def is_needed(note: str) -> bool:
+    """Return whether a note about a value that was not read, which begins with its key, is of one that
+    decides more than where a run is, how it is called, and how large its microbatches are.
+    """
+    key = _KEY.match(note)
+    return key is not None and not key[0].endswith("_token_len_per_gpu")
 
 
 def _without_environment(tree: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Any], list[str]]:

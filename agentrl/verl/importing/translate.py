@@ -22,7 +22,7 @@ from agentrl.verl.importing.findings import Dropped, NotTaken, Rule, Setting
 from agentrl.verl.importing.obstacles import Obstacle, find_all
 from agentrl.verl.importing.source import DEFAULTS, WrittenConfig
 from agentrl.verl.importing.values import NOT_TAKEN, VALUES
-from agentrl.verl.keys import KEPT, reason_in, reason_without, targets
+from agentrl.verl.keys import KEPT, is_foreign, reason_in, reason_without, targets
 from agentrl.verl.renamed import RENAMED, RENAMED_IN_SFT
 
 RULES: tuple[Rule, ...] = (*rules_data.RULES, *rules_algorithm.RULES, *rules_agent.RULES, *rules_model.RULES)
@@ -112,10 +112,15 @@ def translate(source: WrittenConfig) -> Translation:
             dropped.append(finding)
     done = {key for setting in mapped.values() for key in setting.old} | {finding.old for finding in dropped}
     for key in source.written:
-        if key not in done and (reason := target.reason_without(key)) is not None:
-            meaningless.append(Dropped(key, reason))
-        elif key not in done:
+        if key in done:
+            continue
+        reason = target.reason_without(key)
+        if key.endswith("_target_"):
+            meaningless.append(Dropped(key, "settings have classes of their own"))
+        elif reason is None or is_foreign(key, source.written[key]):
             unknown.append(key)
+        else:
+            meaningless.append(Dropped(key, reason))
     kept = {key: setting for key, setting in mapped.items() if not _is_default(setting, source, target)}
     values = _tree(kept, target)
     _check(values, target)
