@@ -240,8 +240,9 @@ class JsonRows:
         try:
             row = decode_json(text)
         except ValueError as error:
-            # A file that fails at once may be one that has an object over several lines.
-            hint = "; write one object per line, or one array" if index == 0 else ""
+            # A first line that is no whole object may be of a file that has an object over several lines.
+            is_whole = index > 0 or text.rstrip().endswith(b"}")
+            hint = "" if is_whole else "; write one object per line, or one array"
             raise DataError(f"{self.path}: line {self.line(index)}: not valid JSON: {error}{hint}") from error
         if not isinstance(row, dict):
             raise DataError(

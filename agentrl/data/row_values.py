@@ -10,6 +10,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,22 @@ def decode_json(text: str | bytes) -> Any:
         ValueError: the text is not valid JSON; NaN and lone surrogates are not.
     """
     data = text.encode() if isinstance(text, str) else text
-    value = orjson.loads(data)
+    try:
+        value = orjson.loads(data)
+    except ValueError:
+        with suppress(json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+            json.loads(data, parse_constant=_no_number)
+        raise
     if not _LONG_NUMBER.search(data):
         return value
     try:
         return json.loads(data)  # orjson reads integers beyond 64 bits as floats
     except RecursionError as error:
         raise ValueError("it has too many levels of lists and objects") from error
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON; use null or text")
 
 
 def structure(value: Any) -> Any:

@@ -48,7 +48,7 @@ def require_truth(task: Task, reward: str, *, is_given: bool, what: str) -> None
     if not is_given:
         raise DataError(
             f"task {task.task_id}: reward {reward!r} needs {what} as reward_model.ground_truth (got "
-            f"{repr(task.ground_truth)[:80]})"
+            f"{task.ground_truth!r:.80})"
         )
 
 

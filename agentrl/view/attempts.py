@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -133,7 +133,7 @@ class Histogram:
     """Counts of a column over a query's rows, of the files searched so far.
 
     edges: of the bins of a number, one more than counts. labels: values of a choice, most frequent first.
-    unknown: rows without a value.
+    unknown: rows without a value. num_rows: those counted, at first fewer than the query has.
     """
 
     column: str
@@ -141,6 +141,7 @@ class Histogram:
     edges: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
     unknown: int = 0
+    num_rows: int = 0
 
 
 class ColumnStore:
@@ -180,6 +181,17 @@ class ColumnStore:
         mapped = np.array([self.code(name, value) for value in values] + [-1], np.int32)[codes]
         self._keep(file, name, mapped)
         return mapped
+
+    def tools(self, file: _Opened) -> NDArray[np.int64]:
+        """Return [2, pairs]: a row, and the code of a tool that it called."""
+        if (kept := self._get(file, "tool")) is not None:
+            return kept
+        rows, codes, names = file.open.tools()
+        used, places = np.unique(codes, return_inverse=True)
+        own = np.array([self.code("tool", names[code]) for code in used.tolist()], np.int64)
+        pairs = np.stack([rows, own[places]])
+        self._keep(file, "tool", pairs)
+        return pairs
 
     def _get(self, file: _Opened, name: str) -> NDArray[Any] | None:
         with self._lock:
@@ -261,20 +273,21 @@ class AttemptTable:
             query = self._query(filters, _ORDER_OF_FILES)
             deadline = time.monotonic() + budget_s
             query.advance(budget_s)
-            if column == "tool":
-                return self._tools(query, deadline)
             found = [np.empty(0, np.float32)]
+            num_rows = 0
             for file, rows in query.parts():
                 if time.monotonic() > deadline and len(found) > 1:
                     break
                 with _opened(file) as opened:
-                    found.append(self._column(opened, column)[rows])
+                    found.append(self._of_rows(opened, column, rows))
+                num_rows += len(rows)
             values = np.concatenate(found)
-            return (
+            counted = (
                 _bins(column, values)
                 if KINDS[column] == "number"
                 else _counts(column, values.astype(np.int64), self._store.values(column))
             )
+            return replace(counted, num_rows=num_rows)
 
     def key_at(self, filters: Filters, *, sort: str, offset: int) -> str | None:
         """Return the key of the row at `offset` of a query; None if there is none."""
@@ -332,25 +345,17 @@ class AttemptTable:
         return np.isin(codes, [self._store.code(name, value) for value in kept])
 
     def _has_tool(self, file: _Opened, kept: frozenset[str], size: int) -> NDArray[np.bool_]:
-        rows, codes, names = file.open.tools()
-        wanted = [code for code, name in enumerate(names) if name in kept]
+        rows, codes = self._store.tools(file)
         found = np.zeros(size, bool)
-        found[rows[np.isin(codes, wanted)]] = True
+        found[rows[np.isin(codes, [self._store.code("tool", name) for name in kept])]] = True
         return found
 
-    def _tools(self, query: _Query, deadline: float) -> Histogram:
-        counts: dict[str, int] = {}
-        for file, kept in query.parts():
-            if time.monotonic() > deadline and counts:
-                break
-            with _opened(file) as opened:
-                rows, codes, names = opened.open.tools()
-                found = np.bincount(codes[np.isin(rows, kept)], minlength=len(names))
-                for name, count in zip(names, found.tolist(), strict=True):
-                    if count:
-                        counts[name] = counts.get(name, 0) + count
-        ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        return Histogram("tool", tuple(n for _, n in ordered), labels=tuple(name for name, _ in ordered))
+    def _of_rows(self, file: _Opened, name: str, rows: NDArray[np.int32]) -> NDArray[Any]:
+        """Return a column's values in some rows; of tools, one for each that a row called."""
+        if name != "tool":
+            return self._column(file, name)[rows]
+        callers, codes = self._store.tools(file)
+        return codes[np.isin(callers, rows)]
 
     # ----------------------------------------------------------------------------------------------- its rows
 

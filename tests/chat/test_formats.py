@@ -680,6 +680,12 @@ UNCLOSED = [
     ),
     (
         "qwen3_coder",
+        '<tool_call>\n<function=remember>\n<parameter=alpha>\n1\n<parameter name="beta">\n2\n</parameter>\n'
+        "</function>\n</tool_call>",
+        "the value of 'alpha' is not closed by </parameter>: <parameter=beta> follows",
+    ),
+    (
+        "qwen3_coder",
         "<tool_call>\n<function=remember>\n<parameter=alpha>\n1\n</alpha>\n</function>\n</tool_call>",
         "the value of 'alpha' is not closed by </parameter>: </alpha> follows",
     ),

@@ -169,6 +169,9 @@ def test_broken_json_lines_name_their_line(tmp_path: Path):
     path.write_text('{\n"prompt": 1\n}\n{\n"prompt": 2\n}\n')
     with pytest.raises(DataError, match=r"line 1: not valid JSON: .*; write one object per line, or one ar"):
         dataset([str(path)]).task(0)
+    path.write_text('{"difficulty": NaN}\n')
+    with pytest.raises(DataError, match=r"line 1: not valid JSON: NaN is not JSON; use null or text$"):
+        dataset([str(path)]).task(0)
 
 
 @pytest.mark.parametrize("indent", [None, 2])

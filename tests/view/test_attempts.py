@@ -181,6 +181,16 @@ def test_a_tool_is_found_in_the_attempts_that_called_it(run) -> None:
     assert all_rows(table, Filters.parse({"tool": "search"})) == []
 
 
+@pytest.mark.parametrize("name", ["outcome", "reward", "tool"])
+def test_a_histogram_without_time_says_how_many_rows_it_counted(run, name: str) -> None:
+    folder, _ = run
+    table = AttemptTable(open_sources([folder])[0])
+    whole = table.histogram(Filters(), name)
+    part = AttemptTable(open_sources([folder])[0]).histogram(Filters(), name, budget_s=0)
+    assert 0 < part.num_rows < whole.num_rows == table.page(Filters()).total
+    assert sum(part.counts) + part.unknown < sum(whole.counts) + whole.unknown
+
+
 @pytest.mark.parametrize("name", ["outcome", "reward", "sampled", "step", "set", "agent"])
 def test_a_histogram_counts_the_rows_of_the_query(run, name: str) -> None:
     folder, stored = run

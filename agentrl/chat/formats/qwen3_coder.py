@@ -39,7 +39,10 @@ _VALUE_END = re.compile(
 )
 
 
-_PARAMETER_TAG = re.compile(rf"{PARAMETER}([^<>\n]*+)>|{END_PARAMETER}")
+# Also as other formats of calls write it: <parameter name="key">.
+_PARAMETER_TAG = re.compile(
+    rf"""<parameter(?:\s++name)?\s*+=\s*+["']?([^<>"'\n]*+)["']?>|{END_PARAMETER}"""
+)
 
 
 class _Open(Exception):

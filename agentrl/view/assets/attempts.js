@@ -129,8 +129,12 @@ export async function attemptsPage(place, route, columns) {
 
   async function drawFacets() {
     for (const name of FACETS) {
-      const found = await ask("histogram", { ...asked(route), sort: "", column: name });
-      if (!route.isCurrent()) return;
+      let found, before;
+      do {
+        before = found?.num_rows ?? -1;
+        found = await ask("histogram", { ...asked(route), sort: "", column: name });
+        if (!route.isCurrent()) return;
+      } while (found.num_rows < total && found.num_rows > before);
       const facet = found.labels.length ? choices(name, found) : found.edges.length > 2 ? bars(name, found) : null;
       if (facet) facets.append(facet);
     }
