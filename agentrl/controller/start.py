@@ -129,7 +129,7 @@ def open_run(config: Config) -> Iterator[Run]:
         observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
         stack.callback(observer.close)
         if checkpoint is not None:
-            _say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
+            say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
         started = time.monotonic()
         uploading = _start_uploading(config, upload, run_dir, observer, stack)
         seats = _start_ray(config, run_dir, observer, stack)
@@ -364,7 +364,7 @@ def _check_training(config: Config, plugins: Plugins, chat: Chat) -> int:
     return planned_steps(config.trainer, num_tasks=num_rows, groups_per_step=config.buffer.groups_per_step)
 
 
-def _say_resumed(
+def say_resumed(
     checkpoint: Checkpoint, config: Config, *, total_steps: int, say: Callable[[str], None]
 ) -> None:
     """Say what is resumed, and what of the config has no effect on it."""
@@ -374,7 +374,7 @@ def _say_resumed(
     if before.absolute() != here.absolute() and not has_moved:
         say(
             f"model.path={str(here)!r} has no effect on the weights: they continue from "
-            f"{checkpoint.folder.name}, which began with {str(before)!r}; to begin with others, choose "
+            f"{checkpoint.folder.name}, saved under model.path={str(before)!r}; to begin with others, choose "
             "another trainer.run_dir"
         )
     if checkpoint.step >= total_steps and not config.trainer.val_only:

@@ -1,4 +1,4 @@
-"""A run that has ended says so before anything starts, and returns its result."""
+"""A run that has ended says so before anything starts; one that goes on says from where."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import agentrl
+from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller import train
+from agentrl.controller.checkpoint import Checkpoint
 from agentrl.controller.run import complete_result
+from agentrl.controller.start import say_resumed
 from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
 from agentrl.types import BufferCounts
 
@@ -65,3 +68,19 @@ def test_what_did_not_end_is_opened(tmp_path):
     unwritten = ended(tmp_path / "unwritten")
     (tmp_path / "unwritten/policy/config.json").unlink()
     assert complete_result(unwritten) is None
+
+
+@pytest.mark.parametrize("path", ["first", "other"])
+def test_a_resumed_run_says_whose_weights_it_continues(path, tmp_path):
+    folder = tmp_path / "step_000004"
+    (folder / "learner").mkdir(parents=True)
+    (folder / "learner/model.json").write_text(ModelConfig(path=str(tmp_path / "first")).model_dump_json())
+    (tmp_path / "first").mkdir()
+    said: list[str] = []
+    config = Config(model=ModelConfig(path=str(tmp_path / path)))
+    say_resumed(Checkpoint(folder, 4, 6, None), config, total_steps=9, say=said.append)
+    about_model = (
+        f"model.path='{tmp_path}/other' has no effect on the weights: they continue from step_000004, saved "
+        f"under model.path='{tmp_path}/first'; to begin with others, choose another trainer.run_dir"
+    )
+    assert said == ["resumed from step_000004", *([about_model] if path == "other" else [])]
