@@ -152,7 +152,7 @@ def test_the_overrides_of_run_scripts_become_configs_that_load(name, tmp_path):
     assert explained.exit_code == 0
     translation = imported(SCRIPTS[name])
     written = read_source(None, SCRIPTS[name].split()).written
-    assert [key for key in written if places(translation, key) != 1] == []
+    assert [key for key in written if places(translation, key) != 1 and key not in OTHER[name]] == []
     assert translation.unknown == ()
 
 

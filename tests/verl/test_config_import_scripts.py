@@ -880,7 +880,7 @@ def test_a_loop_that_watches_for_ever_hides_no_training(tmp_path):
         ("+critic.optim.override_optimizer_config.decoupled=false", ""),
         ("reward_model.reward_loop_class_name=Own", "attempts are scored by your class"),
         ("trainer.nnodes=$NODES", ""),
-        ("+algorithm.made_up=false algorithm._target_=verl.AlgoConfig", ""),
+        ("+algorithm.made_up=false data.max_prompt_length=64 algorithm._target_=verl.AlgoConfig", ""),
         ("actor_rollout_ref.actor.optim.optimizer=AdamW", ""),
     ],
 )
@@ -936,4 +936,4 @@ def test_a_model_that_fits_one_gpu_gets_the_memory_it_needs_there(tmp_path):
     code, text, account = invoke(tmp_path / "run.sh")
     rollout = yaml.safe_load(text)["rollout"]
     assert (code, rollout["num_servers"], rollout["colocated"]) == (0, 2, True), account
-    assert rollout["sglang"]["args"] == {"mem_fraction_static": 0.55}
+    assert rollout["sglang"]["args"] == {"mem_fraction_static": 0.5}

@@ -58,10 +58,14 @@ def adapters(source: WrittenConfig) -> Iterator[Finding]:
         ("critic.model", "critic.model.lora", ""),
         ("critic.model.lora", "critic.model.lora", "lora."),
     )
-    adapter = f"{MODEL}.lora_adapter_path"
-    if source.has(adapter):
-        note = "model.lora.rank and alpha are those of the adapter"
-        yield Setting("model.lora.path", source.get(adapter), (adapter,), note)
+    stored = f"{MODEL}.lora_adapter_path"
+    if source.has(stored) and source.get(f"{MODEL}.lora_rank") > 0:
+        yield Setting(
+            "model.lora.path", source.get(stored), (stored,), "its rank and alpha must be those set"
+        )
+    elif source.has(stored):
+        why = "set model.lora.path, with rank, alpha and target_modules of the adapter"
+        yield Dropped(stored, why, is_decisive=True)
     for section, ours, nested in sections:
         prefix = "" if nested else "lora_"
         rank, alpha, targets = (
