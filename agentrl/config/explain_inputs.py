@@ -31,7 +31,8 @@ def input_warnings(model: str | None, train_files: Sequence[str], *, is_prepared
 def _is_lost(path: str) -> bool:
     """Return whether a path can only be local, and does not exist. `owner/name` may be a hub id."""
     first = Path(path).parts[0]
-    is_local = path.count("/") > 1 or Path(path).is_absolute() or first in (".", "..") or Path(first).is_dir()
+    is_relative = path.startswith(("./", "../"))
+    is_local = is_relative or path.count("/") > 1 or Path(path).is_absolute() or Path(first).is_dir()
     return is_local and not is_url(path) and not Path(path).is_dir()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,8 @@ MARKS = ("loss_mask", "step_loss_mask", "loss", "loss_scale", "weight", "train",
 """Keys of messages that say whether a message is learned: of verl, slime, ms-swift (loss, loss_scale), OpenAI
 and Mistral (weight), axolotl (train, training) and tinker.
 """
-PARTIAL_MARKS = ("train_detail", "training_detail")
-"""Keys by which axolotl chooses parts of a message."""
+_MARK_LIKE = re.compile("loss|mask|train|weight|skip")
+"""In keys that would say the same in another way, such as axolotl's `train_detail`, which chooses parts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,10 +197,11 @@ def read_marks(value: Any, place: RowPlace, field: str) -> list[bool | None]:
 
 
 def _mark(message: Mapping[str, Any], place: RowPlace, field: str) -> bool | None:
-    for key in PARTIAL_MARKS:
-        if message.get(key):
-            problem = "chooses parts of a message, which is not supported; mark whole messages with loss_mask"
-            raise place.error(f"{field}.{key}", problem)
+    for key, value in message.items():
+        if value is not None and key not in MARKS and _MARK_LIKE.search(key):
+            raise place.error(
+                f"{field}.{key}", "is not supported; mark whole messages with loss_mask, 0 or 1"
+            )
     given = {key: message[key] for key in MARKS if message.get(key) is not None}
     for key, value in given.items():
         if not isinstance(value, int | float) or value not in (0, 1):

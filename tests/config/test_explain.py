@@ -499,6 +499,9 @@ def test_inputs_that_are_missing_are_said(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     lost = ["model.path=runs/nowhere does not exist here", "data.train_files: a.parquet does not exist here"]
     assert list(input_warnings("runs/nowhere", ("a.parquet",), is_prepared=False)) == lost
+    assert list(input_warnings("./nowhere", ("a.parquet",), is_prepared=False))[:1] == [
+        "model.path=./nowhere does not exist here"
+    ]
     assert not list(input_warnings("runs/nowhere", ("a.parquet",), is_prepared=True))
     (tmp_path / "a.parquet").touch()
     for there in ("runs", "Qwen/Qwen3-8B", "s3://bucket/model"):

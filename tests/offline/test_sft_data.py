@@ -185,7 +185,9 @@ def test_rows_without_a_message_to_learn_are_counted(tmp_path, chat):
             [{**user("q"), "train": True}, said("a")],
             "messages[0]': is marked to be learned, but has the role user",
         ),
-        ([user("q"), said("a", train_detail=[{"train": False}])], "messages[1].train_detail': chooses parts"),
+        ([user("q"), said("a", train_detail=[{"train": False}])], "messages[1].train_detail': is not supp"),
+        ([user("q"), said("a", loss_weight=0)], "messages[1].loss_weight': is not supported; mark whole me"),
+        ([user("q"), said("a", train_on_turn=False)], "messages[1].train_on_turn': is not supported"),
         ([user("q"), said("a", function_call={"name": "f"})], "messages[1].function_call': is not read"),
     ],
 )

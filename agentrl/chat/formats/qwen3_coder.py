@@ -40,9 +40,7 @@ _VALUE_END = re.compile(
 
 
 # Also as other formats of calls write it: <parameter name="key">.
-_PARAMETER_TAG = re.compile(
-    rf"""<parameter(?:\s++name)?\s*+=\s*+["']?([^<>"'\n]*+)["']?>|{END_PARAMETER}"""
-)
+_PARAMETER_TAG = re.compile(rf"""<parameter(?:\s++name)?\s*+=\s*+["']?([^<>"'\n]*+)["']?>|{END_PARAMETER}""")
 
 
 class _Open(Exception):
