@@ -175,7 +175,9 @@ def _assessed(microbatches: Sequence[PlannedMicrobatch], folder: str, *, has_sum
 @cache
 def _scorer(folder: Path) -> BatchScorer:
     function = {"path": str(folder / "batch.py"), "scope": "batch"}
-    config = Config.model_validate({"reward": {"custom_function": function, "timeout_s": 3600.0}})
+    # The attempts are made up, so no tokenizer belongs to them.
+    reward = {"custom_function": function, "timeout_s": 3600.0, "solution_str": "messages"}
+    config = Config.model_validate({"reward": reward})
     return BatchScorer(config, _Tasks(), None)  # type: ignore[arg-type]  # it answers as the buffer
 
 
