@@ -231,6 +231,20 @@ def test_nothing_is_left_when_the_owner_is_killed(program, tmp_path: Path) -> No
     wait_until(lambda: not any(is_running(pid) for pid in (*pids, guard)))
 
 
+def test_a_server_ends_with_its_hub_process_although_the_guard_was_killed() -> None:
+    async def main(process):
+        command = [sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1"]
+        await process.call("url", {"command": command, "health": "/"})
+        guard = process._life._process.pid
+        below = psutil.Process(guard).children(recursive=True)
+        assert len(below) == 2, "the hub process and its server"
+        os.kill(guard, signal.SIGKILL)
+        return [one.pid for one in below]
+
+    pids = played(main, HubProgram("server", sys.executable, "agentrl_server.py"))
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [

@@ -1,11 +1,13 @@
 """A hub process that keeps one server of somebody else's running: starts the command, and says its URL once
-it is healthy. It ends with the server.
+it is healthy. It ends with the server, and the server with it, even if its guard was killed before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import signal
 import socket
 import urllib.error
 import urllib.request
@@ -13,6 +15,8 @@ import urllib.request
 from agentrl_hub import Refused, serve  # type: ignore[import-not-found]  # beside this file, where it runs
 
 POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+_LIBRARY = ctypes.CDLL(None)
 
 _URLS: dict[str, asyncio.Task[str]] = {}
 _ENDS: list[asyncio.Task[None]] = []
@@ -34,13 +38,19 @@ async def _started(command: list[str], health: str) -> str:
         port = free.getsockname()[1]
     # The parent's input must not be the server's.
     process = await asyncio.create_subprocess_exec(
-        *(word.replace("{port}", str(port)) for word in command), stdin=asyncio.subprocess.DEVNULL
+        *(word.replace("{port}", str(port)) for word in command),
+        stdin=asyncio.subprocess.DEVNULL,
+        preexec_fn=_die_with_parent,
     )
     _ENDS.append(asyncio.create_task(_end_with(process)))
     found = f"http://127.0.0.1:{port}"
     while not await asyncio.to_thread(_is_healthy, found + health):
         await asyncio.sleep(POLL_S)
     return found
+
+
+def _die_with_parent() -> None:
+    _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 async def _end_with(process: asyncio.subprocess.Process) -> None:
