@@ -158,13 +158,14 @@ class Publishing:
                 load_folder, self._baseline, self.version, timeout_s=self._rollout.weights.timeout_s
             )
         deadline = time.monotonic() + self._disk_patience_s
+        then = f"the run waits, for at most buffer.disk_patience_s={self._disk_patience_s:g}"
         while True:
             try:
                 report = self._servers.talk(urls, send)
             except DiskError as error:
                 if time.monotonic() > deadline:
                     raise
-                self._observer.unwritten.count("weights", error)
+                self._observer.unwritten.count("weights", error, then=then)
                 time.sleep(DISK_POLL_S)
             else:
                 self._observer.unwritten.clear("weights")
