@@ -23,6 +23,7 @@ from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.tracking.unwritten import reason
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher, PublishReport, load_folder
 from agentrl.workers.workers import Workers
@@ -164,7 +165,7 @@ class Publishing:
                 report = self._servers.talk(urls, send)
             except DiskError as error:
                 if time.monotonic() > deadline:
-                    raise
+                    raise DiskError(reason(error)) from error
                 self._observer.unwritten.count("weights", error, then=then)
                 time.sleep(DISK_POLL_S)
             else:

@@ -108,9 +108,11 @@ def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
     assert [(line["step"], line["event"]) for line in lines] == [(1, "raised"), (2, "cleared")]
 
 
-def test_weights_that_a_full_disk_refuses_hold_the_run_up_and_the_line_says_so_and_for_how_long(monkeypatch):
+@pytest.mark.parametrize("patience_s", [600.0, -1.0])
+def test_weights_that_a_full_disk_refuses_hold_the_run_up_and_the_line_says_so(monkeypatch, patience_s):
     said: list[str] = []
-    refusals = iter([DiskError("the policy could not be written to v2: No space left on device")])
+    refusal = "the policy could not be written to v2: No space left on device"
+    refusals = iter([DiskError(refusal)])
 
     def talk(urls, send):
         for error in refusals:
@@ -124,18 +126,22 @@ def test_weights_that_a_full_disk_refuses_hold_the_run_up_and_the_line_says_so_a
         rollout=RolloutConfig(),
         model_path="",
         newest_version=1,
-        disk_patience_s=600.0,
+        disk_patience_s=patience_s,
         run_dir=None,
         servers=SimpleNamespace(talk=talk),
         rollouts=None,
         observer=SimpleNamespace(unwritten=UnwrittenFiles(said.append)),
     )
-    publishing._send_patiently([], must_verify=False)
-    assert said == [
-        "weights: the policy could not be written to v2: No space left on device; free some space there; "
-        "the run waits, for at most buffer.disk_patience_s=600",
-        "weights: written again",
-    ]
+    if patience_s < 0:
+        with pytest.raises(DiskError, match=f"^{refusal}; free some space there$"):
+            publishing._send_patiently([], must_verify=False)
+    else:
+        publishing._send_patiently([], must_verify=False)
+        assert said == [
+            f"weights: {refusal}; free some space there; the run waits, for at most "
+            "buffer.disk_patience_s=600",
+            "weights: written again",
+        ]
 
 
 def full_disk():
