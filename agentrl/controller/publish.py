@@ -23,6 +23,7 @@ from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
 from agentrl.sglang.client import SGLangClient, for_each
 from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.tracking.unwritten import reason
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher, PublishReport, load_folder
 from agentrl.workers.workers import Workers
@@ -158,13 +159,14 @@ class Publishing:
                 load_folder, self._baseline, self.version, timeout_s=self._rollout.weights.timeout_s
             )
         deadline = time.monotonic() + self._disk_patience_s
+        then = f"the run waits, for at most buffer.disk_patience_s={self._disk_patience_s:g}"
         while True:
             try:
                 report = self._servers.talk(urls, send)
             except DiskError as error:
                 if time.monotonic() > deadline:
-                    raise
-                self._observer.unwritten.count("weights", error)
+                    raise DiskError(reason(error)) from error
+                self._observer.unwritten.count("weights", error, then=then)
                 time.sleep(DISK_POLL_S)
             else:
                 self._observer.unwritten.clear("weights")

@@ -100,7 +100,7 @@ class Dataset:
             )
         if not len(self._kept):
             cause = (
-                f"all {num_rows} prompts exceed data.max_prompt_tokens={config.max_prompt_tokens}"
+                f"all {num_rows} prompts exceed data.max_prompt_tokens={config.max_prompt_tokens}; raise it"
                 if num_rows
                 else "the files have no rows"
             )

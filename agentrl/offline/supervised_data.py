@@ -324,7 +324,7 @@ def _rows(files: Sequence[str]) -> Iterator[tuple[RawRow, RowPlace]]:
 def _some(examples: Examples, files: Sequence[str], *, what: str, max_tokens: int) -> Examples:
     if not examples.samples:
         num_long, num_unlearned = examples.num_dropped, examples.num_unlearned
-        causes = [f"all {num_long} exceed data.max_tokens={max_tokens}"] if num_long else []
+        causes = [f"all {num_long} exceed data.max_tokens={max_tokens}; raise it"] if num_long else []
         causes += [f"{num_unlearned} have no message to learn"] if num_unlearned else []
         raise DataError(f"no {what} to train on: {'; '.join(causes) or f'{list(files)} hold no rows'}")
     return examples

@@ -177,7 +177,7 @@ class Scorer:
         if any(term.scope in pending or f"reward/{term.name}" in trajectory.metrics for term in terms):
             return trajectory
         raise RewardError(
-            f"no reward applies to this attempt; rewards: {', '.join(term.name for term in terms)}"
+            "no reward applies to this attempt; each returned None: " + ", ".join(term.name for term in terms)
         )
 
 

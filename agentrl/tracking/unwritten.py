@@ -114,12 +114,16 @@ class UnwrittenFiles:
             self._failing.remove(what)
             self._say(f"{what}: written again")
 
-    def count(self, what: str, error: Exception) -> None:
-        """Count a write that failed with `error`; report it if it is the first of its kind."""
+    def count(
+        self, what: str, error: Exception, *, then: str = "the run continues and retries at its next step"
+    ) -> None:
+        """Count a write that failed with `error`; report it, and what happens `then`, if it is the first of
+        its kind.
+        """
         self._num_failed += 1
         if what not in self._failing:
             self._failing.add(what)
-            self._say(f"{what}: {reason(error)}; the run continues and retries at its next step")
+            self._say(f"{what}: {reason(error)}; {then}")
 
     def take_count(self) -> int:
         """Return how many writes failed since the last call."""

@@ -5,10 +5,14 @@ import json
 import os
 import resource
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from agentrl.config.rollout import RolloutConfig
 from agentrl.config.tracking import AlarmsConfig
+from agentrl.controller import publish
+from agentrl.controller.publish import Publishing
 from agentrl.data.atomic_files import write_atomically
 from agentrl.errors import DiskError
 from agentrl.tracking.alarms import Alarms, rules_from
@@ -16,6 +20,7 @@ from agentrl.tracking.console import PlainConsole, QuietConsole
 from agentrl.tracking.metrics import MetricsFile, StepRecord, read_metrics
 from agentrl.tracking.tracker import Trackers
 from agentrl.tracking.unwritten import AppendedFile, UnwrittenFiles, reason
+from agentrl.weights.publish import PublishReport
 
 
 @contextmanager
@@ -101,6 +106,42 @@ def test_an_alarm_that_is_not_written_down_is_raised_all_the_same(tmp_path):
     alarms.observe(2, {"learner/correction/ess": 0.9})
     lines = [json.loads(line) for line in (tmp_path / "alarms.jsonl").read_text().splitlines()]
     assert [(line["step"], line["event"]) for line in lines] == [(1, "raised"), (2, "cleared")]
+
+
+@pytest.mark.parametrize("patience_s", [600.0, -1.0])
+def test_weights_that_a_full_disk_refuses_hold_the_run_up_and_the_line_says_so(monkeypatch, patience_s):
+    said: list[str] = []
+    refusal = "the policy could not be written to v2: No space left on device"
+    refusals = iter([DiskError(refusal)])
+
+    def talk(urls, send):
+        for error in refusals:
+            raise error
+        return PublishReport(version=2, seconds=0.0, num_bytes=0)
+
+    monkeypatch.setattr(Publishing, "_open", lambda self, learner: SimpleNamespace(publish=lambda: None))
+    monkeypatch.setattr(publish, "DISK_POLL_S", 0.0)
+    publishing = Publishing(
+        learner=None,
+        rollout=RolloutConfig(),
+        model_path="",
+        newest_version=1,
+        disk_patience_s=patience_s,
+        run_dir=None,
+        servers=SimpleNamespace(talk=talk),
+        rollouts=None,
+        observer=SimpleNamespace(unwritten=UnwrittenFiles(said.append)),
+    )
+    if patience_s < 0:
+        with pytest.raises(DiskError, match=f"^{refusal}; free some space there$"):
+            publishing._send_patiently([], must_verify=False)
+    else:
+        publishing._send_patiently([], must_verify=False)
+        assert said == [
+            f"weights: {refusal}; free some space there; the run waits, for at most "
+            "buffer.disk_patience_s=600",
+            "weights: written again",
+        ]
 
 
 def full_disk():

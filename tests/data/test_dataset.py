@@ -133,7 +133,7 @@ def test_overlong_prompts_as_error_name_the_row(tmp_path: Path):
 
 def test_nothing_left_is_an_error(tmp_path: Path):
     path = parquet(tmp_path / "a.parquet", ["aaa", "bbb"])
-    with pytest.raises(DataError, match=r"all 2 prompts exceed data\.max_prompt_tokens=1"):
+    with pytest.raises(DataError, match=r"all 2 prompts exceed data\.max_prompt_tokens=1; raise it$"):
         dataset([path], DataConfig(max_prompt_tokens=1), measure=length)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="have no rows"):

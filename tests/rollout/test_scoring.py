@@ -225,7 +225,9 @@ def _plugins():
 
 
 def test_what_nothing_scores_is_an_error_not_a_zero():
-    with pytest.raises(RewardError, match="no reward applies to this attempt; rewards: constant, beside"):
+    with pytest.raises(
+        RewardError, match="no reward applies to this attempt; each returned None: constant, beside"
+    ):
         score({"terms": {"beside": {"reward": "constant"}}}, trajectory(2))
     scored = score({"terms": {"beside": {"reward": "constant", "config": {"value": 0.0}}}}, trajectory(2))
     assert [(event.name, event.value) for event in scored.rewards] == [("beside", 0.0)]
