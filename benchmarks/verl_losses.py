@@ -2,7 +2,7 @@
 
 Both sides compute in one process, in float64: `--verl` names the site-packages of an environment with verl
 0.9.1 and the torch of this one. The log-probabilities and settings are those of
-tests/learner/test_verl_mathematics.py, whose formulas stand in for verl's functions where verl is missing.
+tests/learner/test_verl_mathematics.py; without `--verl`, its formulas stand in for verl's functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ KINDS = (
     "kl+",
     "k1+",
 )
+Expect = Callable[[dict[str, Any], tuple[np.ndarray, ...]], tuple[float, np.ndarray]]
+"""Computes loss and gradient of verl's keys from the columns of a case."""
 KINDS_OF_KL = (*KINDS, "full")
 TOLERANCE = 1e-5
 NUM_CASES = 3
@@ -101,6 +103,14 @@ def settings() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def named(mode: dict[str, Any]) -> str:
     return " ".join(str(value) if key == "loss_mode" else f"{key}={value}" for key, value in mode.items())
+
+
+def of_formulas(options: dict[str, Any], columns: tuple[np.ndarray, ...]) -> tuple[float, np.ndarray]:
+    """Return loss and gradient by the formulas of the test."""
+    now = cases.f64(columns[0]).requires_grad_()
+    loss = cases.verl_loss(cases.DEFAULTS | options, now, *map(cases.f64, columns[1:]))
+    loss.backward()
+    return loss.item(), now.grad.numpy() * cases.MASK
 
 
 def verls(options: dict[str, Any], columns: tuple[np.ndarray, ...]) -> tuple[float, np.ndarray]:
@@ -158,7 +168,7 @@ def actor_config(o: dict[str, Any], correction: dict[str, Any]) -> Any:
     )
 
 
-def compared(name: str, options: dict[str, Any], num_cases: int) -> Row:
+def compared(name: str, options: dict[str, Any], num_cases: int, expected_of: Expect) -> Row:
     """Compare over cases of random numbers; losses and ratio are those of the first."""
     is_first_update = is_at_first_update(options)
     translation = cases.imported(options)
@@ -167,7 +177,7 @@ def compared(name: str, options: dict[str, Any], num_cases: int) -> Row:
     for seed in range(num_cases):
         columns = cases.case(seed, is_first_update=is_first_update)
         try:
-            expected = verls(options, columns)
+            expected = expected_of(options, columns)
         except (NotImplementedError, ValueError, AssertionError, RuntimeError, KeyError, TypeError) as error:
             told = f"verl computes no such loss: {type(error).__name__}"
             return Row(name, None, None, None, None, "refused" if reason else "DIFFERS", reason or told)
@@ -185,22 +195,30 @@ def compared(name: str, options: dict[str, Any], num_cases: int) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--verl", type=Path, required=True, help="site-packages with verl 0.9.1")
+    parser.add_argument(
+        "--verl", type=Path, help="site-packages with verl 0.9.1; default: the test's formulas"
+    )
+    parser.add_argument("--tables", help="comma-separated; default: all")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    sys.path.append(str(args.verl))
-    import verl
+    version, expected_of = "none: the formulas of the test", of_formulas
+    if args.verl is not None:
+        sys.path.append(str(args.verl))
+        import verl
 
+        version, expected_of = verl.__version__, verls
     port = reserved_port()
     join_ranks(LearnerConfig(), rank=0, address="127.0.0.1", port=port)
     tables: dict[str, list[Row]] = {}
     for place, (table, name, options) in enumerate(settings()):
-        row = compared(name, options, 1 if "with" in table else NUM_CASES)
+        if args.tables and table not in args.tables.split(","):
+            continue
+        row = compared(name, options, 1 if "with" in table else NUM_CASES, expected_of)
         tables.setdefault(table, []).append(row)
         if row.verdict == "DIFFERS" or place % 200 == 0:
             print(place, row, flush=True)
     leave_ranks()
-    found = result(verl.__version__, tables)
+    found = result(version, tables)
     print(found["counts"])
     write_result(args.out, found)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -21,6 +22,8 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 POLL_S = 0.5
 TOLD_S = 5.0
 """Seconds without an answer of a loop after which it is told."""
+WINDOW_S = 60.0
+"""A plugin is also told that has kept its loop for TOLD_S of as many seconds, by many short calls."""
 GRACE_S = 30.0
 """Added to the longest deadline of an attempt: then no attempt of the process can have ended in order."""
 INTERRUPTED_S = 10.0
@@ -86,6 +89,9 @@ class LoopWatch:
         self._is_interruptible = is_interruptible
         self._interrupted_s = -1.0
         self._leaving = threading.Event()
+        self._num_polls = 0
+        self._kept: dict[str, deque[int]] = {}
+        self._told: set[str] = set()
 
     @property
     def is_blocked(self) -> bool:
@@ -111,6 +117,7 @@ class LoopWatch:
 
     def _watch(self) -> None:
         while not self._leaving.wait(POLL_S):
+            self._num_polls += 1
             for loop in self._loops:
                 self._look(loop)
             if self._interrupted_s >= 0.0:
@@ -120,16 +127,24 @@ class LoopWatch:
 
     def _look(self, loop: WatchedLoop) -> None:
         silent_s = loop.poll()
-        is_due = TOLD_S <= silent_s < TOLD_S + POLL_S
-        if (is_due or silent_s >= self._limit_s) and (where := loop.where()) is not None:
-            line = (
-                f"{where} has not given back the event loop for {silent_s:.0f} s, and all attempts of this "
-                "process wait for it: await, or call what blocks in a thread (asyncio.to_thread)"
-            )
-            if is_due:
-                self._say(line)
-            else:
-                self._end(line, loop.thread)
+        if not silent_s or (where := loop.where()) is None:
+            return
+        if silent_s >= self._limit_s:
+            self._end(_line(where, f"not given back the event loop for {silent_s:.0f} s"), loop.thread)
+        elif TOLD_S <= silent_s < TOLD_S + POLL_S:
+            self._say(_line(where, f"not given back the event loop for {silent_s:.0f} s"))
+        elif silent_s < TOLD_S and self._keeps_often(where.partition(" at ")[0]):
+            self._say(_line(where, f"kept the event loop for {TOLD_S:.0f} of {WINDOW_S:.0f} s"))
+
+    def _keeps_often(self, plugin: str) -> bool:
+        """Count a poll at which a plugin kept its loop; return whether they become many, once."""
+        kept = self._kept.setdefault(plugin, deque(maxlen=round(TOLD_S / POLL_S)))
+        kept.append(self._num_polls)
+        is_often = len(kept) == kept.maxlen and kept[-1] - kept[0] < WINDOW_S / POLL_S
+        if not is_often or plugin in self._told:
+            return False
+        self._told.add(plugin)
+        return True
 
     def _end_interrupted(self) -> NoReturn:
         where = next((found for loop in self._loops if (found := loop.where())), "a plugin")
@@ -137,6 +152,13 @@ class LoopWatch:
             f"interrupted; {where} had not ended after {INTERRUPTED_S:g} s and was ended with this process",
             status=INTERRUPTED_STATUS,
         )
+
+
+def _line(where: str, what: str) -> str:
+    return (
+        f"{where} has {what}, and all attempts of this process wait for it: await, or call what blocks in a "
+        "thread (asyncio.to_thread)"
+    )
 
 
 def watching_command(host: AsyncioHost, *, say: Callable[[str], None], deadline_s: float) -> LoopWatch:

@@ -42,6 +42,7 @@ QUICK_RUN = (
 
 SHORT: dict[str, str] = {
     "advantages": "--out {out} --peers {none}",
+    "architectures": "llama --out {out}",
     "behaviour": "--updates 20 --steps 2 --folder {runs} --out {out}",
     "beside_lm_eval": "arithmetic={model} --rows 6 --max-tokens 8 --num-blocks 64 --peers {none} "
     "--runs {runs} --out {out}",
@@ -83,6 +84,8 @@ SHORT: dict[str, str] = {
     "smollm_step": "--model {model} --steps 2 --peers {none} --out {out}",
     "soak": "--calls 100 --minutes 0.5 --warm-up 0.2 --in-flight 20 --every 2 --seconds-per-token 0.01 "
     "--mean-tokens 20 --kill-every 10 --out {out}",
+    "verl_losses": "--tables modes --out {out}",
+    "verl_scripts": "{checkout} {checkout}/table.tsv --verl none --out {out}",
     "view_live": f"--runs {{runs}} --out {{out}} {QUICK_RUN}",
     "view_attempts": "--files 4 --rows 40 --tokens 12 --out {out}",
     "worlds": "--out {out}",
@@ -94,6 +97,16 @@ DEADLINE_S = 900
 
 def test_every_benchmark_has_a_short_form() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} - PARTS == set(SHORT)
+
+
+def write_checkout(folder: Path) -> None:
+    """Write one script as verl has them, and what became of it before."""
+    folder.mkdir()
+    (folder / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet "
+        "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct\n"
+    )
+    (folder / "table.tsv").write_text("file\tclass\nrun.sh\tclean\n")
 
 
 def run_to_the_end(command: list[str], **env: str) -> tuple[int, str]:
@@ -133,6 +146,9 @@ def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
         places["model"] = tmp_path / "model"
         write_tiny_tokenizer(places["model"])
         write_tiny_model(places["model"], Chat.load(str(places["model"])).vocab_size)
+    if "{checkout}" in SHORT[name]:
+        places["checkout"] = tmp_path / "checkout"
+        write_checkout(places["checkout"])
     arguments = SHORT[name].format(**places).split()
     status, said = run_to_the_end(
         [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments], OMP_NUM_THREADS="1"

@@ -24,7 +24,7 @@ ROW = (
     '{"ground_truth": "2"}, "extra_info": {OF_PARTNER}}'
 )
 MINE = """
-import asyncio, ctypes, os, time
+import asyncio, ctypes, os, time, trio
 import agentrl.plugins as rl
 
 def end():
@@ -57,7 +57,9 @@ class Ending(rl.AgentLoop):
 
     async def run(self, task, session):
         await session.generate()
-        end()
+        for _ in range(100):
+            end()
+            await trio.sleep(0.1)
 
 class World(rl.Environment):
     name = "world"
@@ -163,3 +165,14 @@ def test_a_loop_that_is_not_given_back_ends_the_command_after_the_deadline(proje
     )
     assert ended.returncode == 1
     assert f"error (infrastructure): agent 'ending' at {project}/mine.py:6 has not given back" in ended.stderr
+
+
+def test_many_short_stops_are_told_like_a_long_one(project: Path) -> None:
+    running = start(project, "time.sleep(1.2)", "agent 'ending'")
+    assert running.stdout is not None
+    told = f"agent 'ending' at {project}/mine.py:6 has kept the event loop for 5 of 60 s"
+    while told not in (line := running.stdout.readline()):
+        assert line
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
