@@ -74,11 +74,7 @@ class AsyncioHost:
                 await call.done.wait()
             if not call.done.is_set():
                 call.is_left = True
-                log.warning(
-                    "%s was cancelled, did not end within %g s and was left behind",
-                    running_plugin.get() or "an asyncio plugin",
-                    self._grace_s,
-                )
+                _tell_left(self._grace_s)
             raise
         return call.result()
 
@@ -111,6 +107,11 @@ class AsyncioHost:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=self._grace_s / 2)
+
+
+def _tell_left(grace_s: float) -> None:
+    who = running_plugin.get() or "an asyncio plugin"
+    log.warning("%s was cancelled, did not end within %g s and was left behind", who, grace_s)
 
 
 class _Call(Generic[T]):

@@ -32,6 +32,7 @@ ALLOWED = {
     "agentrl/controller/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",
     "agentrl/fleet/recorder.py:Recorder._run": "a daemon thread that waits for work",
     "agentrl/plugins/last_words.py:note": "context variables: they wait for nothing",
+    "agentrl/rollout/asyncio_host.py:_tell_left": "a context variable: it waits for nothing",
     "agentrl/rollout/traces.py:current_scope": "a context variable: it waits for nothing",
     "agentrl/rollout/traces.py:TracedScope.__enter__": "a context variable: it waits for nothing",
     "agentrl/tracking/background.py:BackgroundTracker._work": "a daemon thread that waits for work",
