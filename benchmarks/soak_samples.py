@@ -215,7 +215,7 @@ def look_at_others() -> dict[str, float]:
     """
     found = {}
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with suppress(psutil.NoSuchProcess, OSError):
+        with suppress(psutil.NoSuchProcess, OSError, StopIteration):
             line = " ".join(process.cmdline())
             if not any(word in line for word in ("RolloutActor", "BufferActor", "paced_server", "guard.py")):
                 found[f"{_title_of(process, line)} ({process.pid})"] = _anonymous_mib(process.pid)
@@ -230,6 +230,7 @@ def _title_of(process: psutil.Process, line: str) -> str:
 
 
 def _anonymous_mib(pid: int) -> float:
+    """Return the memory that no other process shares; raises StopIteration of one that has just ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) / 1024
 
