@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
     table = {0: 1.0, 1: 0.0}
-    return table[len(solution_str) % 3]
+    return table[(len(solution_str) + len(ground_truth)) % 3]
 """
 AGENT = """
 from agentrl.errors import PluginError
