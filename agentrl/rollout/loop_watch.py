@@ -22,8 +22,8 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 POLL_S = 0.5
 TOLD_S = 5.0
 """Seconds without an answer of a loop after which it is told."""
-WINDOW_S = 60.0
-"""A plugin is also told that has kept its loop for TOLD_S of as many seconds, by many short calls."""
+MANY, WINDOW_S = 5, 60.0
+"""A plugin is also told at which so many looks within so many seconds found its loop kept."""
 GRACE_S = 30.0
 """Added to the longest deadline of an attempt: then no attempt of the process can have ended in order."""
 INTERRUPTED_S = 10.0
@@ -134,11 +134,11 @@ class LoopWatch:
         elif TOLD_S <= silent_s < TOLD_S + POLL_S:
             self._say(_line(where, f"not given back the event loop for {silent_s:.0f} s"))
         elif silent_s < TOLD_S and self._keeps_often(where.partition(" at ")[0]):
-            self._say(_line(where, f"kept the event loop for {TOLD_S:.0f} of {WINDOW_S:.0f} s"))
+            self._say(_line(where, f"kept the event loop {MANY} times within {WINDOW_S:.0f} s"))
 
     def _keeps_often(self, plugin: str) -> bool:
         """Count a poll at which a plugin kept its loop; return whether they become many, once."""
-        kept = self._kept.setdefault(plugin, deque(maxlen=round(TOLD_S / POLL_S)))
+        kept = self._kept.setdefault(plugin, deque(maxlen=MANY))
         kept.append(self._num_polls)
         is_often = len(kept) == kept.maxlen and kept[-1] - kept[0] < WINDOW_S / POLL_S
         if not is_often or plugin in self._told:

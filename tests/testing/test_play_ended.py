@@ -170,7 +170,7 @@ def test_a_loop_that_is_not_given_back_ends_the_command_after_the_deadline(proje
 def test_many_short_stops_are_told_like_a_long_one(project: Path) -> None:
     running = start(project, "time.sleep(1.2)", "agent 'ending'")
     assert running.stdout is not None
-    told = f"agent 'ending' at {project}/mine.py:6 has kept the event loop for 5 of 60 s"
+    told = f"agent 'ending' at {project}/mine.py:6 has kept the event loop 5 times within 60 s"
     while told not in (line := running.stdout.readline()):
         assert line
     running.send_signal(signal.SIGINT)
