@@ -133,11 +133,11 @@ class LoopWatch:
             self._end(_line(where, f"not given back the event loop for {silent_s:.0f} s"), loop.thread)
         elif TOLD_S <= silent_s < TOLD_S + POLL_S:
             self._say(_line(where, f"not given back the event loop for {silent_s:.0f} s"))
-        elif silent_s < TOLD_S and self._keeps_often(where.partition(" at ")[0]):
+        elif silent_s == POLL_S and self._keeps_often(where.partition(" at ")[0]):
             self._say(_line(where, f"kept the event loop {MANY} times within {WINDOW_S:.0f} s"))
 
     def _keeps_often(self, plugin: str) -> bool:
-        """Count a poll at which a plugin kept its loop; return whether they become many, once."""
+        """Count a time at which a plugin kept its loop; return whether they become many, once."""
         kept = self._kept.setdefault(plugin, deque(maxlen=MANY))
         kept.append(self._num_polls)
         is_often = len(kept) == kept.maxlen and kept[-1] - kept[0] < WINDOW_S / POLL_S
