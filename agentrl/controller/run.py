@@ -279,7 +279,7 @@ class Run:
         Raises:
             InfrastructureError: too many attempts failed (`rollout.max_failed_share`).
         """
-        counts, failed = self.rollouts.attempts()
+        counts, failed = self.rollouts.attempts(self.observer.say)
         self.observer.attempts(counts, failed, step=self.step)
         self._failed_share.check(counts, self.observer.failures.tally)
 

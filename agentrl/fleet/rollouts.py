@@ -92,6 +92,7 @@ class _Member:
     running: ObjectRef | None = None
     counts: AttemptCounts = field(default_factory=AttemptCounts)  # its last report
     position: int = 0  # how many of its failures were already read
+    num_warnings: int = 0  # so many of its warnings were already read
     stats: Mapping[str, float] = field(default_factory=dict)  # its last report
     restarts: int = 0  # of its place
     is_silent: bool = False  # it did not answer when its report was last asked for
@@ -134,6 +135,7 @@ class RolloutFleet:
         self._is_running = False
         self._attempts = AttemptCounts()
         self._ended: list[FailedAttempt] = []  # by a plugin, with their process
+        self._warned: set[str] = set()  # what actors warned of and was said
         self._gone: dict[str, float] = {}  # counters of replaced actors, by their last reports
         self._members = [self._new_member(index) for index in range(settings.rollout.num_actors)]
         self._starting = [member.actor.begin(RolloutWorker.stats) for member in self._members]
@@ -347,14 +349,17 @@ class RolloutFleet:
                 _add(stats, total)
         return total
 
-    def attempts(self) -> tuple[AttemptCounts, list[FailedAttempt]]:
-        """Return counts of how training attempts ended, and the failures since the last call.
+    def attempts(self, say: Callable[[str], None]) -> tuple[AttemptCounts, list[FailedAttempt]]:
+        """Return counts of how training attempts ended, and the failures since the last call. What the actors
+        warned of since then goes to `say`, once if several say the same.
 
         The counts cover the whole run, replaced actors included.
         """
         failed, self._ended = self._ended, []
         reports = self._ask(
-            lambda index, actor: actor.begin(RolloutWorker.attempts, self._members[index].position)
+            lambda index, actor: actor.begin(
+                RolloutWorker.attempts, self._members[index].position, self._members[index].num_warnings
+            )
         )
         for member, report in zip(self._members, reports, strict=True):
             if report is None:  # `position` stays, so the next call asks for the same failures
@@ -362,6 +367,10 @@ class RolloutFleet:
             self._attempts += report.counts - member.counts
             member.counts, member.position = report.counts, report.position
             failed += report.failed
+            member.num_warnings += len(report.warnings)
+            for warning in set(report.warnings) - self._warned:
+                say(f"rollout actor {member.owner}: {warning}")
+            self._warned.update(report.warnings)
         return self._attempts, failed
 
     def trace_pauses(self, pauses: Sequence[ServerPause]) -> None:

@@ -33,12 +33,13 @@ _GIVEN = frozenset({"tool", "interaction", "agent"})
 @dataclass(frozen=True, slots=True)
 class AttemptReport:
     """Report of one process: `counts` since its start, failures from the requested position on, and the next
-    position.
+    position. warnings: what a person should know besides (`ToldWarnings`).
     """
 
     counts: AttemptCounts
     failed: tuple[FailedAttempt, ...]
     position: int
+    warnings: tuple[str, ...] = ()
 
 
 class AttemptLog:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -48,6 +48,7 @@ from agentrl.rollout.shipment import TrajectorySink
 from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
 from agentrl.rollout.tracing import WorkerTracing
+from agentrl.rollout.warned import ToldWarnings
 from agentrl.sglang.client import SGLangClient
 from agentrl.sglang.protocol import POLICY_ADAPTER
 from agentrl.sglang.router import SGLangRouterClient
@@ -184,6 +185,7 @@ class RolloutWorker:
         self._old_garbage = OldGarbage()
         self._calls: set[trio.CancelScope] = set()
         self._is_started = threading.Event()
+        self._warned = ToldWarnings()
         loop = partial(trio.run, self._main, instruments=[self._gaps])
         self._thread = threading.Thread(target=loop, name="rollout", daemon=True)
         self._thread.start()
@@ -235,12 +237,13 @@ class RolloutWorker:
         spans = {} if self._tracing is None else self._tracing.counters()
         return self._manager.stats() | self._gaps.counters() | spans
 
-    def attempts(self, position: int) -> AttemptReport:
-        """Return how training attempts ended, with the failures from `position` on.
+    def attempts(self, position: int, warning: int) -> AttemptReport:
+        """Return how training attempts ended, with the failures from `position` on, and the warnings of this
+        process from number `warning` on.
 
         Works even if the event loop is blocked.
         """
-        return self._manager.attempts.since(position)
+        return replace(self._manager.attempts.since(position), warnings=self._warned.since(warning))
 
     def scopes(self, limit: int) -> LiveScopes:
         """Return the live scopes, at most `limit` of them in full.
@@ -305,7 +308,7 @@ class RolloutWorker:
             end=end_with_last_words,
         )
         self._is_started.set()
-        with self._host, self._watch:
+        with self._warned, self._host, self._watch:
             await self._stopping.wait()  # until `stop` is called
             for scope in self._calls:
                 scope.cancel()

@@ -157,6 +157,19 @@ def test_a_stuck_tool_is_named_with_its_group_and_member(standstill):
     assert "task AgentLoopManager" not in report
 
 
+def test_what_an_actor_warns_of_is_said_once(standstill):
+    said: list[str] = []
+    deadline = time.monotonic() + 60
+    while not said and time.monotonic() < deadline:
+        standstill.rollouts.attempts(said.append)
+        time.sleep(0.1)
+    owner = next(iter(standstill.rollouts.actors))
+    assert said[0].startswith(f"rollout actor {owner}: tool 'stuck' at {standstill.folder}/stuck.py:")
+    assert "has not given back the event loop for 5 s" in said[0]
+    standstill.rollouts.attempts(said.append)
+    assert len(said) == 1
+
+
 def test_a_stopped_rollout_actor_is_named(standstill):
     owner = next(iter(standstill.rollouts.actors))
     with stopped("ray::RolloutActor"), standstill.watchdog():
