@@ -101,7 +101,7 @@ def commands(app: object, *path: str) -> Iterator[tuple[str, ...]]:
 def help_texts() -> dict[str, str]:
     from typer.main import get_command
 
-    from agentrl.cli import app
+    from agentrl.cli.app import app
 
     return {" ".join(names): agentrl(*names, "--help") for names in [(), *commands(get_command(app))]}
 

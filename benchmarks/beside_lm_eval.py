@@ -32,9 +32,9 @@ from lm_eval_tasks import STOP, TASKS, TaskFiles, write_task
 from machine import ROOT, facts, write_whole
 
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.rewards.gsm8k import canonical
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
+from agentrl.extras.answers.gsm8k import canonical
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.supervisor import Supervisor
 
 READINGS = {"strict": "strict-match", "flexible": "flexible-extract"}
 """Our reading -> lm_eval's filter."""

@@ -36,9 +36,9 @@ from agentrl.controller.reward_kl import RewardKL
 from agentrl.controller.roles import Roles
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.heap import without_collections
+from agentrl.learner.dispatch import cut
 from agentrl.learner.sample_refs import Assessed, PlannedMicrobatch, assessments
 from agentrl.types import Message, Task
-from agentrl.workers.dispatch import cut
 
 NUM_RANKS = 64
 MICROBATCH_TOKENS = 65_536

@@ -27,10 +27,10 @@ from machine import write_result
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
+from agentrl.cluster.recorder import write_attempts
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.token_columns import column_folder
-from agentrl.fleet.recorder import write_attempts
 from agentrl.learner.sample_refs import loaded
 from agentrl.types import Message, Outcome, RewardEvent, Task, Trajectory
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import uvicorn
 
-from agentrl.sglang.client import PROBE_RID
+from agentrl.servers.client import PROBE_RID
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]

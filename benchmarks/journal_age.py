@@ -28,7 +28,7 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.snapshots import take_snapshot
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
-from agentrl.offline.audit import audit_run
+from agentrl.extras.research.audit import audit_run
 
 SMALL = 2
 """Groups of a step that only ages the run."""

@@ -7,9 +7,9 @@ from paced_server import Script, Words, Workload
 
 from agentrl.config.schema import Config
 from agentrl.config.simulation import SimulatedLearnerConfig, SimulatedServerConfig, SimulationConfig
-from agentrl.simulation import workload as simulated
-from agentrl.simulation.measure import Simulated
-from agentrl.simulation.simulate import simulate
+from agentrl.extras.plan import workload as simulated
+from agentrl.extras.plan.measure import Simulated
+from agentrl.extras.plan.simulate import simulate
 
 PUBLISH_S = 0.3
 """Seconds of a step beside batch and learner, as runs on two cores had (docs/results/sync_vs_async.json)."""
@@ -18,7 +18,7 @@ TOOL_TOKENS = 12
 
 
 class PacedScripts:
-    """The k-th attempt has the k-th script of a paced server: `agentrl.simulation.workload.ScriptSource`."""
+    """The k-th attempt has the k-th script of a paced server: `agentrl.extras.plan.workload.ScriptSource`."""
 
     def __init__(self, workload: Workload, words: Words) -> None:
         self._workload = workload

@@ -30,20 +30,20 @@ import torch.distributed as dist
 from machine import write_result
 from safetensors.torch import save_file
 
+from agentrl.cluster.deadlines import CallDeadlines
+from agentrl.cluster.group import WorkerGroup
+from agentrl.cluster.host import host_class
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.learner.buckets import BucketGatherer, BucketSender, plan_buckets
+from agentrl.learner.dispatch import dispatch
 from agentrl.learner.joint_files import PartsWriter, lay_out
 from agentrl.learner.learner import Learner, LearnerSpec
 from agentrl.learner.model import Policy
 from agentrl.learner.sharding import gather
 from agentrl.ports import ReservedPort
-from agentrl.sglang.process_group import broadcast, flatten, join_weights_group, leave_weights_group
-from agentrl.workers.deadlines import CallDeadlines
-from agentrl.workers.dispatch import dispatch
-from agentrl.workers.group import WorkerGroup
-from agentrl.workers.host import host_class
+from agentrl.servers.process_group import broadcast, flatten, join_weights_group, leave_weights_group
 
 TIMEOUT_S = 300.0
 NUM_RANKS, NUM_RECEIVERS = 4, 2

@@ -43,9 +43,9 @@ from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.garbage import collect_rarely
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
-from agentrl.rollout.router import Router
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import Pulse, ServerLoad
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.protocol import Pulse, ServerLoad
+from agentrl.servers.router import Router
 from agentrl.types import Generation, Lease, Message, Task, Trajectory
 
 CONCURRENCY = 256

@@ -41,20 +41,20 @@ from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.actors import MAX_ASYNC_CALLS, RetryPolicy
+from agentrl.cluster.buffer import BUFFER, FileStore
+from agentrl.cluster.remote_buffer import RemoteBuffer
 from agentrl.config.schema import Config
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
-from agentrl.fleet.buffer import BUFFER, FileStore
-from agentrl.fleet.remote_buffer import RemoteBuffer
 from agentrl.rollout.garbage import collect_rarely
-from agentrl.rollout.server_order import order_for
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
+from agentrl.servers.server_order import order_for
 from agentrl.types import Message, Task
-from agentrl.workers.actors import MAX_ASYNC_CALLS, RetryPolicy
 
 PRELOADED = [
     "agentrl.rollout.worker",
-    "agentrl.fleet.buffer",
-    "agentrl.fleet.remote_buffer",
+    "agentrl.cluster.buffer",
+    "agentrl.cluster.remote_buffer",
     "agentrl.buffer.audit",
 ]
 """What each process would import for itself otherwise."""
@@ -159,7 +159,7 @@ class BufferServer:
 
 
 class SocketBuffer:
-    """Calls the buffer's process: `agentrl.fleet.remote_buffer.BufferCalls`."""
+    """Calls the buffer's process: `agentrl.cluster.remote_buffer.BufferCalls`."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -22,6 +22,8 @@ import psutil
 import ray
 from machine import write_result
 
+from agentrl.cluster.group import WorkerGroup
+from agentrl.cluster.pools import Seat
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -30,8 +32,6 @@ from agentrl.controller.checkpoint import find_checkpoint, save_checkpoint
 from agentrl.controller.learner import start_learner
 from agentrl.controller.verification import verify_by_ranks
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.workers.group import WorkerGroup
-from agentrl.workers.pools import Seat
 
 
 def start(num_ranks: int, hidden: int) -> WorkerGroup[Learner]:

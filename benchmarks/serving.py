@@ -203,7 +203,7 @@ def gap_of(
 def serving(model: Path, source: Path, arguments: Sequence[str]) -> Iterator[Server]:
     """Run the server of the checkout in `source` on one thread."""
     environment = os.environ | {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "agentrl.serving.embedded", str(model), "--num-blocks=1024"]
+    command = [sys.executable, "-m", "agentrl.extras.embedded", str(model), "--num-blocks=1024"]
     with ReservedPort() as port, tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [*command, f"--port={port.number}", *arguments], cwd=source, env=environment, stderr=log

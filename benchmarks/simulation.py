@@ -4,7 +4,7 @@
 
 Each set-up is a config in benchmarks/simulated/, whose first lines say what is published, fitted and assumed.
 It is simulated as it is, and synchronously on as many GPUs, which servers and learner share in turn. Large
-ones are simulated with fewer groups on fewer servers (agentrl/simulation/scaled.py), except the one of
+ones are simulated with fewer groups on fewer servers (agentrl/extras/plan/scaled.py), except the one of
 --in-flight: 64 rollout actors keep so many attempts in flight, each of which is simulated.
 """
 
@@ -23,12 +23,12 @@ from machine import write_result
 
 from agentrl.config.compose import load_config
 from agentrl.config.schema import Config
-from agentrl.simulation.estimate import estimate_of
-from agentrl.simulation.measure import Simulated
-from agentrl.simulation.picture import draw
-from agentrl.simulation.report import binding, sweep_table
-from agentrl.simulation.scaled import scaled, whole
-from agentrl.simulation.simulate import simulate
+from agentrl.extras.plan.estimate import estimate_of
+from agentrl.extras.plan.measure import Simulated
+from agentrl.extras.plan.picture import draw
+from agentrl.extras.plan.report import binding, sweep_table
+from agentrl.extras.plan.scaled import scaled, whole
+from agentrl.extras.plan.simulate import simulate
 
 FOLDER = Path(__file__).with_name("simulated")
 IN_TURN = ("buffer.max_staleness=0", "rollout.colocated=true")

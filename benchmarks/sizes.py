@@ -36,7 +36,7 @@ from agentrl.config.rank_memory import trained_memory
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner import sharding
 from agentrl.learner.buckets import plan_buckets
-from agentrl.sglang.weight_names import find_pieces
+from agentrl.servers.weight_names import find_pieces
 from agentrl.types import TensorSpec
 
 STATE_BYTES = 16

@@ -40,18 +40,18 @@ from soak_samples import Sample, Verdict, draw, judge, look_at_buffer, look_at_r
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.training_buffer import BufferSettings
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.actors import Actor
+from agentrl.cluster.buffer import launch_buffer
+from agentrl.cluster.cluster import ray_session
+from agentrl.cluster.recorder import Recorder, launch_recorder
+from agentrl.cluster.rollouts import ROLLOUT, rollout_worker
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.controller.batch_scorer import BatchScorer, Unscored, launch_scorer
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
-from agentrl.fleet.buffer import launch_buffer
-from agentrl.fleet.cluster import ray_session
-from agentrl.fleet.recorder import Recorder, launch_recorder
-from agentrl.fleet.rollouts import ROLLOUT, rollout_worker
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
-from agentrl.sglang.client import SGLangClient
-from agentrl.workers.actors import Actor
+from agentrl.servers.client import SGLangClient
 
 GROUP_SIZE = 8
 MAX_STALENESS = 4

@@ -24,8 +24,8 @@ import ray
 import trio
 
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.cluster.actors import Actor
 from agentrl.rollout.worker import RolloutWorker
-from agentrl.workers.actors import Actor
 
 MAX_GROWTH = 0.02
 MAX_GROWTH_MIB = 1.0

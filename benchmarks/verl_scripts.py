@@ -21,9 +21,9 @@ from types import FrameType
 from machine import write_result
 from typer.testing import CliRunner
 
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.errors import AgentRLError
-from agentrl.verl.importing import source
+from agentrl.extras.verl.importing import source
 
 SECRET = "a token of the importer's environment"
 SECONDS = 120

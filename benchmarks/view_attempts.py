@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.data.trajectories import SCHEMA
-from agentrl.view.attempts import AttemptTable, Filters
-from agentrl.view.sources import open_sources
+from agentrl.extras.view.attempts import AttemptTable, Filters
+from agentrl.extras.view.sources import open_sources
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "first table": {},

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.hubs.gymnasium_game import GymnasiumGame, OpenGame
+from agentrl.extras.hubs.gymnasium_game import GymnasiumGame, OpenGame
 from agentrl.plugins import environment_tools
 
 GAME, OPTIONS = "FrozenLake-v1", '{"is_slippery": false}'

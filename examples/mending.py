@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.boxes.repository import Repository
+from agentrl.extras.boxes.repository import Repository
 from agentrl.plugins import environment_tools
 
 OPERATORS = {"add": ("+", 10), "subtract": ("-", 4), "multiply": ("*", 21)}

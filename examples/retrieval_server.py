@@ -13,7 +13,7 @@ import json
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from agentrl.tools.search import Index, open_index
+from agentrl.extras.search.search import Index, open_index
 
 MAX_BODY_BYTES = 2**20
 MAX_QUERIES = 256

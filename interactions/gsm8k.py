@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from agentrl.errors import DataError
+from agentrl.extras.answers.gsm8k import extract_answer, is_correct, parse_number
 from agentrl.plugins import Interaction, InteractionReply
 from agentrl.plugins.options import Options, read_options
-from agentrl.rewards.gsm8k import extract_answer, is_correct, parse_number
 from agentrl.types import JsonObject, Message
 
 FEEDBACK = "Wrong. Try again."

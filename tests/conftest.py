@@ -67,7 +67,7 @@ def s3_server():
 @pytest.fixture
 def s3(s3_server, monkeypatch, tmp_path):
     """The S3 server, which the test finds by its environment; its `url` is a folder of the test's own."""
-    from agentrl.data import storage
+    from agentrl.extras.storage import storage
 
     for name, value in {**s3_server.environment(), "AGENTRL_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
@@ -88,7 +88,7 @@ def gcs_server():
 @pytest.fixture
 def gcs(gcs_server, monkeypatch, tmp_path):
     """The URL of a folder of the test's own on that server, which the test finds by its environment."""
-    from agentrl.data import storage
+    from agentrl.extras.storage import storage
     from parts.gcs_server import BUCKET
 
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)

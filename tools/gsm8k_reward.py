@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from agentrl.errors import DataError
+from agentrl.extras.answers.gsm8k import extract_answer, is_correct, parse_number
 from agentrl.plugins import Tool, ToolResult
-from agentrl.rewards.gsm8k import extract_answer, is_correct, parse_number
 from agentrl.types import JsonObject
 
 PENALTY = -0.05

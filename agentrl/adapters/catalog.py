@@ -10,11 +10,11 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import PluginError, concerning
+from agentrl.extras.verl.interactions import verl_interactions
+from agentrl.extras.verl.tools import verl_function_tools, verl_tools
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
 from agentrl.plugins.loaded import of_environment
 from agentrl.plugins.sources import function_reference
-from agentrl.verl.interactions import verl_interactions
-from agentrl.verl.tools import verl_function_tools, verl_tools
 
 
 def open_plugins(agent: AgentConfig) -> Plugins:
@@ -145,7 +145,7 @@ def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
 def _sources(agent: AgentConfig) -> Iterator[tuple[str, list[type[Tool]]]]:
     if agent.mcp_servers:
         # Imported only if there is a server: the client's import takes most of a second.
-        from agentrl.adapters.mcp import mcp_tools
+        from agentrl.extras.mcp.tools import mcp_tools
 
         yield "mcp_servers", mcp_tools(agent.mcp_servers)
     if agent.verl_tool_config:

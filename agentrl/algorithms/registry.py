@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
 
 from agentrl.errors import PluginError
 from agentrl.plugins.sources import Reference
+from agentrl.registered import registered
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +34,7 @@ def find_function(kind: str, name: str, built_in: Mapping[str, F], *, group: str
 
 
 def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: str) -> Any:
-    installed = {entry.name: entry for entry in entry_points(group=group)}
+    installed = registered(group)
     if name not in installed:
         known = ", ".join([*built_in, *sorted(installed)])
         raise PluginError(
@@ -44,5 +44,7 @@ def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: 
     entry = installed[name]
     try:
         return entry.load()
+    except PluginError:
+        raise
     except Exception as error:  # importing runs third-party code
         raise PluginError(f"{kind} {name!r} ({entry.value}) cannot be imported: {error}") from error

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from agentrl.images.files import resized
+from agentrl.data.image_files import resized
 from agentrl.types import PlacedImage
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of other modules

@@ -28,11 +28,11 @@ from agentrl.data.attempt_facts import ConversationCredit
 from agentrl.data.attempt_files import FOLDER
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
+from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.errors import DataError
-from agentrl.images.files import FOLDER as IMAGES
+from agentrl.extras.sandbox import sandbox_reports
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
-from agentrl.sandbox import sandbox_reports
 from agentrl.types import JsonObject, Task
 
 

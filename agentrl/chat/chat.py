@@ -25,8 +25,8 @@ from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
 from agentrl.chat.template_arguments import json_copy
 from agentrl.chat.turn_reader import TurnReader
 from agentrl.config.model import ModelConfig
+from agentrl.data.image_layout import ImageTokens
 from agentrl.errors import ConfigError, DataError, concerning
-from agentrl.images.layout import ImageTokens
 from agentrl.types import JsonObject, Message
 
 QUICK_CHECK = 40

@@ -9,8 +9,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from agentrl.chat.growth import check_growth
+from agentrl.data.image_layout import PLACEHOLDER, SETTINGS_FILE, ImageLayout, ImageTokens
 from agentrl.errors import ConfigError, DataError
-from agentrl.images.layout import PLACEHOLDER, SETTINGS_FILE, ImageLayout, ImageTokens
 from agentrl.types import ImageRef, PlacedImage, Role
 
 SPLIT = "\ufdd0"

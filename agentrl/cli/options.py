@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -29,3 +29,6 @@ def _show_tracebacks(is_asked: bool) -> None:
 
 
 Debug = Annotated[bool, typer.Option("--debug", callback=_show_tracebacks, help="Show tracebacks.")]
+ForCommand = Annotated[
+    Literal["train", "sft", "rm"], typer.Option("--for", help="The command for which the config is written.")
+]

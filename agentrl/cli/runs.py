@@ -21,39 +21,6 @@ RequestTimeout = Annotated[
 ]
 
 
-def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="Folder of a training run, which may be running or interrupted."),
-    ],
-    debug: Debug = False,
-) -> None:
-    """Draw `report.png` and write `summary.md` anew from the files of a run. Needs no Ray and no GPU."""
-    from agentrl.figures.run_report import report_run
-
-    for path in report_run(folder):
-        typer.echo(f"wrote {path}")
-
-
-def audit(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a training run, which may still be running.")
-    ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, including the groups of each task.")
-    ] = False,
-    debug: Debug = False,
-) -> None:
-    """Prove what became of every group: follow the run's journal, and compare it with what else the run
-    wrote. Ends with 1 if it fails.
-    """
-    from agentrl.offline.audit import audit_run
-
-    found = audit_run(folder)
-    typer.echo(found.to_json() if as_json else "\n".join(found.lines()))
-    raise typer.Exit(0 if found.audit.is_balanced else 1)
-
-
 def export(
     checkpoint: Annotated[
         str,
@@ -97,7 +64,7 @@ def export(
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no
     Ray and no GPU.
     """
-    from agentrl.data.sent import new_folder
+    from agentrl.extras.storage.sent import new_folder
     from agentrl.offline.export import export_checkpoint, local_checkpoint
 
     with new_folder(out) as folder:
@@ -114,31 +81,6 @@ def export(
     typer.echo(f"wrote {shown(out)}")
 
 
-def fetch(
-    url: Annotated[str, typer.Argument(metavar="URL", help="`trainer.upload_to` of a run.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to write; it must not exist.")],
-    debug: Debug = False,
-) -> None:
-    """Fetch an uploaded run: all files, compared with their hashes. Commands on runs work in the folder; to
-    continue the run, use `agentrl train` in an empty folder instead.
-    """
-    from agentrl.controller.uploaded import fetch_run
-
-    fetch_run(url, folder, say=partial(typer.echo, err=True))
-    typer.echo(f"wrote {folder}")
-
-
-def disk(
-    run: Annotated[str, typer.Argument(metavar="RUN|URL", help="Folder of a run, or `trainer.upload_to`.")],
-    debug: Debug = False,
-) -> None:
-    """Show how much of a run is on this machine, and how much is uploaded."""
-    from agentrl.controller.uploaded import disk_lines
-
-    for line in disk_lines(run):
-        typer.echo(line)
-
-
 def servers_list(
     run: RunFolder,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -147,7 +89,7 @@ def servers_list(
     """List the servers: state, version, tokens that agents wait for (prompt and what may still be sampled),
     restarts.
     """
-    from agentrl.fleet.control import format_servers, read_servers
+    from agentrl.cluster.control import format_servers, read_servers
 
     table = read_servers(run)
     typer.echo(table.model_dump_json(indent=1) if as_json else format_servers(table))
@@ -163,7 +105,7 @@ def servers_add(
     debug: Debug = False,
 ) -> None:
     """Let a server join: it gets the current weights, is checked, and then serves."""
-    from agentrl.fleet.control import ControlRequest, ask
+    from agentrl.cluster.control import ControlRequest, ask
 
     if start == (url is not None):
         raise UserError("give either the URL of a running server or --start")
@@ -185,6 +127,6 @@ def servers_drain(
     """Let a server go: its trajectories go on elsewhere from what they have. One that the run started ends,
     another is left as it is.
     """
-    from agentrl.fleet.control import ControlRequest, ask
+    from agentrl.cluster.control import ControlRequest, ask
 
     typer.echo(ask(run, ControlRequest(verb="drain", server=server), timeout_s=timeout_s))

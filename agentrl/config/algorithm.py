@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.config.correction import CorrectionConfig
 from agentrl.config.distillation import DistillationConfig
 from agentrl.config.section import Section
+from agentrl.registered import registered
 
 
 class KLConfig(Section):
@@ -320,7 +320,7 @@ def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
     """
     if name in built_in or ":" in name:
         return name
-    installed = sorted(entry.name for entry in entry_points(group=group))
+    installed = sorted(registered(group))
     if name in installed:
         return name
     raise ValueError(

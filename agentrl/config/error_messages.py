@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from agentrl.config.keys import Key, iter_keys, iter_sections, keys_beside
 from agentrl.config.origins import Origins
 from agentrl.config.section import Section
 from agentrl.config.storage_urls import without_credentials
+from agentrl.registered import registered
 
 MAX_SHOWN_CHARACTERS = 80
 FOREIGN_KEYS = "agentrl.foreign_keys"
@@ -68,10 +68,10 @@ def _foreign_answers(name: str, known: Container[str]) -> Iterator[tuple[str, st
 
     Frameworks register a function of the name and the schema's keys in the entry-point group FOREIGN_KEYS.
     """
-    for entry in entry_points(group=FOREIGN_KEYS):
-        answer = entry.load()(name, known)
+    for framework, one in registered(FOREIGN_KEYS).items():
+        answer = one.load()(name, known)
         if answer is not None:
-            yield entry.name, answer
+            yield framework, answer
 
 
 def _leaves(key: Key, value: Any) -> list[Key]:

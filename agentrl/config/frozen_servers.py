@@ -58,7 +58,7 @@ class FrozenServersConfig(Section):
     urls: tuple[str, ...] = Field(
         (),
         description="In place of `model`: URLs of running servers that speak SGLang's protocol, such as "
-        "`python -m agentrl.serving.embedded`; all have the same weights, and the policy's tokenizer.",
+        "`python -m agentrl.extras.embedded`; all have the same weights, and the policy's tokenizer.",
     )
     api_key_env: str | None = Field(
         None,

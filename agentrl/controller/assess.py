@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.algorithms.advantages.reinforce import Moments
+from agentrl.cluster.workers import Handle, Workers
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.controller.credit import Assessment
@@ -34,7 +35,6 @@ from agentrl.learner.sample_refs import (
 )
 from agentrl.learner.token_credit import NO_COLUMNS
 from agentrl.types import Group, Outcome
-from agentrl.workers.workers import Handle, Workers
 
 
 def assess(

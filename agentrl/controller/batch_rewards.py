@@ -14,7 +14,7 @@ from agentrl.rewards.reward_model import Ask, RewardModel
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import Scorer
-from agentrl.rollout.trio_run import in_trio
+from agentrl.servers.trio_run import in_trio
 from agentrl.types import SCORED_OUTCOMES, Outcome, Task, Trajectory
 
 

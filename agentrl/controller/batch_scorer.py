@@ -14,6 +14,9 @@ from typing import NoReturn
 from agentrl import heap
 from agentrl.adapters.catalog import named_plugins
 from agentrl.buffer.buffer import ReplayBuffer
+from agentrl.cluster.actors import Actor, ActorKind, RetryPolicy
+from agentrl.cluster.pools import beside_driver
+from agentrl.cluster.workers import Workers
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards, failed_together
 from agentrl.controller.conversations import Conversations
@@ -23,9 +26,6 @@ from agentrl.errors import ActorDied, InfrastructureError, RewardError
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins.blame import RaisedElsewhere, blaming, failure_of
 from agentrl.types import Failure, JsonObject, Outcome, RewardEvent, Task, Trajectory
-from agentrl.workers.actors import Actor, ActorKind, RetryPolicy
-from agentrl.workers.pools import beside_driver
-from agentrl.workers.workers import Workers
 
 SCORER = ActorKind("BatchScorer", "the scorer of batches", timeout_s=86_400.0, num_threads=1)
 """A day: every reward has its own deadline, and so have the ranks of a reward model. This one is only for a

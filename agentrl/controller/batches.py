@@ -8,19 +8,19 @@ from contextlib import AbstractContextManager
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.ledger import NO_VARIANCE
+from agentrl.cluster.actors import Actor
+from agentrl.cluster.rollouts import RolloutFleet
 from agentrl.config.buffer import BufferConfig
 from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.credit import group_attempts
 from agentrl.controller.observe import Observer
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import InfrastructureError, RewardError
-from agentrl.fleet.rollouts import RolloutFleet
+from agentrl.extras.tracing.spans import BATCH_REWARD, Attribute, TracedBlock
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
-from agentrl.tracking.spans import BATCH_REWARD, Attribute, TracedBlock
 from agentrl.types import SCORED_OUTCOMES, Group, Outcome
-from agentrl.workers.actors import Actor
 
 POLL_S = 1.0
 """Seconds that one request to the buffer waits. After it, servers and actors are checked."""

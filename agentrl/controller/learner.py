@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.cluster.deadlines import CallDeadlines
+from agentrl.cluster.group import WorkerGroup
+from agentrl.cluster.pools import Seat
+from agentrl.cluster.workers import LocalWorker, Workers
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.learner.batch import Microbatch, Sample
@@ -13,10 +17,6 @@ from agentrl.learner.packing import MicrobatchPlan, filler, pack, plan_microbatc
 from agentrl.learner.ranks import SAVING
 from agentrl.learner.sample_refs import PlannedMicrobatch, SampleRef, planned
 from agentrl.learner.stored_weights import reading_s
-from agentrl.workers.deadlines import CallDeadlines
-from agentrl.workers.group import WorkerGroup
-from agentrl.workers.pools import Seat
-from agentrl.workers.workers import LocalWorker, Workers
 
 
 def call_deadlines(

@@ -14,7 +14,7 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FailureBook
-from agentrl.figures.run_report import ReportRefresher, closing_of
+from agentrl.extras.view.run_report import ReportRefresher, closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
@@ -263,7 +263,7 @@ class Observer:
         self.say(f"look at it: agentrl view {shlex.quote(str(self._dir.root))}")
 
     def _draw_report(self) -> None:
-        from agentrl.figures.run_picture import draw_report  # matplotlib takes a second to load
+        from agentrl.extras.view.run_picture import draw_report  # matplotlib takes a second to load
 
         self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 

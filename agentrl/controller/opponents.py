@@ -13,15 +13,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
+from agentrl.cluster.frozen_servers import FrozenFleet, PolicySnapshot
+from agentrl.cluster.workers import Workers
 from agentrl.config.opponents import OpponentConfig, opponent_key
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
 from agentrl.figures.trajectory_metrics import is_correct
-from agentrl.fleet.frozen_servers import FrozenFleet, PolicySnapshot
 from agentrl.learner.learner import Learner
 from agentrl.types import SCORED_OUTCOMES
 from agentrl.weights.pace import Pace
-from agentrl.workers.workers import Workers
 
 FOLDER = "opponents"
 FIRST_VERSION = 0

@@ -14,19 +14,19 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from agentrl.cluster.rollouts import RolloutFleet
+from agentrl.cluster.servers import ServerFleet
+from agentrl.cluster.workers import Workers
 from agentrl.config.rollout import RolloutConfig
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir
 from agentrl.errors import DiskError, ServerError
-from agentrl.fleet.rollouts import RolloutFleet
-from agentrl.fleet.servers import ServerFleet
 from agentrl.learner.learner import Learner
-from agentrl.sglang.client import SGLangClient, for_each
-from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.servers.client import SGLangClient, for_each
+from agentrl.servers.protocol import POLICY_ADAPTER
 from agentrl.tracking.unwritten import reason
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher, PublishReport, load_folder
-from agentrl.workers.workers import Workers
 
 DISK_POLL_S = 1.0
 FIRST_TOKEN_TIMEOUT_S = 60.0

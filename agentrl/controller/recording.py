@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from agentrl.cluster.actors import Actor
+from agentrl.cluster.recorder import WAIT_S, Recorded, Recorder, write_attempts
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError, InfrastructureError
-from agentrl.fleet.recorder import WAIT_S, Recorded, Recorder, write_attempts
 from agentrl.tracking.unwritten import UnwrittenFiles
-from agentrl.workers.actors import Actor
 
 WHAT = "trajectories"
 MAX_WAIT_S = 600.0

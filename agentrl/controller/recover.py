@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from agentrl.cluster.readiness import StartUp
+from agentrl.cluster.starting import Starting, wait_until_all_ready
 from agentrl.config.trainer import Verify
 from agentrl.controller.checkpoint import Checkpoint, read_checkpoint
 from agentrl.controller.roles import Roles
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.verification import verify_by_ranks
 from agentrl.errors import LearnerError, RankLost
-from agentrl.fleet.readiness import StartUp
-from agentrl.workers.readiness import Starting
-from agentrl.workers.starting import wait_until_all_ready
 
 
 class Ranks:

@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.cluster.deadlines import CallDeadlines
+from agentrl.cluster.group import WorkerGroup
+from agentrl.cluster.pools import Seat
+from agentrl.cluster.workers import Workers
 from agentrl.config.reward_model import RewardModelConfig
 from agentrl.controller.conversations import Conversations
 from agentrl.data.model_source import resolve_model
@@ -20,10 +24,6 @@ from agentrl.learner.ranks import Device
 from agentrl.learner.reward_model import RewardModel, find_classifier
 from agentrl.learner.stored_weights import reading_s
 from agentrl.plugins import Attempted, RewardResult
-from agentrl.workers.deadlines import CallDeadlines
-from agentrl.workers.group import WorkerGroup
-from agentrl.workers.pools import Seat
-from agentrl.workers.workers import Workers
 
 
 class RewardRole:

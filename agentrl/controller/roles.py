@@ -15,6 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.cluster.group import WorkerGroup
+from agentrl.cluster.pools import Seat
+from agentrl.cluster.starting import wait_until_all_ready
+from agentrl.cluster.workers import LocalWorker, Workers
 from agentrl.config.placement import Role
 from agentrl.controller.learner import call_deadlines, launch_learner, open_local_learner
 from agentrl.controller.reward_kl import RewardKL
@@ -23,10 +27,6 @@ from agentrl.data.checkpoint_files import StoredFile
 from agentrl.errors import AgentRLError, CheckpointError
 from agentrl.learner.critic import Critic, CriticSpec, CriticWorker
 from agentrl.learner.learner import Learner
-from agentrl.workers.group import WorkerGroup
-from agentrl.workers.pools import Seat
-from agentrl.workers.starting import wait_until_all_ready
-from agentrl.workers.workers import LocalWorker, Workers
 
 
 @dataclass(frozen=True, slots=True)

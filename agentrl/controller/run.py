@@ -15,6 +15,12 @@ from ray import ObjectRef
 
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.lineage import Lineage
+from agentrl.cluster.actors import Actor
+from agentrl.cluster.colocated import Colocation
+from agentrl.cluster.elastic import ElasticServers
+from agentrl.cluster.frozen_servers import FrozenFleet
+from agentrl.cluster.rollouts import RolloutFleet
+from agentrl.cluster.servers import ServerFleet
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.batch_scorer import RemoteBatchRewards
@@ -30,21 +36,15 @@ from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import RunDir, run_root
 from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.controller.silent_roles import SilentRoles
-from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
-from agentrl.data.fetched import index_folder
 from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
-from agentrl.fleet.colocated import Colocation
-from agentrl.fleet.elastic import ElasticServers
-from agentrl.fleet.frozen_servers import FrozenFleet
-from agentrl.fleet.rollouts import RolloutFleet
-from agentrl.fleet.servers import ServerFleet
+from agentrl.extras.storage.fetched import index_folder
+from agentrl.extras.tracing.span_loss import SpanLoss
 from agentrl.learner.learner import Learner
 from agentrl.tracking.closing_table import STEP, TRAINED
 from agentrl.types import BufferCounts, Group
-from agentrl.workers.actors import Actor
 
 CHECKPOINT = "checkpoint"
 

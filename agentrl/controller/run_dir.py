@@ -31,10 +31,10 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.checkpoint_files import MANIFEST, read_manifest
+from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.data.token_columns import FOLDER as COLUMNS
 from agentrl.errors import ConfigError
-from agentrl.images.files import FOLDER as IMAGES
 from agentrl.tracking.closing_table import VALIDATIONS, read_validations
 from agentrl.tracking.seals import sealed_document, sealed_text
 from agentrl.tracking.unwritten import AppendedFile

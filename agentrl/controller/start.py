@@ -35,10 +35,21 @@ from agentrl.buffer.training_buffer import (
     planned_steps,
 )
 from agentrl.chat.chat import Chat
+from agentrl.cluster.actors import Actor
+from agentrl.cluster.buffer import DATA_TIMEOUT_S, launch_buffer
+from agentrl.cluster.cluster import ray_session
+from agentrl.cluster.elastic import why_no_adapter, why_no_experts
+from agentrl.cluster.frozen_servers import FrozenFleet
+from agentrl.cluster.pools import Seat
+from agentrl.cluster.readiness import StartUp
+from agentrl.cluster.recorder import launch_recorder
+from agentrl.cluster.rollouts import RolloutFleet
+from agentrl.cluster.seats import check_nsight, recorded, reserve_seats
+from agentrl.cluster.servers import ServerFleet
+from agentrl.cluster.user_files import check_files, user_files
+from agentrl.cluster.workers import Workers
 from agentrl.config.compose import dump_config
-from agentrl.config.explain_cpu import memory_warning
 from agentrl.config.explain_inputs import context_warning
-from agentrl.config.explain_memory import refuse_too_large
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.baselines import check_baselines
@@ -57,27 +68,21 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.controller.teacher import check_teacher
-from agentrl.controller.upload import RunUpload
-from agentrl.controller.uploaded import UploadIndex, claim_upload
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
 from agentrl.data.checkpoint_files import read_model_config
-from agentrl.data.fetched import with_local_files
 from agentrl.data.model_source import resolve_model
-from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError, concerning
-from agentrl.fleet.buffer import DATA_TIMEOUT_S, launch_buffer
-from agentrl.fleet.cluster import ray_session
-from agentrl.fleet.elastic import why_no_adapter, why_no_experts
-from agentrl.fleet.frozen_servers import FrozenFleet
-from agentrl.fleet.readiness import StartUp
-from agentrl.fleet.recorder import launch_recorder
-from agentrl.fleet.rollouts import RolloutFleet
-from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
-from agentrl.fleet.servers import ServerFleet
-from agentrl.fleet.user_files import check_files, user_files
+from agentrl.extras.gateway.address import check_address
+from agentrl.extras.plan.explain_cpu import memory_warning
+from agentrl.extras.plan.explain_memory import refuse_too_large
+from agentrl.extras.storage.fetched import with_local_files
+from agentrl.extras.storage.storage import StoragePath
+from agentrl.extras.storage.upload import RunUpload
+from agentrl.extras.storage.uploaded import UploadIndex, claim_upload
+from agentrl.extras.tracing.span_export import check_opentelemetry
 from agentrl.granted import granted
 from agentrl.interrupts import ending_at_the_second_interrupt, interruptible
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
@@ -87,17 +92,12 @@ from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.frozen_models import resolve_opponents, resolve_teacher
-from agentrl.rollout.gateway_address import check_address
 from agentrl.rollout.limits import server_key
 from agentrl.rollout.worker import RolloutSettings
-from agentrl.serving.attached import check_attached
-from agentrl.serving.launch import check_backend
-from agentrl.tracking.span_export import check_opentelemetry
+from agentrl.servers.attached import check_attached
+from agentrl.servers.launch import check_backend
 from agentrl.tracking.versions import VERSIONS
 from agentrl.weights.disk import remove_versions
-from agentrl.workers.actors import Actor
-from agentrl.workers.pools import Seat
-from agentrl.workers.workers import Workers
 
 
 @contextmanager

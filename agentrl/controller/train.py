@@ -25,6 +25,7 @@ from functools import partial
 
 import numpy as np
 
+from agentrl.cluster.workers import Handle
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, begin_critic_updates, measure_on_ranks, settle
 from agentrl.controller.credit import (
@@ -44,7 +45,6 @@ from agentrl.heap import without_collections
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import budget_metrics
 from agentrl.types import Group, Lags
-from agentrl.workers.workers import Handle
 
 Timer = Callable[[str], AbstractContextManager[None]]
 """Measures a named phase of the step: `with timer("score"): ...`."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from ray import ObjectRef
 
+from agentrl.cluster.rollouts import RolloutFleet
 from agentrl.config.evaluation import EvalConfig
 from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.batches import traced_batch
@@ -27,7 +28,6 @@ from agentrl.figures.attempts import attempt_of
 from agentrl.figures.summary import summarise
 from agentrl.figures.trajectory_metrics import summarise_trajectories
 from agentrl.figures.validation_metrics import figures
-from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.scoring import DETAILS

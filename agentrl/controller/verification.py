@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from agentrl.cluster.workers import Workers
 from agentrl.config.trainer import Verify
 from agentrl.controller.checkpoint import Checkpoint, damaged
 from agentrl.data.checkpoint_files import Verification, read_manifest
 from agentrl.learner.learner import Learner
-from agentrl.workers.workers import Workers
 
 SLICE_BYTES = 2 << 30
 """For each rank in one call: seconds if the disk is fast, minutes if it is slow."""

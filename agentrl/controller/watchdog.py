@@ -19,18 +19,18 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from agentrl.buffer.buffer import ReplayBuffer
-from agentrl.fleet.frozen_servers import FrozenFleet
-from agentrl.fleet.rollouts import RolloutFleet
-from agentrl.fleet.servers import ServerFleet
+from agentrl.cluster.actors import Actor, translate
+from agentrl.cluster.frozen_servers import FrozenFleet
+from agentrl.cluster.rollouts import RolloutFleet
+from agentrl.cluster.servers import ServerFleet
+from agentrl.cluster.workers import Workers
 from agentrl.rollout.scopes import stack_of
-from agentrl.rollout.server_loads import ask_loads
 from agentrl.rollout.worker import RolloutWorker
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.server_loads import ask_loads
 from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import ANSWER_S, KEPT_SCOPES, SLICE_S, Findings, Watchdog
 from agentrl.types import BufferCounts, HeldLease
-from agentrl.workers.actors import Actor, translate
-from agentrl.workers.workers import Workers
 
 if TYPE_CHECKING:
     from agentrl.controller.run import Run

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.config.model import LoRAConfig
 from agentrl.config.storage_urls import is_url
-from agentrl.data.fetched import fetched_folder
-from agentrl.data.hub import HubError, download
 from agentrl.errors import ConfigError, concerning
+from agentrl.extras.datatools.hub import HubError, download
+from agentrl.extras.storage.fetched import fetched_folder
 
 KEY = "model.lora.path"
 CONFIG_FILE = "adapter_config.json"

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ConfigError, DiskError, JournalError
 from agentrl.fast_pickle import pickled_fast
-from agentrl.images.files import FOLDER as IMAGES
 from agentrl.types import Trajectory
 
 FOLDER = "attempts"

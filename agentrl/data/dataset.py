@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from agentrl.config.data import DataConfig
 from agentrl.data.files import RowFile, file_ids, open_rows
+from agentrl.data.image_files import ImageBounds, ImageFolder
 from agentrl.data.reader import TaskReader, task_reader
 from agentrl.data.row_place import RowPlace
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, DataError, PluginError
-from agentrl.images.files import ImageBounds, ImageFolder
 from agentrl.types import Task
 
 

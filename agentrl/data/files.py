@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from agentrl.config.storage_urls import is_url
 from agentrl.data.atomic_files import appearing_whole
-from agentrl.data.fetched import fetched_file
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import decode_json
 from agentrl.errors import DataError
+from agentrl.extras.storage.fetched import fetched_file
 from agentrl.plugins.sources import absence
 
 CACHE_BYTES = 256 * 2**20

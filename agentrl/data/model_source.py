@@ -13,10 +13,10 @@ from pathlib import Path
 from agentrl.config.model import ModelConfig
 from agentrl.config.storage_urls import is_url
 from agentrl.data.adapter_source import resolve_adapter
-from agentrl.data.fetched import fetched_folder
-from agentrl.data.hub import HubError, download
 from agentrl.data.weight_files import check_weights
 from agentrl.errors import ConfigError, concerning
+from agentrl.extras.datatools.hub import HubError, download
+from agentrl.extras.storage.fetched import fetched_folder
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.config.data import DataConfig
+from agentrl.data.image_files import ImageFolder
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import plain
 from agentrl.data.rows import AgentChoice, Row, read_row
 from agentrl.errors import DataError, PluginError
-from agentrl.images.files import ImageFolder
 from agentrl.plugins import import_source
 from agentrl.types import Task
 

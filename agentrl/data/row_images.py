@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.data.image_files import ImageFolder
 from agentrl.data.row_place import RowPlace
 from agentrl.errors import DataError
-from agentrl.images.files import ImageFolder
 from agentrl.types import IMAGE_MARK, ImageRef
 
 _FORMS = "{bytes: ...} or {path: ...}"

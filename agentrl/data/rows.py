@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from agentrl.config.data import DataConfig
+from agentrl.data.image_files import ImageFolder
 from agentrl.data.row_images import NO_IMAGES, RowImages
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import decoded, read_object, shortened, structure
 from agentrl.errors import PluginError
-from agentrl.images.files import ImageFolder
 from agentrl.types import IMAGE_MARK, ImageRef, JsonObject, Message, Role, Task, ToolCall
 
 Row = Mapping[str, Any]

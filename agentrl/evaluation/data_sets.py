@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.config.storage_urls import is_url, shown
-from agentrl.data.benchmarks import BENCHMARKS, write_benchmark
 from agentrl.data.checked_dataset import Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import ConfigError
 from agentrl.evaluation.attempt_keys import AttemptSettings, attempt_key, problem_hash, producer_of
 from agentrl.evaluation.templates import Template, applied, template_of
+from agentrl.extras.datatools.benchmarks import BENCHMARKS, write_benchmark
 from agentrl.types import JsonObject, Task
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")

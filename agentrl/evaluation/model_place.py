@@ -22,11 +22,11 @@ from agentrl.evaluation.attempt_keys import fingerprint
 from agentrl.evaluation.scratch import scratch_folder
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.rollout.message_model import served_models
-from agentrl.serving.health import ServerStatus
-from agentrl.serving.launch import check_backend, launcher
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import ModelInfo
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.health import ServerStatus
+from agentrl.servers.launch import check_backend, launcher
+from agentrl.servers.protocol import ModelInfo
+from agentrl.servers.supervisor import Supervisor
 
 PROBE_TIMEOUT_S = 30.0
 OPENAI_PATH = "/v1"

@@ -24,10 +24,10 @@ from pathlib import Path, PurePath
 
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import InfrastructureError
-from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.description import RunDescription
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report_text import markdown
+from agentrl.extras.research.contamination import ContaminationNote
 from agentrl.figures.summary import EvalSummary, summarise
 from agentrl.figures.thresholds import Threshold, failed_thresholds
 
@@ -62,7 +62,7 @@ def write_report(
         InfrastructureError: a file cannot be written.
     """
     # Imported here because matplotlib takes about a second to load.
-    from agentrl.figures.evaluation_picture import draw_picture
+    from agentrl.extras.view.evaluation_picture import draw_picture
 
     summary = summarise(evidence.attempts)
     failed = failed_thresholds(thresholds, summary)

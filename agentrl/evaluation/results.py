@@ -14,17 +14,17 @@ from typing import Any
 from agentrl.data.files import batches
 from agentrl.data.parquet_files import writing_parquet
 from agentrl.data.trajectories import SCHEMA, encode
-from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report import Report, write_report
 from agentrl.evaluation.run import Prepared
+from agentrl.extras.research.contamination import find_overlap
 from agentrl.figures.attempts import ATTEMPTS
 from agentrl.figures.thresholds import Threshold
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.scoring import Scorer
-from agentrl.rollout.trio_run import in_trio
+from agentrl.servers.trio_run import in_trio
 from agentrl.types import SCORED_OUTCOMES, Task, Trajectory
 
 PRODUCERS = b"agentrl.producers"

@@ -21,6 +21,7 @@ from agentrl.config.opponents import opponent_key
 from agentrl.config.schema import Config
 from agentrl.data.checked_dataset import Playable
 from agentrl.data.failures import FailureBook
+from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.errors import ConfigError
 from agentrl.evaluation.attempt_keys import AttemptSettings
 from agentrl.evaluation.concurrency import Concurrency
@@ -42,7 +43,8 @@ from agentrl.evaluation.scratch import scratch_folder
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.time_left import TimeLeft
-from agentrl.images.files import FOLDER as IMAGES
+from agentrl.extras.tracing.span_export import SpanCounts
+from agentrl.extras.tracing.tracing import WorkerTracing
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -56,15 +58,13 @@ from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import uncounted_chat
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player_stack import PlayerParts, open_stack
-from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import PlayLoop
-from agentrl.rollout.server import Client
 from agentrl.rollout.shown_images import ShownImages
-from agentrl.rollout.tracing import WorkerTracing
-from agentrl.rollout.trio_run import in_trio
-from agentrl.serving.frozen import StartedFrozen, start_frozen
-from agentrl.sglang.client import SGLangClient
-from agentrl.tracking.span_export import SpanCounts
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.frozen import StartedFrozen, start_frozen
+from agentrl.servers.router import Router
+from agentrl.servers.server import Client
+from agentrl.servers.trio_run import in_trio
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.tracking.watchdog import Watchdog
 from agentrl.types import JsonObject, Trajectory

@@ -14,8 +14,8 @@ from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.play import ProblemPlayer
 from agentrl.rollout.sampling import TurnSource
 from agentrl.rollout.scopes import PlayLoop
-from agentrl.rollout.server_loads import ask_loads
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.server_loads import ask_loads
 from agentrl.tracking.watchdog import ANSWER_S, KEPT_SCOPES, Findings
 
 

@@ -16,8 +16,8 @@ from agentrl.errors import InfrastructureError
 from agentrl.learner.division import Box, Division, divide
 from agentrl.learner.model import Policy
 from agentrl.learner.sharding import mesh_of
-from agentrl.sglang.process_group import Broadcast
-from agentrl.sglang.weight_names import Piece, is_contiguous
+from agentrl.servers.process_group import Broadcast
+from agentrl.servers.weight_names import Piece, is_contiguous
 from agentrl.types import SendTimes, TensorSpec
 
 

@@ -26,8 +26,8 @@ from agentrl.config.model import ModelConfig
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace
 from agentrl.learner.weights import FolderWriter, export
-from agentrl.sglang.process_group import tensor_bytes
-from agentrl.sglang.weight_changes import (
+from agentrl.servers.process_group import tensor_bytes
+from agentrl.servers.weight_changes import (
     CHANGES_FILE,
     NAME_FILE,
     NAME_KEY,

@@ -23,6 +23,7 @@ from agentrl.learner.architecture import find_own_head
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Microbatch, count_tokens
 from agentrl.learner.device_peaks import peak_of
+from agentrl.learner.dispatch import dispatch
 from agentrl.learner.loss_part import LossPart, LossTokens
 from agentrl.learner.meter import Meter
 from agentrl.learner.model import Policy, build_policy
@@ -33,7 +34,6 @@ from agentrl.learner.score_head import SCORE_HEAD, ScoreHead
 from agentrl.learner.split_sequences import whole_loss_ids
 from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.work import WorkCounter
-from agentrl.workers.dispatch import dispatch
 
 PREFIX = "critic/"
 """Prefix of the critic's metrics, which are reported together with the policy's."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.vision import Patches, PatchReader, ShownInForward, Vision
+from agentrl.data.image_layout import SETTINGS_FILE
 from agentrl.errors import DiskError, LearnerError
-from agentrl.images.layout import SETTINGS_FILE
 from agentrl.learner.batch import Microbatch
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.types import PlacedImage

@@ -22,7 +22,7 @@ from torch import Tensor
 from agentrl.learner.division import Box
 from agentrl.learner.model import Policy
 from agentrl.learner.sharding import copy_of
-from agentrl.sglang.process_group import tensor_bytes
+from agentrl.servers.process_group import tensor_bytes
 from agentrl.types import TensorSpec
 
 _DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}

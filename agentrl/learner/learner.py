@@ -23,14 +23,15 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.trainer import Verify
 from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifest
 from agentrl.data.proximal_files import write_proximal
+from agentrl.extras.research.counterfactual import Counterfactual, compare
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
 from agentrl.learner.buckets import BucketGatherer, BucketSender, choose_sources, plan_buckets
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
-from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.device_peaks import peak_of
+from agentrl.learner.dispatch import dispatch
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.memory_forecast import MemoryForecast, size_of
 from agentrl.learner.meter import Meter
@@ -51,10 +52,9 @@ from agentrl.learner.split_sequences import SplitSequences
 from agentrl.learner.step import Stepper, count_update
 from agentrl.learner.supervised_loss import Objective, PreferenceObjective, SupervisedObjective, measure
 from agentrl.learner.work import WorkCounter
-from agentrl.sglang.process_group import join_weights_group, leave_weights_group
-from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.servers.process_group import join_weights_group, leave_weights_group
+from agentrl.servers.protocol import POLICY_ADAPTER
 from agentrl.types import SendTimes, TensorSpec
-from agentrl.workers.dispatch import dispatch
 
 
 @dataclass(frozen=True, slots=True)

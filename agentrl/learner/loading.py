@@ -28,7 +28,7 @@ from agentrl.errors import ConfigError
 from agentrl.learner.lora import published_name
 from agentrl.learner.sharding import own_part
 from agentrl.learner.stored_weights import CHUNK_BYTES, SliceReader, StoredTensor, find_stored
-from agentrl.sglang.weight_names import Source, find_sources
+from agentrl.servers.weight_names import Source, find_sources
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel

@@ -61,8 +61,8 @@ from agentrl.learner.scoring import ScoreRequest, answer_scores
 from agentrl.learner.segment_check import check_segments
 from agentrl.learner.tensor_parallel import cut_layers
 from agentrl.plugins.sources import import_source
-from agentrl.sglang.expert_routers import find_routers, num_layers
-from agentrl.sglang.weight_names import Piece, find_pieces
+from agentrl.servers.expert_routers import find_routers, num_layers
+from agentrl.servers.weight_names import Piece, find_pieces
 
 if TYPE_CHECKING:  # takes seconds to import; the controller needs only the names of this module
     from transformers import PreTrainedModel

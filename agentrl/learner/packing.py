@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.config.learner import SharedPrefix
-from agentrl.images.layout import rope_positions
+from agentrl.data.image_layout import rope_positions
 from agentrl.learner.batch import Microbatch, Sample, SampleShape, images_between
 from agentrl.learner.prefix_tree import PrefixTree, prefix_lengths, segment_costs
 from agentrl.learner.shared_prefix import Bundle, PackedPiece, bundle_pieces

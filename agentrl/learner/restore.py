@@ -31,7 +31,7 @@ from agentrl.learner.model import Policy, as_policy, outline_module
 from agentrl.learner.score_head import ScoreHead, attach_score_head
 from agentrl.learner.stored_state import PlainPlanner, PlainReader
 from agentrl.plugins.sources import import_source
-from agentrl.sglang.weight_names import find_pieces
+from agentrl.servers.weight_names import find_pieces
 
 _ATTENTION = "sdpa"
 

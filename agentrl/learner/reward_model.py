@@ -20,12 +20,12 @@ from agentrl.errors import ConfigError
 from agentrl.learner import sharding
 from agentrl.learner.attention import attention_parity, choose_attention, register_attention
 from agentrl.learner.batch import Microbatch
+from agentrl.learner.dispatch import dispatch
 from agentrl.learner.loading import Outline, outline
 from agentrl.learner.model import Policy, as_policy
 from agentrl.learner.ranks import Device, join_ranks, leave_ranks
 from agentrl.learner.score_head import answer_with_scores
 from agentrl.plugins.sources import import_source
-from agentrl.workers.dispatch import dispatch
 
 
 class RewardModel:

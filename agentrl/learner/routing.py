@@ -32,7 +32,7 @@ from torch.distributed import ProcessGroup
 from agentrl.errors import LearnerError
 from agentrl.learner.forward_input import ForwardInput
 from agentrl.learner.ranks import add_over_ranks, sum_over_ranks
-from agentrl.sglang.expert_routers import ExpertRouter, as_table
+from agentrl.servers.expert_routers import ExpertRouter, as_table
 
 NOT_RECORDED = -1
 """In place of an expert: nobody has recorded which experts computed the token."""

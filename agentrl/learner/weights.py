@@ -31,8 +31,8 @@ from agentrl.learner.lora import LowRank, adapter_tensors, write_adapter
 from agentrl.learner.model import Policy
 from agentrl.learner.ranks import RankPlace, largest_over_ranks
 from agentrl.learner.sharding import gather
-from agentrl.sglang.process_group import tensor_bytes, tensor_checksum
-from agentrl.sglang.protocol import POLICY_ADAPTER, adapter_tensor
+from agentrl.servers.process_group import tensor_bytes, tensor_checksum
+from agentrl.servers.protocol import POLICY_ADAPTER, adapter_tensor
 from agentrl.types import TensorSpec
 
 _COPIED = (

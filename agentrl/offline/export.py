@@ -13,10 +13,10 @@ from agentrl.controller.checkpoint import read_checkpoint
 from agentrl.controller.verification import verify_here
 from agentrl.data.atomic_files import require_new_folder
 from agentrl.data.checkpoint_files import MANIFEST, read_model_config
-from agentrl.data.fetched import fetched_checkpoint
 from agentrl.data.model_source import resolve_model
-from agentrl.data.storage import StoragePath
 from agentrl.errors import ConfigError
+from agentrl.extras.storage.fetched import fetched_checkpoint
+from agentrl.extras.storage.storage import StoragePath
 from agentrl.granted import granted
 from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION

@@ -16,12 +16,12 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.replay import Replay
 from agentrl.config.supervised import RMDataConfig, SFTDataConfig
 from agentrl.data.files import RawRow, file_ids, open_rows
+from agentrl.data.image_files import ImageBounds, ImageFolder
 from agentrl.data.row_images import NO_IMAGES, RowImages
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import decoded, plain, read_object, shortened, structure
 from agentrl.data.rows import column, messages_or_text, optional_column, read_list, read_messages
 from agentrl.errors import ConfigError, DataError, PluginError, concerning
-from agentrl.images.files import ImageBounds, ImageFolder
 from agentrl.learner.batch import Sample, images_between
 from agentrl.plugins import Plugins
 from agentrl.types import JsonObject, Message

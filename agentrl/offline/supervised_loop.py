@@ -22,6 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.cluster import ray_session
+from agentrl.cluster.seats import check_nsight, recorded, reserve_seats
+from agentrl.cluster.user_files import rank_files
+from agentrl.cluster.workers import Workers
 from agentrl.config.compose import dump_config
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
@@ -35,9 +39,6 @@ from agentrl.data.checkpoint_files import StoredFile
 from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.fleet.cluster import ray_session
-from agentrl.fleet.seats import check_nsight, recorded, reserve_seats
-from agentrl.fleet.user_files import rank_files
 from agentrl.interrupts import interruptible
 from agentrl.learner.architecture import check_dtype, check_kind
 from agentrl.learner.batch import Microbatch, Sample
@@ -48,7 +49,6 @@ from agentrl.learner.score_head import ScoreHead
 from agentrl.offline.supervised_data import Examples
 from agentrl.tracking.job_console import JobConsole
 from agentrl.tracking.tracker import Trackers, open_trackers
-from agentrl.workers.workers import Workers
 
 AnyConfig = SFTConfig | RMConfig
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from agentrl.errors import AgentRLError, PluginError
 from agentrl.plugins.checks import check_class, check_instance, place
 from agentrl.plugins.sources import Reference, import_line
+from agentrl.registered import registered
 from agentrl.types import JsonObject
 
 
@@ -57,7 +57,7 @@ class Registry(Generic[P]):
         self._classes: dict[str, type[P]] = {}
         self._references: dict[str, type[P]] = {}
         self._origins: dict[str, str] = {}  # name -> file or module, for classes added without an entry point
-        self._entry_points: dict[str, EntryPoint] = {ep.name: ep for ep in entry_points(group=group)}
+        self._entry_points = registered(group)
         self._made: set[type[P]] = set()  # classes with an instance that passed the checks
         self._strays: dict[str, str] = {}  # name in a plugin file -> why it is not a plugin of this kind
 
@@ -98,6 +98,8 @@ class Registry(Generic[P]):
             entry = self._entry_points[name]
             try:
                 found = entry.load()
+            except PluginError:
+                raise
             except Exception as error:  # a third party's code runs at import
                 problem = f"{type(error).__name__}: {error}{import_line(error)}"
                 raise PluginError(
@@ -169,7 +171,7 @@ class Registry(Generic[P]):
         """
         if name in self._origins:
             return self._origins[name]
-        entry = self._entry_points[name]
+        entry = self._entry_points[name].entry
         return f"{entry.dist.name} {entry.dist.version}: {entry.value}" if entry.dist else entry.value
 
     def has(self, value: Any) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from agentrl.extras.answers.gsm8k import read_number, require_number
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.gsm8k import read_number, require_number
 from agentrl.types import Task
 
 

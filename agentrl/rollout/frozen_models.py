@@ -19,8 +19,8 @@ from agentrl.config.opponents import opponent_key
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError, ServerError, concerning
 from agentrl.rollout.limits import num_ids_of, server_key
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import ModelInfo
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.protocol import ModelInfo
 
 QUESTION_TIMEOUT_S = 10.0
 

@@ -76,7 +76,7 @@ class PlayLog(Protocol):
 
 
 class Tracing(Protocol):
-    """Makes what traces a group: `agentrl.rollout.traces.GroupTracing`."""
+    """Makes what traces a group: `agentrl.extras.tracing.traces.GroupTracing`."""
 
     def scope(self) -> Scope:
         """Return the scope of a new attempt."""

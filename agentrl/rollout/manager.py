@@ -12,10 +12,11 @@ from typing import Protocol
 
 import trio
 
-from agentrl.boxes.pool import box_counters
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.extras.boxes.pool import box_counters
+from agentrl.extras.tracing.traces import AttemptTracer
 from agentrl.plugins.call_threads import CallThreads
 from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.frozen_servers import StartedKeys
@@ -24,12 +25,11 @@ from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.player_stack import StackParts, Validating
 from agentrl.rollout.recorder import Attempt
-from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, Shipment, TrajectorySink, ship
 from agentrl.rollout.stats import RolloutStats
-from agentrl.rollout.traces import AttemptTracer
+from agentrl.servers.router import Router
 from agentrl.tracking.attempts import Became
 from agentrl.types import Failure, Lease, Outcome, Trajectory
 

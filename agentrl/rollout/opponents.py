@@ -13,8 +13,8 @@ from agentrl.config.opponents import OpponentConfig, opponent_key, without_serve
 from agentrl.errors import PluginError, ServerError
 from agentrl.rollout.frozen_servers import FrozenServers, StartedKeys
 from agentrl.rollout.limits import server_key
-from agentrl.rollout.server import Client
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.server import Client
 from agentrl.types import Generation, SamplingParams
 
 Connect = Callable[[str, str | None], Client]

@@ -12,23 +12,23 @@ from typing import Any, Protocol
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
+from agentrl.extras.gateway.gateway import Gateway
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.frozen_servers import StartedKeys
-from agentrl.rollout.gateway import Gateway
 from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession
 from agentrl.rollout.opponents import Connect, Opponents, connect_frozen
 from agentrl.rollout.player import OpenSession, Player
-from agentrl.rollout.router import Router
 from agentrl.rollout.scoring import Scorer
 from agentrl.rollout.session import TrajectorySession
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
+from agentrl.servers.router import Router
 
 
 @dataclass(frozen=True, slots=True)

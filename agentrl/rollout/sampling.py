@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.sglang.streamed import Hear
+from agentrl.servers.streamed import Hear
 from agentrl.types import Generation, SamplingParams
 
 

@@ -16,6 +16,8 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import DataError, PluginError
+from agentrl.extras.gateway.gateway import Gateway
+from agentrl.extras.gateway.session import GatewaySession
 from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.functions import NAME
@@ -24,8 +26,6 @@ from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLi
 from agentrl.rollout.conversations import NamedConversation, SpokenConversation
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.environment import ENVIRONMENT_FACTS, AttemptEnvironment
-from agentrl.rollout.gateway import Gateway
-from agentrl.rollout.gateway_session import GatewaySession
 from agentrl.rollout.opponents import Opponent, Opponents
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
@@ -35,7 +35,7 @@ from agentrl.rollout.shown_images import ShownImages, without_images
 from agentrl.rollout.stop_strings import cut_at_stop
 from agentrl.rollout.tally import GivenReward, Tally
 from agentrl.rollout.toolbox import Toolbox
-from agentrl.sglang.streamed import Hear
+from agentrl.servers.streamed import Hear
 from agentrl.types import (
     MAIN_CONVERSATION,
     Ending,

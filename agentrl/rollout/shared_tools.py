@@ -20,9 +20,9 @@ from agentrl.plugins.blame import RaisedElsewhere, failure_of
 from agentrl.plugins.contained import contained
 from agentrl.plugins.functions import MethodTool
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.rollout.breaker import CircuitBreaker
 from agentrl.rollout.guests import Guest, GuestTimeout
 from agentrl.rollout.shorten import TextCodec, shorten
+from agentrl.servers.breaker import CircuitBreaker
 from agentrl.types import Failure, JsonObject
 
 MAX_PROBLEM_CHARS = 200

@@ -8,8 +8,8 @@ from pathlib import Path
 import trio
 
 from agentrl.config.images import ImagesConfig
+from agentrl.data.image_files import ImageBounds, ImageFolder
 from agentrl.errors import DataError, DiskError, ToolError
-from agentrl.images.files import ImageBounds, ImageFolder
 from agentrl.types import IMAGE_MARK, Image, ImageRef, Message
 
 OMITTED = "[image omitted]"

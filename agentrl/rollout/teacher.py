@@ -18,7 +18,7 @@ from agentrl.config.distillation import TEACHER_SERVERS, DistillationConfig
 from agentrl.errors import RequestRefused, ServerError
 from agentrl.rollout.frozen_servers import FrozenServers, StartedKeys
 from agentrl.rollout.limits import server_key
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
 from agentrl.types import Trajectory
 
 

@@ -29,6 +29,8 @@ from agentrl.config.schema import Config
 from agentrl.config.tracking import SpansConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
+from agentrl.extras.tracing.spans import Span
+from agentrl.extras.tracing.tracing import WorkerTracing
 from agentrl.plugins.last_words import end_with_last_words
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
@@ -41,18 +43,16 @@ from agentrl.rollout.loop_watch import POLL_S, LoopWatch, WatchedLoop
 from agentrl.rollout.manager import AgentLoopManager, TaskSource
 from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player_stack import PlayerParts, Validating
-from agentrl.rollout.router import Router
 from agentrl.rollout.scopes import LiveScopes, PlayLoop
-from agentrl.rollout.server import Client
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
-from agentrl.rollout.tracing import WorkerTracing
 from agentrl.rollout.warned import ToldWarnings
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import POLICY_ADAPTER
-from agentrl.sglang.router import SGLangRouterClient
-from agentrl.tracking.spans import Span
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.front_router import SGLangRouterClient
+from agentrl.servers.protocol import POLICY_ADAPTER
+from agentrl.servers.router import Router
+from agentrl.servers.server import Client
 from agentrl.types import Lease, ServerPause
 
 T = TypeVar("T")

@@ -15,8 +15,8 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.chat.parsing import call_id
 from agentrl.errors import RequestRefused
-from agentrl.sglang.protocol import Pulse, ServerLoad
-from agentrl.sglang.streamed import StreamedTokens
+from agentrl.servers.protocol import Pulse, ServerLoad
+from agentrl.servers.streamed import StreamedTokens
 from agentrl.types import Generation, Message, SamplingParams, ToolCall
 
 STREAMED_TOKENS = 4

@@ -22,6 +22,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.extras.tracing.traces import AttemptTracer
 from agentrl.plugins import AgentLoop, Environment, Interaction, Plugins, Registry, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rewards.select import Unscored
@@ -30,10 +31,9 @@ from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.opponents import connect_frozen
 from agentrl.rollout.player_stack import PlayerParts, Validating
-from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
-from agentrl.rollout.server import Client
-from agentrl.rollout.traces import AttemptTracer
+from agentrl.servers.router import Router
+from agentrl.servers.server import Client
 from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
 

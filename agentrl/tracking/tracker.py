@@ -219,7 +219,7 @@ def _open_tensorboard(run_dir: Path, config: Mapping[str, Any], restored_step: i
 
 
 def _open_mlflow(run_dir: Path, **options: Any) -> Tracker:
-    from agentrl.tracking.mlflow_tracker import MlflowTracker
+    from agentrl.extras.tracing.mlflow_tracker import MlflowTracker
 
     return MlflowTracker(run_dir, **options)
 

@@ -16,10 +16,10 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import RequestRefused
 from agentrl.learner.learner import Learner
 from agentrl.learner.weights import adapter_folder
-from agentrl.sglang.client import SGLangClient, for_each
-from agentrl.sglang.process_group import pickle_text
-from agentrl.sglang.protocol import parse_setting
-from agentrl.sglang.weight_changes import CHANGES_FILE, CHANGES_FORMAT, CHANGES_LOADER
+from agentrl.servers.client import SGLangClient, for_each
+from agentrl.servers.process_group import pickle_text
+from agentrl.servers.protocol import parse_setting
+from agentrl.servers.weight_changes import CHANGES_FILE, CHANGES_FORMAT, CHANGES_LOADER
 from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, sum_bytes
 
 

@@ -21,8 +21,8 @@ from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, LearnerError, RequestRefused, ServerError
 from agentrl.learner.buckets import plan_buckets
 from agentrl.learner.learner import Learner
-from agentrl.sglang.client import SGLangClient, for_each
-from agentrl.sglang.protocol import parse_num_ranks
+from agentrl.servers.client import SGLangClient, for_each
+from agentrl.servers.protocol import parse_num_ranks
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, sum_bytes
 

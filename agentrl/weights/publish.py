@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from agentrl.cluster.workers import Workers
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import Learner
-from agentrl.sglang.client import SGLangClient, for_each
-from agentrl.sglang.protocol import PauseMode
+from agentrl.servers.client import SGLangClient, for_each
+from agentrl.servers.protocol import PauseMode
 from agentrl.types import SendTimes, ServerPause
 from agentrl.weights.disk import AdapterTransport, ChangesTransport, FolderTransport
 from agentrl.weights.group import GroupTransport
@@ -28,7 +29,6 @@ from agentrl.weights.pace import Pace
 from agentrl.weights.tensor import TensorTransport
 from agentrl.weights.transport import PING_S, LearnerCalls, Sent, Transport
 from agentrl.weights.verify import Verifier, check_known
-from agentrl.workers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)

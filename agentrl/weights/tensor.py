@@ -17,8 +17,8 @@ from agentrl.errors import RequestRefused, ServerError
 from agentrl.learner.buckets import plan_buckets
 from agentrl.learner.learner import Learner
 from agentrl.loopback import is_local
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import parse_setting
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.protocol import parse_setting
 from agentrl.types import TensorSpec
 from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport, sum_bytes
 

@@ -12,12 +12,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 
+from agentrl.cluster.workers import Workers
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import Learner
-from agentrl.sglang.client import SGLangClient, for_each
+from agentrl.servers.client import SGLangClient, for_each
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.pace import Pace
-from agentrl.workers.workers import Workers
 
 P = ParamSpec("P")
 T = TypeVar("T")

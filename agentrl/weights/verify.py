@@ -25,14 +25,14 @@ import numpy as np
 import trio
 from safetensors import SafetensorError, safe_open
 
+from agentrl.cluster.workers import Workers
 from agentrl.errors import ConfigError, ServerError
 from agentrl.learner.batch import Floats, Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
 from agentrl.types import SamplingParams, TensorSpec
 from agentrl.weights.transport import LearnerCalls
-from agentrl.workers.workers import Workers
 
 PROMPT = tuple(range(1, 9))
 NUM_SAMPLED = 16

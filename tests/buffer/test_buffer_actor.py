@@ -25,6 +25,9 @@ from agentrl.buffer.training_buffer import (
     planned_steps,
 )
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.actors import Actor
+from agentrl.cluster.buffer import FileStore, launch_buffer
+from agentrl.cluster.remote_buffer import RemoteBuffer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.curriculum import CurriculumConfig
@@ -37,10 +40,7 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.dataset import DatasetReport
 from agentrl.errors import ConfigError, DataError
-from agentrl.fleet.buffer import FileStore, launch_buffer
-from agentrl.fleet.remote_buffer import RemoteBuffer
 from agentrl.types import BufferCounts, Lease, Message, Outcome, Task, Trajectory
-from agentrl.workers.actors import Actor
 
 DEADLINE_S = 60.0
 LONG_POLL_S = 50.0  # a test that waits so long has failed

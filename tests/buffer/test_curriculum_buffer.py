@@ -16,13 +16,13 @@ from agentrl.buffer.curriculum import Curriculum
 from agentrl.buffer.ledger import Ledger, LedgerRules
 from agentrl.config.compose import load_config
 from agentrl.config.curriculum import CurriculumConfig
-from agentrl.config.explain import explain, find_warnings
 from agentrl.config.schema import Config
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checked_dataset import Playable, check_training_data
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import CheckpointError, ConfigError, DataError
+from agentrl.extras.plan.explain import explain, find_warnings
 from agentrl.plugins import load_plugins
 from agentrl.testing import tiny_chat
 from agentrl.types import Lease, Outcome, Trajectory

@@ -21,7 +21,7 @@ from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
 from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import JournalError
-from agentrl.offline.audit import audit_run
+from agentrl.extras.research.audit import audit_run
 from agentrl.tracking.versions import VERSIONS
 from parts.trajectories import Rows
 

@@ -22,7 +22,7 @@ from agentrl.buffer.training_buffer import BufferSettings, open_journal, subject
 from agentrl.config.schema import Config
 from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import CheckpointError, JournalError
-from agentrl.offline.audit import audit_run
+from agentrl.extras.research.audit import audit_run
 from parts.trajectories import make_trajectory, stored
 
 NUM_FLIPS = 2000

@@ -14,11 +14,11 @@ from ray.exceptions import RayTaskError
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.journal import FILE, Journal
 from agentrl.buffer.ledger import LedgerRules
+from agentrl.cluster.actors import translate
 from agentrl.config.data import DataConfig
 from agentrl.data.dataset import Dataset
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import DataError, InfrastructureError
-from agentrl.workers.actors import translate
 from parts.trajectories import ATTEMPTS
 
 ROW = {"data_source": "s", "prompt": [{"role": "user", "content": "?"}]}

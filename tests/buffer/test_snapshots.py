@@ -25,8 +25,8 @@ from agentrl.buffer.snapshots import take_snapshot
 from agentrl.buffer.states import GroupStates
 from agentrl.data.attempt_files import FOLDER
 from agentrl.errors import CheckpointError, JournalError
-from agentrl.offline import audit as audit_module
-from agentrl.offline.audit import RunAudit, audit_run
+from agentrl.extras.research import audit as audit_module
+from agentrl.extras.research.audit import RunAudit, audit_run
 from parts.trajectories import Rows, play, stored
 
 PER_STEP = 3

@@ -16,7 +16,7 @@ from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
 from agentrl.chat.replay import replay_steps
 from agentrl.chat.shrink import shrink
 from agentrl.chat.tiny import TEMPLATE_FILE, build_tiny_tokenizer, write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.errors import ConfigError
 from agentrl.types import Message
 from parts.chats import template_chat

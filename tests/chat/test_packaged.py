@@ -13,10 +13,10 @@ from agentrl.chat.packaged import FOLDER, PACKAGED, find_template
 from agentrl.chat.probes import PROBE_TOOLS, ProbeScope, generate
 from agentrl.chat.template import ChatTemplate, TemplateMessage, TemplateRefusal
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.user_files import check_files, user_files
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
-from agentrl.fleet.user_files import check_files, user_files
 from agentrl.learner.weights import copy_tokenizer
 from agentrl.types import Message
 

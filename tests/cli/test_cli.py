@@ -17,7 +17,8 @@ import typer
 from typer.testing import CliRunner
 
 import agentrl
-from agentrl.cli import app, main
+from agentrl.cli import main
+from agentrl.cli.app import app
 from agentrl.cli.pages import page_names
 from agentrl.config.compose import load_config, load_sft_config
 from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
@@ -71,7 +72,7 @@ def test_version() -> None:
 def test_commands_come_in_the_order_of_use() -> None:
     names = [path[0] for path in COMMANDS]
     assert names[0] == "train"
-    assert names.index("train") < names.index("report") < names.index("eval") < names.index("serve")
+    assert names.index("train") < names.index("eval") < names.index("report") < names.index("serve")
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -7,11 +7,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.serving.embedded import __main__ as process
-from agentrl.serving.embedded import server
-from agentrl.serving.embedded.layers import PackedLinear
+from agentrl.extras.embedded import __main__ as process
+from agentrl.extras.embedded import server
+from agentrl.extras.embedded.layers import PackedLinear
 
 
 @pytest.fixture(scope="module")

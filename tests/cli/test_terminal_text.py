@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mcp.types import Tool as ListedTool
 from rich.text import Text
 
-from agentrl.adapters.mcp import tool_class
 from agentrl.errors import PluginError
+from agentrl.extras.mcp.tools import tool_class
 from agentrl.terminal_text import CONTROL, visible
 from agentrl.tracking.console import PlainConsole
 from agentrl.tracking.terminal import VisibleConsole

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.errors import ConfigError
 
 PLAIN = """{% for m in messages %}<|im_start|>{{ m.role }}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.cluster.cluster import object_store_bytes
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES
-from agentrl.fleet.cluster import object_store_bytes
 from agentrl.granted import Granted, granted
 
 GIB = 1 << 30

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig
 from typer.testing import CliRunner
 
-from agentrl.cli import app
+from agentrl.cli.app import app
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
@@ -32,7 +33,6 @@ from agentrl.learner.learner import LearnerSpec
 from agentrl.types import TensorSpec
 from agentrl.weights.publish import Publisher
 from agentrl.weights.verify import check_known, read_shapes
-from agentrl.workers.workers import LocalWorker
 from parts.experts import CONFIGS, write_experts
 from parts.learner import lone_learner, write_tiny_model
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ray.cluster_utils import Cluster
 
-from agentrl.config.explain import placement_lines
+from agentrl.cluster.deadlines import CallDeadlines
+from agentrl.cluster.group import WorkerGroup
+from agentrl.cluster.pools import reserve
+from agentrl.cluster.seats import reserve_seats
 from agentrl.config.placement import PlacementConfig
 from agentrl.config.schema import Config
 from agentrl.config.supervised import SFTConfig
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.fleet.seats import reserve_seats
-from agentrl.workers.deadlines import CallDeadlines
-from agentrl.workers.dispatch import dispatch
-from agentrl.workers.group import WorkerGroup
-from agentrl.workers.pools import reserve
+from agentrl.extras.plan.explain import placement_lines
+from agentrl.learner.dispatch import dispatch
 
 
 def placement(pools, **roles):

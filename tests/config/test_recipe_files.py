@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.compose import load_config
-from agentrl.config.explain import find_warnings
 from agentrl.errors import ConfigError, DataError
+from agentrl.extras.plan.explain import find_warnings
 from parts.converted import write_aime
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agentrl.cli import app
-from agentrl.config.explain_supervised import explain_supervised, find_warnings
+from agentrl.cli.app import app
 from agentrl.config.supervised import RMConfig, SFTConfig
+from agentrl.extras.plan.explain_supervised import explain_supervised, find_warnings
 from agentrl.tracking.job_console import PLAIN_INTERVAL_S, JobConsole
 from agentrl.tracking.metrics import StepRecord
 

@@ -11,6 +11,7 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.cluster.actors import ActorKind
 from agentrl.config.schema import Config
 from agentrl.controller.batch_rewards import BatchRewards
 from agentrl.controller.batch_scorer import BatchScore, RemoteBatchRewards, launch_scorer
@@ -19,7 +20,6 @@ from agentrl.errors import DiskError, RewardError
 from agentrl.plugins import load_plugins
 from agentrl.plugins.blame import failure_of
 from agentrl.types import Failure, Message, Outcome, RewardEvent, Task
-from agentrl.workers.actors import ActorKind
 from parts.trajectories import make_task, make_trajectory, stored
 
 FUNCTION = """

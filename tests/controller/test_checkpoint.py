@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, put_aside, read_checkpoint, tidy
@@ -20,7 +21,6 @@ from agentrl.controller.saving import CheckpointWriter, metric_of
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.checkpoint_files import StoredFile, stored_file
 from agentrl.errors import CheckpointError, ConfigError, LearnerError
-from agentrl.workers.workers import LocalWorker
 
 
 class Writing:

@@ -12,6 +12,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.cluster.pools import Seat
 from agentrl.config.schema import Config
 from agentrl.controller.assess import assess, measure_on_ranks
 from agentrl.controller.credit import credit, whitened
@@ -20,7 +21,6 @@ from agentrl.controller.specs import RoleSpecs
 from agentrl.controller.train import learn
 from agentrl.data.token_columns import column_folder
 from agentrl.types import Group, Outcome
-from agentrl.workers.pools import Seat
 from parts.learner import tiny_sizes
 from parts.trajectories import make_trajectory, stored
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from agentrl.cluster.workers import Handle, LocalWorker
 from agentrl.config.schema import Config
 from agentrl.controller.roles import Roles, open_local_roles
 from agentrl.controller.specs import RoleSpecs
@@ -17,7 +18,6 @@ from agentrl.errors import LearnerError
 from agentrl.learner.critic import Critic
 from agentrl.learner.learner import Learner
 from agentrl.types import Group
-from agentrl.workers.workers import Handle, LocalWorker
 from parts.learner import tiny_sizes
 from parts.trajectories import facts, make_trajectory
 

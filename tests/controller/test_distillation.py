@@ -21,7 +21,6 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.chat.vocabulary import vocabulary_difference
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.distillation import DistillationConfig
-from agentrl.config.explain import explain
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
@@ -32,6 +31,7 @@ from agentrl.controller.learner import open_local_learner, plan_for
 from agentrl.controller.roles import Roles
 from agentrl.controller.teacher import check_teacher
 from agentrl.errors import ConfigError
+from agentrl.extras.plan.explain import explain
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.types import Group

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import os, signal, time
 from agentrl.config.cluster import ClusterConfig
-from agentrl.fleet.cluster import ray_session
+from agentrl.cluster.cluster import ray_session
 from agentrl.interrupts import SAME_INTERRUPT_S, ending_at_the_second_interrupt, interruptible
 
 try:

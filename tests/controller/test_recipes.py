@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from agentrl.config.compose import load_config
-from agentrl.config.explain import explain, find_warnings
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.controller.credit import NOTHING, credit, leave_out_old, whitened
 from agentrl.errors import ConfigError
+from agentrl.extras.plan.explain import explain, find_warnings
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.types import Group, Trajectory

@@ -24,6 +24,7 @@ from transformers import (
 from agentrl.adapters.catalog import open_plugins
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import TEMPLATE_FILE, write_tiny_tokenizer
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.agent import AgentConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
@@ -36,7 +37,6 @@ from agentrl.errors import ConfigError, LearnerError, RewardError
 from agentrl.learner.reward_model import RewardModel, outline_classifier
 from agentrl.plugins import Attempted, load_plugins
 from agentrl.types import Message, Outcome, Task, ToolCall
-from agentrl.workers.workers import LocalWorker
 from parts.trajectories import make_trajectory
 
 SIZES = {

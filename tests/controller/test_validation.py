@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from agentrl.cluster.user_files import user_files
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
@@ -19,7 +20,6 @@ from agentrl.data.trajectories import decode, read_parquet
 from agentrl.figures.attempts import attempt_of
 from agentrl.figures.summary import summarise
 from agentrl.figures.validation_metrics import figures, shown_ks
-from agentrl.fleet.user_files import user_files
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.unwritten import UnwrittenFiles
 from agentrl.types import Lease, Message, Outcome, RewardEvent, Task, Trajectory

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 import ray
 
+from agentrl.cluster.rollouts import RolloutFleet
 from agentrl.controller.run import Run
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import ConfigError, InfrastructureError
-from agentrl.fleet.rollouts import RolloutFleet
 from agentrl.rollout.player import unplayed
 from agentrl.rollout.recorder import Attempt
 from agentrl.types import Failure, Message, Outcome, Task

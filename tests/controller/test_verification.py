@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import ray
 
+from agentrl.cluster.pools import Seat
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -27,8 +29,6 @@ from agentrl.data.checkpoint_files import (
 )
 from agentrl.errors import CheckpointError
 from agentrl.learner.learner import LearnerSpec
-from agentrl.workers.pools import Seat
-from agentrl.workers.workers import LocalWorker
 
 SIZES = {
     "vocab_size": 32_000,

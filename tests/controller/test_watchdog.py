@@ -19,16 +19,16 @@ import pytest
 from agentrl.buffer.buffer import ReplayBuffer
 from agentrl.buffer.training_buffer import BufferSettings
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.buffer import launch_buffer
+from agentrl.cluster.cluster import ray_session
+from agentrl.cluster.frozen_servers import FrozenFleet
+from agentrl.cluster.rollouts import RolloutFleet
+from agentrl.cluster.servers import ServerFleet
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
 from agentrl.controller.watchdog import Parts, WatchedRun
-from agentrl.data.arithmetic import write_arithmetic
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
-from agentrl.fleet.buffer import launch_buffer
-from agentrl.fleet.cluster import ray_session
-from agentrl.fleet.frozen_servers import FrozenFleet
-from agentrl.fleet.rollouts import RolloutFleet
-from agentrl.fleet.servers import ServerFleet
+from agentrl.extras.datatools.arithmetic import write_arithmetic
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import Watchdog

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen2Config
 
+from agentrl.cluster.user_files import user_files
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.schema import Config
@@ -19,11 +20,10 @@ from agentrl.config.supervised import SFTConfig
 from agentrl.controller.start import open_run
 from agentrl.data.model_source import find_tokenizer, resolve_model
 from agentrl.errors import ConfigError
-from agentrl.fleet.user_files import user_files
+from agentrl.extras.embedded.__main__ import main as serve
 from agentrl.offline.supervised_loop import model_with_tokenizer
 from agentrl.plugins.sources import import_source
-from agentrl.serving.embedded.__main__ import main as serve
-from agentrl.serving.launch import launcher
+from agentrl.servers.launch import launcher
 from parts.hub import Repository, ask_in_process, hub_with
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

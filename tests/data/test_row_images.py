@@ -11,10 +11,10 @@ from PIL import Image as Pillow
 from agentrl.config.data import DataConfig
 from agentrl.config.images import ImagesConfig
 from agentrl.data.dataset import Dataset
+from agentrl.data.image_files import ImageFolder
 from agentrl.data.row_place import RowPlace
 from agentrl.data.rows import AgentChoice, read_row
 from agentrl.errors import DataError
-from agentrl.images.files import ImageFolder
 from agentrl.types import IMAGE_MARK
 from parts.vision import BOUNDS, noise
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
+from agentrl.cluster.workers import LocalWorker
 from agentrl.testing import call, play
-from agentrl.workers.workers import LocalWorker
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming_from_verl.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

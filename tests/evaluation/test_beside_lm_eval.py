@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.data.arithmetic import evaluate, write_arithmetic
 from agentrl.evaluation.templates import TEMPLATES
-from agentrl.rewards.gsm8k import parse_number
+from agentrl.extras.answers.gsm8k import parse_number
+from agentrl.extras.datatools.arithmetic import evaluate, write_arithmetic
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NUM_ROWS = 4

@@ -18,9 +18,9 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.compose import load_config, load_sft_config
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.controller.credit import credit, group_attempts, leave_out_masked, with_reward
-from agentrl.data.arithmetic import write_arithmetic
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checked_dataset import Playable, build_dataset
+from agentrl.extras.datatools.arithmetic import write_arithmetic
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import filler, pack
 from agentrl.offline.supervised_data import read_conversations
@@ -28,9 +28,9 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
-from agentrl.rollout.router import Router
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.router import Router
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import Lease
 from parts.gpu import DEVICE, IS_GPU, OnDevice, sized
 from parts.learner import lone_learner

@@ -9,8 +9,8 @@ import trio
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.learner.learner import Learner
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from parts.gpu import IS_GPU, VOCABULARY, OnDevice, logprobs_of, open_learner, samples_of, sized, step
 

@@ -18,7 +18,7 @@ from parts.gpu import DEVICE, IS_GPU, open_learner, samples_of, sized, step
 RECEIVER = """
 import base64, io, json, pickle, sys
 import torch
-from agentrl.sglang.process_group import tensor_checksum
+from agentrl.servers.process_group import tensor_checksum
 
 class Reader(pickle.Unpickler):
     # SGLang's unpickler allows modules of torch and the standard library, and refuses all else.

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from agentrl.http.client import HttpClient
-from agentrl.sglang.protocol import generate_body
+from agentrl.servers.protocol import generate_body
 from agentrl.types import SamplingParams
 from parts.raw_http import read_request, reply
 

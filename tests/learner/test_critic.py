@@ -22,6 +22,7 @@ from transformers import (
 
 from agentrl.algorithms.aggregation import Aggregation
 from agentrl.algorithms.values import value_loss
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -41,7 +42,6 @@ from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
 from agentrl.learner.score_head import ScoreHead
 from agentrl.types import Group, Outcome, RewardEvent
-from agentrl.workers.workers import LocalWorker
 from parts.learner import reserved_port, tiny_sizes
 from parts.trajectories import facts, make_trajectory
 

@@ -26,8 +26,8 @@ from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.restore import read_policy
 from agentrl.learner.score_head import ScoreHead
-from agentrl.sglang.process_group import tensor_checksum
-from agentrl.sglang.weight_names import find_pieces
+from agentrl.servers.process_group import tensor_checksum
+from agentrl.servers.weight_names import find_pieces
 from parts.experts import CONFIGS, VOCABULARY, with_experts, write_experts
 from parts.learner import learner_spec, lone_learner, random_samples, reserved_ports
 from parts.ranks import run_program, run_ranks

@@ -21,9 +21,9 @@ from transformers.modeling_flash_attention_utils import (
     prepare_fa_kwargs_from_position_ids,
 )
 
+from agentrl.cluster.colocated import Colocation
 from agentrl.config.learner import LearnerConfig
 from agentrl.errors import ConfigError
-from agentrl.fleet.colocated import Colocation
 from agentrl.learner.attention import Segments, choose_attention, packed_arguments, segment_sdpa, varlen
 from agentrl.learner.sharding import home_of_weights, own_part, with_part
 from parts.learner import learner_spec, lone_learner, tiny_sizes

@@ -25,7 +25,7 @@ from agentrl.learner.attention import Segments, choose_attention, segment_sdpa
 from agentrl.learner.batch import Sample
 from agentrl.learner.optimizer import learning_rate
 from agentrl.learner.packing import pack
-from agentrl.sglang.process_group import tensor_checksum
+from agentrl.servers.process_group import tensor_checksum
 from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
 
 VOCABULARY = 61

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import ray
 
+from agentrl.cluster.pools import Seat
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -14,7 +15,6 @@ from agentrl.controller.learner import pack_for, start_learner
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner, LearnerSpec
-from agentrl.workers.pools import Seat
 
 SIZES = {
     "vocab_size": 32,

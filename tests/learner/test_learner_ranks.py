@@ -28,7 +28,7 @@ from agentrl.learner.critic import Critic, CriticSpec
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import shard as shard_model
-from agentrl.sglang.process_group import (
+from agentrl.servers.process_group import (
     broadcast,
     join_weights_group,
     leave_weights_group,

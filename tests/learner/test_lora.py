@@ -19,7 +19,6 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.config.algorithm import AlgorithmConfig, KLConfig
-from agentrl.config.explain import explain
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.schema import Config
@@ -27,13 +26,14 @@ from agentrl.data.adapter_source import read_adapter
 from agentrl.data.checkpoint_files import read_model_config
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import CheckpointError, ConfigError
+from agentrl.extras.plan.explain import explain
 from agentrl.learner.learner import Learner
 from agentrl.learner.lora import write_adapter
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import gather
 from agentrl.learner.step import count_update
 from agentrl.learner.supervised_loss import SupervisedObjective
-from agentrl.sglang.process_group import tensor_checksum
+from agentrl.servers.process_group import tensor_checksum
 from parts.learner import (
     learner_spec,
     lone_learner,

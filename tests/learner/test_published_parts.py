@@ -27,7 +27,7 @@ from agentrl.learner.buckets import BucketGatherer, plan_buckets
 from agentrl.learner.division import Box, divide
 from agentrl.learner.learner import Learner
 from agentrl.learner.sharding import own_part, put
-from agentrl.sglang.process_group import flatten
+from agentrl.servers.process_group import flatten
 from parts.experts import write_experts
 from parts.learner import learner_spec, reserved_ports, tiny_sizes
 from parts.ranks import run_program, run_ranks

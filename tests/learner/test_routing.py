@@ -12,7 +12,7 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.errors import ConfigError, LearnerError
 from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
-from agentrl.sglang.expert_routers import find_routers
+from agentrl.servers.expert_routers import find_routers
 from parts.experts import (
     CONFIGS,
     NUM_EXPERTS,

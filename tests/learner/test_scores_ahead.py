@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from agentrl.algorithms.policy_losses import POLICY_LOSSES
 from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig, ReinforceConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
-from agentrl.config.explain import explain
 from agentrl.config.model import ModelConfig
 from agentrl.config.proximal import score_reasons
 from agentrl.config.schema import Config
 from agentrl.controller.specs import RoleSpecs
+from agentrl.extras.plan.explain import explain
 from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack

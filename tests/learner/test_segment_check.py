@@ -22,7 +22,7 @@ from transformers.models.recurrent_gemma import RecurrentGemmaConfig
 from typer.testing import CliRunner
 
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from typer.testing import CliRunner
 
 from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.trainer import TrainerConfig

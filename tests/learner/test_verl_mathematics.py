@@ -18,13 +18,13 @@ import torch
 from agentrl.algorithms.aggregation import UpdateCounts
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.schema import Config
+from agentrl.extras.verl.importing.source import WrittenConfig
+from agentrl.extras.verl.importing.translate import translate
 from agentrl.learner.batch import Sample, ScoredMicrobatch
 from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
-from agentrl.verl.importing.source import WrittenConfig
-from agentrl.verl.importing.translate import translate
 from parts.learner import reserved_port
 
 ACTOR = "actor_rollout_ref.actor"

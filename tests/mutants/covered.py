@@ -34,7 +34,7 @@ JOURNAL = (
     "buffer/test_journal_damage.py",
     "buffer/test_buffer.py",
     "buffer/test_buffer_actor.py",
-    "offline/test_audit_run.py",
+    "extras/research/test_audit_run.py",
 )
 LEDGER = (
     "buffer/test_ledger_events.py",
@@ -47,24 +47,28 @@ LEDGER = (
     "buffer/test_journal.py",
 )
 CHECKERS = (
-    "rewards/test_answer_bounds.py",
-    "rewards/test_answers.py",
+    "extras/answers/test_answer_bounds.py",
+    "extras/answers/test_answers.py",
     "rewards/test_builtin.py",
     "rewards/test_rewards.py",
     "plugins/test_tools_finish.py",
-    "data/test_benchmarks.py",
-    "data/test_arithmetic_data.py",
+    "extras/datatools/test_benchmarks.py",
+    "extras/datatools/test_arithmetic_data.py",
 )
 CALLS = (
     "rewards/test_reward_calls.py",
     "rewards/test_rewards.py",
     "rewards/test_builtin.py",
     "rollout/test_scoring.py",
-    "cli/test_score.py",
+    "extras/research/test_score.py",
     "controller/test_batch_rewards.py",
     "plugins/test_blame.py",
 )
-PROGRAMS = ("sandbox/test_code_reward.py", "sandbox/test_code_right.py", "sandbox/test_code_hostile.py")
+PROGRAMS = (
+    "extras/sandbox/test_code_reward.py",
+    "extras/sandbox/test_code_right.py",
+    "extras/sandbox/test_code_hostile.py",
+)
 TRAJECTORIES = (
     "rollout/test_recorder.py",
     "rollout/test_session.py",
@@ -101,10 +105,10 @@ FOLDERS: Mapping[str, tuple[str, ...]] = {
         *LEDGER,
         "buffer/test_journal_damage.py",
         "buffer/test_buffer_actor.py",
-        "offline/test_audit_run.py",
+        "extras/research/test_audit_run.py",
     ),
     "agentrl/rewards": CHECKERS,
-    "agentrl/rewards/inside": PROGRAMS,
+    "agentrl/extras/sandbox/inside": PROGRAMS,
 }
 """Tests of a folder's modules that MODULES does not name."""
 
@@ -172,7 +176,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/buffer/audit.py": (
         "buffer/test_audit.py",
         "buffer/test_journal.py",
-        "offline/test_audit_run.py",
+        "extras/research/test_audit_run.py",
         "buffer/test_journal_damage.py",
     ),
     "agentrl/buffer/buffer.py": (
@@ -180,7 +184,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "buffer/test_curriculum.py",
         "buffer/test_late_rows.py",
         "buffer/test_journal_damage.py",
-        "offline/test_audit_run.py",
+        "extras/research/test_audit_run.py",
         "rollout/test_manager.py",
     ),
     "agentrl/buffer/checksums.py": ("buffer/test_journal_damage.py", "buffer/test_journal.py"),
@@ -250,8 +254,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/rollout/session.py": (
         "rollout/test_session_verbs.py",
         *TRAJECTORIES,
-        "rollout/test_gateway.py",
-        "rollout/test_dialects.py",
+        "extras/gateway/test_gateway.py",
+        "extras/gateway/test_dialects.py",
         "rollout/test_eval_sampling.py",
     ),
     "agentrl/rollout/recorder.py": TRAJECTORIES,
@@ -266,38 +270,41 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "figures/test_intervals.py",
         "figures/test_summary.py",
     ),
-    "agentrl/rewards/inside/checker.py": ("sandbox/test_two_sides.py", *PROGRAMS),
-    "agentrl/rewards/inside/contest_imports.py": ("sandbox/test_two_sides.py", *PROGRAMS),
-    "agentrl/rewards/inside/objects.py": ("sandbox/test_two_sides.py", *PROGRAMS),
-    "agentrl/rewards/inside/plain_data.py": ("sandbox/test_plain_data.py", *PROGRAMS),
-    "agentrl/rewards/inside/program.py": ("sandbox/test_two_sides.py", *PROGRAMS),
-    "agentrl/rewards/equations.py": ("rewards/test_equations.py", *CHECKERS),
-    "agentrl/rewards/number_words.py": ("rewards/test_number_words.py", *CHECKERS),
-    "agentrl/rewards/numbers.py": ("rewards/test_numbers.py", *CHECKERS),
-    "agentrl/rewards/boxed.py": (*CHECKERS, "data/test_originals.py"),
-    "agentrl/rewards/bounds.py": ("rewards/test_bounds.py", *CHECKERS),
-    "agentrl/rewards/expression_equality.py": ("rewards/test_expression_equality.py", *CHECKERS),
-    "agentrl/rewards/expressions.py": (
-        "rewards/test_expressions.py",
-        "rewards/test_expression_equality.py",
+    "agentrl/extras/sandbox/inside/checker.py": ("extras/sandbox/test_two_sides.py", *PROGRAMS),
+    "agentrl/extras/sandbox/inside/contest_imports.py": ("extras/sandbox/test_two_sides.py", *PROGRAMS),
+    "agentrl/extras/sandbox/inside/objects.py": ("extras/sandbox/test_two_sides.py", *PROGRAMS),
+    "agentrl/extras/sandbox/inside/plain_data.py": ("extras/sandbox/test_plain_data.py", *PROGRAMS),
+    "agentrl/extras/sandbox/inside/program.py": ("extras/sandbox/test_two_sides.py", *PROGRAMS),
+    "agentrl/extras/answers/equations.py": ("extras/answers/test_equations.py", *CHECKERS),
+    "agentrl/extras/answers/number_words.py": ("extras/answers/test_number_words.py", *CHECKERS),
+    "agentrl/extras/answers/numbers.py": ("extras/answers/test_numbers.py", *CHECKERS),
+    "agentrl/extras/answers/boxed.py": (*CHECKERS, "extras/datatools/test_originals.py"),
+    "agentrl/extras/answers/bounds.py": ("extras/answers/test_bounds.py", *CHECKERS),
+    "agentrl/extras/answers/expression_equality.py": (
+        "extras/answers/test_expression_equality.py",
         *CHECKERS,
     ),
-    "agentrl/rewards/math.py": ("rewards/test_math_answers.py", *CHECKERS),
+    "agentrl/extras/answers/expressions.py": (
+        "extras/answers/test_expressions.py",
+        "extras/answers/test_expression_equality.py",
+        *CHECKERS,
+    ),
+    "agentrl/extras/answers/math.py": ("extras/answers/test_math_answers.py", *CHECKERS),
     "agentrl/rewards/calls.py": CALLS,
-    "agentrl/rewards/code.py": PROGRAMS,
-    "agentrl/rewards/code_cases.py": ("sandbox/test_code_cases.py",),
-    "agentrl/rewards/code_judge.py": PROGRAMS,
-    "agentrl/rewards/code_tests.py": ("sandbox/test_code_tests.py",),
+    "agentrl/extras/sandbox/code_reward.py": PROGRAMS,
+    "agentrl/extras/sandbox/code_cases.py": ("extras/sandbox/test_code_cases.py",),
+    "agentrl/extras/sandbox/code_judge.py": PROGRAMS,
+    "agentrl/extras/sandbox/code_tests.py": ("extras/sandbox/test_code_tests.py",),
     "agentrl/rewards/custom.py": (*CALLS, "testing/test_contracts.py"),
-    "agentrl/rewards/gsm8k.py": (*CHECKERS, "plugins/test_tools_gsm8k_reward.py"),
-    "agentrl/rewards/cpu_limit.py": ("rewards/test_cpu_limit.py",),
+    "agentrl/extras/answers/gsm8k.py": (*CHECKERS, "plugins/test_tools_gsm8k_reward.py"),
+    "agentrl/extras/answers/cpu_limit.py": ("extras/answers/test_cpu_limit.py",),
     "agentrl/rewards/llm_judge.py": ("rewards/test_services.py",),
     "agentrl/rewards/pool.py": CALLS,
     "agentrl/rewards/recipes.py": CALLS,
     "agentrl/rewards/remote.py": ("rewards/test_services.py",),
     "agentrl/rewards/scoring_service.py": ("rewards/test_services.py",),
     "agentrl/rewards/reward_model.py": ("controller/test_batch_rewards.py", "controller/test_reward_role.py"),
-    "agentrl/rewards/select.py": (*CALLS, "docs/test_examples.py", "cli/test_data_commands.py"),
+    "agentrl/rewards/select.py": (*CALLS, "docs/test_examples.py", "extras/datatools/test_data_commands.py"),
     "agentrl/rewards/worker.py": CALLS,
     "agentrl/chat/bounded.py": (
         "chat/test_bounds.py",
@@ -310,7 +317,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/chat/growth.py": ("chat/test_bounds.py",),
     "agentrl/chat/parsing.py": (
         "chat/test_hermes.py",
-        "rollout/test_streams.py",
+        "extras/gateway/test_streams.py",
         *CHAT,
     ),
     "agentrl/chat/renderer.py": (
@@ -460,10 +467,10 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "rollout/test_manager.py",
         "rollout/test_session.py",
     ),
-    "agentrl/rollout/router.py": (
+    "agentrl/servers/router.py": (
         "rollout/test_router.py",
         "rollout/test_bad_servers.py",
-        "rollout/test_streams.py",
+        "extras/gateway/test_streams.py",
         "rollout/test_experts.py",
         "protocol/test_trajectories.py",
     ),
@@ -479,8 +486,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "agentrl/rollout/shorten.py": ("rollout/test_shorten.py",),
     "agentrl/rollout/stop_strings.py": (
-        "rollout/test_gateway.py",
-        "rollout/test_streams.py",
+        "extras/gateway/test_gateway.py",
+        "extras/gateway/test_streams.py",
     ),
     "agentrl/rollout/tally.py": (
         "rollout/test_session.py",
@@ -516,7 +523,7 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "self._begin_play(event.group_id, event.owner, Play(self._num_leases, self.version, 1.0))",
     ): "whoever applies the event sets the start of the lease",
     (
-        "agentrl/rewards/inside/plain_data.py",
+        "agentrl/extras/sandbox/inside/plain_data.py",
         "if len(keys) >= MAX_ALIKE:",
     ): "as many keys as may have one hash pass the count too",
     **{
@@ -543,40 +550,40 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "counts = np.zeros((3, num + 1, most_tied + 1))",
     ): "nobody reads a third sum",
     (
-        "agentrl/rewards/gsm8k.py",
+        "agentrl/extras/answers/gsm8k.py",
         r'before = text[:(start) + 1].rstrip("# \t")[-MAX_TAIL_CHARS:].rpartition("\n")[2]',
     ): "the mark behind is taken away",
     (
-        "agentrl/rewards/cpu_limit.py",
+        "agentrl/extras/answers/cpu_limit.py",
         "signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 5)",
     ): "a bit sooner the second time",
-    ("agentrl/rewards/equations.py", "scale: int = 0"): "of a sign, nobody reads it",
-    ("agentrl/rewards/equations.py", "scale: int = 2"): "of a sign, nobody reads it",
-    ("agentrl/rewards/equations.py", "step: Fraction = Fraction(0)"): "of a sign, nobody reads it",
-    ("agentrl/rewards/equations.py", "step: Fraction = Fraction(2)"): "of a sign, nobody reads it",
+    ("agentrl/extras/answers/equations.py", "scale: int = 0"): "of a sign, nobody reads it",
+    ("agentrl/extras/answers/equations.py", "scale: int = 2"): "of a sign, nobody reads it",
+    ("agentrl/extras/answers/equations.py", "step: Fraction = Fraction(0)"): "of a sign, nobody reads it",
+    ("agentrl/extras/answers/equations.py", "step: Fraction = Fraction(2)"): "of a sign, nobody reads it",
     (
-        "agentrl/rewards/equations.py",
+        "agentrl/extras/answers/equations.py",
         'end = next((i for i in range(position + 2, len(tokens)) if tokens[i].sign in "=≈."), len(tokens))',
     ): "a side that begins with another equals sign has no value either way",
     (
-        "agentrl/rewards/equations.py",
+        "agentrl/extras/answers/equations.py",
         "return _computed(tokens[:(end) + 1])",
     ): "the token at `end` is a word, which has no value",
     (
-        "agentrl/rewards/equations.py",
+        "agentrl/extras/answers/equations.py",
         'return ((exact / step).denominator > 1 and difference <= step) or (sign == "≈" and difference <= '
         "allowed)",
     ): "what differs by one step is itself a multiple of it",
     **{
         (
-            "agentrl/rewards/equations.py",
+            "agentrl/extras/answers/equations.py",
             f"return any(in_smaller_unit(Fraction({number}), one, other) is not None for one in units for "
             "other in units)",
         ): "whether there is a factor does not depend on the number"
         for number in (0, 2)
     },
     (
-        "agentrl/rewards/numbers.py",
+        "agentrl/extras/answers/numbers.py",
         "written = text[max(0, number.start - 1) : (number.end) + 1]",
     ): "a currency sign right after the number is read by _UNIT_BEHIND too",
     (
@@ -584,20 +591,20 @@ EQUIVALENT: Mapping[tuple[str, str], str] = {
         "loads = [(1.0, 0, index) for index in range(num_bins)]  # cost, tokens",
     ): "only differences of costs count",
     (
-        "agentrl/rewards/expression_equality.py",
+        "agentrl/extras/answers/expression_equality.py",
         "return bool(abs(one - other) < min(abs(other), sympy.S.One) * _NEGLIGIBLE)",
     ): "nothing differs by just 1e-110, and 0 is rational",
     (
-        "agentrl/rewards/expression_equality.py",
+        "agentrl/extras/answers/expression_equality.py",
         "real, imaginary = (sympy.S.Zero if abs(part) <= _NEGLIGIBLE else part for part in parts)",
     ): "nothing is just 1e-110",
     (
-        "agentrl/rewards/expression_equality.py",
+        "agentrl/extras/answers/expression_equality.py",
         "return real - sympy.I * imaginary",
     ): "numbers are equal if their conjugates are",
     **{
         (
-            "agentrl/rewards/expression_equality.py",
+            "agentrl/extras/answers/expression_equality.py",
             f"{{symbol: {shifted} for index, symbol in enumerate(ordered)}}",
         ): "other points would do"
         for shifted in (

@@ -17,16 +17,16 @@ from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import build_tiny_tokenizer, write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import save_checkpoint
 from agentrl.controller.saving import CheckpointWriter
-from agentrl.data.fetched import fetched_folder
-from agentrl.data.storage import StoragePath
 from agentrl.errors import CheckpointError, ConfigError, InfrastructureError
+from agentrl.extras.storage.fetched import fetched_folder
+from agentrl.extras.storage.storage import StoragePath
 from agentrl.http.client import HttpClient
 from agentrl.learner import weights
 from agentrl.learner.learner import LearnerSpec
@@ -34,8 +34,8 @@ from agentrl.learner.packing import pack
 from agentrl.learner.score_head import ScoreHead
 from agentrl.offline.export import export_checkpoint
 from agentrl.offline.supervised_data import pair_sample
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams, TensorSpec
 from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
 from sglang_cpu.server import sglang_on_cpu

@@ -6,7 +6,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from agentrl.chat.codec import find_image_tokens, load_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.model import ModelConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.saving import CheckpointWriter

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.supervised import SFTConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint
@@ -18,7 +19,6 @@ from agentrl.offline.supervised_loop import Loop, Order, SupervisedJob, Supervis
 from agentrl.tracking.console import QuietConsole
 from agentrl.tracking.metrics import MetricsFile, read_metrics
 from agentrl.tracking.tracker import Trackers
-from agentrl.workers.workers import LocalWorker
 
 SAMPLES = tuple(Sample.supervised(i, np.arange(2, dtype=np.int32), np.array([False, True])) for i in range(3))
 

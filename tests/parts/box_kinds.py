@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.boxes import BoxMaker
-from agentrl.boxes.bubblewrap import BubblewrapBoxes
-from agentrl.boxes.container import ContainerBoxes, limit_of_processes
-from agentrl.boxes.daytona import DaytonaBoxes
-from agentrl.boxes.e2b import E2bBoxes
-from agentrl.boxes.fusion import FusionBoxes
-from agentrl.boxes.modal import ModalBoxes
-from agentrl.boxes.process_box import ProcessBoxes
-from agentrl.sandbox import Limits, Sandbox, SandboxOptions
+from agentrl.extras.boxes import BoxMaker
+from agentrl.extras.boxes.bubblewrap import BubblewrapBoxes
+from agentrl.extras.boxes.container import ContainerBoxes, limit_of_processes
+from agentrl.extras.boxes.daytona import DaytonaBoxes
+from agentrl.extras.boxes.e2b import E2bBoxes
+from agentrl.extras.boxes.fusion import FusionBoxes
+from agentrl.extras.boxes.modal import ModalBoxes
+from agentrl.extras.boxes.process_box import ProcessBoxes
+from agentrl.extras.sandbox import Limits, Sandbox, SandboxOptions
 from parts.daytona_server import KEY as DAYTONA_KEY
 from parts.daytona_server import Cloud as DaytonaCloud
 from parts.daytona_server import daytona_server

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from agentrl.view.app import Pages, build_app
-from agentrl.view.sources import open_sources
+from agentrl.extras.view.app import Pages, build_app
+from agentrl.extras.view.sources import open_sources
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 KEY = "testkey"

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import trio
 
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
 
 Result = TypeVar("Result")
 

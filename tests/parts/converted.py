@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.data.convert import choose_styles, write_data_set
-from agentrl.data.originals import OriginalSource
+from agentrl.extras.datatools.convert import choose_styles, write_data_set
+from agentrl.extras.datatools.originals import OriginalSource
 
 
 def write_gsm8k(

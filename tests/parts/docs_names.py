@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.keys import iter_keys
 from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig

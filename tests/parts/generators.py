@@ -1,5 +1,5 @@
 """A small package in the place of reasoning-gym, which `make test` does not install: pip compiles a part of
-it. tests/hubs/test_real_reasoning_gym.py has the real one.
+it. tests/extras/hubs/test_real_reasoning_gym.py has the real one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.hubs.generated import data_set
-from agentrl.hubs.reasoning_gym import _entry
+from agentrl.extras.hubs.generated import data_set
+from agentrl.extras.hubs.reasoning_gym import _entry
 
 FOLDER = Path(__file__).with_name("small_generators")
 

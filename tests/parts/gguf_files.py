@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from agentrl.offline.gguf.architecture import ARCHITECTURES
+from agentrl.extras.datatools.gguf.architecture import ARCHITECTURES
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

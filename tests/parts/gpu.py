@@ -17,7 +17,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import gather
-from agentrl.serving.launch import EmbeddedServer
+from agentrl.servers.launch import EmbeddedServer
 from parts.learner import learner_spec, lone_learner
 
 DEVICE = os.environ.get("AGENTRL_GPU_DEVICE", "cuda")

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from agentrl.doctor.diagnosis import Diagnosis
 from agentrl.errors import ConfigError
+from agentrl.extras.doctor.diagnosis import Diagnosis
 
 
 def diagnose(subject):

@@ -1,5 +1,5 @@
 """A server with OpenEnv's messages, for tests that need no package of OpenEnv's. The real one is in
-tests/hubs/test_real_openenv.py.
+tests/extras/hubs/test_real_openenv.py.
 """
 
 from __future__ import annotations

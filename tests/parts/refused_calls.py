@@ -21,8 +21,8 @@ def refusing(name):
 
 
 def main():
-    from agentrl.sandbox.launcher.kernel import PR_SET_NO_NEW_PRIVS, machine, prctl
-    from agentrl.sandbox.launcher.seccomp import install_filter
+    from agentrl.extras.sandbox.launcher.kernel import PR_SET_NO_NEW_PRIVS, machine, prctl
+    from agentrl.extras.sandbox.launcher.seccomp import install_filter
 
     name, *command = sys.argv[1:]
     *numbers, error = CALLS[name]

@@ -13,15 +13,16 @@ ROWS = [
         "ports",
         "terminal_text",
     },
-    {"config", "plugins", "tracking", "http", "sandbox", "workers"},
-    {"verl", "images"},
-    {"data", "chat", "dialects", "sglang", "algorithms", "rewards", "adapters", "boxes"},
-    {"rollout", "serving", "buffer", "learner", "figures", "hubs"},
-    {"evaluation", "testing", "fleet", "weights", "view"},
-    {"controller", "simulation"},
-    {"offline", "doctor"},
+    {"registered"},
+    {"config", "plugins", "tracking", "http"},
+    {"data"},
+    {"chat", "algorithms"},
+    {"servers", "rewards", "adapters"},
+    {"rollout", "buffer", "learner", "figures"},
+    {"cluster"},
+    {"weights", "evaluation", "testing"},
+    {"controller"},
+    {"offline"},
     {"cli"},
 ]
-MAY_IMPORT_VERL = {"agentrl.adapters.catalog", "agentrl.cli.configs"}
-"""Modules outside of `agentrl.verl` that may import it: nothing else depends on what only translates."""
 PLUGINS = {"agents", "tools", "interactions"}

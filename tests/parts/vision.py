@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 from transformers import AutoModelForImageTextToText
 
 from agentrl.algorithms.vision import PatchReader
-from agentrl.images.files import ImageBounds, ImageFolder
+from agentrl.data.image_files import ImageBounds, ImageFolder
 from agentrl.learner.batch import Sample
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ because several are started.
 
 import torch
 
-from agentrl.sglang.process_group import (
+from agentrl.servers.process_group import (
     broadcast,
     join_weights_group,
     leave_weights_group,

@@ -14,7 +14,7 @@ from agentrl.interactions.scripted import Scripted
 from agentrl.interactions.simulated_user import BEGIN, SimulatedUser
 
 from agentrl.errors import ConfigError, DataError, ToolError
-from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.plugins import Interaction, InteractionReply
 from agentrl.testing import call, play
 from agentrl.types import Message, Outcome

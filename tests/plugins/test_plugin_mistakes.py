@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.schema import Config
 from agentrl.controller.train import train
 from agentrl.errors import ConfigError, PluginError, UserError

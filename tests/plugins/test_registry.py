@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cluster.user_files import rank_files, shipped, user_files
 from agentrl.config.agent import AgentConfig
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.data import DataConfig
@@ -21,7 +22,6 @@ from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
 from agentrl.data.checked_dataset import OfferedTools
 from agentrl.errors import PluginError
-from agentrl.fleet.user_files import rank_files, shipped, user_files
 from agentrl.plugins import Reference, Tool, import_source, load_plugins, locate
 from agentrl.plugins.sources import SHIPPED_PACKAGE, pack_files
 from agentrl.testing import play

@@ -24,10 +24,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ServerError
 from agentrl.http.client import HttpClient
-from agentrl.serving.launch import EmbeddedServer, Launcher
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import generate_body, parse_generation
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer, Launcher
+from agentrl.servers.protocol import generate_body, parse_generation
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import Generation, SamplingParams
 from sglang_cpu.server import sglang_on_cpu
 

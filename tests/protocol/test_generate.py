@@ -6,7 +6,7 @@ import trio
 
 from agentrl.errors import RequestRefused
 from agentrl.http.client import HttpClient
-from agentrl.sglang.streamed import StreamedTokens
+from agentrl.servers.streamed import StreamedTokens
 from agentrl.types import SamplingParams
 
 PROMPT = [5, 17, 42, 99, 7]

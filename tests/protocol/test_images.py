@@ -12,10 +12,10 @@ from agentrl.chat.codec import find_image_tokens, load_tokenizer
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import RequestRefused
 from agentrl.http.client import HttpClient
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import IMAGE_POSITIONS
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.protocol import IMAGE_POSITIONS
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from parts.vision import forward_of, noise, stored, write_seeing_model
 from sglang_cpu.server import sglang_on_cpu

@@ -27,10 +27,10 @@ from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
-from agentrl.rollout.router import Router
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.router import Router
+from agentrl.servers.supervisor import Supervisor
 from agentrl.testing import tiny_chat
 from agentrl.testing.stage import DATA_SOURCE, registered
 from agentrl.types import Lease, Message, Outcome, SamplingParams, Task, ToolCall

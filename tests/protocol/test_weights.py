@@ -10,7 +10,7 @@ import trio
 from safetensors.torch import load_file, save_file
 
 from agentrl.errors import RequestRefused
-from agentrl.sglang.process_group import tensor_checksum
+from agentrl.servers.process_group import tensor_checksum
 from agentrl.types import SamplingParams, TensorSpec
 from parts.learner import reserved_port
 
@@ -27,7 +27,7 @@ ONLY_EMBEDDED = pytest.mark.parametrize("running_server", ["embedded"], indirect
 TRAINER = """
 import sys
 from safetensors.torch import load_file
-from agentrl.sglang.process_group import broadcast, flatten, join_weights_group, leave_weights_group
+from agentrl.servers.process_group import broadcast, flatten, join_weights_group, leave_weights_group
 port, folder, load_format = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 group = join_weights_group(address="127.0.0.1", port=port, rank=0, world_size=2, name="g", backend="gloo", timeout_s=60)
 tensors = list(load_file(folder + "/model.safetensors").values())

@@ -27,32 +27,32 @@ COROUTINE_TAKERS = {"asyncio.wait_for", "asyncio.create_task"}
 NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 
 ALLOWED = {
-    "agentrl/adapters/mcp.py:mcp_tools": "opening, listing and closing each have a deadline, by "
+    "agentrl/extras/mcp/tools.py:mcp_tools": "opening, listing and closing each have a deadline, by "
     "start_timeout_s",
-    "agentrl/controller/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",
-    "agentrl/fleet/recorder.py:Recorder._run": "a daemon thread that waits for work",
+    "agentrl/extras/storage/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",
+    "agentrl/cluster/recorder.py:Recorder._run": "a daemon thread that waits for work",
     "agentrl/plugins/last_words.py:note": "context variables: they wait for nothing",
     "agentrl/rollout/asyncio_host.py:_tell_left": "a context variable: it waits for nothing",
-    "agentrl/rollout/traces.py:current_scope": "a context variable: it waits for nothing",
-    "agentrl/rollout/traces.py:TracedScope.__enter__": "a context variable: it waits for nothing",
+    "agentrl/extras/tracing/traces.py:current_scope": "a context variable: it waits for nothing",
+    "agentrl/extras/tracing/traces.py:TracedScope.__enter__": "a context variable: it waits for nothing",
     "agentrl/tracking/background.py:BackgroundTracker._work": "a daemon thread that waits for work",
     "agentrl/controller/assess.py:begin_critic_updates": "a Handle: CallDeadlines bounds it",
-    "agentrl/offline/compare_corrections.py:_console": "rich's capture: it waits for nothing",
+    "agentrl/extras/research/compare_corrections.py:_console": "rich's capture: it waits for nothing",
     "agentrl/controller/saving.py:CheckpointWriter.finish": "the ranks' calls in it are bounded by "
     "CallDeadlines",
     "agentrl/controller/train.py:learn": "a Handle: CallDeadlines bounds it",
     "agentrl/learner/buckets.py:BucketSender._settle": "the process group has a time-out",
     "agentrl/learner/buckets.py:_exchange": "the process group has a time-out",
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
-    "agentrl/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's "
+    "agentrl/extras/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's "
     "deadline",
-    "agentrl/serving/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` "
+    "agentrl/servers/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` "
     "ends",
-    "agentrl/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line "
+    "agentrl/extras/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line "
     "before",
-    "agentrl/sglang/process_group.py:Broadcast.wait": "the process group has a time-out",
-    "agentrl/workers/actors.py:_limiter": "a variable of trio's: it waits for nothing",
-    "agentrl/workers/workers.py:Workers.run": "a Handle: CallDeadlines bounds it",
+    "agentrl/servers/process_group.py:Broadcast.wait": "the process group has a time-out",
+    "agentrl/cluster/actors.py:_limiter": "a variable of trio's: it waits for nothing",
+    "agentrl/cluster/workers.py:Workers.run": "a Handle: CallDeadlines bounds it",
 }
 """File and function -> what bounds the wait instead."""
 

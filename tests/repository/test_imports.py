@@ -11,24 +11,29 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from parts.rooms import MAY_IMPORT_VERL, PLUGINS, ROWS
+from parts.rooms import PLUGINS, ROWS
 
 ROOT = Path(__file__).parents[2]
 
-ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "sandbox", "rewards"}
+ALLOWED_TO_PLUGINS = {"types", "errors", "plugins", "http", "rewards"}
 
-WITH_TORCH = {"algorithms", "learner", "serving", "controller", "offline", "doctor"}
+WITH_TORCH = {
+    *("algorithms", "learner", "controller", "offline"),
+    *("extras.embedded", "extras.doctor", "extras.research", "extras.datatools"),
+}
 TORCH_FILES = {
-    "agentrl/sglang/expert_routers.py",
-    "agentrl/sglang/inside/agentrl_changes.py",
-    "agentrl/sglang/process_group.py",
-    "agentrl/sglang/weight_names.py",
+    "agentrl/servers/expert_routers.py",
+    "agentrl/servers/inside/agentrl_changes.py",
+    "agentrl/servers/process_group.py",
+    "agentrl/servers/weight_names.py",
 }
 ON_THE_LEARNER = {"weights"}
 """Parts that call the learner, and so load torch with it."""
-ELSEWHERE = "agentrl/hubs/inside/"
+STILL_TO_THE_EXTRAS = 69
+"""Imports of extras in the core, which may only become fewer."""
+ELSEWHERE = "agentrl/extras/hubs/inside/"
 """Programs that run in the interpreters of other packages."""
-WITH_RAY = {"workers", "fleet", "controller", "offline", "doctor", "cli"}
+WITH_RAY = {"cluster", "controller", "offline", "cli", "extras.doctor", "extras.research"}
 IMPORTERS = {"import_module", "importlib.import_module", "__import__"}
 HEAVY = {"torch", "transformers", "ray"}
 
@@ -78,11 +83,15 @@ def _imports(module: str, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def part_of(module: str) -> str:
-    """Return the part a module belongs to: `agentrl.rollout.session` -> `rollout`; the package itself is
-    ''.
+    """Return the part a module belongs to: `agentrl.rollout.session` -> `rollout`, that of an extra ->
+    `extras.boxes`; the package itself is ''.
     """
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] == "extras" else 1]) if parts else ""
+
+
+def is_extra(part: str) -> bool:
+    return part.split(".")[0] == "extras"
 
 
 def row_of(part: str) -> int:
@@ -90,8 +99,10 @@ def row_of(part: str) -> int:
 
 
 def may_import(importer: str, imported: str) -> bool:
-    if importer == imported or imported == "":
+    if importer == imported or imported == "" or is_extra(importer):
         return True
+    if is_extra(imported):
+        return False
     if importer in PLUGINS:
         return imported in ALLOWED_TO_PLUGINS
     return imported not in PLUGINS and row_of(imported) < row_of(importer)
@@ -99,7 +110,7 @@ def may_import(importer: str, imported: str) -> bool:
 
 def test_every_module_belongs_to_a_row() -> None:
     known = {"", *PLUGINS, *set().union(*ROWS)}
-    rowless = [module for module in SOURCES if part_of(module) not in known]
+    rowless = [m for m in SOURCES if part_of(m) not in known and not is_extra(part_of(m))]
     assert rowless == [], "give its part a row in docs/architecture.md and in parts/rooms.py"
 
 
@@ -110,17 +121,19 @@ def test_imports_point_to_lower_rows() -> None:
         if (part := part_of(module)) != ""  # the package's own face: its names are looked up on use
         for place, name in imports(module)
         if name.split(".")[0] == "agentrl" and not may_import(part, part_of(name))
+        if not is_extra(part_of(name))
     ] == []
 
 
-def test_nothing_depends_on_the_translation_of_verl() -> None:
-    assert [
+def test_the_core_imports_no_more_of_the_extras_than_it_did() -> None:
+    found = [
         f"{place} imports {name}"
         for module in SOURCES
-        if part_of(module) != "verl" and module not in MAY_IMPORT_VERL
+        if not is_extra(part := part_of(module)) and part != ""
         for place, name in imports(module)
-        if part_of(name) == "verl" and name.startswith("agentrl.")
-    ] == []
+        if name.split(".")[0] == "agentrl" and is_extra(part_of(name))
+    ]
+    assert len(found) <= STILL_TO_THE_EXTRAS, found
 
 
 def test_heavy_packages_are_imported_only_where_they_belong() -> None:
@@ -176,6 +189,7 @@ def test_light_parts_load_nothing_heavy() -> None:
         module
         for module, path in SOURCES.items()
         if part_of(module) not in {*WITH_TORCH, *ON_THE_LEARNER, *WITH_RAY}
+        and not is_extra(part_of(module))
         and path.name != "actor.py"
         and str(path.relative_to(ROOT)) not in TORCH_FILES
         and not str(path.relative_to(ROOT)).startswith(ELSEWHERE)
@@ -205,11 +219,11 @@ def test_the_controller_loads_no_model_code() -> None:
 
 
 PICTURES = {
-    "agentrl.figures.run_picture",
-    "agentrl.figures.run_panels",
-    "agentrl.figures.evaluation_picture",
-    "agentrl.figures.corrections_picture",
-    "agentrl.simulation.picture",
+    "agentrl.extras.view.run_picture",
+    "agentrl.extras.view.run_panels",
+    "agentrl.extras.view.evaluation_picture",
+    "agentrl.extras.view.corrections_picture",
+    "agentrl.extras.plan.picture",
 }
 """Modules that load matplotlib, for a second."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("agentrl", "agents", "tools", "interactions")
-SHIM = "agentrl/verl/shim"
+SHIM = "agentrl/extras/verl/shim"
 """Stand-ins for verl's own classes, which have its names."""
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
+from agentrl.extras.answers.answer_number import stated_number
+from agentrl.extras.answers.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
 from agentrl.plugins import Attempted, load_plugins
-from agentrl.rewards.answer_number import stated_number
 from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.rewards.custom import CustomFunction
-from agentrl.rewards.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
 from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task
 from parts.trajectories import make_task

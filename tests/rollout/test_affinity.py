@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.rollout.affinity import (
+from agentrl.servers.affinity import (
     MAX_IMBALANCE,
     NUM_REMEMBERED_TURNS,
     Affinity,

@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.rollout.router import Router
-from agentrl.sglang.client import PROBE_RID, SGLangClient
+from agentrl.servers.client import PROBE_RID, SGLangClient
+from agentrl.servers.router import Router
 from agentrl.types import SamplingParams
 from parts.raw_http import read_request, reply
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agentrl.rollout.breaker import CircuitBreaker
+from agentrl.servers.breaker import CircuitBreaker
 
 PAUSE_S = 10.0
 

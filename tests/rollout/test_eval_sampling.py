@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.errors import ServerError
-from agentrl.sglang.protocol import generate_body, parse_generation
+from agentrl.servers.protocol import generate_body, parse_generation
 from agentrl.types import Outcome, SamplingParams
 
 

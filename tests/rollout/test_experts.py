@@ -18,9 +18,9 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.data.trajectories import decode, encode, from_ipc, to_ipc
 from agentrl.errors import ServerError
 from agentrl.rollout.recorder import Attempt, TrajectoryRecorder
-from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import GreedySampling
-from agentrl.sglang.protocol import generate_body, parse_generation
+from agentrl.servers.protocol import generate_body, parse_generation
+from agentrl.servers.router import Router
 from agentrl.types import Generation, Message, Outcome, SamplingParams, Task
 
 WIDTH = 4

@@ -6,10 +6,10 @@ import dataclasses
 from typing import ClassVar
 
 import pytest
-from agentrl.agents.openai_agent import OpenAIAgent
 
 from agentrl.chat.chat import Chat
 from agentrl.errors import DataError
+from agentrl.extras.gateway.openai_agent import OpenAIAgent
 from agentrl.plugins import AgentLoop
 from agentrl.types import Message, Outcome
 from parts.vision import stored, write_seeing_model

@@ -14,9 +14,9 @@ import trio
 from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
-from agentrl.dialects.chat_completions import read_request, write_message
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.extras.gateway.chat_completions import read_request, write_message
+from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.plugins import AgentLoop, Session, load_plugins
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost

@@ -11,7 +11,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.rollout.pace import TokenPace
+from agentrl.servers.pace import TokenPace
 from agentrl.types import Generation
 
 ROUNDS = st.lists(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.rollout.router import MAX_SERVER_FAILURES, Router
-from agentrl.sglang.protocol import Pulse, ServerLoad
+from agentrl.servers.protocol import Pulse, ServerLoad
+from agentrl.servers.router import MAX_SERVER_FAILURES, Router
 from agentrl.types import Generation, SamplingParams
 
 EOS = 9

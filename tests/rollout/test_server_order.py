@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.rollout.affinity import Affinity
-from agentrl.rollout.server_order import order_for
+from agentrl.servers.affinity import Affinity
+from agentrl.servers.server_order import order_for
 
 URLS = [f"http://10.0.{node}.1:{30000 + gpu}" for node in range(32) for gpu in range(8)]
 

@@ -54,7 +54,7 @@ WORDS = {
     "rollout": ("ray::RolloutActor",),
     "buffer": ("ray::BufferActor",),
     "learner": ("ray::WorkerHost", "ray::Learner"),
-    "server": ("agentrl.serving.embedded",),
+    "server": ("agentrl.extras.embedded",),
 }
 """What the command line of a kind of process has in it; the driver is known by its id."""
 KINDS = ("driver", *WORDS)

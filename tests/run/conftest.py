@@ -25,9 +25,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.cluster import ray_session
 from agentrl.config.cluster import ClusterConfig
-from agentrl.data.arithmetic import ArithmeticMix, write_arithmetic
-from agentrl.fleet.cluster import ray_session
+from agentrl.extras.datatools.arithmetic import ArithmeticMix, write_arithmetic
 
 CONFIG = """
 data:

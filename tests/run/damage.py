@@ -38,15 +38,15 @@ from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import FailureTable
 from agentrl.errors import AgentRLError
+from agentrl.extras.research.audit import audit_run
+from agentrl.extras.research.replay import load_replay_config
+from agentrl.extras.research.stored_steps import StoredSteps
+from agentrl.extras.view.app import Pages, to_json
+from agentrl.extras.view.run import DAMAGED
+from agentrl.extras.view.run_report import closing_table
+from agentrl.extras.view.sources import open_sources
 from agentrl.figures.attempts import read_attempts
-from agentrl.figures.run_report import closing_table
-from agentrl.offline.audit import audit_run
-from agentrl.offline.replay import load_replay_config
-from agentrl.offline.stored_steps import StoredSteps
 from agentrl.tracking.metrics import MetricsFile
-from agentrl.view.app import Pages, to_json
-from agentrl.view.run import DAMAGED
-from agentrl.view.sources import open_sources
 
 ROOT = Path(__file__).parents[2]
 DETECTED, EQUAL, DIFFERENT, TRACEBACK = "detected", "equal", "different", "traceback"

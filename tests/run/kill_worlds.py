@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import agentrl.plugins as rl
 from agentrl.errors import RewardError, SandboxError
-from agentrl.hubs.process import HubProgram, hub_process
-from agentrl.sandbox import Program, open_sandbox, read_options
+from agentrl.extras.hubs.process import HubProgram, hub_process
+from agentrl.extras.sandbox import Program, open_sandbox, read_options
 
 SERVER = (sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1")
 

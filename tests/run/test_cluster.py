@@ -59,7 +59,7 @@ def _roles_below(node) -> Counter[str]:
 TITLES = {
     "buffer": ("ray::BufferActor",),
     "rollout": ("ray::RolloutActor",),
-    "server": ("agentrl.serving.embedded",),
+    "server": ("agentrl.extras.embedded",),
     "rank": ("ray::WorkerHost", "ray::Learner"),  # during a call, Ray names a process after that
 }
 

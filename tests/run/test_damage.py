@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentrl.offline.audit import audit_run
+from agentrl.extras.research.audit import audit_run
 from parts.written_run import write_whole_run
 from run.damage import judge, kinds, summary
 

@@ -5,9 +5,9 @@ import pytest
 import agentrl
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ConfigError
-from agentrl.offline.replay import load_replay_config, replay
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
+from agentrl.extras.research.replay import load_replay_config, replay
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.supervisor import Supervisor
 from parts.frozen import write_frozen
 
 pytestmark = pytest.mark.usefixtures("one_ray")

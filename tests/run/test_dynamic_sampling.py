@@ -14,8 +14,8 @@ from agentrl.controller.batches import check_variance
 from agentrl.controller.credit import group_attempts
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import InfrastructureError
-from agentrl.offline.replay import load_replay_config, replay
-from agentrl.offline.stored_steps import StoredSteps
+from agentrl.extras.research.replay import load_replay_config, replay
+from agentrl.extras.research.stored_steps import StoredSteps
 from agentrl.tracking.metrics import read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -20,16 +20,16 @@ import trio
 from typer.testing import CliRunner
 
 from agentrl.chat.parsing import call_id
-from agentrl.cli import app
-from agentrl.data.fetched import fetched_file, fetched_folder
-from agentrl.data.sent import send_folder
-from agentrl.data.storage import StoragePath
+from agentrl.cli.app import app
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.dialects.chat_completions import read_request, write_models, write_reply
-from agentrl.dialects.turns import TurnReply
 from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
 from agentrl.evaluation.results import PRODUCERS
-from agentrl.http.server import HttpRequest, HttpResponse, serve_http
+from agentrl.extras.gateway.chat_completions import read_request, write_models, write_reply
+from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
+from agentrl.extras.gateway.turns import TurnReply
+from agentrl.extras.storage.fetched import fetched_file, fetched_folder
+from agentrl.extras.storage.sent import send_folder
+from agentrl.extras.storage.storage import StoragePath
 from agentrl.types import Message, ToolCall
 from parts.collector import Collector
 from parts.learner import reserved_port

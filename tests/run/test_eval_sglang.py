@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.serving.supervisor import Supervisor
+from agentrl.servers.supervisor import Supervisor
 from parts.stored_attempts import stored_keys
 from sglang_cpu.environment import built_python
 from sglang_cpu.server import sglang_on_cpu

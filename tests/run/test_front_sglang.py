@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.router import SGLangRouter
+from agentrl.servers.front_router import SGLangRouter
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.supervisor import Supervisor
 from parts.learner import reserved_port
 from sglang_cpu.environment import built_python
 
@@ -101,7 +101,7 @@ def test_it_trains_through_the_router_and_keeps_it_told(world, front):
     assert len(before) == 2
     assert front.num_generations() >= 3 * 4 * 2, "each attempt of three steps generates at least once"
 
-    run.kill_one("agentrl.serving.embedded")
+    run.kill_one("agentrl.extras.embedded")
     run.wait_until(lambda: "was restarted and gets version" in run.output(), timeout_s=300)
     steps = world.num_steps(folder)
     run.wait_until(lambda: world.num_steps(folder) >= steps + 3, timeout_s=300)

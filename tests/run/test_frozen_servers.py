@@ -8,10 +8,10 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import ConfigError
-from agentrl.offline.audit import audit_run
+from agentrl.extras.research.audit import audit_run
 from parts.frozen import write_frozen
 
 DEBATE = """
@@ -50,7 +50,7 @@ def debate(world, tmp_path):
 
 
 def servers_of(command, folder):
-    return [p for p in command.processes() if f"agentrl.serving.embedded {folder}" in " ".join(p.cmdline())]
+    return [p for p in command.processes() if f"agentrl.extras.embedded {folder}" in " ".join(p.cmdline())]
 
 
 @pytest.mark.slow

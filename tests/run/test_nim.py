@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.offline.audit import audit_run
+from agentrl.extras.research.audit import audit_run
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 1500

@@ -12,9 +12,9 @@ import pytest
 from agentrl.tools.calculator import Calculator
 
 import agentrl
-from agentrl.data.arithmetic import write_arithmetic
+from agentrl.cluster import servers
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.fleet import servers
+from agentrl.extras.datatools.arithmetic import write_arithmetic
 from agentrl.rollout.limits import key_of_started
 from agentrl.types import NO_VERSION, SCORED_OUTCOMES, Outcome
 

@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import agentrl
-from agentrl.offline.replay import load_replay_config, replay
-from agentrl.offline.stored_steps import StoredSteps
+from agentrl.extras.research.replay import load_replay_config, replay
+from agentrl.extras.research.stored_steps import StoredSteps
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
 pytestmark = pytest.mark.slow

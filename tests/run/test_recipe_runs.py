@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 import agentrl
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
+from agentrl.cluster.cluster import ray_session
 from agentrl.config.cluster import ClusterConfig
-from agentrl.fleet.cluster import ray_session
 from parts.converted import write_aime, write_gsm8k
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ import pytest
 
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import find_checkpoint, tidy
-from agentrl.offline.audit import audit_run
-from agentrl.offline.replay import load_replay_config, replay
+from agentrl.extras.research.audit import audit_run
+from agentrl.extras.research.replay import load_replay_config, replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

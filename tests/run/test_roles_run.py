@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 import agentrl
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.offline.replay import load_replay_config, replay
+from agentrl.extras.research.replay import load_replay_config, replay
 
 TEAM = """
 from agentrl.plugins import AgentLoop

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import trio
-from agentrl.tools.retrieve import Retrieve
-from agentrl.tools.search import open_index
 
 import agentrl
 from agentrl.errors import ConfigError, ToolError
+from agentrl.extras.search.retrieve import Retrieve
+from agentrl.extras.search.search import open_index
 from agentrl.testing import call, play
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -12,14 +12,14 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli import app
+from agentrl.cli.app import app
+from agentrl.cluster.control import ControlRequest, ask, read_servers
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import ConfigError
-from agentrl.fleet.control import ControlRequest, ask, read_servers
-from agentrl.serving.health import generates
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
+from agentrl.servers.health import generates
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.supervisor import Supervisor
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_servers_join_leave_and_hang_while_agents_go_on(world, elsewhere):
     assert generates(elsewhere, api_key=None, timeout_s=60), "it is left as it was found, not paused"
 
     steps = world.num_steps(folder)
-    pids = [int(p.pid) for p in run.processes() if "agentrl.serving.embedded" in " ".join(p.cmdline())]
+    pids = [int(p.pid) for p in run.processes() if "agentrl.extras.embedded" in " ".join(p.cmdline())]
     os.kill(pids[0], signal.SIGSTOP)
     run.wait_until(lambda: "was restarted and gets version" in run.output(), timeout_s=300)
     # The watchdog finds it, or the publish that it was stopped in.

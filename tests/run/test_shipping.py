@@ -12,9 +12,9 @@ import pytest
 import ray
 
 from agentrl.chat.template import load_template
+from agentrl.cluster.cluster import ray_session
 from agentrl.config.cluster import MIN_OBJECT_STORE_BYTES, ClusterConfig
 from agentrl.config.supervised import SFTConfig
-from agentrl.fleet.cluster import ray_session
 from agentrl.offline.supervised import supervise
 from agentrl.plugins import load_plugins
 from agentrl.plugins.sources import SHIPPED_PACKAGE

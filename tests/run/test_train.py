@@ -11,11 +11,11 @@ import pytest
 
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.figures.run_report import report_run
-from agentrl.offline.replay import load_replay_config, replay
+from agentrl.extras.research.replay import load_replay_config, replay
+from agentrl.extras.view.run_report import report_run
+from agentrl.extras.view.shelf import Shelf
+from agentrl.extras.view.sources import open_sources
 from agentrl.types import SCORED_OUTCOMES
-from agentrl.view.shelf import Shelf
-from agentrl.view.sources import open_sources
 from parts.collector import Collector
 from parts.span_trees import check_tree
 from parts.tracked import tensorboard_texts
@@ -211,7 +211,7 @@ def test_killed_rollout_actor_and_server(world):
     run.wait_until(lambda: "takes over" in run.output())
     steps = world.num_steps(run_dir)
     run.wait_until(lambda: world.num_steps(run_dir) > steps)
-    run.kill_one("agentrl.serving.embedded")
+    run.kill_one("agentrl.extras.embedded")
     run.wait_until(lambda: "was restarted and gets version" in run.output())
     steps = world.num_steps(run_dir)
     run.wait_until(lambda: world.num_steps(run_dir) > steps + 2)

@@ -6,11 +6,11 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from agentrl.cli import app
-from agentrl.controller.uploaded import read_upload
-from agentrl.data.sent import send_folder
-from agentrl.data.storage import StoragePath
+from agentrl.cli.app import app
 from agentrl.data.trajectories import decode, read_parquet
+from agentrl.extras.storage.sent import send_folder
+from agentrl.extras.storage.storage import StoragePath
+from agentrl.extras.storage.uploaded import read_upload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

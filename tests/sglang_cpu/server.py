@@ -3,7 +3,7 @@
 """
 
 from agentrl.config.compose import load_config
-from agentrl.serving.launch import SGLangServer
+from agentrl.servers.launch import SGLangServer
 from sglang_cpu.environment import built_python
 
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from agentrl.chat.tiny import write_tiny_tokenizer
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.compose import load_config
-from agentrl.data.arithmetic import write_arithmetic
 from agentrl.errors import ConfigError, ServerError
+from agentrl.extras.datatools.arithmetic import write_arithmetic
 from agentrl.testing import Call, Raw, Says
 from agentrl.testing.one_row.models import read_script, read_typed
 from agentrl.testing.one_row.play import play_row

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from agentrl.cli import app
+from agentrl.cli.app import app
 from agentrl.config.compose import load_config
 from agentrl.errors import PluginError
 from agentrl.plugins import load_plugins

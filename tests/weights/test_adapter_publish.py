@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
@@ -23,14 +24,13 @@ from agentrl.config.schema import Config
 from agentrl.controller.start import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
 from agentrl.learner.learner import LearnerSpec
-from agentrl.rollout.router import Router
-from agentrl.serving.launch import EmbeddedServer, SGLangServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer, SGLangServer
+from agentrl.servers.protocol import POLICY_ADAPTER
+from agentrl.servers.router import Router
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
-from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, update_once, write_tiny_model
 
 VOCABULARY = 61

@@ -11,18 +11,18 @@ import torch
 import trio
 from transformers import AutoModelForCausalLM
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import LearnerSpec
-from agentrl.rollout.router import Router
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.protocol import POLICY_ADAPTER
+from agentrl.servers.router import Router
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
-from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, update_once, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
-from agentrl.serving.supervisor import Supervisor
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.weights.transport import LearnerCalls
 from agentrl.weights.verify import Verifier, policy_logprobs
-from agentrl.workers.workers import LocalWorker
 from parts.clients import talk
 from parts.experts import VOCABULARY, write_experts
 from parts.learner import learner_spec, lone_learner, update_once

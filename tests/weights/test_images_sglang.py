@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from agentrl.chat.codec import find_image_tokens, load_tokenizer
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
-from agentrl.serving.supervisor import Supervisor
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
-from agentrl.workers.workers import LocalWorker
 from parts.clients import talk
 from parts.learner import learner_spec, lone_learner
 from parts.vision import sample_with_images, stored, write_seeing_model

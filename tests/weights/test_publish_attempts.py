@@ -11,8 +11,8 @@ import trio
 
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import InfrastructureError, RequestRefused, ServerError
-from agentrl.sglang.protocol import ModelInfo
-from agentrl.sglang.weight_changes import CHANGES_LOADER
+from agentrl.servers.protocol import ModelInfo
+from agentrl.servers.weight_changes import CHANGES_LOADER
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.publish import Publisher
 from agentrl.weights.transport import LearnerCalls

@@ -12,18 +12,18 @@ import trio
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
 from agentrl.errors import ConfigError, RequestRefused, ServerError
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.weights.verify import Verifier, check_known
-from agentrl.workers.workers import LocalWorker
 from parts.experts import CONFIGS, VOCABULARY, write_experts
 from parts.learner import learner_spec, lone_learner, update_once
 

@@ -12,19 +12,19 @@ import orjson
 import pytest
 import trio
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
+from agentrl.extras.gateway.http_server import HttpResponse, serve_http
 from agentrl.http.client import HttpClient
-from agentrl.http.server import HttpResponse, serve_http
 from agentrl.learner.learner import LearnerSpec
-from agentrl.serving.launch import EmbeddedServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
-from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, write_tiny_model
 
 VOCABULARY = 61

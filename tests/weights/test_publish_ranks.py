@@ -10,17 +10,17 @@ import orjson
 import pytest
 import trio
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ServerError
-from agentrl.http.server import HttpResponse, serve_http
+from agentrl.extras.gateway.http_server import HttpResponse, serve_http
 from agentrl.learner.learner import LearnerSpec
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import parse_num_ranks
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.protocol import parse_num_ranks
 from agentrl.weights.publish import Publisher
-from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, update_once, write_tiny_model
 from parts.weights_rank import rank
 

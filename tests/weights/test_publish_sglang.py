@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import WeightsConfig
 from agentrl.errors import ServerError
 from agentrl.learner.learner import LearnerSpec
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
 from agentrl.weights.transport import LearnerCalls
 from agentrl.weights.verify import Verifier, policy_logprobs
-from agentrl.workers.workers import LocalWorker
 from parts.clients import talk
 from parts.learner import lone_learner, update_once, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import trio
 
+from agentrl.cluster.workers import LocalWorker
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
@@ -16,13 +17,12 @@ from agentrl.errors import RequestRefused
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
-from agentrl.serving.launch import EmbeddedServer, SGLangServer
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
-from agentrl.sglang.protocol import POLICY_ADAPTER
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import EmbeddedServer, SGLangServer
+from agentrl.servers.protocol import POLICY_ADAPTER
+from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher
-from agentrl.workers.workers import LocalWorker
 from parts.learner import lone_learner, random_samples, write_tiny_model
 from sglang_cpu.server import sglang_on_cpu
 

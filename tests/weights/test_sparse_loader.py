@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from agentrl.sglang.inside.agentrl_changes import changed, load_changes
+from agentrl.servers.inside.agentrl_changes import changed, load_changes
 
 
 def narrow(dim):

@@ -19,10 +19,10 @@ from agentrl.config.rollout import RolloutConfig
 from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, RequestRefused, ServerError
 from agentrl.rollout.limits import key_of_started, server_key
-from agentrl.rollout.server import Client
-from agentrl.serving.launch import check_backend, launcher
-from agentrl.serving.supervisor import Supervisor
-from agentrl.sglang.client import SGLangClient
+from agentrl.servers.client import SGLangClient
+from agentrl.servers.launch import check_backend, launcher
+from agentrl.servers.server import Client
+from agentrl.servers.supervisor import Supervisor
 from agentrl.testing.script import Call, Raw, Says, ScriptedModel, ScriptedTurn
 
 PERSON = "person"

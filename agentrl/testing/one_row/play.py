@@ -19,11 +19,11 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.data.checked_dataset import Playable
 from agentrl.data.dataset import Dataset
+from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
-from agentrl.images.files import FOLDER as IMAGES
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -33,11 +33,11 @@ from agentrl.rollout.limits import model_limits
 from agentrl.rollout.loop_watch import watching_command
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
-from agentrl.rollout.router import Router
 from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.shown_images import ShownImages
-from agentrl.rollout.trio_run import in_trio
-from agentrl.serving.frozen import start_frozen
+from agentrl.servers.frozen import start_frozen
+from agentrl.servers.router import Router
+from agentrl.servers.trio_run import in_trio
 from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Failure, Lease, Task, Trajectory
 

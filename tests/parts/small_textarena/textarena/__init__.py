@@ -1,5 +1,5 @@
 """A small package in the place of TextArena, which `make test` does not install. It has the same entry
-points; tests/hubs/test_real_textarena.py has the real one.
+points; tests/extras/hubs/test_real_textarena.py has the real one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A small package in the place of verifiers up to 0.1, which `make test` does not install. It has the same
-entry points; tests/hubs/test_real_verifiers.py has the real one.
+entry points; tests/extras/hubs/test_real_verifiers.py has the real one.
 """
 
 from __future__ import annotations

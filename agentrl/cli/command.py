@@ -1,0 +1,120 @@
+"""What a room, or a package of others, registers as `agentrl.commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.registered import registered
+
+CORE = "Commands"
+PLAN, LOOK, EVALUATE = "Plan and check", "Inspect runs", "Compare and score"
+EXTEND, SERVE = "Data", "Models and servers"
+"""Panels of the help."""
+PANELS = (CORE, PLAN, LOOK, EVALUATE, EXTEND, SERVE)
+"""In the order of use; those of others come last."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    path: its words after `agentrl`, such as "data show".
+    function: typer reads its options from the signature.
+    text: its help; None: the docstring of `function`.
+    panel: of the help, for a path of one word.
+    """
+
+    path: str
+    function: Callable[..., Any]
+    example: str
+    panel: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class CommandFamily:
+    """The first word of commands of two words."""
+
+    path: str
+    text: str
+    panel: str
+
+
+def core_commands() -> tuple[Command | CommandFamily, ...]:
+    """Return the commands that need no extra."""
+    from agentrl.cli import configs, evaluation, pages, plugins, runs, training
+
+    return (
+        Command("train", training.train, "agentrl train configs/quickstart.yaml trainer.steps=20", CORE),
+        Command("sft", training.sft, "agentrl sft configs/quickstart_sft.yaml", CORE),
+        Command(
+            "rm", training.rm, "agentrl rm rm.yaml model.path=MODEL data.train_files=[pairs.parquet]", CORE
+        ),
+        Command("eval", evaluation.evaluate, "agentrl eval --model MODEL --on gsm8k --n 4", CORE),
+        Command(
+            "generate",
+            evaluation.generate,
+            "agentrl generate --model MODEL --in rows.parquet --out responses.parquet",
+            CORE,
+        ),
+        Command(
+            "export",
+            runs.export,
+            "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported",
+            CORE,
+        ),
+        CommandFamily(
+            "servers", "Manage the inference servers of a running training: list, add or drain them.", CORE
+        ),
+        Command("servers list", runs.servers_list, "agentrl servers list runs/quickstart/run"),
+        Command(
+            "servers add", runs.servers_add, "agentrl servers add runs/quickstart/run http://127.0.0.1:30000"
+        ),
+        Command(
+            "servers drain",
+            runs.servers_drain,
+            "agentrl servers drain runs/quickstart/run http://127.0.0.1:30000",
+        ),
+        CommandFamily(
+            "config",
+            "Show or explain a config, list the packaged configs, or import a config of verl.",
+            CORE,
+        ),
+        Command("config list", configs.config_list, "agentrl config list"),
+        Command("config show", configs.config_show, "agentrl config show recipes/gsm8k_grpo"),
+        Command("plugins", plugins.plugins, "agentrl plugins configs/quickstart.yaml", CORE),
+        Command("new", plugins.new, "agentrl new tool word_count --out my_plugins", CORE),
+        Command("play", plugins.play, "agentrl play configs/quickstart.yaml --row 0", CORE),
+        Command("docs", pages.docs, "agentrl docs quickstart", CORE),
+    )
+
+
+def all_commands(warn: Callable[[str], None]) -> list[Command | CommandFamily]:
+    """Return the commands of the core, then those of all packages, in the order of the help: groups before
+    what belongs to them. `warn` of those that do not load, and of a second one of the same words.
+    """
+    owners: dict[str, str] = {}
+    found = []
+    for owner, one in [*(("agentrl", one) for one in core_commands()), *_registered(warn)]:
+        if one.path in owners:
+            warn(f"command {one.path!r} of {owner} is left out: {owners[one.path]} registers it too")
+            continue
+        owners[one.path] = owner
+        found.append(one)
+    return sorted(found, key=lambda one: (isinstance(one, Command) and one.panel is None, _place(one.panel)))
+
+
+def _place(panel: str | None) -> int:
+    return PANELS.index(panel) if panel in PANELS else len(PANELS)
+
+
+def _registered(warn: Callable[[str], None]) -> Iterator[tuple[str, Command | CommandFamily]]:
+    for name, one in registered("agentrl.commands").items():
+        try:
+            commands = tuple(one.load())
+        except Exception as error:  # a third party's code runs at import; the other commands go on
+            warn(f"the commands {name!r} of {one.owner} ({one.value}) cannot be loaded: {error}")
+            continue
+        yield from ((one.owner, command) for command in commands)

@@ -1,0 +1,1 @@
+"""Rewards that read answers: numbers, expressions, boxes."""

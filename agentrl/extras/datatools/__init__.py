@@ -1,0 +1,1 @@
+"""Building of datasets, and import of models."""

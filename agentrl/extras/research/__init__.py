@@ -1,0 +1,1 @@
+"""What is asked of finished runs: replay, audit, comparison, contamination."""

@@ -1,0 +1,13 @@
+"""What this room registers: what is asked of finished runs and evaluations."""
+
+from agentrl.cli.command import EVALUATE, LOOK, Command
+from agentrl.extras.research.compare_command import compare
+from agentrl.extras.research.run_commands import audit, replay
+from agentrl.extras.research.score_command import score
+
+COMMANDS = (
+    Command("audit", audit, "agentrl audit runs/quickstart/run", LOOK),
+    Command("replay", replay, "agentrl replay runs/quickstart/run --last-step 4", LOOK),
+    Command("compare", compare, "agentrl compare runs/eval/before runs/eval/after", EVALUATE),
+    Command("score", score, "agentrl score responses.parquet --out scores.parquet", EVALUATE),
+)

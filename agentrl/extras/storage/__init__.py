@@ -1,0 +1,1 @@
+"""Object storage: inputs are fetched, finished files are sent."""

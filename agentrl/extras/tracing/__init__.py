@@ -1,0 +1,1 @@
+"""Traces: spans of attempts and requests, sent to a collector of OpenTelemetry, and MLflow."""

@@ -1,1 +1,0 @@
-"""Images in conversations: their files, the placeholders that stand for them, and their positions."""

@@ -1,0 +1,52 @@
+"""What installed packages register as entry points: one name of a group belongs to one package."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from agentrl.errors import PluginError
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A name, and what stands behind it. others: entry points of other packages with the same name."""
+
+    entry: EntryPoint
+    others: tuple[EntryPoint, ...] = ()
+
+    @property
+    def value(self) -> str:
+        return self.entry.value
+
+    @property
+    def owner(self) -> str:
+        return owner(self.entry)
+
+    def load(self) -> Any:
+        """Import it. Raises whatever its code raises, and:
+
+        Raises:
+            PluginError: several packages register the name.
+        """
+        if self.others:
+            both = " and ".join(f"{owner(entry)} ({entry.value})" for entry in (self.entry, *self.others))
+            raise PluginError(f"{self.entry.name!r} is registered by {both}: uninstall one of them")
+        return self.entry.load()
+
+
+def registered(group: str) -> Mapping[str, Registered]:
+    """Return what is registered in a group, by name, in the order in which packages list it."""
+    found: dict[str, list[EntryPoint]] = defaultdict(list)
+    for entry in entry_points(group=group):
+        if all(entry.value != known.value for known in found[entry.name]):
+            found[entry.name].append(entry)
+    return {name: Registered(first, tuple(others)) for name, (first, *others) in found.items()}
+
+
+def owner(entry: EntryPoint) -> str:
+    """Return the package that registers it."""
+    return "an unknown package" if entry.dist is None else f"package {entry.dist.name!r}"

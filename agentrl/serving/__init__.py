@@ -1,1 +1,0 @@
-"""Inference servers: the embedded one, launching, supervision."""
