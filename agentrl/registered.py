@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from agentrl.errors import PluginError
+from agentrl.errors import ConfigError, PluginError
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,21 @@ def registered(group: str) -> Mapping[str, Registered]:
 def owner(entry: EntryPoint) -> str:
     """Return the package that registers it."""
     return "an unknown package" if entry.dist is None else f"package {entry.dist.name!r}"
+
+
+def required(group: str, name: str, *, by: str) -> Any:
+    """Return what `name` of a group stands for. by: the setting that needs it, with its value.
+
+    Raises:
+        ConfigError: no installed package registers it.
+        PluginError: several do.
+    """
+    one = registered(group).get(name)
+    if one is None:
+        raise ConfigError(f"{by} needs {name!r} of {group}, which no installed package registers")
+    return one.load()
+
+
+def all_of(group: str) -> tuple[Any, ...]:
+    """Return what the names of a group stand for, in their order."""
+    return tuple(one.load() for one in registered(group).values())

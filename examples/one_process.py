@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.extras.datatools.arithmetic import write_arithmetic  # only the dataset comes from agentrl
+from agentrl.extras.datatools.arithmetic import write_arithmetic  # only data comes from agentrl
 
 LETTERS = "\n0123456789+-*=?no"  # a token is a letter; "\n" ends a turn
 END = LETTERS.index("\n")

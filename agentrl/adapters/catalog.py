@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import PluginError, concerning
-from agentrl.extras.verl.interactions import verl_interactions
-from agentrl.extras.verl.tools import verl_function_tools, verl_tools
 from agentrl.plugins import Plugins, Registry, Tool, load_plugins
 from agentrl.plugins.loaded import of_environment
 from agentrl.plugins.sources import function_reference
+from agentrl.registered import required
 
 
 def open_plugins(agent: AgentConfig) -> Plugins:
@@ -30,9 +29,8 @@ def open_plugins(agent: AgentConfig) -> Plugins:
     tools = _tools(agent)
     for tool in tools.values():
         plugins.tools.add(tool)
-    if agent.verl_interaction_config:
-        for interaction in verl_interactions(agent.verl_interaction_config):
-            plugins.interactions.add(interaction)
+    for interaction in _named_by(agent, "verl_interaction_config"):
+        plugins.interactions.add(interaction)
     return dataclasses.replace(plugins, served_tools=tuple(tools))
 
 
@@ -131,8 +129,8 @@ def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
     Duplicates are refused; a tool may replace a built-in one of its name.
     """
     tools: dict[str, type[Tool]] = {}
-    for source, found in _sources(agent):
-        for tool in found:
+    for source in ("mcp_servers", "verl_tool_config", "verl_function_tools"):
+        for tool in _named_by(agent, source):
             if tool.name in tools:
                 raise PluginError(
                     f"agent.{source}: another server or file already has a tool {tool.name!r}; rename one of "
@@ -142,13 +140,15 @@ def _tools(agent: AgentConfig) -> dict[str, type[Tool]]:
     return tools
 
 
-def _sources(agent: AgentConfig) -> Iterator[tuple[str, list[type[Tool]]]]:
-    if agent.mcp_servers:
-        # Imported only if there is a server: the client's import takes most of a second.
-        from agentrl.extras.mcp.tools import mcp_tools
+def _named_by(agent: AgentConfig, source: str) -> Sequence[type[Any]]:
+    """Return the plugins behind a setting of the section that names others' servers or files; () without it.
 
-        yield "mcp_servers", mcp_tools(agent.mcp_servers)
-    if agent.verl_tool_config:
-        yield "verl_tool_config", verl_tools(agent.verl_tool_config)
-    if agent.verl_function_tools:
-        yield "verl_function_tools", verl_function_tools(agent.verl_function_tools)
+    Raises:
+        ConfigError: nothing installed reads it.
+    """
+    if not (setting := getattr(agent, source)):
+        return ()
+    # Loaded only if it is set: the import of MCP's client alone takes most of a second.
+    return cast(
+        Sequence[type[Any]], required("agentrl.plugin_sources", source, by=f"agent.{source}")(setting)
+    )

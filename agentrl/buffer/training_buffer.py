@@ -30,8 +30,8 @@ from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.errors import DataError
-from agentrl.extras.sandbox import sandbox_reports
 from agentrl.plugins import Plugins
+from agentrl.registered import all_of
 from agentrl.rewards.select import RewardTable
 from agentrl.types import JsonObject, Task
 
@@ -172,7 +172,7 @@ class TrainingBuffer(ReplayBuffer):
             report=dataset.report,
             template_note=template.summary,
             journal_note=journal_note,
-            sandboxes=sandbox_reports(),
+            sandboxes=tuple(line for lines in all_of("agentrl.start_notes") for line in lines()),
         )
         super().__init__(
             dataset,

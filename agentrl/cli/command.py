@@ -114,7 +114,7 @@ def _registered(warn: Callable[[str], None]) -> Iterator[tuple[str, Command | Co
     for name, one in registered("agentrl.commands").items():
         try:
             commands = tuple(one.load())
-        except Exception as error:  # a third party's code runs at import; the other commands go on
+        except Exception as error:  # noqa: BLE001 - a third party's code; the others go on
             warn(f"the commands {name!r} of {one.owner} ({one.value}) cannot be loaded: {error}")
             continue
         yield from ((one.owner, command) for command in commands)

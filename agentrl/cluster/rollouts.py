@@ -24,7 +24,6 @@ from agentrl.cluster.starting import num_done
 from agentrl.data.attempt_files import AttemptFiles
 from agentrl.data.trajectories import decode, from_ipc
 from agentrl.errors import AgentRLError, InfrastructureError
-from agentrl.extras.tracing.spans import Span
 from agentrl.plugins.last_words import keep_last_words, read_file
 from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.garbage import collect_rarely
@@ -35,6 +34,7 @@ from agentrl.servers.server_order import order_for
 from agentrl.servers.startup import Readiness
 from agentrl.servers.trio_run import in_trio
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
+from agentrl.tracking.spans import Span
 from agentrl.types import Lease, Outcome, PluginKind, ServerPause, Trajectory
 
 N = TypeVar("N", int, float)

@@ -16,10 +16,10 @@ from agentrl.controller.credit import group_attempts
 from agentrl.controller.observe import Observer
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import InfrastructureError, RewardError
-from agentrl.extras.tracing.spans import BATCH_REWARD, Attribute, TracedBlock
 from agentrl.plugins.blame import failure_of
 from agentrl.rollout.loop_gaps import without_gaps
 from agentrl.tracking.attempts import FailedAttempt
+from agentrl.tracking.spans import BATCH_REWARD, Attribute, TracedBlock
 from agentrl.types import SCORED_OUTCOMES, Group, Outcome
 
 POLL_S = 1.0

@@ -82,7 +82,6 @@ from agentrl.extras.storage.fetched import with_local_files
 from agentrl.extras.storage.storage import StoragePath
 from agentrl.extras.storage.upload import RunUpload
 from agentrl.extras.storage.uploaded import UploadIndex, claim_upload
-from agentrl.extras.tracing.span_export import check_opentelemetry
 from agentrl.granted import granted
 from agentrl.interrupts import ending_at_the_second_interrupt, interruptible
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
@@ -93,6 +92,7 @@ from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.frozen_models import resolve_opponents, resolve_teacher
 from agentrl.rollout.limits import server_key
+from agentrl.rollout.tracing import check_tracing
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.servers.attached import check_attached
 from agentrl.servers.launch import check_backend
@@ -112,8 +112,7 @@ def open_run(config: Config) -> Iterator[Run]:
     plugins = named_plugins(config.agent, config.reward, config.eval)
     chat = Chat.of(config.model)
     refuse_too_large(config)
-    if config.tracking.spans.endpoint is not None:
-        check_opentelemetry()
+    check_tracing(config.tracking.spans)
     total_steps = _check_training(config, plugins, chat)
     with interruptible(), ExitStack() as stack, ending_at_the_second_interrupt():
         run_dir = RunDir.open(given.trainer, dump_config(given))

@@ -20,13 +20,13 @@ from agentrl.evaluation.data_sets import EvaluationProblem
 from agentrl.evaluation.model_place import Servers
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.time_left import TimeLeft
-from agentrl.extras.tracing.traces import AttemptTracer
 from agentrl.rollout.group_player import AttemptPlayer, GroupPlayer, GroupScorer, PlayLog
 from agentrl.rollout.outcomes import OutcomeTable, Retry
 from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import Sampling, TurnSource
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import Shipment, in_batches
+from agentrl.rollout.tracing import AttemptTracer
 from agentrl.tracking.attempts import Became, FailedAttempt
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Trajectory
 

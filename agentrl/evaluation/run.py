@@ -43,8 +43,6 @@ from agentrl.evaluation.scratch import scratch_folder
 from agentrl.evaluation.standstill import WatchedEvaluation
 from agentrl.evaluation.store import AttemptStore
 from agentrl.evaluation.time_left import TimeLeft
-from agentrl.extras.tracing.span_export import SpanCounts
-from agentrl.extras.tracing.tracing import WorkerTracing
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable, without_rewards
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -60,6 +58,7 @@ from agentrl.rollout.open_files import allow_trajectories
 from agentrl.rollout.player_stack import PlayerParts, open_stack
 from agentrl.rollout.scopes import PlayLoop
 from agentrl.rollout.shown_images import ShownImages
+from agentrl.rollout.tracing import ProcessTracing, open_tracing
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.frozen import StartedFrozen, start_frozen
 from agentrl.servers.router import Router
@@ -253,7 +252,7 @@ async def _play(
         unpublished=UNPUBLISHED_VERSION,
         num_ids=num_ids_of(config.model),
     )
-    tracing = WorkerTracing.of(config.tracking.spans, run=f"eval/{prepared.request.folder.name}")
+    tracing = open_tracing(config.tracking.spans, run=f"eval/{prepared.request.folder.name}")
     connect_to: Callable[[str], Client] = connect if tracing is None else tracing.connecting(connect)
     turns = _turns(prepared, concurrency, connect_to, api_key=servers.api_key)
     failures = FailureBook(
@@ -302,15 +301,16 @@ async def _play(
                 await stack.aclose()
                 await turns.aclose()
             if tracing is not None:
-                tracing.export.close()
-                _say_lost_spans(tracing.export.counts, config.tracking.spans.endpoint, progress.say)
+                tracing.close()
+                _say_lost_spans(tracing, config.tracking.spans.endpoint, progress.say)
     return attempts.counts
 
 
-def _say_lost_spans(counts: SpanCounts, endpoint: str | None, say: Say) -> None:
-    if num := counts.lost + counts.left_out:
-        why = counts.problem or "the queue was full"
-        say(f"spans: {num:,} did not reach {endpoint} ({why}); the attempts are complete")
+def _say_lost_spans(tracing: ProcessTracing, endpoint: str | None, say: Say) -> None:
+    counters = tracing.counters()
+    if num := counters["spans_lost"] + counters["spans_left_out"]:
+        why = tracing.problem() or "the queue was full"
+        say(f"spans: {num:,.0f} did not reach {endpoint} ({why}); the attempts are complete")
 
 
 def _watching(watched: WatchedEvaluation, prepared: Prepared, say: Say) -> AbstractContextManager[object]:

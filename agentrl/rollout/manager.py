@@ -15,9 +15,8 @@ import trio
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.extras.boxes.pool import box_counters
-from agentrl.extras.tracing.traces import AttemptTracer
 from agentrl.plugins.call_threads import CallThreads
+from agentrl.registered import all_of
 from agentrl.rollout.attempt_log import AttemptLog
 from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.group_player import GroupPlayer, PlayLog
@@ -29,6 +28,7 @@ from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, Shipment, TrajectorySink, ship
 from agentrl.rollout.stats import RolloutStats
+from agentrl.rollout.tracing import AttemptTracer
 from agentrl.servers.router import Router
 from agentrl.tracking.attempts import Became
 from agentrl.types import Failure, Lease, Outcome, Trajectory
@@ -98,6 +98,7 @@ class AgentLoopManager:
         training, validating, self._tools = stacks.training, stacks.validation, stacks.tools
         self._stacks = {training, validating}
         self._stats = RolloutStats()
+        self._counters = all_of("agentrl.counters")
         self.attempts = AttemptLog()  # training attempts only
         self.scopes = Scope()  # root of the tree of live scopes
         self._claimed = 0  # unsettled members of leased groups
@@ -281,7 +282,7 @@ class AgentLoopManager:
             "stuck_threads": float(CallThreads.num_stuck_here()),
             "outstanding_tokens": float(sum(router.outstanding_tokens().values())),
             **{f"pace_{name}": value for name, value in router.pace.sums().items()},
-            **box_counters(),
+            **{name: value for counters in self._counters for name, value in counters().items()},
         }
 
 

@@ -29,8 +29,6 @@ from agentrl.config.schema import Config
 from agentrl.config.tracking import SpansConfig
 from agentrl.data.trajectories import encode, to_ipc
 from agentrl.errors import InfrastructureError
-from agentrl.extras.tracing.spans import Span
-from agentrl.extras.tracing.tracing import WorkerTracing
 from agentrl.plugins.last_words import end_with_last_words
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.attempt_log import AttemptReport
@@ -47,12 +45,14 @@ from agentrl.rollout.scopes import LiveScopes, PlayLoop
 from agentrl.rollout.shipment import TrajectorySink
 from agentrl.rollout.shown_images import ShownImages
 from agentrl.rollout.teacher import Teacher
+from agentrl.rollout.tracing import open_tracing
 from agentrl.rollout.warned import ToldWarnings
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.front_router import SGLangRouterClient
 from agentrl.servers.protocol import POLICY_ADAPTER
 from agentrl.servers.router import Router
 from agentrl.servers.server import Client
+from agentrl.tracking.spans import Span
 from agentrl.types import Lease, ServerPause
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class RolloutWorker:
             api_key=named_key,
             **options,
         )
-        self._tracing = WorkerTracing.of(settings.spans, run=settings.run)
+        self._tracing = open_tracing(settings.spans, run=settings.run)
         connect_to: Callable[[str], Client] = connect if self._front_url is None else behind
         self._router = Router(
             connect_to if self._tracing is None else self._tracing.connecting(connect_to),
@@ -255,16 +255,16 @@ class RolloutWorker:
     def trace_pauses(self, pauses: Sequence[ServerPause]) -> None:
         """Add pauses of servers to the traces of the attempts that they held up."""
         if self._tracing is not None:
-            trio.from_thread.run_sync(self._tracing.requests.paused, pauses, trio_token=self._token)
+            trio.from_thread.run_sync(self._tracing.paused, pauses, trio_token=self._token)
 
     def trace(self, spans: Sequence[Span]) -> None:
         """Send spans of the controller to the collector."""
         if self._tracing is not None:
-            self._tracing.export.offer(spans)
+            self._tracing.offer(spans)
 
     def span_problem(self) -> str:
         """Return why the collector did not take spans most recently; "" if it took all."""
-        return "" if self._tracing is None else self._tracing.export.counts.problem
+        return "" if self._tracing is None else self._tracing.problem()
 
     def stop(self) -> None:
         """End `run` and `play`: cancel agents, close tools, abort running generations. Idempotent."""
@@ -274,7 +274,7 @@ class RolloutWorker:
         while self._thread.is_alive() and time.monotonic() < deadline and not self._watch.is_blocked:
             self._thread.join(POLL_S)
         if self._tracing is not None:
-            self._tracing.export.close()
+            self._tracing.close()
 
     def _call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T | None:
         """Run `function(*args)` in the trio thread; None if `stop` cancelled it."""

@@ -22,7 +22,6 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
-from agentrl.extras.tracing.traces import AttemptTracer
 from agentrl.plugins import AgentLoop, Environment, Interaction, Plugins, Registry, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rewards.select import Unscored
@@ -32,6 +31,7 @@ from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.opponents import connect_frozen
 from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.sampling import Sampling
+from agentrl.rollout.tracing import AttemptTracer
 from agentrl.servers.router import Router
 from agentrl.servers.server import Client
 from agentrl.testing.script import Script, ScriptedModel

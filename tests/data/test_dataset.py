@@ -379,8 +379,8 @@ def test_gsm8k_of_the_shared_folder(tmp_path: Path):
 
 def test_data_needs_no_torch_no_ray_no_transformers():
     modules = (
-        "agentrl.data.checked_dataset, agentrl.extras.datatools.command, agentrl.extras.datatools.convert, agentrl.extras.datatools.pairs, "
-        "agentrl.extras.datatools.show"
+        "agentrl.data.checked_dataset, agentrl.extras.datatools.command, agentrl.extras.datatools.convert, "
+        "agentrl.extras.datatools.pairs, agentrl.extras.datatools.show"
     )
     code = f"import sys, {modules}; print({{'torch', 'ray', 'transformers'}} & set(sys.modules))"
     assert (

@@ -263,5 +263,5 @@ def test_the_example_is_short_and_its_mathematics_its_own():
     text = (ROOT / "examples" / "one_process.py").read_text()
     assert len(text.splitlines()) <= 320
     assert [line for line in text.splitlines() if "import" in line and "agentrl" in line] == [
-        "from agentrl.extras.datatools.arithmetic import write_arithmetic  # only the dataset comes from agentrl"
+        "from agentrl.extras.datatools.arithmetic import write_arithmetic  # only data comes from agentrl"
     ]

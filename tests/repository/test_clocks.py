@@ -61,7 +61,7 @@ ALLOWED = {
     "agentrl/tracking/tensorboard_tracker.py:TensorboardTracker._add": "the axis of time in TensorBoard",
     "agentrl/extras/tracing/mlflow_tracker.py:MlflowTracker.log": "MLflow's axis of time, for people",
     "agentrl/extras/tracing/traces.py:Trace.__init__": "OpenTelemetry's axis of time",
-    "agentrl/extras/tracing/spans.py:TracedBlock.__enter__": "OpenTelemetry's axis of time",
+    "agentrl/tracking/spans.py:TracedBlock.__enter__": "OpenTelemetry's axis of time",
     "agentrl/extras/tracing/traced_client.py:RequestTracer.paused": "a pause is known by the driver's clock",
     "agentrl/weights/publish.py:Publisher._held": "when a server was paused, for other processes",
     "agentrl/extras/view/sources.py:signature_of": "is it the same file? A key of a cache",

@@ -29,7 +29,8 @@ NAMES = WAITS | {function.partition(".")[2] for function in FUNCTIONS}
 ALLOWED = {
     "agentrl/extras/mcp/tools.py:mcp_tools": "opening, listing and closing each have a deadline, by "
     "start_timeout_s",
-    "agentrl/extras/storage/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have deadlines",
+    "agentrl/extras/storage/upload.py:RunUpload._send_checkpoint": "a thread of its own; requests have "
+    "deadlines",
     "agentrl/cluster/recorder.py:Recorder._run": "a daemon thread that waits for work",
     "agentrl/plugins/last_words.py:note": "context variables: they wait for nothing",
     "agentrl/rollout/asyncio_host.py:_tell_left": "a context variable: it waits for nothing",
@@ -44,12 +45,12 @@ ALLOWED = {
     "agentrl/learner/buckets.py:BucketSender._settle": "the process group has a time-out",
     "agentrl/learner/buckets.py:_exchange": "the process group has a time-out",
     "agentrl/rewards/worker.py:main": "a worker's whole life: it ends with the pipe to its parent",
-    "agentrl/extras/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the program's "
-    "deadline",
+    "agentrl/extras/sandbox/launcher/main.py:Inside._run_program": "the launcher outside kills it at the "
+    "program's deadline",
     "agentrl/servers/supervisor.py:Supervisor._wait_until_it_ends": "a server's whole life, which `stop` "
     "ends",
-    "agentrl/extras/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the line "
-    "before",
+    "agentrl/extras/sandbox/process.py:LauncherPair.run": "the launcher that it waits for was stopped in the "
+    "line before",
     "agentrl/servers/process_group.py:Broadcast.wait": "the process group has a time-out",
     "agentrl/cluster/actors.py:_limiter": "a variable of trio's: it waits for nothing",
     "agentrl/cluster/workers.py:Workers.run": "a Handle: CallDeadlines bounds it",

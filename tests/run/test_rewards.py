@@ -6,7 +6,7 @@ import pytest
 
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.extras.tracing.spans import BATCH_REWARD, GROUP_REWARD
+from agentrl.tracking.spans import BATCH_REWARD, GROUP_REWARD
 from parts.collector import Collector
 
 PLUGIN = '''

@@ -22,8 +22,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
     """Raise TooCostlyError in the block after `seconds` of CPU time. Only in the main thread, which receives
     signals.
 
-    Answers are bounded before they are evaluated (`agentrl.extras.answers.bounds`). This limit covers what the
-    bounds miss.
+    Answers are bounded before they are evaluated (`agentrl.extras.answers.bounds`). This limit covers what
+    the bounds miss.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -43,7 +43,8 @@ class Math(Reward):
     Metrics: accuracy (by `strict`), accuracy_strict, accuracy_flexible, format (there is a box).
     Details: answer, in canonical form. An answer submitted by `finish` needs no box.
 
-    It runs in a process of its own, so a costly answer (see `agentrl.extras.answers.bounds`) blocks nothing else.
+    It runs in a process of its own, so a costly answer (see `agentrl.extras.answers.bounds`) blocks nothing
+    else.
     """
 
     name: ClassVar[str] = "math"

@@ -29,6 +29,7 @@ COMMANDS = (
     Command(
         "data tau2",
         hubs.data_tau2,
-        "agentrl data tau2 data/desk --tasks tasks.json --environment desk --policy @policy.md --plugin desk.py",
+        "agentrl data tau2 data/desk --tasks tasks.json --environment desk --policy @policy.md --plugin "
+        "desk.py",
     ),
 )

@@ -1,7 +1,7 @@
 """`make_plan`: for a model and a number of GPUs, the config that learns fastest among those that fit.
 
-All splits of the GPUs that fit are estimated (`agentrl.extras.plan.estimate`), and the best is planned. Splits
-of fewer GPUs are among those of more, so more GPUs never make the estimate slower.
+All splits of the GPUs that fit are estimated (`agentrl.extras.plan.estimate`), and the best is planned.
+Splits of fewer GPUs are among those of more, so more GPUs never make the estimate slower.
 """
 
 from __future__ import annotations

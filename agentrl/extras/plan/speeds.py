@@ -97,7 +97,9 @@ def _parameters_read(size: ModelSize, batch: int) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of the learner's side: `agentrl.extras.plan.loop.LoopCosts`. `size` None: both sides are paced."""
+    """Times of the learner's side: `agentrl.extras.plan.loop.LoopCosts`. `size` None: both sides are
+    paced.
+    """
 
     config: Config
     size: ModelSize | None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.errors import ConfigError
-from agentrl.extras.tracing.spans import Span
+from agentrl.tracking.spans import Span
 
 MAX_BATCH = 512
 """Spans per request."""

@@ -17,7 +17,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from agentrl.extras.tracing.spans import REQUEST, Span
+from agentrl.tracking.spans import REQUEST, Span
 
 
 class SpanObjects:

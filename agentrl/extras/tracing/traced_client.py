@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from agentrl.config.storage_urls import shown
 from agentrl.errors import ServerError
-from agentrl.extras.tracing.spans import PAUSE, REQUEST, Attribute, Span, bounded, new_span_id
 from agentrl.extras.tracing.traces import Trace, TracedScope, current_scope
 from agentrl.servers.protocol import Pulse
 from agentrl.servers.server import Client
+from agentrl.tracking.spans import PAUSE, REQUEST, Attribute, Span, bounded, new_span_id
 from agentrl.types import Generation, SamplingParams, ServerPause
 
 KEPT_REQUESTS = 4_096

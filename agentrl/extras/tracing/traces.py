@@ -29,7 +29,13 @@ from typing import Protocol
 import numpy as np
 
 from agentrl.config.tracking import SpansConfig
-from agentrl.extras.tracing.spans import (
+from agentrl.rollout.group_player import PlayLog
+from agentrl.rollout.outcomes import Retry
+from agentrl.rollout.recorder import Attempt
+from agentrl.rollout.scopes import GENERATE, Scope
+from agentrl.tracking.attempts import Became
+from agentrl.tracking.conversation_text import message_lines
+from agentrl.tracking.spans import (
     ATTEMPT,
     GROUP_REWARD,
     MAX_CONTENT_CHARS,
@@ -40,12 +46,6 @@ from agentrl.extras.tracing.spans import (
     new_span_id,
     new_trace_id,
 )
-from agentrl.rollout.group_player import PlayLog
-from agentrl.rollout.outcomes import Retry
-from agentrl.rollout.recorder import Attempt
-from agentrl.rollout.scopes import GENERATE, Scope
-from agentrl.tracking.attempts import Became
-from agentrl.tracking.conversation_text import message_lines
 from agentrl.types import SCORED_OUTCOMES, Lease, Trajectory
 
 MAX_SPANS = 2_000

@@ -21,7 +21,6 @@ from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.journal import Journal
 from agentrl.buffer.ledger import LedgerRules
 from agentrl.buffer.records import Records
-from agentrl.cli.runs import disk, fetch
 from agentrl.config.opponents import OpponentConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import complete_checkpoints, find_checkpoint, prune, save_checkpoint
@@ -30,6 +29,7 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checkpoint_files import stored_file
 from agentrl.errors import ConfigError, StorageError
+from agentrl.extras.storage.command import disk, fetch
 from agentrl.extras.storage.storage import StoragePath
 from agentrl.extras.storage.upload import RunUpload
 from agentrl.extras.storage.uploaded import INDEX, VERSIONS_SKIPPED, claim_upload, fetch_run, read_upload

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from agentrl.config.tracking import SpansConfig
 from agentrl.extras.tracing import traces
-from agentrl.extras.tracing.spans import ATTEMPT, GROUP_REWARD, MAX_CONTENT_CHARS, PAUSE, REQUEST
 from agentrl.extras.tracing.traced_client import RequestTracer
 from agentrl.extras.tracing.traces import AttemptTracer, TracedAttempt
 from agentrl.plugins import GroupReward, RewardResult, Tool, ToolResult
 from agentrl.rollout.scopes import GENERATE, Scope
 from agentrl.servers.router import Router
+from agentrl.tracking.spans import ATTEMPT, GROUP_REWARD, MAX_CONTENT_CHARS, PAUSE, REQUEST
 from agentrl.types import Outcome, ServerPause
 from parts.span_trees import check_tree, overlaps
 
