@@ -165,7 +165,7 @@ def evaluate(
     files = _split(trained_on) or [
         file for file in config.data.train_files if is_named and (is_url(file) or Path(file).is_file())
     ]
-    from agentrl.extras.storage.sent import mirrored_folder
+    from agentrl.data.storage import mirrored_folder
 
     with mirrored_folder(
         out or default_folder(model or config.model.path or config.rollout.urls[:1])
@@ -221,13 +221,18 @@ def generate(
         "max_turn_tokens": max_turn_tokens,
     }
     config, _ = load_base(arguments or [], sampling, tools=tools, templates=template or [])
+    from agentrl.data.storage import local_path, mirrored_file
     from agentrl.evaluation.generate import generate as run
     from agentrl.evaluation.run import EvaluationRequest
-    from agentrl.extras.storage.fetched import fetched
-    from agentrl.extras.storage.sent import mirrored_file
 
     request = EvaluationRequest(
-        config, model, (str(fetched(source)),), Path(), agent=agent, served_model=served_model, max_rows=rows
+        config,
+        model,
+        (str(local_path(source)),),
+        Path(),
+        agent=agent,
+        served_model=served_model,
+        max_rows=rows,
     )
     with mirrored_file(out) as file:
         num_failed = run(request, file, response_key=response_key, say=_say)
@@ -272,9 +277,9 @@ def default_folder(model: str | Sequence[str]) -> Path:
 def _evaluated(
     request: EvaluationRequest, training_files: Sequence[str], fail_below: Sequence[str]
 ) -> Report:
+    from agentrl.evaluation.contamination import refuse_unreadable
     from agentrl.evaluation.results import write_results
     from agentrl.evaluation.run import play_missing, prepare
-    from agentrl.extras.research.contamination import refuse_unreadable
     from agentrl.figures.thresholds import parse_threshold, refuse_unknown
 
     thresholds = [parse_threshold(text) for text in fail_below]

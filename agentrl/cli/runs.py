@@ -64,8 +64,8 @@ def export(
     """Write the policy of a checkpoint in Hugging Face format, as transformers and SGLang load it. Needs no
     Ray and no GPU.
     """
-    from agentrl.extras.storage.sent import new_folder
-    from agentrl.offline.export import export_checkpoint, local_checkpoint
+    from agentrl.data.storage import local_checkpoint, new_folder
+    from agentrl.offline.export import export_checkpoint
 
     with new_folder(out) as folder:
         export_checkpoint(

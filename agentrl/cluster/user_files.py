@@ -13,9 +13,9 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, concerning
-from agentrl.extras.gateway.certificates import server_context
 from agentrl.plugins import Reference
 from agentrl.plugins.sources import absence, pack_files
+from agentrl.rollout.openai_door import check_certificate
 
 
 def user_files(config: Config) -> list[str]:
@@ -73,10 +73,8 @@ def check_files(models: Mapping[str, ModelConfig], agent: AgentConfig) -> None:
     for key, path in (*_model_files(models), *_verl_files(agent)):
         if not Path(path).is_file():
             raise ConfigError(f"{key}: file {path!r} {absence(Path(path))}")
-    gateway = agent.gateway
-    if gateway.certificate is not None and gateway.private_key is not None:
-        with concerning("agent.gateway"):
-            server_context(gateway.certificate, gateway.private_key)
+    with concerning("agent.gateway"):
+        check_certificate(agent.gateway)
 
 
 def _model_files(models: Mapping[str, ModelConfig]) -> Iterator[tuple[str, str]]:

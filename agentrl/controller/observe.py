@@ -10,12 +10,14 @@ from functools import partial
 
 from agentrl.config.schema import Config
 from agentrl.controller.recording import LocalRecording, Recording
+from agentrl.controller.report_refresher import ReportRefresher
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FailureBook
-from agentrl.extras.view.run_report import ReportRefresher, closing_of
+from agentrl.figures.closing import closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
+from agentrl.registered import all_of
 from agentrl.rollout.loop_gaps import gap_metrics
 from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.attempt_table import SampledAttempts
@@ -263,9 +265,8 @@ class Observer:
         self.say(f"look at it: agentrl view {shlex.quote(str(self._dir.root))}")
 
     def _draw_report(self) -> None:
-        from agentrl.extras.view.run_picture import draw_report  # matplotlib takes a second to load
-
-        self.say(f"curves: {draw_report(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
+        for draw in all_of("agentrl.reports"):  # matplotlib takes a second to load
+            self.say(f"curves: {draw(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
 
     def close(self) -> None:
         self._refresher.close()

@@ -39,9 +39,9 @@ from agentrl.controller.silent_roles import SilentRoles
 from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.data.folder_index import index_folder
 from agentrl.data.token_columns import column_folder
 from agentrl.errors import CheckpointError
-from agentrl.extras.storage.fetched import index_folder
 from agentrl.learner.learner import Learner
 from agentrl.tracking.closing_table import STEP, TRAINED
 from agentrl.types import BufferCounts, Group

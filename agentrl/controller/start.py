@@ -68,30 +68,26 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.controller.saving import CheckpointWriter
 from agentrl.controller.specs import RoleSpecs, check_critic
 from agentrl.controller.teacher import check_teacher
+from agentrl.controller.uploads import ClaimedUpload, Uploading, claim_upload
 from agentrl.controller.validation import Validation
 from agentrl.controller.watchdog import watching
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset, check_training_data
 from agentrl.data.checkpoint_files import read_model_config
 from agentrl.data.model_source import resolve_model
+from agentrl.data.storage import with_local_files
 from agentrl.errors import ConfigError, concerning
-from agentrl.extras.gateway.address import check_address
-from agentrl.extras.plan.explain_cpu import memory_warning
-from agentrl.extras.plan.explain_memory import refuse_too_large
-from agentrl.extras.storage.fetched import with_local_files
-from agentrl.extras.storage.storage import StoragePath
-from agentrl.extras.storage.upload import RunUpload
-from agentrl.extras.storage.uploaded import UploadIndex, claim_upload
-from agentrl.granted import granted
 from agentrl.interrupts import ending_at_the_second_interrupt, interruptible
 from agentrl.learner.architecture import check_dtype, check_head_on_sglang, check_policy, check_replay
 from agentrl.learner.layout import check_folder
 from agentrl.learner.policy_loss import bind_policy_loss
 from agentrl.learner.reward_model import RewardModel
 from agentrl.plugins import Plugins
+from agentrl.registered import all_of
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.frozen_models import resolve_opponents, resolve_teacher
 from agentrl.rollout.limits import server_key
+from agentrl.rollout.openai_door import check_address
 from agentrl.rollout.tracing import check_tracing
 from agentrl.rollout.worker import RolloutSettings
 from agentrl.servers.attached import check_attached
@@ -111,7 +107,7 @@ def open_run(config: Config) -> Iterator[Run]:
     given, config = config, _resolved(config)
     plugins = named_plugins(config.agent, config.reward, config.eval)
     chat = Chat.of(config.model)
-    refuse_too_large(config)
+    warnings = [warning for forecast in all_of("agentrl.forecasts") for warning in forecast(config)]
     check_tracing(config.tracking.spans)
     total_steps = _check_training(config, plugins, chat)
     with interruptible(), ExitStack() as stack, ending_at_the_second_interrupt():
@@ -120,7 +116,7 @@ def open_run(config: Config) -> Iterator[Run]:
         # The servers and ranks are gone by then: nobody reads or writes a version.
         stack.callback(remove_versions, run_dir.weights(config.rollout.weights))
         tidy(run_dir.checkpoints)
-        upload = _claim_upload(config, run_dir)
+        upload = claim_upload(config.trainer, run_dir, say=_say_early)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
         scoring = _open_scoring(config, run_dir, plugins, chat)
         if checkpoint is None and config.data.val_files:  # a resumed run does not play the baselines
@@ -129,6 +125,9 @@ def open_run(config: Config) -> Iterator[Run]:
         stack.callback(observer.close)
         if checkpoint is not None:
             say_resumed(checkpoint, config, total_steps=total_steps, say=observer.say)
+        for warning in (*warnings, context_warning(config)):
+            if warning is not None:
+                observer.say(f"warning: {warning}")
         started = time.monotonic()
         uploading = _start_uploading(config, upload, run_dir, observer, stack)
         seats = _start_ray(config, run_dir, observer, stack)
@@ -184,20 +183,16 @@ def open_run(config: Config) -> Iterator[Run]:
 
 def _start_uploading(
     config: Config,
-    upload: tuple[StoragePath, UploadIndex] | None,
+    upload: ClaimedUpload | None,
     run_dir: RunDir,
     observer: Observer,
     stack: ExitStack,
-) -> RunUpload | None:
+) -> Uploading | None:
     """Copy the run folder in the background until `stack` ends; None without `trainer.upload_to`."""
     if upload is None:
         return None
-    place, index = upload
     uploading = stack.enter_context(
-        RunUpload(
-            place,
-            index,
-            run_dir,
+        upload.uploading(
             interval_s=config.trainer.upload_interval_s,
             say=observer.say,
             snapshots=partial(needed_snapshots, config.agent.opponents, run_dir.root / OPPONENTS),
@@ -211,9 +206,6 @@ def _start_ray(
     config: Config, run_dir: RunDir, observer: Observer, stack: ExitStack
 ) -> Mapping[Role, Sequence[Seat]]:
     """Start or join Ray until `stack` ends, and return the reserved seats by role."""
-    for warning in (memory_warning(config, granted_bytes=granted().memory_bytes), context_warning(config)):
-        if warning is not None:
-            observer.say(f"warning: {warning}")
     check_attached(
         config.rollout.urls,
         api_key=server_key(config.rollout.api_key_env),
@@ -270,7 +262,7 @@ def _open_checkpoints(
     run_dir: RunDir,
     newest: Checkpoint | None,
     observer: Observer,
-    uploading: RunUpload | None,
+    uploading: Uploading | None,
 ) -> CheckpointWriter:
     """Launch the recorder, for which a checkpoint waits, and return the writer of checkpoints."""
     observer.recording = recording = RemoteRecording(launch_recorder(), observer.unwritten, observer.say)
@@ -281,14 +273,6 @@ def _open_checkpoints(
         wait_for_records=recording.wait,
         pinned=tuple if uploading is None else uploading.pinned,
     )
-
-
-def _claim_upload(config: Config, run_dir: RunDir) -> tuple[StoragePath, UploadIndex] | None:
-    """Take the upload over, and fetch it if the run folder is new; None without `trainer.upload_to`."""
-    if config.trainer.upload_to is None:
-        return None
-    place = StoragePath.of(config.trainer.upload_to)
-    return place, claim_upload(place, run_dir, config.trainer, say=_say_early)
 
 
 def _say_early(text: str) -> None:

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentrl.config.model import LoRAConfig
 from agentrl.config.storage_urls import is_url
+from agentrl.data.hub import HubError, download
+from agentrl.data.storage import local_folder
 from agentrl.errors import ConfigError, concerning
-from agentrl.extras.datatools.hub import HubError, download
-from agentrl.extras.storage.fetched import fetched_folder
 
 KEY = "model.lora.path"
 CONFIG_FILE = "adapter_config.json"
@@ -147,7 +147,7 @@ def _find(path: str) -> Path:
     """Return the local folder of an adapter."""
     if is_url(path):
         with concerning(KEY):
-            return fetched_folder(path)
+            return local_folder(path)
     if Path(path).expanduser().is_dir():
         return Path(path).expanduser()
     if not _HUB_ID.fullmatch(path):

@@ -18,8 +18,8 @@ from agentrl.config.storage_urls import is_url
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import decode_json
+from agentrl.data.storage import local_file
 from agentrl.errors import DataError
-from agentrl.extras.storage.fetched import fetched_file
 from agentrl.plugins.sources import absence
 
 CACHE_BYTES = 256 * 2**20
@@ -48,10 +48,10 @@ def open_rows(path: str) -> RowFile:
 
     Raises:
         DataError: the file does not exist, cannot be read, or has another suffix.
-        ConfigError, StorageError: see `fetched_file`.
+        ConfigError, StorageError: see `local_file`.
     """
     if is_url(path):
-        path = str(fetched_file(path))
+        path = str(local_file(path))
     file = Path(path)
     if not file.is_file():
         raise DataError(f"dataset file {path!r} {absence(file, SUFFIXES)}")

@@ -13,10 +13,10 @@ from pathlib import Path
 from agentrl.config.model import ModelConfig
 from agentrl.config.storage_urls import is_url
 from agentrl.data.adapter_source import resolve_adapter
+from agentrl.data.hub import HubError, download
+from agentrl.data.storage import local_folder
 from agentrl.data.weight_files import check_weights
 from agentrl.errors import ConfigError, concerning
-from agentrl.extras.datatools.hub import HubError, download
-from agentrl.extras.storage.fetched import fetched_folder
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -56,7 +56,7 @@ def find_model(model: ModelConfig, *, with_weights: bool = True) -> Path:
         )
     if is_url(model.path):
         with concerning("model.path"):
-            folder = fetched_folder(model.path)
+            folder = local_folder(model.path)
     elif not (folder := Path(model.path)).is_dir():
         folder = _download(model, "model.path", with_weights=with_weights)
         if with_weights and not any(folder.glob("*.safetensors")):
@@ -81,7 +81,7 @@ def find_tokenizer(path: str, *, key: str = "model.tokenizer_path") -> Path:
     """Return the local folder of a tokenizer; raises as `resolve_model`."""
     if is_url(path):
         with concerning(key):
-            return fetched_folder(path)
+            return local_folder(path)
     return Path(path) if Path(path).is_dir() else _download(ModelConfig(path=path), key, with_weights=False)
 
 

@@ -14,7 +14,7 @@ from agentrl.data.dataset import Dataset, DatasetReport
 from agentrl.errors import ConfigError
 from agentrl.evaluation.attempt_keys import AttemptSettings, attempt_key, problem_hash, producer_of
 from agentrl.evaluation.templates import Template, applied, template_of
-from agentrl.extras.datatools.benchmarks import BENCHMARKS, write_benchmark
+from agentrl.registered import registered
 from agentrl.types import JsonObject, Task
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
@@ -60,25 +60,26 @@ def resolve_files(on: Sequence[str], *, data_dir: Path | None, scratch: Path) ->
         ConfigError: `on` is empty, has duplicates, or names neither a benchmark nor a file.
         DataError: a benchmark's original files are not available.
     """
+    benchmarks = registered("agentrl.benchmarks")
     if not on:
         raise ConfigError(
-            f"choose what to evaluate on with --on: {', '.join(BENCHMARKS)}, or files of rows (FILE.parquet)"
+            f"choose what to evaluate on with --on: {', '.join(benchmarks)}, or files of rows (FILE.parquet)"
         )
     files: dict[str, str] = {}
     for text in on:
         path = Path(shown(text) if is_url(text) else text)
         is_file = path.suffix in FILE_SUFFIXES
         name = path.stem if is_file else text
-        if not is_file and name not in BENCHMARKS:
+        if not is_file and name not in benchmarks:
             raise ConfigError(
-                f"--on {text!r} is not a dataset; use one of {', '.join(BENCHMARKS)}, or a file "
+                f"--on {text!r} is not a dataset; use one of {', '.join(benchmarks)}, or a file "
                 f"{'|'.join(FILE_SUFFIXES)}"
             )
         if name in files:
             raise ConfigError(
                 f"--on contains {name!r} twice; results are stored by name, so rename one of the files"
             )
-        files[name] = text if is_file else str(write_benchmark(name, scratch, folder=data_dir))
+        files[name] = text if is_file else str(benchmarks[name].load()(scratch, folder=data_dir))
     return files
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.extras.research.contamination import Question
+from agentrl.evaluation.contamination import Question
 from agentrl.figures.attempts import EvaluatedAttempt, attempt_of
 from agentrl.figures.summary import Estimate, is_right, share
 from agentrl.tracking.redact import redact

@@ -24,12 +24,13 @@ from pathlib import Path, PurePath
 
 from agentrl.data.atomic_files import appearing_whole
 from agentrl.errors import InfrastructureError
+from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.description import RunDescription
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report_text import markdown
-from agentrl.extras.research.contamination import ContaminationNote
 from agentrl.figures.summary import EvalSummary, summarise
 from agentrl.figures.thresholds import Threshold, failed_thresholds
+from agentrl.registered import all_of
 
 FORMAT = 1
 RESULTS, TEXT, PICTURE = "results.json", "report.md", "report.png"
@@ -61,9 +62,6 @@ def write_report(
         ValueError: there are no attempts.
         InfrastructureError: a file cannot be written.
     """
-    # Imported here because matplotlib takes about a second to load.
-    from agentrl.extras.view.evaluation_picture import draw_picture
-
     summary = summarise(evidence.attempts)
     failed = failed_thresholds(thresholds, summary)
     description = run.to_json()
@@ -77,7 +75,9 @@ def write_report(
         "thresholds": failed,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    draw_picture(summary, evidence.attempts, folder / PICTURE, title=PurePath(str(description["model"])).name)
+    title = PurePath(str(description["model"])).name
+    for draw in all_of("agentrl.evaluation_reports"):  # matplotlib takes about a second to load
+        draw(summary, evidence.attempts, folder / PICTURE, title=title)
     _write(folder / TEXT, markdown(description, summary, evidence, contamination, picture=PICTURE))
     _write(
         folder / RESULTS,

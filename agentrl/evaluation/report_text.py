@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from agentrl.evaluation.contamination import ContaminationNote
 from agentrl.evaluation.evidence import Evidence, Example, TwoReadings
-from agentrl.extras.research.contamination import ContaminationNote
 from agentrl.figures.summary import Estimate, EvalSummary, estimate_at
 from agentrl.figures.validation_metrics import shown_ks
 from agentrl.tracking.progress import duration

@@ -14,11 +14,11 @@ from typing import Any
 from agentrl.data.files import batches
 from agentrl.data.parquet_files import writing_parquet
 from agentrl.data.trajectories import SCHEMA, encode
+from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
 from agentrl.evaluation.evidence import Evidence
 from agentrl.evaluation.report import Report, write_report
 from agentrl.evaluation.run import Prepared
-from agentrl.extras.research.contamination import find_overlap
 from agentrl.figures.attempts import ATTEMPTS
 from agentrl.figures.thresholds import Threshold
 from agentrl.rewards.select import RewardTable

@@ -23,13 +23,13 @@ from agentrl.config.model import ModelConfig, ModelFromScratchConfig
 from agentrl.config.trainer import Verify
 from agentrl.data.checkpoint_files import StoredFile, Verification, read_manifest
 from agentrl.data.proximal_files import write_proximal
-from agentrl.extras.research.counterfactual import Counterfactual, compare
 from agentrl.learner import weights
 from agentrl.learner.attention import attention_parity
 from agentrl.learner.batch import Floats, Microbatch, Mode, ScoredMicrobatch, count_tokens
 from agentrl.learner.buckets import BucketGatherer, BucketSender, choose_sources, plan_buckets
 from agentrl.learner.changes import WrittenWeights
 from agentrl.learner.correction import Corrector
+from agentrl.learner.counterfactual import Counterfactual, compare
 from agentrl.learner.device_peaks import peak_of
 from agentrl.learner.dispatch import dispatch
 from agentrl.learner.loss import PolicyObjective

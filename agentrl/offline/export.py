@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.model import ModelConfig
-from agentrl.config.storage_urls import is_url
 from agentrl.config.trainer import Verify
 from agentrl.controller.checkpoint import read_checkpoint
 from agentrl.controller.verification import verify_here
 from agentrl.data.atomic_files import require_new_folder
-from agentrl.data.checkpoint_files import MANIFEST, read_model_config
+from agentrl.data.checkpoint_files import read_model_config
 from agentrl.data.model_source import resolve_model
 from agentrl.errors import ConfigError
-from agentrl.extras.storage.fetched import fetched_checkpoint
-from agentrl.extras.storage.storage import StoragePath
 from agentrl.granted import granted
 from agentrl.learner import weights
 from agentrl.learner.checkpoint import DESCRIPTION
@@ -99,25 +96,6 @@ def export_checkpoint(
         writer.finish()
     else:
         weights.export(policy, None, described, out)
-
-
-def local_checkpoint(checkpoint: str) -> Path:
-    """Return the folder of a checkpoint; of a URL, a local copy whose files have the hashes of the manifest.
-
-    Raises:
-        ConfigError: the URL names no checkpoint.
-        StorageError: it cannot be read, or is damaged.
-    """
-    if not is_url(checkpoint):
-        return Path(checkpoint)
-    place = StoragePath.of(checkpoint)
-    manifest = (place / MANIFEST).read()
-    if manifest is None:
-        raise ConfigError(
-            f"{str(place)!r} is not a checkpoint: it has no {MANIFEST}; checkpoints are folders such as "
-            "checkpoints/step_000020"
-        )
-    return fetched_checkpoint(place, manifest)
 
 
 def _refuse_code(model: ModelConfig, checkpoint: Path) -> None:

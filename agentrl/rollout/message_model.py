@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol
 
 import trio
 
+from agentrl.chat.openai_messages import write_message
 from agentrl.chat.parsing import call_id
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.extras.gateway.chat_completions import write_message
 from agentrl.http.client import HttpClient, HttpReply
 from agentrl.rollout.sampling import Sampling
 from agentrl.types import JsonObject, Message, ToolCall

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
-from agentrl.extras.gateway.gateway import Gateway
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -21,6 +20,7 @@ from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession
+from agentrl.rollout.openai_door import Gateway, open_gateway
 from agentrl.rollout.opponents import Connect, Opponents, connect_frozen
 from agentrl.rollout.player import OpenSession, Player
 from agentrl.rollout.scoring import Scorer
@@ -72,7 +72,7 @@ class PlayerParts:
         """Return what plays training and validation. `validation` None: the same plays both."""
         shared: dict[str, Any] = {
             "tools": self.open_tools(agent),
-            "gateway": Gateway(agent.gateway),
+            "gateway": open_gateway(agent.gateway),
             "opponents": self.open_opponents(agent),
         }
         training = validating = open_stack(agent, reward, turns, self, **shared, teacher=self.teacher)
@@ -166,7 +166,7 @@ def open_stack(
             chat=parts.chat,
             generator=turns,
             prompt=parts.prompt,
-            gateway=Gateway(agent.gateway) if gateway is None else gateway,
+            gateway=open_gateway(agent.gateway) if gateway is None else gateway,
             opponents=opponents,
             adapters=parts.adapters,
             images=parts.images,

@@ -16,8 +16,6 @@ import trio
 from agentrl.chat.chat import Chat
 from agentrl.config.agent import AgentConfig
 from agentrl.errors import DataError, PluginError
-from agentrl.extras.gateway.gateway import Gateway
-from agentrl.extras.gateway.session import GatewaySession
 from agentrl.plugins import Environment, InteractionReply, OpenAIEndpoint, ToolResult, TurnLimits
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.functions import NAME
@@ -26,6 +24,7 @@ from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLi
 from agentrl.rollout.conversations import NamedConversation, SpokenConversation
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.environment import ENVIRONMENT_FACTS, AttemptEnvironment
+from agentrl.rollout.openai_door import Gateway
 from agentrl.rollout.opponents import Opponent, Opponents
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
@@ -592,9 +591,8 @@ class TrajectorySession(AttemptSession):
                 "the task's messages contain images, which programs behind the gateway do not get; use an "
                 "agent that samples by its session, such as tool_agent"
             )
-        served = GatewaySession(self, self._chat, streams=self._gateway.streams)
         reaction: Exception | None = None
-        async with self._gateway.open(served) as (endpoint, failures):
+        async with self._gateway.serve(self, self._chat) as (endpoint, failures):
             try:
                 yield endpoint
             except Exception as error:  # boundary: the user's program raised

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
+from agentrl.registered import required
 from agentrl.tracking.alarms import Alarm
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.background import BackgroundTracker
@@ -219,9 +220,7 @@ def _open_tensorboard(run_dir: Path, config: Mapping[str, Any], restored_step: i
 
 
 def _open_mlflow(run_dir: Path, **options: Any) -> Tracker:
-    from agentrl.extras.tracing.mlflow_tracker import MlflowTracker
-
-    return MlflowTracker(run_dir, **options)
+    return cast(Tracker, required("agentrl.trackers", "mlflow", by="tracking.mlflow")(run_dir, **options))
 
 
 def _one_line(error: BaseException) -> str:

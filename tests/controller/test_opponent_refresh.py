@@ -15,7 +15,7 @@ from agentrl.config.opponents import OpponentConfig
 from agentrl.controller.opponents import OpponentRefresh
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
-from agentrl.extras.view.opponent_lines import opponent_lines
+from agentrl.figures.opponent_lines import opponent_lines
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import ConversationRecord

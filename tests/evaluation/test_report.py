@@ -16,10 +16,10 @@ import pytest
 
 import agentrl
 from agentrl.errors import InfrastructureError
+from agentrl.evaluation.contamination import find_overlap
 from agentrl.evaluation.description import DataSetLine, RunDescription, package_commit
 from agentrl.evaluation.evidence import Evidence, ExampleKind
 from agentrl.evaluation.report import write_report
-from agentrl.extras.research.contamination import find_overlap
 from agentrl.figures.thresholds import parse_threshold
 from agentrl.types import Failure, Message, Outcome, RewardEvent, ToolCall, Trajectory
 from parts.trajectories import make_trajectory

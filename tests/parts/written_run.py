@@ -14,8 +14,8 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_files import FOLDER
 from agentrl.data.checkpoint_files import stored_file
 from agentrl.data.failures import FailureTable
+from agentrl.data.folder_index import index_folder
 from agentrl.data.trajectories import encode, write_parquet
-from agentrl.extras.storage.fetched import index_folder
 from agentrl.tracking.attempts import FailedAttempt
 from agentrl.tracking.metrics import MetricsFile, StepRecord
 from agentrl.tracking.seals import LINE_FILES, last_checksum, sealed_document

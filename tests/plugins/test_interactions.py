@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import pytest
 import trio
-from agentrl.interactions.gsm8k import Gsm8k
 from agentrl.interactions.scripted import Scripted
 from agentrl.interactions.simulated_user import BEGIN, SimulatedUser
 
 from agentrl.errors import ConfigError, DataError, ToolError
+from agentrl.extras.answers.gsm8k_partner import Gsm8k
 from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.plugins import Interaction, InteractionReply
 from agentrl.testing import call, play

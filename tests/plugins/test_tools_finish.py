@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agentrl.extras.answers.arithmetic import Arithmetic
 from agentrl.extras.answers.gsm8k import Gsm8k
 from agentrl.plugins import Attempted
-from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.types import Message, Outcome, Task, ToolCall
 
 QUESTION = Message("user", "What is 6 * 7?")

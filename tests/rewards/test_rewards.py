@@ -7,17 +7,17 @@ import re
 from fractions import Fraction
 
 import pytest
-from agentrl.interactions.gsm8k import FEEDBACK
-from agentrl.interactions.gsm8k import Gsm8k as Gsm8kPartner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.reward import CustomFunctionConfig, RewardConfig
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
 from agentrl.extras.answers.answer_number import stated_number
+from agentrl.extras.answers.arithmetic import Arithmetic
 from agentrl.extras.answers.gsm8k import Gsm8k, extract_answer, is_correct, parse_number
+from agentrl.extras.answers.gsm8k_partner import FEEDBACK
+from agentrl.extras.answers.gsm8k_partner import Gsm8k as Gsm8kPartner
 from agentrl.plugins import Attempted, load_plugins
-from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.rewards.custom import CustomFunction
 from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task

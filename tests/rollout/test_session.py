@@ -13,12 +13,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import trio
-from agentrl.interactions.gsm8k import FEEDBACK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.evaluation import EvalConfig
 from agentrl.errors import ServerError, ToolError
+from agentrl.extras.answers.gsm8k_partner import FEEDBACK
 from agentrl.plugins import AgentLoop, Reward, RewardResult, Tool, ToolResult
 from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.types import NO_VERSION, Lease, Message, Outcome

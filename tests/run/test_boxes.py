@@ -12,7 +12,7 @@ import pytest
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.extras.boxes.audit import Containers
 from agentrl.extras.boxes.leases import BoxLease
-from agentrl.extras.view.run_report import boxes_text
+from agentrl.figures.closing import boxes_text
 from agentrl.tracking.metrics import read_metrics
 from parts.box_kinds import BUBBLEWRAP_IS_HERE, IMAGE, podman_command, root, why_no_podman
 from parts.root_file_system import can_be_made

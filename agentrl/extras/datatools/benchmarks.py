@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentrl.data.files import write_rows
@@ -149,3 +150,6 @@ def write_benchmark(
     target = Path(out_dir) / f"{name}.parquet"
     write_rows(target, rows, task_schema([style]))
     return target
+
+
+gsm8k, aime_2024, aime_2025, math_500 = (partial(write_benchmark, name) for name in BENCHMARKS)

@@ -73,8 +73,8 @@ def data_arithmetic(
     """Write sums for three kinds of agent: some need the calculator, some do not, some get feedback and a
     second try.
     """
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.arithmetic import ArithmeticMix, read_kinds, write_arithmetic
-    from agentrl.extras.storage.sent import mirrored_folder
 
     mix = ArithmeticMix(kinds=read_kinds(kinds), sft_tool_use=tool_use)
     with mirrored_folder(out) as folder:
@@ -107,9 +107,9 @@ def writer(kind: Kind) -> Callable[..., None]:
         unattempted: Unattempted = "drop",
         debug: Debug = False,
     ) -> None:
+        from agentrl.data.storage import mirrored_folder
         from agentrl.extras.datatools.convert import default_source, write_data_set
         from agentrl.extras.datatools.originals import OriginalSource
-        from agentrl.extras.storage.sent import mirrored_folder
 
         selection = selection_of(
             deduplicate=deduplicate,
@@ -169,10 +169,10 @@ def data_hf(
     debug: Debug = False,
 ) -> None:
     """Write any data set, of the hub or of local files, by the columns that you name."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.convert import write_columns
     from agentrl.extras.datatools.originals import OriginalSource
     from agentrl.extras.datatools.problems import Columns
-    from agentrl.extras.storage.sent import mirrored_folder
 
     selection = selection_of(
         deduplicate=deduplicate,
@@ -226,10 +226,10 @@ def data_preference(
     debug: Debug = False,
 ) -> None:
     """Write pairs of answers of which one was preferred, as `agentrl rm` reads them."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.originals import OriginalSource
     from agentrl.extras.datatools.pairs import write_pairs
     from agentrl.extras.datatools.selection import Selection
-    from agentrl.extras.storage.sent import mirrored_folder
 
     columns = {"prompt": prompt_column, "chosen": chosen_column, "rejected": rejected_column}
     selection = Selection(deduplicate, test_share, seed)
@@ -255,9 +255,8 @@ def data_filter(
     debug: Debug = False,
 ) -> None:
     """Keep some rows of a file: without duplicates, or of a band of difficulty."""
+    from agentrl.data.storage import local_path, mirrored_file
     from agentrl.extras.datatools.convert import filter_rows
-    from agentrl.extras.storage.fetched import fetched
-    from agentrl.extras.storage.sent import mirrored_file
 
     if not shown_path(out).endswith(".parquet"):
         raise UserError(f"{shown_path(out)!r} must end in .parquet")
@@ -271,7 +270,7 @@ def data_filter(
         unattempted=unattempted,
     )
     with mirrored_file(out) as target:
-        written = filter_rows(fetched(file), target, selection)
+        written = filter_rows(local_path(file), target, selection)
     _say(shown_path(out).rpartition("/")[0] or ".", written)
 
 
@@ -289,12 +288,12 @@ def data_show(
     debug: Debug = False,
 ) -> None:
     """Look at a file: columns, rows per data source and agent, lengths, and some rows as conversations."""
+    from agentrl.data.storage import local_path
     from agentrl.extras.datatools.show import choose_rows, show_file
-    from agentrl.extras.storage.fetched import fetched
     from agentrl.tracking.terminal import VisibleConsole
 
     show_file(
-        fetched(file),
+        local_path(file),
         lambda count: choose_rows(count, row=row, is_random=random_row, first=rows),
         VisibleConsole(),
     )

@@ -18,6 +18,7 @@ from agentrl.data.files import RawRow, open_rows, read_batch, write_rows
 from agentrl.data.row_place import RowPlace
 from agentrl.data.row_values import read_object
 from agentrl.data.rows import AgentChoice, read_list
+from agentrl.data.storage import local_path
 from agentrl.errors import DataError
 from agentrl.extras.datatools.benchmarks import FOLDER_VARIABLE
 from agentrl.extras.datatools.code_problems import read_code
@@ -46,7 +47,6 @@ from agentrl.extras.datatools.problems import (
 )
 from agentrl.extras.datatools.selection import Candidate, Selection, normalise, select, splits_of
 from agentrl.extras.datatools.task_rows import RowStyle, task_row, task_schema
-from agentrl.extras.storage.fetched import fetched
 from agentrl.plugins import Plugins, load_plugins
 
 Kind = Literal["gsm8k", "aime", "math", "code"]
@@ -100,7 +100,7 @@ def default_source(kind: Kind) -> str | Path:
 
 def open_data_set(kind: Kind, source: OriginalSource) -> list[DataFile]:
     """Return the files of a data set; raises as `open_originals`."""
-    subset, path = DATA_SETS[kind].subset, fetched(str(source.name))
+    subset, path = DATA_SETS[kind].subset, local_path(str(source.name))
     if source.subset is None and subset is not None and (not path.exists() or (path / subset).is_dir()):
         source = replace(source, subset=subset)
     files = open_originals(source)

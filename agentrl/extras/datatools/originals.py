@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agentrl.data.files import SUFFIXES, RawRow, open_rows
 from agentrl.data.row_place import RowPlace
+from agentrl.data.storage import local_path
 from agentrl.errors import DataError
-from agentrl.extras.storage.fetched import fetched
 
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
@@ -57,8 +57,8 @@ def open_originals(source: OriginalSource) -> list[DataFile]:
     Raises:
         DataError: there is no such file, folder, data set, subset or split, or it contains no data.
     """
-    name, path = str(source.name), fetched(str(source.name))
-    root = path if path.exists() else _fetched(source)
+    name, path = str(source.name), local_path(str(source.name))
+    root = path if path.exists() else _local_path(source)
     if source.subset is not None and not (root / source.subset).is_dir():
         raise DataError(f"{name!r} has no subset (folder) {source.subset!r}")
     root = root / (source.subset or "")
@@ -101,9 +101,9 @@ def read_originals(files: Sequence[DataFile]) -> Iterator[Original]:
             yield Original(raw, place, file.split, index)
 
 
-def _fetched(source: OriginalSource) -> Path:
+def _local_path(source: OriginalSource) -> Path:
     # Imported here: the hub client would take half of every command's start-up time
-    from agentrl.extras.datatools.hub import fetch_dataset
+    from agentrl.data.hub import fetch_dataset
 
     return fetch_dataset(str(source.name), subset=source.subset, revision=source.revision)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import orjson
 import pydantic
 
+from agentrl.chat.openai_messages import written_arguments
 from agentrl.extras.gateway.bodies import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -27,7 +28,6 @@ from agentrl.extras.gateway.bodies import (
     set_fields,
     stops_of,
     validated,
-    written_arguments,
 )
 from agentrl.extras.gateway.turns import Asked, RequestError, TurnReply, TurnRequest
 from agentrl.types import JsonObject, Message, ToolCall

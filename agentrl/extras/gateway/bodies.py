@@ -159,11 +159,6 @@ def is_sendable(value: Any, *, depth: int = MAX_DEPTH) -> bool:
     return True
 
 
-def written_arguments(call: ToolCall) -> str:
-    """Return a call's arguments as JSON."""
-    return json.dumps(call.arguments or {}, ensure_ascii=False)
-
-
 def named_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages; a tool message gets the name of the function that was called."""
     names: dict[str, str] = {}

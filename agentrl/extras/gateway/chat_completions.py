@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import orjson
 import pydantic
 
+from agentrl.chat.openai_messages import written_call, written_calls
 from agentrl.extras.gateway.bodies import (
     MAX_CALLS,
     MAX_MESSAGES,
@@ -25,7 +26,6 @@ from agentrl.extras.gateway.bodies import (
     set_fields,
     stops_of,
     validated,
-    written_arguments,
 )
 from agentrl.extras.gateway.turns import Asked, RequestError, TurnReply, TurnRequest
 from agentrl.types import Message, ToolCall
@@ -184,7 +184,7 @@ class ChatWriter:
 
     def call(self, call: ToolCall) -> bytes:
         index, self._num_calls = self._num_calls, self._num_calls + 1
-        return self._delta({"tool_calls": [{"index": index, **_call(call)}]})
+        return self._delta({"tool_calls": [{"index": index, **written_call(call)}]})
 
     def waiting(self) -> bytes:
         return b": waiting\n\n"
@@ -216,21 +216,17 @@ def write_reply(reply: TurnReply, *, model: str) -> bytes:
     """Return the body of a non-streamed answer."""
     choice = {
         "index": 0,
-        "message": {"role": "assistant", **_content(reply.message), "tool_calls": _calls(reply.message)},
+        "message": {
+            "role": "assistant",
+            **_content(reply.message),
+            "tool_calls": written_calls(reply.message),
+        },
         "logprobs": _logprobs(reply.logprobs),
         "finish_reason": reply.finish_reason,
     }
     if not reply.message.tool_calls:
         del choice["message"]["tool_calls"]  # type: ignore[attr-defined]
     return orjson.dumps(_head("chat.completion", model) | {"choices": [choice], "usage": _usage(reply)})
-
-
-def write_message(message: Message) -> dict[str, Any]:
-    """Return one message in the form that requests use."""
-    written: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.role == "tool":
-        return written | {"tool_call_id": message.tool_call_id}
-    return written | ({"tool_calls": _calls(message)} if message.tool_calls else {})
 
 
 def write_error(error: RequestError) -> bytes:
@@ -257,15 +253,6 @@ def _head(kind: str, model: str) -> dict[str, Any]:
 def _content(message: Message) -> dict[str, Any]:
     content: dict[str, Any] = {"content": message.content or (None if message.tool_calls else "")}
     return content | ({"reasoning_content": message.reasoning} if message.reasoning else {})
-
-
-def _calls(message: Message) -> list[dict[str, Any]]:
-    return [_call(call) for call in message.tool_calls]
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": written_arguments(call)}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _usage(reply: TurnReply) -> dict[str, int]:

@@ -21,24 +21,28 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Protocol
 
 import orjson
 import trio
 
+from agentrl.chat.chat import Chat
 from agentrl.config.agent import GatewayConfig
 from agentrl.errors import ServerError, UserError
 from agentrl.extras.gateway import anthropic_messages, chat_completions, responses
 from agentrl.extras.gateway.address import GatewayAddress, check_address, listen
 from agentrl.extras.gateway.admission import refusal_of
+from agentrl.extras.gateway.certificates import server_context
 from agentrl.extras.gateway.http_server import HttpHead, HttpRequest, HttpResponse, HttpStream, serve_http
 from agentrl.extras.gateway.responses_writer import StoredResponses
+from agentrl.extras.gateway.session import GatewaySession
 from agentrl.extras.gateway.stream import stream_reply
 from agentrl.extras.gateway.turns import Asked, Listener, RequestError, TurnReply, TurnRequest
 from agentrl.plugins import OpenAIEndpoint
 from agentrl.rollout.ending import TrajectoryEnd
+from agentrl.rollout.session import TrajectorySession
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +140,9 @@ def _over() -> RequestError:
 class Gateway:
     """Serves open attempts. It runs within one trio run, from its first attempt to the end of that run."""
 
+    check_address = staticmethod(check_address)
+    check_certificate = staticmethod(server_context)
+
     def __init__(self, config: GatewayConfig) -> None:
         """Raises:
         ConfigError: this machine cannot listen where `config` says.
@@ -146,6 +153,11 @@ class Gateway:
         self._open: dict[str, OpenTrajectory] = {}
         self._address: GatewayAddress | None = None
         self._start_lock = trio.Lock()
+
+    def serve(
+        self, session: TrajectorySession, chat: Chat
+    ) -> AbstractAsyncContextManager[tuple[OpenAIEndpoint, list[Exception]]]:
+        return self.open(GatewaySession(session, chat, streams=self.streams))
 
     @asynccontextmanager
     async def open(self, served: Served) -> AsyncIterator[tuple[OpenAIEndpoint, list[Exception]]]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import orjson
 
-from agentrl.extras.gateway.bodies import event, written_arguments
+from agentrl.chat.openai_messages import written_arguments
+from agentrl.extras.gateway.bodies import event
 from agentrl.extras.gateway.turns import TEXT_ARGUMENT, RequestError, TurnReply
 from agentrl.types import Message, ToolCall
 

@@ -35,9 +35,9 @@ def data_reasoning_gym(
     debug: Debug = False,
 ) -> None:
     """Write tasks of reasoning-gym's generators, scored by the generators themselves (docs/hubs.md)."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.convert import choose_styles
     from agentrl.extras.hubs.reasoning_gym_rows import INSTRUCTION, read_mix, write_generated
-    from agentrl.extras.storage.sent import mirrored_folder
     from agentrl.plugins import load_plugins
 
     (style,) = choose_styles(
@@ -78,9 +78,9 @@ def data_gymnasium(
     debug: Debug = False,
 ) -> None:
     """Write games of Gymnasium, played by a tool and scored by their own rewards (docs/hubs.md)."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.convert import choose_styles
     from agentrl.extras.hubs.gymnasium_rows import INSTRUCTION, GameRows, read_games, write_games
-    from agentrl.extras.storage.sent import mirrored_folder
     from agentrl.plugins import load_plugins
 
     (style,) = choose_styles(
@@ -157,6 +157,7 @@ def data_openenv(
     debug: Debug = False,
 ) -> None:
     """Write episodes of an OpenEnv server, scored by its own rewards (docs/hubs.md)."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.task_rows import RowStyle
     from agentrl.extras.hubs.openenv_rows import (
         INSTRUCTION,
@@ -165,7 +166,6 @@ def data_openenv(
         read_server,
         write_episodes,
     )
-    from agentrl.extras.storage.sent import mirrored_folder
 
     name, found = read_server(server)
     rows = EpisodeRows(
@@ -203,9 +203,9 @@ def data_verifiers(
     debug: Debug = False,
 ) -> None:
     """Write tasks of an environment of verifiers, which plays and scores them itself (docs/hubs.md)."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.hubs.verifiers import VerifiersOptions
     from agentrl.extras.hubs.verifiers_rows import Chosen, read_arguments, write_tasks
-    from agentrl.extras.storage.sent import mirrored_folder
 
     given = read_arguments("--arguments", read_text("--arguments", arguments))
     options = VerifiersOptions(python=python, path=tuple(path or ()))
@@ -251,10 +251,10 @@ def data_textarena(
     debug: Debug = False,
 ) -> None:
     """Write games of TextArena, for one player or several, scored by their own rewards (docs/hubs.md)."""
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.hubs.gymnasium_rows import read_games
     from agentrl.extras.hubs.textarena import TextArenaOptions
     from agentrl.extras.hubs.textarena_rows import MatchRows, write_matches
-    from agentrl.extras.storage.sent import mirrored_folder
 
     opponents = {"train": opponent, "val": val_opponent or opponent}
     rows = MatchRows(
@@ -299,10 +299,10 @@ def data_tau2(
     """Write tasks of tau2-bench's layout for a domain of your own: a customer with a hidden goal, scored by
     the database and by what was told (docs/hubs.md).
     """
+    from agentrl.data.storage import mirrored_folder
     from agentrl.extras.hubs.tau2_rows import Domain, write_conversations
     from agentrl.extras.hubs.tau2_tasks import read_tasks
     from agentrl.extras.hubs.verifiers_rows import read_arguments
-    from agentrl.extras.storage.sent import mirrored_folder
     from agentrl.plugins import load_plugins
 
     plugins = load_plugins(plugin or ())

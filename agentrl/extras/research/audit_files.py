@@ -21,12 +21,12 @@ from agentrl.controller.checkpoint import complete_checkpoints, read_checkpoint
 from agentrl.data.checkpoint_files import MANIFEST
 from agentrl.data.failures import FILE as FAILURES
 from agentrl.data.failures import FailureTable
+from agentrl.data.folder_index import INDEX, check_folder
 from agentrl.data.proximal_files import FOLDER as PROXIMAL
 from agentrl.data.proximal_files import groups_of_step
 from agentrl.data.trajectories import read_parquet
 from agentrl.errors import AgentRLError
 from agentrl.extras.research.stored_steps import StoredStep, StoredSteps, read_publishes
-from agentrl.extras.storage.fetched import INDEX, check_folder
 from agentrl.extras.storage.uploaded import UploadIndex, own_index
 from agentrl.extras.view.sources import ViewSource
 from agentrl.extras.view.token_texts import read_config

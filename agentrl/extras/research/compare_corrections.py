@@ -27,8 +27,8 @@ from agentrl.controller.credit import credit, leave_out_masked, leave_out_old, w
 from agentrl.controller.learner import plan_for
 from agentrl.controller.roles import Roles
 from agentrl.data.atomic_files import write_atomically
-from agentrl.extras.research.counterfactual import Counterfactual
 from agentrl.extras.research.stored_steps import StoredStep, is_fresh
+from agentrl.learner.counterfactual import Counterfactual
 from agentrl.learner.learner import Learner
 from agentrl.tracking.alarms import finite
 

@@ -11,63 +11,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from agentrl.config.data import DataConfig
-from agentrl.config.storage_urls import is_url, problem_of
-from agentrl.data.atomic_files import write_atomically
+from agentrl.config.storage_urls import problem_of
 from agentrl.data.checkpoint_files import MANIFEST, parse_manifest
-from agentrl.errors import CheckpointError, ConfigError, StorageError
+from agentrl.data.folder_index import INDEX, FolderIndex, below
+from agentrl.errors import ConfigError, StorageError
 from agentrl.extras.storage.storage import StoragePath
-
-INDEX = "agentrl_files.json"
-"""File in a folder that agentrl sent, written last: names, sizes and hashes of all others."""
-
-
-class FolderIndex(BaseModel):
-    """The content of INDEX. files: path -> (bytes, sha256); None while the folder is being sent."""
-
-    files: dict[str, tuple[int, str]] | None
-
-    def to_bytes(self) -> bytes:
-        return json.dumps(self.model_dump(), indent=1).encode()
-
-
-def index_folder(folder: Path) -> None:
-    """Write the index of a folder: `check_folder` finds what changes afterwards."""
-    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != INDEX)
-    files = {str(path.relative_to(folder)): stored(path) for path in paths}
-    write_atomically(folder / INDEX, FolderIndex(files=files).to_bytes().decode())
-
-
-def check_folder(folder: Path, names: Collection[str] | None = None) -> None:
-    """Compare a folder with its index, if it has one. names: only these files; None: all.
-
-    Raises:
-        CheckpointError: a file is missing or was changed, or the index is damaged.
-    """
-    path = folder / INDEX
-    if not path.is_file():
-        return
-    try:
-        files = FolderIndex.model_validate_json(path.read_bytes()).files or {}
-    except ValidationError as error:
-        raise CheckpointError(f"{path} is damaged") from error
-    for name, expected in files.items():
-        if names is None or name in names:
-            file = below(folder, name)
-            if not file.is_file() or stored(file) != expected:
-                raise CheckpointError(f"{file} is missing or was changed since it was written")
-
-
-def stored(path: Path) -> tuple[int, str]:
-    """Return size and sha256 of a file."""
-    with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cache_folder() -> Path:
@@ -122,19 +76,6 @@ def fetched_folder(url: str) -> Path:
     return target
 
 
-def fetched(path: str) -> Path:
-    """Return a local path itself, and of a URL the local copy of the file or folder there.
-
-    Raises:
-        ConfigError, StorageError: see `fetched_file`.
-    """
-    if not is_url(path):
-        return Path(path)
-    if (local := _local(path)) is not None:
-        return local
-    return fetched_folder(path) if StoragePath.of(path).is_folder() else fetched_file(path)
-
-
 def complete(index: FolderIndex, place: StoragePath) -> dict[str, tuple[int, str]]:
     """Return the files of a folder; raise StorageError if it was not sent completely."""
     if index.files is None:
@@ -180,29 +121,6 @@ def fetch_files(place: StoragePath, target: Path, files: Mapping[str, tuple[int,
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def below(folder: Path, name: str) -> Path:
-    """Return the path of a file of `folder`, whose name comes from storage.
-
-    Raises:
-        StorageError: the name leads out of the folder.
-    """
-    if problem := problem_of_name(name):
-        raise StorageError(f"{problem} below {folder}")
-    path = folder / name
-    if not path.parent.resolve().is_relative_to(folder.resolve()):
-        raise StorageError(f"{path} leads out of {folder}, over a link")
-    return path
-
-
-def problem_of_name(name: str) -> str | None:
-    """Return what is wrong with the name of a file that comes from storage; None: nothing."""
-    parts = name.split("/")
-    is_bad = any(part in ("", ".", "..") or len(part.encode(errors="replace")) > 255 for part in parts)
-    if is_bad or not name.isprintable() or len(name) > 1024:
-        return f"{name[:100]!r} is not the name of a file"
-    return None
-
-
 def read_index(place: StoragePath) -> FolderIndex | None:
     """Return the index of a folder that agentrl sent; None if it has none.
 
@@ -218,13 +136,10 @@ def read_index(place: StoragePath) -> FolderIndex | None:
         raise StorageError(f"{place / INDEX} is damaged; send the folder again") from error
 
 
-def with_local_files(data: DataConfig) -> DataConfig:
-    """Return the section with URLs replaced by local copies: all processes of a run read the same rows."""
-    local = {
-        key: tuple(str(fetched_file(path)) if is_url(path) else path for path in getattr(data, key))
-        for key in ("train_files", "val_files")
-    }
-    return data.model_copy(update=local)
+def is_folder(url: str) -> bool:
+    """Return whether a URL names a folder."""
+    local = _local(url)
+    return StoragePath.of(url).is_folder() if local is None else local.is_dir()
 
 
 def _local(url: str) -> Path | None:

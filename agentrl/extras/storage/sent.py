@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.config.storage_urls import is_url
-from agentrl.data.atomic_files import require_new_folder
+from agentrl.data.folder_index import INDEX, FolderIndex, stored
 from agentrl.errors import ConfigError, StorageError
-from agentrl.extras.storage.fetched import INDEX, FolderIndex, cache_folder, fetch_files, read_index, stored
+from agentrl.extras.storage.fetched import cache_folder, fetch_files, read_index
 from agentrl.extras.storage.storage import StoragePath
 
 _TEMPORARY = (".lock", "-journal", "-wal", "-shm", ".partial")
@@ -25,16 +24,7 @@ _TEMPORARY = (".lock", "-journal", "-wal", "-shm", ".partial")
 
 @contextmanager
 def new_folder(out: str) -> Iterator[Path]:
-    """Yield a folder that does not exist yet, for `out`: itself, or a local one that is sent at the end.
-
-    Raises:
-        ConfigError: `out` exists, or cannot be written.
-        StorageError: it could not be sent.
-    """
-    if not is_url(out):
-        require_new_folder(Path(out))
-        yield Path(out)
-        return
+    """`agentrl.data.storage.new_folder` of a URL."""
     place = StoragePath.of(out)
     if place.files():
         raise ConfigError(f"{str(place)!r} exists and is not empty; choose a folder that does not exist")
@@ -46,22 +36,9 @@ def new_folder(out: str) -> Iterator[Path]:
 
 
 @contextmanager
-def mirrored_folder(out: str | Path, *, sends_after_error: bool = True) -> Iterator[Path]:
-    """Yield the folder of results that grow: `out` itself, or a local copy of what is at the URL `out`.
-
-    What changed in the copy is sent at the end. The copy stays: if the command is killed, the same command
-    on this machine continues with everything that was finished.
-
-    sends_after_error: also send what is there if the block raises.
-
-    Raises:
-        ConfigError: `out` cannot be written, or was changed from elsewhere since the copy was made.
-        StorageError: it could not be sent.
-    """
-    if not is_url(str(out)):
-        yield Path(out)
-        return
-    place = StoragePath.of(str(out))
+def mirrored_folder(out: str, *, sends_after_error: bool) -> Iterator[Path]:
+    """`agentrl.data.storage.mirrored_folder` of a URL."""
+    place = StoragePath.of(out)
     mirror = _mirror(place)
     folder, known = mirror / (place.name or "out"), mirror / INDEX
     place.probe()
@@ -92,17 +69,7 @@ def mirrored_folder(out: str | Path, *, sends_after_error: bool = True) -> Itera
 
 @contextmanager
 def mirrored_file(out: str) -> Iterator[Path]:
-    """Yield the file to write: `out` itself, or a local one that is sent to the URL `out` at the end.
-
-    What is written beside a local one stays on this machine, so that an interrupted command continues.
-
-    Raises:
-        ConfigError: `out` cannot be written.
-        StorageError: it could not be sent.
-    """
-    if not is_url(out):
-        yield Path(out)
-        return
+    """`agentrl.data.storage.mirrored_file` of a URL."""
     place = StoragePath.of(out)
     place.parent.probe()
     file = _mirror(place) / place.name

@@ -42,9 +42,10 @@ from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import require_new_folder, sync, write_atomically
 from agentrl.data.attempt_files import FOLDER as ATTEMPTS
 from agentrl.data.checkpoint_files import MANIFEST
+from agentrl.data.folder_index import below, problem_of_name
 from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.errors import ConfigError, StorageError
-from agentrl.extras.storage.fetched import below, fetch_checkpoint, problem_of_name
+from agentrl.extras.storage.fetched import fetch_checkpoint
 from agentrl.extras.storage.storage import StoragePath
 from agentrl.tracking.unwritten import AppendedFile
 from agentrl.tracking.versions import VERSIONS, read_versions

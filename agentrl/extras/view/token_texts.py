@@ -12,8 +12,8 @@ import yaml
 from tokenizers import Tokenizer
 
 from agentrl.chat.growth import check_growth
+from agentrl.data.folder_index import check_folder
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.extras.storage.fetched import check_folder
 from agentrl.tracking.seals import check_text
 
 FILE = "tokenizer.json"

@@ -10,11 +10,11 @@ import pytest
 
 from agentrl.errors import RewardError
 from agentrl.extras.answers.aime import Aime
+from agentrl.extras.answers.arithmetic import Arithmetic
 from agentrl.extras.answers.format import Format
 from agentrl.extras.answers.gsm8k import Gsm8k
 from agentrl.extras.answers.math import Math
 from agentrl.plugins import Attempted, Reward, RewardResult
-from agentrl.rewards.arithmetic import Arithmetic
 from agentrl.rewards.calls import RewardCalls, Term
 from agentrl.rewards.recipes import Recipe
 from agentrl.rollout.asyncio_host import AsyncioHost

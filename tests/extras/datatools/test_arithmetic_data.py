@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pyarrow.parquet as pq
 import pytest
-from agentrl.interactions.gsm8k import FEEDBACK
 from agentrl.tools import calculator
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from agentrl.data.row_place import RowPlace
 from agentrl.data.rows import AgentChoice, read_row
 from agentrl.errors import ConfigError, DataError
 from agentrl.extras.answers.gsm8k import extract_answer, is_correct
+from agentrl.extras.answers.gsm8k_partner import FEEDBACK
 from agentrl.extras.datatools import arithmetic
 from agentrl.extras.datatools.arithmetic import ArithmeticMix, normalize, split_of, write_arithmetic
 from agentrl.types import Message, ToolCall

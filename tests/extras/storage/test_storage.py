@@ -13,11 +13,13 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.storage_urls import SCHEMES, problem_of, shown
 from agentrl.config.trainer import TrainerConfig
 from agentrl.data.files import open_rows
+from agentrl.data.folder_index import INDEX, FolderIndex
 from agentrl.data.model_source import resolve_model
+from agentrl.data.storage import mirrored_folder, new_folder
 from agentrl.errors import ConfigError, StorageError
 from agentrl.extras.storage import storage
-from agentrl.extras.storage.fetched import INDEX, FolderIndex, fetched_file, fetched_folder, read_index
-from agentrl.extras.storage.sent import mirrored_folder, new_folder, send_folder
+from agentrl.extras.storage.fetched import fetched_file, fetched_folder, read_index
+from agentrl.extras.storage.sent import send_folder
 from agentrl.extras.storage.storage import StoragePath
 
 PARTS_OF_UPLOAD = 11 << 20

@@ -1,9 +1,9 @@
 """The test side: runs test code in a process without any of the program's objects, and prints the results.
 
 stdin: the JSON of an `agentrl.extras.sandbox.code_tests.Suite`. Descriptors 3 and 4 lead to the program.
-stdout, which only this file writes to: `compiles` and `loaded`, as the program side reported them, then one line per
-case: `passed`, `failed`, or `broken` with the reason why the test itself cannot run. Cases without a line
-were not reached: the program ended.
+stdout, which only this file writes to: `compiles` and `loaded`, as the program side reported them, then one
+line per case: `passed`, `failed`, or `broken` with the reason why the test itself cannot run. Cases
+without a line were not reached: the program ended.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import DataError
-from agentrl.extras.research import contamination
-from agentrl.extras.research.contamination import (
+from agentrl.evaluation import contamination
+from agentrl.evaluation.contamination import (
     Overlap,
     Question,
     SourceOverlap,
