@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 import pytest
 import trio
 
+from agentrl.chat.openai_messages import write_message
 from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import RequestRefused, ServerError
-from agentrl.extras.gateway.chat_completions import read_request, write_message
+from agentrl.extras.gateway.chat_completions import read_request
 from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.plugins import AgentLoop, Session, load_plugins
 from agentrl.rewards.select import Unscored
