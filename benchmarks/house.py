@@ -18,7 +18,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from house_reach import Reach
 from machine import ROOT, write_result
 
 PLUGINS = ("agents", "tools", "interactions")
@@ -164,6 +166,104 @@ def takes_the_whole(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     )
 
 
+def room_of(module: str) -> str:
+    """Return the room of a module: `agentrl.rollout.session` -> `rollout`, `extras.boxes` of an extra."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] == "extras" else 1]) if parts else ""
+
+
+def is_extra(module: str) -> bool:
+    return room_of(module).startswith("extras")
+
+
+def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
+    """Return how large core and extras are, and what ties rooms to each other."""
+    core = {name: module for name, module in modules.items() if not is_extra(name)}
+    sizes = Counter(room_of(name) for name, module in core.items() if module.num_code_lines)
+    arrows, across, of_extras, upwards = set(), set(), set(), 0
+    for name, module in modules.items():
+        for imported, one in names_imported(module, modules):
+            own, other = room_of(name), room_of(imported)
+            if is_extra(name):
+                of_extras |= set() if is_extra(imported) or not other else {one}
+            elif is_extra(imported):
+                upwards += 1
+            elif own and other and own != other:
+                arrows.add((own, other))
+                across.add(one)
+    reach = Reach({name: module.tree for name, module in core.items()})
+    started = reach.from_function("agentrl.controller.start.open_run")
+    learned = reach.from_function("agentrl.controller.train.learn")
+    largest = max(len(methods_of(c)) for module in core.values() for c in classes(module))
+    return {
+        "core_lines_of_code": sum(module.num_code_lines for module in core.values()),
+        "extras_lines_of_code": sum(m.num_code_lines for name, m in modules.items() if is_extra(name)),
+        "core_modules": len(core),
+        "modules_of_the_largest_room": max(sizes.values()),
+        "arrows_between_rooms_of_the_core": len(arrows),
+        "names_across_rooms_of_the_core": len(across),
+        "names_of_the_core_in_extras": len(of_extras),
+        "imports_of_extras_in_the_core": upwards,
+        "protocols_with_one_implementation": len(lonely_protocols(modules)),
+        "methods_of_the_largest_class": largest,
+        "functions_reached_from_open_run": len(started),
+        "files_reached_from_open_run": len({reach.module_of(one) for one in started}),
+        "functions_reached_from_learn": len(learned),
+        "files_reached_from_learn": len({reach.module_of(one) for one in learned}),
+        "imports_of_start": len(imports_of(modules["agentrl.controller.start"], modules)),
+        "lines_of_start": modules["agentrl.controller.start"].num_lines,
+    }
+
+
+def names_imported(module: Module, modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
+    """Yield (module, dotted name) of everything of the program that a module imports."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, alias.name) for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if (place := name if name in modules else node.module) in modules:
+                    yield place, name
+
+
+def methods_of(one: ast.ClassDef) -> set[str]:
+    return {node.name for node in one.body if isinstance(node, FUNCTIONS)}
+
+
+def lonely_protocols(modules: Mapping[str, Module]) -> list[str]:
+    """Return the protocols of which one class has all methods, or none has."""
+    found = [(m.name, c) for m in modules.values() for c in classes(m)]
+    protocols = [(m, c) for m, c in found if any("Protocol" in ast.unparse(base) for base in c.bases)]
+    others = [methods_of(c) for _, c in found if all("Protocol" not in ast.unparse(b) for b in c.bases)]
+    return [
+        f"{module}.{protocol.name}"
+        for module, protocol in protocols
+        if (asked := methods_of(protocol)) and sum(asked <= has for has in others) <= 1
+    ]
+
+
+def surfaces() -> dict[str, int]:
+    """Return how much a user meets: keys, commands, pages."""
+    from agentrl.cli.command import core_commands
+    from agentrl.config.schema import Config
+
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "config.md"]
+    return {
+        "config_keys": num_keys(Config),
+        "commands_of_the_core": len({one.path.split()[0] for one in core_commands()}),
+        "pages": len(pages),
+        "words_of_pages": sum(len(path.read_text().split()) for path in pages),
+        "words_of_the_changelog": len((ROOT / "CHANGELOG.md").read_text().split()),
+    }
+
+
+def num_keys(section: Any) -> int:
+    """Return the number of settings of a section, those of sections in it included."""
+    inner = [field.annotation for field in section.model_fields.values()]
+    return sum(num_keys(one) if hasattr(one, "model_fields") else 1 for one in inner)
+
+
 def measure(modules: Mapping[str, Module]) -> dict[str, object]:
     """Return the counts; for those that should be small, the names."""
     graph = {name: imports_of(module, modules) for name, module in modules.items()}
@@ -180,6 +280,8 @@ def measure(modules: Mapping[str, Module]) -> dict[str, object]:
     ]
     plugins = tuple(f"agentrl.{name}" for name in (*PLUGINS, "rewards"))
     return {
+        **rooms(modules),
+        **surfaces(),
         "files": len(modules),
         "lines": sum(module.num_lines for module in modules.values()),
         "lines_of_code": sum(module.num_code_lines for module in modules.values()),

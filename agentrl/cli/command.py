@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.registered import registered
 
 CORE = "Commands"
-PLAN, LOOK, EVALUATE = "Plan and check", "Inspect runs", "Compare and score"
+PLAN, LOOK, EVALUATE = "Begin, plan and check", "Inspect runs", "Compare and score"
 EXTEND, SERVE = "Data", "Models and servers"
 """Panels of the help."""
 PANELS = (CORE, PLAN, LOOK, EVALUATE, EXTEND, SERVE)
@@ -85,8 +85,6 @@ def core_commands() -> tuple[Command | CommandFamily, ...]:
         Command("config list", configs.config_list, "agentrl config list"),
         Command("config show", configs.config_show, "agentrl config show recipes/gsm8k_grpo"),
         Command("plugins", plugins.plugins, "agentrl plugins configs/quickstart.yaml", CORE),
-        Command("new", plugins.new, "agentrl new tool word_count --out my_plugins", CORE),
-        Command("play", plugins.play, "agentrl play configs/quickstart.yaml --row 0", CORE),
         Command("docs", pages.docs, "agentrl docs quickstart", CORE),
     )
 

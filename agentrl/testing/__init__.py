@@ -1,23 +1,19 @@
-"""Testing of plugins: a scripted model in the real loop, pytest fixtures, and contracts that every plugin
-must meet.
+"""Testing of plugins: the public address of what a room registers as `play` of `agentrl.testing`.
 
-from agentrl.testing import call
-from agentrl.testing import play
+from agentrl.testing import call, play
 trajectory = play(tools=[MyTool], turns=[call("my_tool", x=1), "done"])
 """
 
-from agentrl.testing.script import Call, Raw, Says, Script, ScriptedModel, ScriptedTurn, call
-from agentrl.testing.stage import Stage, play, tiny_chat
+from __future__ import annotations
 
-__all__ = [
-    "Call",
-    "Raw",
-    "Says",
-    "Script",
-    "ScriptedModel",
-    "ScriptedTurn",
-    "Stage",
-    "call",
-    "play",
-    "tiny_chat",
-]
+from typing import Any
+
+from agentrl.registered import required
+
+GROUP = "agentrl.testing"
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return getattr(required(GROUP, "play", by="agentrl.testing"), name)

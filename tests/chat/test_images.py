@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.chat.chat import Chat
 from agentrl.errors import ConfigError, DataError
-from agentrl.testing.stage import tiny_chat
+from agentrl.extras.testing.stage import tiny_chat
 from agentrl.types import Message
 from parts.vision import stored, write_seeing_model
 

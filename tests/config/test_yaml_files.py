@@ -4,9 +4,9 @@ import pytest
 
 from agentrl.config.compose import load_config
 from agentrl.errors import ConfigError, PluginError
+from agentrl.extras.testing.one_row.models import read_script
 from agentrl.extras.verl.importing.source import read_source
 from agentrl.extras.verl.loading import read_entries
-from agentrl.testing.one_row.models import read_script
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"

@@ -17,13 +17,13 @@ from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.agent import AgentConfig
 from agentrl.config.compose import load_config
 from agentrl.config.reward import RewardConfig
+from agentrl.extras.testing.one_row.play import play_row
 from agentrl.plugins import Attempted, Plugins, WrongCall, load_plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
 from agentrl.rollout.shared_tools import SharedTools
 from agentrl.rollout.toolbox import Toolbox
 from agentrl.testing import Call, call, play
-from agentrl.testing.one_row.play import play_row
 from agentrl.types import Message, Outcome, Task, ToolCall
 
 ROOT = Path(__file__).parents[2]

@@ -21,8 +21,8 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.compose import load_config
 from agentrl.controller.credit import advantage_options
 from agentrl.data.trajectories import encode, write_parquet
+from agentrl.extras.testing.one_row.play import play_row
 from agentrl.testing import play
-from agentrl.testing.one_row.play import play_row
 from agentrl.types import Outcome
 
 ROOT = Path(__file__).parents[2]

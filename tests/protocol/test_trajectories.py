@@ -21,6 +21,7 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig
 from agentrl.errors import RequestRefused
+from agentrl.extras.testing.stage import DATA_SOURCE, registered
 from agentrl.plugins import AgentLoop, load_plugins
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -32,7 +33,6 @@ from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.router import Router
 from agentrl.servers.supervisor import Supervisor
 from agentrl.testing import tiny_chat
-from agentrl.testing.stage import DATA_SOURCE, registered
 from agentrl.types import Lease, Message, Outcome, SamplingParams, Task, ToolCall
 
 PROMPT = [5, 17, 42]

@@ -13,6 +13,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.data.checked_dataset import Playable, agent_choice
 from agentrl.errors import DataError, PluginError, ServerError, ToolError
+from agentrl.extras.testing.scaffold import write_plugin
 from agentrl.plugins import (
     AgentLoop,
     Attempted,
@@ -30,7 +31,6 @@ from agentrl.plugins import (
     tool,
 )
 from agentrl.testing import call, play
-from agentrl.testing.scaffold import write_plugin
 from agentrl.types import Lease, Outcome, PluginId, Task, Trajectory
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import agentrl
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.testing.one_row.play import play_row
+from agentrl.extras.testing.one_row.play import play_row
 from agentrl.types import Outcome
 from parts.vision import squares
 from sglang_cpu.environment import built_python

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from agentrl.testing.contracts.rewards import attempt_of
 from typer.testing import CliRunner
 
 from agentrl.cli.app import app
@@ -21,7 +22,6 @@ from agentrl.extras.hubs.reasoning_gym import ReasoningGym
 from agentrl.extras.hubs.reasoning_gym_rows import read_mix
 from agentrl.testing import play
 from agentrl.testing.contracts import RewardExample
-from agentrl.testing.contracts.rewards import attempt_of
 from agentrl.types import Outcome, Task
 from parts.generators import origin, small_generators
 

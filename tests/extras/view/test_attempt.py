@@ -11,13 +11,13 @@ import pytest
 from agentrl.data.proximal_files import ProximalRun, write_proximal
 from agentrl.data.trajectories import encode, write_parquet
 from agentrl.errors import DataError
+from agentrl.extras.testing.one_row.models import read_script
 from agentrl.extras.view.attempt import MAX_TEXT, AttemptReader, exact_prompt, show, show_tokens, whole_text
 from agentrl.extras.view.copying import as_script, as_test
 from agentrl.extras.view.shelf import Shelf
 from agentrl.extras.view.sources import open_sources
 from agentrl.extras.view.token_texts import TokenTexts
 from agentrl.testing import Call, Says, call, play, tiny_chat
-from agentrl.testing.one_row.models import read_script
 from agentrl.types import SCORED_OUTCOMES, Message, RewardEvent
 from parts.trajectories import make_trajectory
 from parts.viewed import random_trajectory, write_run

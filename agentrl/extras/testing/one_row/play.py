@@ -24,6 +24,7 @@ from agentrl.data.input_files import check_prepared
 from agentrl.data.model_source import resolve_model
 from agentrl.data.rows import AgentChoice
 from agentrl.errors import ConfigError, concerning
+from agentrl.extras.testing.one_row.models import Read, Say, open_model
 from agentrl.plugins import Plugins
 from agentrl.rewards.select import RewardTable
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -38,7 +39,6 @@ from agentrl.rollout.shown_images import ShownImages
 from agentrl.servers.frozen import start_frozen
 from agentrl.servers.router import Router
 from agentrl.servers.trio_run import in_trio
-from agentrl.testing.one_row.models import Read, Say, open_model
 from agentrl.types import Failure, Lease, Task, Trajectory
 
 

@@ -18,12 +18,12 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import RolloutConfig
 from agentrl.config.yaml_files import read_nodes
 from agentrl.errors import ConfigError, RequestRefused, ServerError
+from agentrl.extras.testing.script import Call, Raw, Says, ScriptedModel, ScriptedTurn
 from agentrl.rollout.limits import key_of_started, server_key
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.launch import check_backend, launcher
 from agentrl.servers.server import Client
 from agentrl.servers.supervisor import Supervisor
-from agentrl.testing.script import Call, Raw, Says, ScriptedModel, ScriptedTurn
 
 PERSON = "person"
 CALL = re.compile(r"/call\s+(\S+)\s*(.*)")

@@ -14,10 +14,10 @@ from agentrl.cli.app import app
 from agentrl.config.compose import load_config
 from agentrl.errors import ConfigError, ServerError
 from agentrl.extras.datatools.arithmetic import write_arithmetic
+from agentrl.extras.testing.one_row.models import read_script, read_typed
+from agentrl.extras.testing.one_row.play import play_row
+from agentrl.extras.testing.one_row.show import ACTION_STYLE, coloured_tokens, show, stretches
 from agentrl.testing import Call, Raw, Says
-from agentrl.testing.one_row.models import read_script, read_typed
-from agentrl.testing.one_row.play import play_row
-from agentrl.testing.one_row.show import ACTION_STYLE, coloured_tokens, show, stretches
 from agentrl.types import Outcome
 
 CONFIG = """

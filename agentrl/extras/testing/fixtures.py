@@ -16,16 +16,16 @@ import pytest
 
 if TYPE_CHECKING:
     from agentrl.chat.chat import Chat
-    from agentrl.testing import Script, ScriptedModel
+    from agentrl.extras.testing import Script, ScriptedModel
     from agentrl.types import Trajectory
 
-pytest.register_assert_rewrite("agentrl.testing.contracts")
+pytest.register_assert_rewrite("agentrl.extras.testing.contracts")
 
 
 @pytest.fixture(scope="session")
 def agentrl_chat() -> Chat:
     """Return the byte-level tokenizer of the quickstart."""
-    from agentrl.testing import tiny_chat
+    from agentrl.extras.testing import tiny_chat
 
     return tiny_chat()
 
@@ -35,7 +35,7 @@ def agentrl_model(agentrl_chat: Chat) -> Callable[..., ScriptedModel]:
     """Return a function that creates a ScriptedModel: `agentrl_model(["hello", call("search",
     query="x")])`.
     """
-    from agentrl.testing import ScriptedModel
+    from agentrl.extras.testing import ScriptedModel
 
     def model(script: Script, **options: Any) -> ScriptedModel:
         return ScriptedModel(agentrl_chat, script, **options)
@@ -46,7 +46,7 @@ def agentrl_model(agentrl_chat: Chat) -> Callable[..., ScriptedModel]:
 @pytest.fixture
 def play(agentrl_chat: Chat) -> Callable[..., Trajectory]:
     """Return `agentrl.testing.play` with the project's own `agentrl_chat`."""
-    from agentrl.testing import play as play_with
+    from agentrl.extras.testing import play as play_with
 
     def play_here(turns: Script, **options: Any) -> Trajectory:
         return play_with(turns, **{"chat": agentrl_chat, **options})

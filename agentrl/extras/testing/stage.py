@@ -22,6 +22,7 @@ from agentrl.config.agent import AgentConfig
 from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import RolloutConfig
+from agentrl.extras.testing.script import Script, ScriptedModel
 from agentrl.plugins import AgentLoop, Environment, Interaction, Plugins, Registry, Tool
 from agentrl.plugins.rewards import AnyReward
 from agentrl.rewards.select import Unscored
@@ -34,7 +35,6 @@ from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.tracing import AttemptTracer
 from agentrl.servers.router import Router
 from agentrl.servers.server import Client
-from agentrl.testing.script import Script, ScriptedModel
 from agentrl.types import Lease, Message, Task, Trajectory
 
 T = TypeVar("T")

@@ -12,6 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from agentrl.errors import DataError
+from agentrl.extras.testing.contracts.running import (
+    ODD_TEXTS,
+    InEnvironment,
+    check_metrics,
+    check_name,
+    check_number,
+    first,
+    plugin_class,
+    run,
+    side_by_side,
+)
+from agentrl.extras.testing.script import Call
+from agentrl.extras.testing.stage import DATA_SOURCE, play
 from agentrl.plugins import (
     AnyReward,
     Attempted,
@@ -24,19 +37,6 @@ from agentrl.plugins import (
     load_plugins,
 )
 from agentrl.plugins.rewards import RunsIn
-from agentrl.testing.contracts.running import (
-    ODD_TEXTS,
-    InEnvironment,
-    check_metrics,
-    check_name,
-    check_number,
-    first,
-    plugin_class,
-    run,
-    side_by_side,
-)
-from agentrl.testing.script import Call
-from agentrl.testing.stage import DATA_SOURCE, play
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, Task, Trajectory
 
 ONLY_FACTS = "rewards in processes, of groups and of batches do not see the environment"

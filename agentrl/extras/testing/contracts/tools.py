@@ -10,8 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import jsonschema_rs
 
 from agentrl.errors import ToolError
-from agentrl.plugins import Tool, ToolResult, load_plugins
-from agentrl.testing.contracts.running import (
+from agentrl.extras.testing.contracts.running import (
     InEnvironment,
     cancelled_at_first_wait,
     check_calls,
@@ -24,8 +23,9 @@ from agentrl.testing.contracts.running import (
     run,
     side_by_side,
 )
-from agentrl.testing.script import Call
-from agentrl.testing.stage import play
+from agentrl.extras.testing.script import Call
+from agentrl.extras.testing.stage import play
+from agentrl.plugins import Tool, ToolResult, load_plugins
 from agentrl.types import Outcome, Trajectory
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import trio
 
 from agentrl.errors import ToolError
+from agentrl.extras.testing.contracts.running import check_name, plugin_class
+from agentrl.extras.testing.script import Script, ScriptedTurn
+from agentrl.extras.testing.stage import play
 from agentrl.plugins import AgentLoop, Interaction, Tool, ToolResult, load_plugins
 from agentrl.rollout.session import TrajectoryEnd
-from agentrl.testing.contracts.running import check_name, plugin_class
-from agentrl.testing.script import Script, ScriptedTurn
-from agentrl.testing.stage import play
 from agentrl.types import SCORED_OUTCOMES, JsonObject, Message, Outcome, Task, Trajectory
 
 

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.extras.testing.one_row.play import PlayedRow
 from agentrl.rollout.environment import ENVIRONMENT_FACTS
-from agentrl.testing.one_row.play import PlayedRow
 from agentrl.types import SCORED_OUTCOMES, ConversationRecord, Ending, Message, Trajectory
 
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}

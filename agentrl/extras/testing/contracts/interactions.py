@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from agentrl.errors import ToolError, UserError
-from agentrl.plugins import Interaction, InteractionReply, load_plugins
-from agentrl.testing.contracts.running import (
+from agentrl.extras.testing.contracts.running import (
     ODD_TEXTS,
     InEnvironment,
     cancelled_at_first_wait,
@@ -23,7 +22,8 @@ from agentrl.testing.contracts.running import (
     run,
     side_by_side,
 )
-from agentrl.testing.stage import play
+from agentrl.extras.testing.stage import play
+from agentrl.plugins import Interaction, InteractionReply, load_plugins
 from agentrl.types import SCORED_OUTCOMES, Message, Outcome, ToolCall, Trajectory
 
 T = TypeVar("T")

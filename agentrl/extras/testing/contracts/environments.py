@@ -10,10 +10,7 @@ from typing import Any, ClassVar
 import jsonschema_rs
 
 from agentrl.errors import UserError
-from agentrl.plugins import Environment, environment_tools, load_plugins
-from agentrl.rewards.select import Unscored
-from agentrl.rollout.environment import ENVIRONMENT_FACTS
-from agentrl.testing.contracts.running import (
+from agentrl.extras.testing.contracts.running import (
     cancelled_at_first_wait,
     check_calls,
     check_name,
@@ -23,8 +20,11 @@ from agentrl.testing.contracts.running import (
     recorded,
     run,
 )
-from agentrl.testing.script import Call
-from agentrl.testing.stage import play
+from agentrl.extras.testing.script import Call
+from agentrl.extras.testing.stage import play
+from agentrl.plugins import Environment, environment_tools, load_plugins
+from agentrl.rewards.select import Unscored
+from agentrl.rollout.environment import ENVIRONMENT_FACTS
 from agentrl.types import JsonObject, Outcome, Trajectory
 
 VERBS = ("start", "facts", "close")
