@@ -54,12 +54,6 @@ def core_commands() -> tuple[Command | CommandFamily, ...]:
         ),
         Command("eval", evaluation.evaluate, "agentrl eval --model MODEL --on gsm8k --n 4", CORE),
         Command(
-            "generate",
-            evaluation.generate,
-            "agentrl generate --model MODEL --in rows.parquet --out responses.parquet",
-            CORE,
-        ),
-        Command(
             "export",
             runs.export,
             "agentrl export runs/quickstart/run/checkpoints/step_000020 runs/exported",

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentrl.cli.options import Debug
-from agentrl.config.storage_urls import is_url, shown_path
-from agentrl.errors import InfrastructureError
+from agentrl.config.storage_urls import is_url
 
 if TYPE_CHECKING:
     from agentrl.config.schema import Config
@@ -178,71 +177,6 @@ def evaluate(
         sys.exit(EXIT_BELOW)
 
 
-def generate(
-    source: Annotated[
-        str, typer.Option("--in", metavar="IN.parquet", help="Rows in verl's schema; its columns are kept.")
-    ],
-    out: Annotated[
-        str,
-        typer.Option(
-            metavar="OUT.parquet", help="File or URL to write: the rows with a column of responses."
-        ),
-    ],
-    arguments: Arguments = None,
-    model: Model = None,
-    n: N = None,
-    agent: Agent = None,
-    tools: Tools = None,
-    template: Templates = None,
-    greedy: Greedy = False,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    max_tokens: MaxTokens = None,
-    max_turn_tokens: MaxTurnTokens = None,
-    rows: Rows = None,
-    served_model: ServedModel = None,
-    response_key: Annotated[str, typer.Option(help="Column to write.")] = "responses",
-    debug: Debug = False,
-) -> None:
-    """Generate n responses for each row, without scoring them: `agentrl score` reads what is written.
-
-    Attempts are kept in OUT.parquet.attempts as soon as they are finished: the same command resumes. If OUT
-    is a URL, they stay on this machine.
-    """
-    sampling = {
-        "n": n,
-        "temperature": 0.0 if greedy else temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "max_response_tokens": max_tokens,
-        "max_turn_tokens": max_turn_tokens,
-    }
-    config, _ = load_base(arguments or [], sampling, tools=tools, templates=template or [])
-    from agentrl.data.storage import local_path, mirrored_file
-    from agentrl.evaluation.generate import generate as run
-    from agentrl.evaluation.run import EvaluationRequest
-
-    request = EvaluationRequest(
-        config,
-        model,
-        (str(local_path(source)),),
-        Path(),
-        agent=agent,
-        served_model=served_model,
-        max_rows=rows,
-    )
-    with mirrored_file(out) as file:
-        num_failed = run(request, file, response_key=response_key, say=_say)
-    typer.echo(f"wrote {shown_path(out)}")
-    if num_failed:
-        raise InfrastructureError(
-            f"{num_failed} responses failed and are null; run the same command again to retry them"
-        )
-
-
 def load_base(
     arguments: Sequence[str], sampling: Mapping[str, Any], *, tools: str | None, templates: Sequence[str]
 ) -> tuple[Config, bool]:
@@ -285,13 +219,13 @@ def _evaluated(
     thresholds = [parse_threshold(text) for text in fail_below]
     refuse_unreadable(training_files, prompt_key=request.config.data.prompt_key)
     started, began = datetime.datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
-    with prepare(request, say=_say) as prepared:
+    with prepare(request, say=say) as prepared:
         refuse_unknown(
             thresholds,
             sorted({problem.task.data_source for problem in prepared.problems}),
             n=prepared.config.eval.n,
         )
-        play_missing(prepared, say=_say)
+        play_missing(prepared, say=say)
         return write_results(
             prepared,
             started=started,
@@ -321,5 +255,5 @@ def _split(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     typer.echo(text, err=True)

@@ -16,9 +16,7 @@ from agentrl.plugins.rewards import AnyReward, RunsIn, Scope
 from agentrl.plugins.sources import Reference, function_reference, import_source
 from agentrl.rewards.calls import Term
 from agentrl.rewards.custom import load_function
-from agentrl.rewards.llm_judge import LLMJudge
 from agentrl.rewards.recipes import Recipe, recipe_of_class
-from agentrl.rewards.remote import Remote
 from agentrl.types import Task
 
 R = TypeVar("R", bound=AnyReward)
@@ -130,9 +128,9 @@ class RewardTable:
 
     def check_services(self) -> None:
         """Raise ConfigError if nobody listens at the URL of a configured reward, such as a judge."""
-        posters = [judge.poster for judge in self.find(LLMJudge)]
-        for poster in (*posters, *(remote.poster for remote in self.find(Remote))):
-            trio.run(poster.check)
+        for term in self._configured:
+            if (check := getattr(term.reward, "check_service", None)) is not None:
+                trio.run(check)
 
     def check(self, task: Task) -> None:
         """Raise DataError if the task cannot be scored (unknown source, no ground truth).

@@ -208,19 +208,21 @@ def _open_guests(openers: Mapping[str, Callable[[], Tracker]], console: Console)
 def _open_wandb(
     mode: WandbMode, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]
 ) -> Tracker:
-    from agentrl.tracking.wandb_tracker import WandbTracker
-
-    return WandbTracker(run_dir, project=project, experiment=experiment, mode=mode, config=config)
+    options = {"project": project, "experiment": experiment, "mode": mode, "config": config}
+    return cast(Tracker, _tracker("wandb")(run_dir, **options))
 
 
 def _open_tensorboard(run_dir: Path, config: Mapping[str, Any], restored_step: int | None) -> Tracker:
-    from agentrl.tracking.tensorboard_tracker import TensorboardTracker
-
-    return TensorboardTracker(run_dir / "tensorboard", config=config, restored_step=restored_step)
+    folder = run_dir / "tensorboard"
+    return cast(Tracker, _tracker("tensorboard")(folder, config=config, restored_step=restored_step))
 
 
 def _open_mlflow(run_dir: Path, **options: Any) -> Tracker:
-    return cast(Tracker, required("agentrl.trackers", "mlflow", by="tracking.mlflow")(run_dir, **options))
+    return cast(Tracker, _tracker("mlflow")(run_dir, **options))
+
+
+def _tracker(name: str) -> Callable[..., Any]:
+    return cast(Callable[..., Any], required("agentrl.trackers", name, by=f"trainer.logger={name}"))
 
 
 def _one_line(error: BaseException) -> str:

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import jsonschema_rs
 import psutil
 import pytest
-from agentrl.agents.react_agent import NO_STEP, Action, FinalAnswer, Malformed, parse_step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError, PluginError
+from agentrl.extras.agents.react_agent import NO_STEP, Action, FinalAnswer, Malformed, parse_step
 from agentrl.extras.gateway.openai_agent import rewards_of, task_view
 from agentrl.plugins import AGENT_ALIASES, Interaction, InteractionReply, load_plugins, tools_for
 from agentrl.rollout.shared_tools import validator

@@ -10,11 +10,11 @@ from typing import ClassVar
 import pytest
 import trio
 from agentrl.interactions.scripted import Scripted
-from agentrl.interactions.simulated_user import BEGIN, SimulatedUser
 
 from agentrl.errors import ConfigError, DataError, ToolError
 from agentrl.extras.answers.gsm8k_partner import Gsm8k
 from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
+from agentrl.extras.judges.simulated_user import BEGIN, SimulatedUser
 from agentrl.plugins import Interaction, InteractionReply
 from agentrl.testing import call, play
 from agentrl.types import Message, Outcome

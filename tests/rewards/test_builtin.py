@@ -16,9 +16,9 @@ from agentrl.extras.answers.aime import Aime, extract_integer, parse_integer
 from agentrl.extras.answers.boxed import BoxOptions, answer_box, last_boxed
 from agentrl.extras.answers.format import Format
 from agentrl.extras.answers.gsm8k import Gsm8k
+from agentrl.extras.answers.length_penalty import LengthPenalty, soft_overlong_punishment
 from agentrl.extras.answers.math import Math
 from agentrl.plugins import Attempted, load_plugins
-from agentrl.rewards.length_penalty import LengthPenalty, soft_overlong_punishment
 from agentrl.rewards.select import RewardTable, reward_of
 from agentrl.types import Message, Outcome, Task, ToolCall
 from parts.trajectories import attempted, make_task

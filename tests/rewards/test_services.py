@@ -19,10 +19,10 @@ from agentrl.adapters.catalog import open_plugins
 from agentrl.config.agent import AgentConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.errors import ConfigError, RewardError
+from agentrl.extras.judges.llm_judge import MAX_VERDICT_CHARS, JudgeOptions, LLMJudge, stated_score
+from agentrl.extras.judges.remote import Remote, RemoteOptions
 from agentrl.plugins import Attempted
 from agentrl.ports import ReservedPort
-from agentrl.rewards.llm_judge import MAX_VERDICT_CHARS, JudgeOptions, LLMJudge, stated_score
-from agentrl.rewards.remote import Remote, RemoteOptions
 from agentrl.rewards.select import RewardTable
 from agentrl.types import Message, Outcome, Task, ToolCall
 from parts.cpu_time import cpu_s
@@ -119,7 +119,7 @@ def test_a_remote_service_may_say_that_it_does_not_apply():
     ],
 )
 def test_a_service_that_fails_is_tried_again_where_that_helps(monkeypatch, answers, num_requests, failure):
-    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("agentrl.extras.judges.scoring_service.FIRST_PAUSE_S", 0.001)
     left = iter(answers)
     with serving(lambda body: next(left)) as service:
         reward = Remote({"url": service.url})
@@ -152,7 +152,7 @@ def test_a_service_where_nobody_listens_is_found_before_anything_starts(kind):
 
 
 def test_nobody_listens(monkeypatch):
-    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("agentrl.extras.judges.scoring_service.FIRST_PAUSE_S", 0.001)
     with serving(lambda body: (200, {})) as service:
         pass
     with pytest.raises(RewardError, match="cannot connect"):
@@ -261,7 +261,7 @@ def test_the_judge_refuses_a_wrong_config(config, told):
     ],
 )
 def test_a_refusal_is_final_and_a_fault_is_not(monkeypatch, status, is_tried_again):
-    monkeypatch.setattr("agentrl.rewards.scoring_service.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("agentrl.extras.judges.scoring_service.FIRST_PAUSE_S", 0.0)
     left = iter([(status, {"score": 0}), (200, {"score": 1})])
     with serving(lambda body: next(left)) as service:
         reward = Remote({"url": service.url})

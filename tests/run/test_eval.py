@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 from agentrl.chat.parsing import call_id
 from agentrl.cli.app import app
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.evaluation.generate import ATTEMPTS_SUFFIX
 from agentrl.evaluation.results import PRODUCERS
 from agentrl.extras.gateway.chat_completions import read_request, write_models, write_reply
 from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.extras.gateway.turns import TurnReply
+from agentrl.extras.research.generate import ATTEMPTS_SUFFIX
 from agentrl.extras.storage.fetched import fetched_file, fetched_folder
 from agentrl.extras.storage.sent import send_folder
 from agentrl.extras.storage.storage import StoragePath

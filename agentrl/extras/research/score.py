@@ -24,7 +24,7 @@ from agentrl.config.data import DataConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.data.atomic_files import appearing_whole, require_writable_file
 from agentrl.errors import ConfigError, DataError, PluginError, RewardError
-from agentrl.evaluation.responses import ResponseFile, StoredRow
+from agentrl.extras.research.responses import ResponseFile, StoredRow
 from agentrl.figures.attempts import EvaluatedAttempt
 from agentrl.plugins.blame import failure_of
 from agentrl.plugins.rewards import RewardResult

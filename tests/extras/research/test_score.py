@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from agentrl.cli.app import app
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError, DataError, PluginError
-from agentrl.evaluation.responses import StoredRow
+from agentrl.extras.research.responses import StoredRow
 from agentrl.extras.research.score import ScoredResponse, score_file
 from agentrl.types import Message, Task
 

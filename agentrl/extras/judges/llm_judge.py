@@ -13,10 +13,10 @@ import trio
 from pydantic import Field, model_validator
 
 from agentrl.errors import RewardError
+from agentrl.extras.judges.scoring_service import Poster
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
-from agentrl.rewards.scoring_service import Poster
 from agentrl.types import JsonObject, Message
 
 PLACEHOLDERS = ("question", "answer", "response", "ground_truth", "conversation")
@@ -112,6 +112,10 @@ class LLMJudge(Reward):
         # Hash of a request -> the judge's text; least recently used first.
         self._verdicts: OrderedDict[str, str] = OrderedDict()
         self._under_way: dict[str, trio.Event] = {}  # hash of a request in flight -> set when it ends
+
+    async def check_service(self) -> None:
+        """Raise ConfigError if nobody listens at the URL."""
+        await self.poster.check()
 
     async def score(self, attempt: Attempted) -> RewardResult:  # type: ignore[override]  # runs_in trio: async
         """Ask the judge, or reuse its cached verdict.

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from agentrl.errors import RewardError
+from agentrl.extras.judges.scoring_service import Poster
 from agentrl.plugins import Attempted, Reward, RewardResult
 from agentrl.plugins.options import Options, read_options, secret
 from agentrl.plugins.rewards import RunsIn
 from agentrl.rewards.custom import result_of
-from agentrl.rewards.scoring_service import Poster
 from agentrl.types import JsonObject
 
 
@@ -44,6 +44,10 @@ class Remote(Reward):
         key = secret(options.api_key_env, plugin=f"reward {self.name!r}")
         self.max_concurrent = options.max_concurrent
         self.poster = Poster(options.url, api_key=key, max_retries=options.max_retries, reward=self.name)
+
+    async def check_service(self) -> None:
+        """Raise ConfigError if nobody listens at the URL."""
+        await self.poster.check()
 
     async def score(self, attempt: Attempted) -> RewardResult | None:  # type: ignore[override]  # runs_in trio: async
         """Query the service.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlflow.utils.validation import _validate_metric_name, _validate_param_name, _validate_tag_name
 
 from agentrl.errors import ConfigError
-from agentrl.extras.tracing.mlflow_tracker import valid_name
+from agentrl.extras.trackers.mlflow_tracker import valid_name
 from agentrl.ports import ReservedPort
 from agentrl.tracking.alarms import Alarm
 from agentrl.tracking.attempt_table import SampledAttempts
@@ -97,7 +97,7 @@ class StoreError(Exception):
 
 def test_a_store_that_takes_no_files_costs_the_tables_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    from agentrl.extras.tracing.mlflow_tracker import MlflowClient
+    from agentrl.extras.trackers.mlflow_tracker import MlflowClient
 
     def refuse(*_):
         raise StoreError("no credentials")
@@ -111,7 +111,7 @@ def test_a_store_that_takes_no_files_costs_the_tables_alone(tmp_path, monkeypatc
 
 def test_without_mlflow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow.entities", None)
-    monkeypatch.delitem(sys.modules, "agentrl.extras.tracing.mlflow_tracker")
+    monkeypatch.delitem(sys.modules, "agentrl.extras.trackers.mlflow_tracker")
     with pytest.raises(ConfigError, match=r"trainer.logger=mlflow needs MLflow .*agentrl\[mlflow\]"):
         open_mlflow(tmp_path)
 

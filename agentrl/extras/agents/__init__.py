@@ -1,0 +1,1 @@
+"""Agent loops beside the common ones."""

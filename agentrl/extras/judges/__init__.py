@@ -1,0 +1,1 @@
+"""Judges and partners that are models or services behind a URL."""

@@ -1,0 +1,1 @@
+"""Trackers: Weights & Biases, TensorBoard, MLflow."""
