@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from agentrl.testing.contracts.rewards import attempt_of
 from typer.testing import CliRunner
 
 from agentrl.cli.app import app
@@ -20,6 +19,7 @@ from agentrl.extras.hubs.generated import Generated, data_set
 from agentrl.extras.hubs.packages import hub_package
 from agentrl.extras.hubs.reasoning_gym import ReasoningGym
 from agentrl.extras.hubs.reasoning_gym_rows import read_mix
+from agentrl.extras.testing.contracts.rewards import attempt_of
 from agentrl.testing import play
 from agentrl.testing.contracts import RewardExample
 from agentrl.types import Outcome, Task
