@@ -26,7 +26,7 @@ from agentrl.rollout.recorder import Attempt
 from agentrl.rollout.sampling import Sampling, TurnSource
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import Shipment, in_batches
-from agentrl.rollout.tracing import AttemptTracer
+from agentrl.rollout.tracing import AttemptTracing
 from agentrl.tracking.attempts import Became, FailedAttempt
 from agentrl.types import SCORED_OUTCOMES, Lease, Outcome, Trajectory
 
@@ -67,7 +67,7 @@ class ProblemPlayer:
         max_retries: int,
         on_finished: Callable[[Trajectory], None],
         on_failed: Callable[[FailedAttempt], None],
-        tracer: AttemptTracer | None = None,
+        tracer: AttemptTracing | None = None,
     ) -> None:
         self._scorer = scorer
         self._store = store

@@ -28,7 +28,7 @@ from agentrl.rollout.sampling import Sampling
 from agentrl.rollout.scopes import Scope
 from agentrl.rollout.shipment import MAX_SHIPMENT, DroppedGroup, Shipment, TrajectorySink, ship
 from agentrl.rollout.stats import RolloutStats
-from agentrl.rollout.tracing import AttemptTracer
+from agentrl.rollout.tracing import AttemptTracing
 from agentrl.servers.router import Router
 from agentrl.tracking.attempts import Became
 from agentrl.types import Failure, Lease, Outcome, Trajectory
@@ -82,7 +82,7 @@ class AgentLoopManager:
         *,
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
-        tracer: AttemptTracer | None = None,
+        tracer: AttemptTracing | None = None,
     ) -> None:
         """Build the players and the shared tools.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a session is served by the gateway that it has
 GROUP, NAME = "agentrl.gateways", "openai"
 
 
-class Gateway(Protocol):
+class Door(Protocol):
     """Serves attempts to external programs."""
 
     def serve(
@@ -38,14 +38,14 @@ class _NoGateway:
         raise AssertionError("it was installed meanwhile")
 
 
-def open_gateway(config: GatewayConfig) -> Gateway:
+def open_gateway(config: GatewayConfig) -> Door:
     """Return a gateway; without one that is installed, one that says so when it is used.
 
     Raises:
         ConfigError: this machine cannot listen where `config` says.
     """
     installed = _installed()
-    return _NoGateway() if installed is None else cast(Gateway, installed(config))
+    return _NoGateway() if installed is None else cast(Door, installed(config))
 
 
 def check_address(config: GatewayConfig) -> None:

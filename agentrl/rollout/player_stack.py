@@ -20,7 +20,7 @@ from agentrl.rollout.frozen_servers import StartedKeys
 from agentrl.rollout.group_player import AttemptPlayer, GroupScorer
 from agentrl.rollout.message_model import MessageModel
 from agentrl.rollout.message_session import MessageSession
-from agentrl.rollout.openai_door import Gateway, open_gateway
+from agentrl.rollout.openai_door import Door, open_gateway
 from agentrl.rollout.opponents import Connect, Opponents, connect_frozen
 from agentrl.rollout.player import OpenSession, Player
 from agentrl.rollout.scoring import Scorer
@@ -145,7 +145,7 @@ def open_stack(
     parts: PlayerParts,
     *,
     tools: SharedTools | None = None,
-    gateway: Gateway | None = None,
+    gateway: Door | None = None,
     opponents: Opponents | None = None,
     teacher: Teacher | None = None,
 ) -> PlayerStack:

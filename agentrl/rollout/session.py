@@ -24,7 +24,7 @@ from agentrl.rollout.conversation_line import Adjust, ConversationLine, PromptLi
 from agentrl.rollout.conversations import NamedConversation, SpokenConversation
 from agentrl.rollout.ending import TrajectoryEnd
 from agentrl.rollout.environment import ENVIRONMENT_FACTS, AttemptEnvironment
-from agentrl.rollout.openai_door import Gateway
+from agentrl.rollout.openai_door import Door
 from agentrl.rollout.opponents import Opponent, Opponents
 from agentrl.rollout.partner import Partner
 from agentrl.rollout.recorder import CALLS_OF, Attempt, TrajectoryRecorder
@@ -530,7 +530,7 @@ class TrajectorySession(AttemptSession):
         chat: Chat,
         generator: Generator,
         prompt: PromptLimits,
-        gateway: Gateway,
+        gateway: Door,
         opponents: Opponents,
         adapters: Mapping[str, str],
         images: ShownImages | None = None,

@@ -13,7 +13,7 @@ from agentrl.tracking.spans import Span
 from agentrl.types import ServerPause
 
 
-class AttemptTracer(Protocol):
+class AttemptTracing(Protocol):
     """Makes traces of attempts. kind: training, validation or evaluation."""
 
     def of(self, kind: str) -> Tracing:
@@ -27,7 +27,7 @@ class ProcessTracing(Protocol):
     """The tracing of a process in which attempts are played."""
 
     @property
-    def attempts(self) -> AttemptTracer: ...
+    def attempts(self) -> AttemptTracing: ...
 
     def connecting(self, connect: Callable[[str], Client]) -> Callable[[str], Client]:
         """Return a function that connects to servers with clients that record their requests."""

@@ -193,6 +193,10 @@ class Project:
         return False
 
 
+ADDRESSES = ("testing", "testing.contracts")
+"""Extras whose public address is that of a module of the core."""
+
+
 def read_project(root: Path = ROOT) -> Project:
     """Read the sources of a project: a second or two."""
     files, modules, strings, words, pieces = set(), {}, [], set(), set()
@@ -209,6 +213,7 @@ def read_project(root: Path = ROOT) -> Project:
                 pieces |= _pieces(tree)
         elif path.suffix in TEXTS and is_package:
             strings.append(path.read_text(encoding="utf-8"))
+    modules |= {f"agentrl.{room}": modules[f"agentrl.extras.{room}"] for room in ADDRESSES}
     words |= {Path(file).stem for file in files if file.endswith(".jinja")}  # templates are chosen by name
     words |= {word for text in strings for word in WORD.findall(text)}
     return Project(root, frozenset(files), modules, frozenset(words), "\n".join(strings), frozenset(pieces))

@@ -58,7 +58,7 @@ _FAILURES = (AgentRLError, OSError, sqlite3.Error)
 
 
 @dataclass(frozen=True)
-class ClaimedUpload:
+class ClaimedPlace:
     """`agentrl.controller.uploads.ClaimedUpload`. index: as `claim_upload` returned it."""
 
     place: StoragePath
@@ -73,10 +73,10 @@ class ClaimedUpload:
         )
 
 
-def claim(url: str, run_dir: RunDir, trainer: TrainerConfig, *, say: Callable[[str], None]) -> ClaimedUpload:
+def claim(url: str, run_dir: RunDir, trainer: TrainerConfig, *, say: Callable[[str], None]) -> ClaimedPlace:
     """`agentrl.controller.uploads.claim_upload` of a URL."""
     place = StoragePath.of(url)
-    return ClaimedUpload(place, claim_upload(place, run_dir, trainer, say=say), run_dir)
+    return ClaimedPlace(place, claim_upload(place, run_dir, trainer, say=say), run_dir)
 
 
 class RunUpload:

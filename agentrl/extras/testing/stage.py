@@ -32,7 +32,7 @@ from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.opponents import connect_frozen
 from agentrl.rollout.player_stack import PlayerParts, Validating
 from agentrl.rollout.sampling import Sampling
-from agentrl.rollout.tracing import AttemptTracer
+from agentrl.rollout.tracing import AttemptTracing
 from agentrl.servers.router import Router
 from agentrl.servers.server import Client
 from agentrl.types import Lease, Message, Task, Trajectory
@@ -68,7 +68,7 @@ class Stage:
         context_tokens: int | None = None,
         attempts_per_group: int | None = None,
         validation: Validating | None = None,
-        tracer: AttemptTracer | None = None,
+        tracer: AttemptTracing | None = None,
         opponents: Mapping[str, ScriptedModel] | None = None,
     ) -> None:
         """opponents: the models behind the URLs of `agent.opponents`; None: its URLs are servers."""
