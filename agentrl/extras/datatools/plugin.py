@@ -1,4 +1,4 @@
-"""What this room registers: datasets, models, chat templates."""
+"""What this room registers: datasets, benchmarks, models, chat templates."""
 
 from agentrl.cli.command import EXTEND, SERVE, Command, CommandFamily
 from agentrl.extras.datatools import command as data
@@ -32,3 +32,16 @@ COMMANDS = (
     Command("models import", models.models_import, "agentrl models import MODEL.gguf models/mine"),
     Command("models fetch", models.models_fetch, "agentrl models fetch smollm2 models/smollm2"),
 )
+
+REGISTERS = {
+    "agentrl.benchmarks": {
+        "aime_2024": "agentrl.extras.datatools.benchmarks:aime_2024",
+        "aime_2025": "agentrl.extras.datatools.benchmarks:aime_2025",
+        "gsm8k": "agentrl.extras.datatools.benchmarks:gsm8k",
+        "math_500": "agentrl.extras.datatools.benchmarks:math_500",
+    },
+    "agentrl.commands": {
+        "datatools": "agentrl.extras.datatools.plugin:COMMANDS",
+    },
+}
+"""By group of entry points, as pyproject.toml lists it: name -> object."""

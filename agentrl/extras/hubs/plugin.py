@@ -1,4 +1,4 @@
-"""What this room registers: datasets of worlds."""
+"""What this room registers: worlds of others."""
 
 from agentrl.cli.command import Command
 from agentrl.extras.hubs import command as hubs
@@ -33,3 +33,32 @@ COMMANDS = (
         "desk.py",
     ),
 )
+
+REGISTERS = {
+    "agentrl.agents": {
+        "textarena": "agentrl.extras.hubs.textarena:TextArenaAgent",
+        "verifiers": "agentrl.extras.hubs.verifiers:VerifiersAgent",
+    },
+    "agentrl.commands": {
+        "hubs": "agentrl.extras.hubs.plugin:COMMANDS",
+    },
+    "agentrl.environments": {
+        "gymnasium": "agentrl.extras.hubs.gymnasium_game:GymnasiumGame",
+        "openenv": "agentrl.extras.hubs.openenv:OpenEnv",
+        "textarena": "agentrl.extras.hubs.textarena:TextArenaGame",
+        "verifiers": "agentrl.extras.hubs.verifiers:VerifiersEnvironment",
+    },
+    "agentrl.interactions": {
+        "openenv": "agentrl.extras.hubs.openenv:OpenEnvPartner",
+    },
+    "agentrl.rewards": {
+        "gymnasium": "agentrl.extras.hubs.gymnasium_game:GameReward",
+        "openenv": "agentrl.extras.hubs.openenv:OpenEnvReward",
+        "reasoning_gym": "agentrl.extras.hubs.reasoning_gym:ReasoningGym",
+        "tau2": "agentrl.extras.hubs.tau2:Tau2Reward",
+        "textarena": "agentrl.extras.hubs.textarena:TextArenaReward",
+        "verifiers": "agentrl.extras.hubs.verifiers:VerifiersReward",
+        "verifiers_group": "agentrl.extras.hubs.verifiers:VerifiersGroupReward",
+    },
+}
+"""By group of entry points, as pyproject.toml lists it: name -> object."""

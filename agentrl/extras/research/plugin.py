@@ -18,3 +18,10 @@ COMMANDS = (
     Command("compare", compare, "agentrl compare runs/eval/before runs/eval/after", EVALUATE),
     Command("score", score, "agentrl score responses.parquet --out scores.parquet", EVALUATE),
 )
+
+REGISTERS = {
+    "agentrl.commands": {
+        "research": "agentrl.extras.research.plugin:COMMANDS",
+    },
+}
+"""By group of entry points, as pyproject.toml lists it: name -> object."""

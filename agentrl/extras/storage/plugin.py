@@ -1,4 +1,4 @@
-"""What this room registers: commands on uploaded runs."""
+"""What this room registers: object storage."""
 
 from agentrl.cli.command import LOOK, Command
 from agentrl.extras.storage.command import disk, fetch
@@ -7,3 +7,14 @@ COMMANDS = (
     Command("fetch", fetch, "agentrl fetch s3://bucket/runs/first runs/first", LOOK),
     Command("disk", disk, "agentrl disk runs/quickstart/run", LOOK),
 )
+
+REGISTERS = {
+    "agentrl.commands": {
+        "storage": "agentrl.extras.storage.plugin:COMMANDS",
+    },
+    "agentrl.storage": {
+        "objects": "agentrl.extras.storage.objects",
+        "upload": "agentrl.extras.storage.upload:claim",
+    },
+}
+"""By group of entry points, as pyproject.toml lists it: name -> object."""

@@ -1,4 +1,4 @@
-"""What this room registers: `agentrl new` and `play`."""
+"""What this room registers: testing of plugins."""
 
 from agentrl.cli.command import PLAN, Command
 from agentrl.extras.testing.command import new, play
@@ -7,3 +7,17 @@ COMMANDS = (
     Command("new", new, "agentrl new tool word_count --out my_plugins", PLAN),
     Command("play", play, "agentrl play configs/quickstart.yaml --row 0", PLAN),
 )
+
+REGISTERS = {
+    "agentrl.commands": {
+        "testing": "agentrl.extras.testing.plugin:COMMANDS",
+    },
+    "agentrl.testing": {
+        "contracts": "agentrl.extras.testing.contracts",
+        "play": "agentrl.extras.testing",
+    },
+    "pytest11": {
+        "agentrl": "agentrl.extras.testing.fixtures",
+    },
+}
+"""By group of entry points, as pyproject.toml lists it: name -> object."""

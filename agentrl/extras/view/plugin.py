@@ -8,3 +8,16 @@ COMMANDS = (
     Command("report", report, "agentrl report runs/quickstart/run", LOOK),
     Command("view", view, "agentrl view runs/quickstart/run", LOOK),
 )
+
+REGISTERS = {
+    "agentrl.commands": {
+        "view": "agentrl.extras.view.plugin:COMMANDS",
+    },
+    "agentrl.evaluation_reports": {
+        "picture": "agentrl.extras.view.evaluation_picture:draw_picture",
+    },
+    "agentrl.reports": {
+        "run": "agentrl.extras.view.run_picture:draw_report",
+    },
+}
+"""By group of entry points, as pyproject.toml lists it: name -> object."""
