@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,20 @@ def release_free_memory() -> None:
     """Return the free pages of all arenas to the system; takes milliseconds per 100 MiB."""
     if hasattr(_GLIBC, "malloc_trim"):
         _GLIBC.malloc_trim(0)
+
+
+class SteadyRelease:
+    """Returns free memory to the system, at most once in `every_s` seconds. Thread-safe."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._released = time.monotonic()
+
+    def consider(self) -> None:
+        now = time.monotonic()
+        if now - self._released >= self._every_s:
+            self._released = now
+            release_free_memory()
 
 
 class GapLimit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from agentrl.config.model import ModelConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
-from agentrl.data.attempt_facts import ConversationCredit
+from agentrl.data.attempt_facts import AttemptFacts, ConversationCredit
 from agentrl.data.attempt_files import FOLDER
 from agentrl.data.checked_dataset import OfferedTools, Playable, build_dataset
 from agentrl.data.dataset import Dataset, DatasetReport
@@ -95,6 +95,10 @@ def planned_steps(trainer: TrainerConfig, *, num_tasks: int, groups_per_step: in
             "trainer.steps"
         )
     return steps
+
+
+RELEASE_S = 10.0
+"""Seconds between two returns of free memory; one takes a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ class TrainingBuffer(ReplayBuffer):
             journal_note=journal_note,
             sandboxes=tuple(line for lines in all_of("agentrl.start_notes") for line in lines()),
         )
+        self._freed = heap.SteadyRelease(RELEASE_S)
         super().__init__(
             dataset,
             LedgerRules.of(settings.buffer, group_size=settings.group_size, total_steps=steps),
@@ -190,6 +195,10 @@ class TrainingBuffer(ReplayBuffer):
     def plan(self) -> BufferPlan:
         """Return the size of the training data and of the run."""
         return self._plan
+
+    def add(self, owner: str, attempts: Sequence[AttemptFacts]) -> None:
+        super().add(owner, attempts)
+        self._freed.consider()  # what requests and their facts left, also while no step ends
 
     def advance(self, version: int, step: int | None = None) -> Lineage:
         lineage = super().advance(version, step)

@@ -116,7 +116,11 @@ class BatchScorer:
             LearnerError: a rank of the reward model was lost.
             DiskError: a trajectory is missing or damaged.
         """
-        heap.release_free_memory()  # the batch before this one was freed
+        scores = self._score(attempts)
+        heap.release_free_memory()  # the trajectories were freed
+        return scores
+
+    def _score(self, attempts: Sequence[AttemptFacts]) -> list[BatchScore] | Unscored:
         tasks = self._tasks([attempt.group_id for attempt in attempts])
         stored = [attempt.load() for attempt in attempts]
         try:

@@ -96,6 +96,16 @@ def test_memory_of_a_published_batch_is_given_back(folder, monkeypatch):
     assert len(calls) == 2
 
 
+def test_free_memory_is_given_back_steadily_and_not_at_each_call(monkeypatch):
+    calls, now = [], [0.0]
+    monkeypatch.setattr(heap, "release_free_memory", lambda: calls.append(now[0]))
+    monkeypatch.setattr(heap.time, "monotonic", lambda: now[0])
+    freed = heap.SteadyRelease(10.0)
+    for now[0] in (0.0, 5.0, 10.0, 15.0, 19.9, 40.0):
+        freed.consider()
+    assert calls == [10.0, 40.0]
+
+
 def test_a_run_may_have_one_step(folder):
     assert planned_steps(TrainerConfig(), num_tasks=4, groups_per_step=4) == 1
 
