@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PARTS = {
     "controller_process",
+    "house_reach",
     "instant_server",
     "lm_eval_side",
     "lm_eval_tasks",
@@ -53,6 +54,7 @@ SHORT: dict[str, str] = {
     "gpu_step": "--tokens 256 --microbatch-tokens 256 --warmups 1 --repeats 1 --out {out}",
     "hops": "--out {out}",
     "house": "--out {out}",
+    "oracles": "record {runs} --cases plain",
     "in_flight": "--in-flight 50 --servers 1 --seconds 4 --seconds-per-token 0.005 --mean-tokens 20 "
     "--prompts 50,150 --out {out}",
     "journal_age": "--steps 40 --steps-without 40 --groups 4 --group-size 2 --arrivals 5 --out {out}",
