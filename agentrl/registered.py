@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 from agentrl.errors import ConfigError, PluginError
@@ -31,11 +32,33 @@ class Registered:
 
         Raises:
             PluginError: several packages register the name.
+            ConfigError: it needs a package that an extra of pip brings.
         """
         if self.others:
             both = " and ".join(f"{owner(entry)} ({entry.value})" for entry in (self.entry, *self.others))
             raise PluginError(f"{self.entry.name!r} is registered by {both}: uninstall one of them")
-        return self.entry.load()
+        try:
+            return self.entry.load()
+        except ModuleNotFoundError as error:
+            if self.entry.dist is None or (cure := cure_of(error, self.entry.dist)) is None:
+                raise
+            raise ConfigError(f"{self.entry.name!r} {cure}") from error
+
+
+PACKAGES = {"stemmer": "pystemmer", "pil": "pillow"}
+"""Packages whose modules have other names than they."""
+_REQUIRED = re.compile(r"([A-Za-z0-9._-]+).*extra == [\"']([a-z0-9-]+)[\"']")
+
+
+def cure_of(error: ModuleNotFoundError, package: Distribution) -> str | None:
+    """Return which of the package's extras brings the missing module; None if none does."""
+    module = (error.name or "").partition(".")[0].lower().replace("_", "-")
+    wanted = PACKAGES.get(module, module)
+    for requirement in package.requires or ():
+        found = _REQUIRED.match(requirement)
+        if found is not None and found[1].lower() == wanted and found[2] not in ("all", "dev"):
+            return f"needs {found[1]}: pip install '{package.name}[{found[2]}]'"
+    return None
 
 
 def registered(group: str) -> Mapping[str, Registered]:

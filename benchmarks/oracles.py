@@ -1,6 +1,6 @@
 """Records what a change of the house must leave as it is, and compares it afterwards, on one machine.
 
-    python benchmarks/oracles.py record FOLDER     short runs, and what this state of the code computes of them
+    python benchmarks/oracles.py record FOLDER     short runs, and what this code computes of them
     python benchmarks/oracles.py check FOLDER      computes it again; prints each difference, exit status 1
 
 Of each run (on-policy; with a critic, an adapter, experts, images, two ranks): the losses, gradient norms and

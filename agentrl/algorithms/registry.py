@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from agentrl.errors import PluginError
+from agentrl.errors import AgentRLError, PluginError
 from agentrl.plugins.sources import Reference
 from agentrl.registered import registered
 
@@ -44,7 +44,7 @@ def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: 
     entry = installed[name]
     try:
         return entry.load()
-    except PluginError:
+    except AgentRLError:
         raise
     except Exception as error:  # importing runs third-party code
         raise PluginError(f"{kind} {name!r} ({entry.value}) cannot be imported: {error}") from error

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -20,6 +21,7 @@ from agentrl.cli.disk import full_disk, refused_path
 from agentrl.cli.options import Debug
 from agentrl.cli.witness import start_witness
 from agentrl.errors import AgentRLError, UserError
+from agentrl.registered import cure_of
 
 app = typer.Typer(
     name="agentrl",
@@ -93,6 +95,10 @@ def run() -> None:
     except AgentRLError as error:
         kind = "" if isinstance(error, UserError) else " (infrastructure)"
         _end(error, str(error), kind=kind, status=error.exit_code)
+    except ModuleNotFoundError as error:
+        if (cure := cure_of(error, distribution("agentrl"))) is None:
+            raise
+        _end(error, f"this command {cure}", kind="", status=2)
     except (OSError, ExceptionGroup) as error:
         if (line := full_disk(error, words)) is not None:
             _end(error, line, kind=" (infrastructure)", status=1)

@@ -98,7 +98,7 @@ class Registry(Generic[P]):
             entry = self._entry_points[name]
             try:
                 found = entry.load()
-            except PluginError:
+            except AgentRLError:
                 raise
             except Exception as error:  # a third party's code runs at import
                 problem = f"{type(error).__name__}: {error}{import_line(error)}"

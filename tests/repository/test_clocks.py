@@ -52,7 +52,7 @@ ALLOWED = {
     "agentrl/cli/evaluation.py:_evaluated": "the day in a report",
     "agentrl/extras/gateway/chat_completions.py:_head": "OpenAI's field `created`",
     "agentrl/extras/gateway/responses_writer.py:ResponseWriter.__init__": "OpenAI's field `created_at`",
-    "agentrl/extras/gateway/certificates.py:make_self_signed": "how long a certificate is valid",
+    "agentrl/extras/gateway/self_signed.py:write_self_signed": "how long a certificate is valid",
     "agentrl/extras/sandbox/probe.py:changes": "is it the same file? Only equality",
     "agentrl/extras/embedded/app.py:App.loads": "SGLang's field `timestamp`",
     "agentrl/cluster/rollouts.py:RolloutFleet._read_last_words": "when an attempt failed, for people",

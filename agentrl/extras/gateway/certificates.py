@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import ssl
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
 from agentrl.errors import ConfigError
-
-VALIDITY = datetime.timedelta(days=90)
-"""Of a self-signed certificate. A process makes its own, so it only needs to last as long as a run."""
 
 
 def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
@@ -40,29 +30,17 @@ def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
 def make_self_signed(names: Sequence[str], folder: Path) -> tuple[str, str]:
     """Write a self-signed certificate for the given hosts and its key; return both paths.
 
-    The key's file can be read by its owner only.
+    Raises:
+        ConfigError: `cryptography` is not installed.
     """
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "agentrl gateway")])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of other nodes
-        .not_valid_after(now + VALIDITY)
-        .add_extension(x509.SubjectAlternativeName([_host(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    )
-    certificate = builder.sign(key, hashes.SHA256())
-    paths = folder / "certificate.pem", folder / "key.pem"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].touch(mode=0o600)
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    return str(paths[0]), str(paths[1])
+    try:
+        from agentrl.extras.gateway.self_signed import write_self_signed
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a self-signed certificate of agent.gateway needs {error.name}: pip install 'agentrl[tls]', or "
+            "name a certificate of your own"
+        ) from error
+    return write_self_signed(names, folder)
 
 
 def write_bundle(certificate: str, folder: Path) -> str:
@@ -80,10 +58,3 @@ def write_bundle(certificate: str, folder: Path) -> str:
 def new_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder of this process for keys; it is removed with the object."""
     return tempfile.TemporaryDirectory(prefix="agentrl-tls-")
-
-
-def _host(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
