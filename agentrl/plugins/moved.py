@@ -9,7 +9,8 @@ RENAMED = {
     "agentrl.dialects": "agentrl.extras.gateway",
     "agentrl.fleet": "agentrl.cluster",
     "agentrl.images": "agentrl.data",
-    "agentrl.serving": "agentrl.servers, and that of the embedded server agentrl.extras.embedded",
+    "agentrl.serving.embedded": "agentrl.extras.embedded",
+    "agentrl.serving": "agentrl.servers",
     "agentrl.sglang": "agentrl.servers",
     "agentrl.simulation": "agentrl.extras.plan",
     "agentrl.workers": "agentrl.cluster",
@@ -19,7 +20,8 @@ RENAMED = {
     "agentrl.tools.gsm8k_reward": "agentrl.extras.answers.gsm8k_tool",
     "agentrl.tools.python": "agentrl.extras.sandbox.python_tool",
 }
-"""Former names whose last part is another now."""
+"""Former names, and those of packages, whose last part is another now."""
+MOST = 3
 
 
 def moved_note(error: BaseException) -> str:
@@ -27,14 +29,23 @@ def moved_note(error: BaseException) -> str:
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if name is None or not name.startswith("agentrl."):
         return ""
-    stem = name.rpartition(".")[2]
-    found = [RENAMED[name]] if name in RENAMED else sorted(map(_dotted, _named(stem)))
+    whole = next((former for former in RENAMED if f"{name}.".startswith(f"{former}.")), None)
+    if whole is not None:
+        return f"; it is {RENAMED[whole]}{name.removeprefix(whole)} now"
+    found = [f"agentrl.extras.{name.removeprefix('agentrl.')}"]
+    if not _exists(found[0]):
+        found = sorted(map(_dotted, _named(name.rpartition(".")[2])))[:MOST]
     return f"; it is {' or '.join(found)} now" if found else ""
+
+
+def _exists(module: str) -> bool:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def _named(stem: str) -> list[Path]:
     files = [*PACKAGE.rglob(f"{stem}.py"), *PACKAGE.rglob(f"{stem}/__init__.py")]
-    return [file for file in files if "inside" not in file.parts]
+    return [file for file in files if not {"inside", "shim"} & set(file.parts)]
 
 
 def _dotted(file: Path) -> str:
