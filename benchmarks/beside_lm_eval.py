@@ -33,7 +33,7 @@ from machine import ROOT, facts, write_whole
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.extras.answers.gsm8k import canonical
-from agentrl.servers.launch import EmbeddedServer
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 
 READINGS = {"strict": "strict-match", "flexible": "flexible-extract"}

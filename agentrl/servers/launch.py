@@ -8,17 +8,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from agentrl.config.model import LoRAConfig, ModelConfig
-from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
+from agentrl.config.rollout import RolloutConfig, SGLangServerConfig
 from agentrl.errors import ConfigError
-from agentrl.plugins.sources import locate
+from agentrl.registered import required
 from agentrl.servers.weight_changes import CHANGES_LOADER, LOADER_FOLDER
 
 
 class Launcher(Protocol):
     """Describes how to start a server. The supervisor starts it in a process group of its own.
+
+    A kind of servers registers a class in `agentrl.servers`, by its name in `rollout.backend`: with
+    `of(rollout, model, api_key=...)`, which returns a launcher, and `check(rollout)`, which raises
+    ConfigError if this machine cannot start it.
 
     If `api_key` is set, the process reads the key from the first line of its standard input and requires it
     in every request.
@@ -34,34 +38,6 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddedServer:
-    """This project's own server. It exits when the process that started it is gone."""
-
-    config: EmbeddedServerConfig
-    dtype: str
-    api_key: str | None = field(default=None, repr=False)
-    trust_remote_code: bool = False
-    external_lib: str | None = None
-
-    def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
-        options: dict[str, Any] = {
-            "host": host,
-            "port": port,
-            "dtype": self.dtype,
-            "weight_version": weight_version,
-            "parent_pid": os.getpid(),
-            "api_key_stdin": self.api_key is not None,
-            "trust_remote_code": self.trust_remote_code,
-            "external_lib": self.external_lib,
-            **self.config.model_dump(),
-        }
-        return [sys.executable, "-m", "agentrl.extras.embedded", model_path, *as_options(options)]
-
-    def environment(self) -> Mapping[str, str]:
-        return {"OMP_NUM_THREADS": str(self.config.threads)}
-
-
-@dataclass(frozen=True, slots=True)
 class SGLangServer:
     """A real SGLang server. A small guard process kills it when the process that started it is gone."""
 
@@ -73,6 +49,35 @@ class SGLangServer:
     is_colocated: bool = False
     records_experts: bool = False
     loads_changes: bool = False
+
+    @classmethod
+    def of(cls, rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> SGLangServer:
+        return cls(
+            rollout.sglang,
+            model.dtype,
+            api_key,
+            model.trust_remote_code,
+            model.lora if rollout.weights.adapter == "alone" else None,
+            rollout.colocated,
+            rollout.replay_experts,
+            rollout.weights.delta,
+        )
+
+    @staticmethod
+    def check(rollout: RolloutConfig) -> None:
+        """Raise ConfigError if SGLang is not installed, or rollout.sglang.python is no program."""
+        python = rollout.sglang.python
+        if python is not None and shutil.which(python) is None:
+            raise ConfigError(
+                f"rollout.sglang.python={python!r} is no program; set the Python of an environment with "
+                "SGLang"
+            )
+        if python is None and find_spec("sglang") is None:
+            raise ConfigError(
+                "rollout.backend=sglang: SGLang is not installed here; pip install 'agentrl[sglang]', set "
+                "rollout.sglang.python to the Python of an environment with it, or use "
+                "rollout.backend=embedded"
+            )
 
     def command(self, model_path: str, *, weight_version: str, host: str, port: int) -> list[str]:
         options: dict[str, Any] = {
@@ -114,43 +119,21 @@ class SGLangServer:
 
 def launcher(rollout: RolloutConfig, model: ModelConfig, *, api_key: str | None) -> Launcher:
     """Return the launcher for `rollout.backend`; its servers require `api_key`."""
-    if rollout.backend == "embedded":
-        library = model.external_lib
-        if library is not None and library.endswith(".py"):
-            # The copy shipped to this process; the server's process has none.
-            library = str(locate(library).absolute())
-        return EmbeddedServer(rollout.embedded, model.dtype, api_key, model.trust_remote_code, library)
-    lora = model.lora if rollout.weights.adapter == "alone" else None
-    return SGLangServer(
-        rollout.sglang,
-        model.dtype,
-        api_key,
-        model.trust_remote_code,
-        lora,
-        rollout.colocated,
-        rollout.replay_experts,
-        rollout.weights.delta,
-    )
+    return cast(Launcher, _kind_of(rollout).of(rollout, model, api_key=api_key))
 
 
 def check_backend(rollout: RolloutConfig) -> None:
     """Raise if this machine cannot start servers of `rollout.backend`.
 
     Raises:
-        ConfigError: SGLang is not installed, or rollout.sglang.python is no program.
+        ConfigError: they are not installed, or a setting of theirs names no program.
     """
-    if rollout.backend == "embedded" or not rollout.num_started:
-        return
-    python = rollout.sglang.python
-    if python is not None and shutil.which(python) is None:
-        raise ConfigError(
-            f"rollout.sglang.python={python!r} is no program; set the Python of an environment with SGLang"
-        )
-    if python is None and find_spec("sglang") is None:
-        raise ConfigError(
-            "rollout.backend=sglang: SGLang is not installed here; pip install 'agentrl[sglang]', set "
-            "rollout.sglang.python to the Python of an environment with it, or use rollout.backend=embedded"
-        )
+    if rollout.num_started:
+        _kind_of(rollout).check(rollout)
+
+
+def _kind_of(rollout: RolloutConfig) -> Any:
+    return required("agentrl.servers", rollout.backend, by=f"rollout.backend={rollout.backend}")
 
 
 def _lora_options(lora: LoRAConfig) -> dict[str, Any]:

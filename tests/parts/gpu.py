@@ -13,11 +13,11 @@ import torch
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import Learner
 from agentrl.learner.packing import pack
 from agentrl.learner.sharding import gather
-from agentrl.servers.launch import EmbeddedServer
 from parts.learner import learner_spec, lone_learner
 
 DEVICE = os.environ.get("AGENTRL_GPU_DEVICE", "cuda")

@@ -23,9 +23,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ServerError
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.http.client import HttpClient
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer, Launcher
+from agentrl.servers.launch import Launcher
 from agentrl.servers.protocol import generate_body, parse_generation
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import Generation, SamplingParams

@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import RequestRefused
 from agentrl.extras.embedded.groups import MAX_JOINS
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.http.client import HttpClient
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from protocol.conftest import Server, embedded, run_with

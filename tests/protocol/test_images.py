@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from agentrl.chat.codec import find_image_tokens, load_tokenizer
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import RequestRefused
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.http.client import HttpClient
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.protocol import IMAGE_POSITIONS
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams

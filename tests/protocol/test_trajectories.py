@@ -21,6 +21,7 @@ from agentrl.config.evaluation import EvalConfig
 from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig
 from agentrl.errors import RequestRefused
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.extras.testing.stage import DATA_SOURCE, registered
 from agentrl.plugins import AgentLoop, load_plugins
 from agentrl.rewards.select import Unscored
@@ -29,7 +30,6 @@ from agentrl.rollout.conversation_line import PromptLimits
 from agentrl.rollout.manager import AgentLoopManager
 from agentrl.rollout.player_stack import PlayerParts
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.router import Router
 from agentrl.servers.supervisor import Supervisor
 from agentrl.testing import tiny_chat

@@ -5,8 +5,8 @@ import pytest
 import agentrl
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.errors import ConfigError
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.extras.research.replay import load_replay_config, replay
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from parts.frozen import write_frozen
 

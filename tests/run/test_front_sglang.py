@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from agentrl.config.rollout import EmbeddedServerConfig
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.servers.front_router import SGLangRouter
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from parts.learner import reserved_port
 from sglang_cpu.environment import built_python

@@ -17,8 +17,8 @@ from agentrl.cluster.control import ControlRequest, ask, read_servers
 from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.errors import ConfigError
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.servers.health import generates
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 
 

@@ -23,12 +23,13 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig, SGLangServerConfig
 from agentrl.errors import ServerError, UserError
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.extras.embedded.server import named_key, serve
 from agentrl.http.client import HttpClient
 from agentrl.servers.attached import AttachedServer
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.health import ServerWatchdog, generates
-from agentrl.servers.launch import EmbeddedServer, SGLangServer, launcher
+from agentrl.servers.launch import SGLangServer, launcher
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from sglang_cpu.server import sglang_on_cpu
@@ -332,7 +333,7 @@ def test_the_server_ends_when_its_starter_is_killed(model, tmp_path):
 import sys, time
 from pathlib import Path
 from agentrl.config.rollout import EmbeddedServerConfig
-from agentrl.servers.launch import EmbeddedServer
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 s = Supervisor(EmbeddedServer(EmbeddedServerConfig(num_blocks=8, page_size=16), "float32"), log_file=Path({str(tmp_path)!r}) / "s.log",
                start_timeout_s=60, max_restarts=0)

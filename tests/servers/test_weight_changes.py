@@ -13,8 +13,8 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
 from agentrl.errors import RequestRefused
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.learner import LearnerSpec
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from agentrl.servers.weight_changes import CHANGES_FILE, CHANGES_FORMAT
 from agentrl.weights.publish import Publisher

@@ -23,9 +23,10 @@ from agentrl.config.rollout import MAX_ADAPTERS, EmbeddedServerConfig, SGLangSer
 from agentrl.config.schema import Config
 from agentrl.controller.start import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.learner import LearnerSpec
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer, SGLangServer
+from agentrl.servers.launch import SGLangServer
 from agentrl.servers.protocol import POLICY_ADAPTER
 from agentrl.servers.router import Router
 from agentrl.servers.supervisor import Supervisor

@@ -16,10 +16,10 @@ from agentrl.cluster.workers import LocalWorker
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
 from agentrl.errors import ConfigError, RequestRefused, ServerError
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher

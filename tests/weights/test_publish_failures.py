@@ -17,11 +17,11 @@ from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, WeightsConfig
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.extras.gateway.http_server import HttpResponse, serve_http
 from agentrl.http.client import HttpClient
 from agentrl.learner.learner import LearnerSpec
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
 from agentrl.weights.publish import Publisher

@@ -14,11 +14,12 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
 from agentrl.errors import RequestRefused
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.batch import Sample
 from agentrl.learner.learner import LearnerSpec
 from agentrl.learner.packing import pack
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer, SGLangServer
+from agentrl.servers.launch import SGLangServer
 from agentrl.servers.protocol import POLICY_ADAPTER
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams

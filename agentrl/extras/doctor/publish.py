@@ -18,9 +18,9 @@ from agentrl.errors import ServerError
 from agentrl.extras.doctor.diagnosis import Diagnosis
 from agentrl.extras.doctor.local_policy import open_policy, write_random_model
 from agentrl.extras.doctor.subject import Subject, existing
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.learner import Learner
 from agentrl.servers.client import SGLangClient
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from agentrl.servers.trio_run import in_trio
 from agentrl.weights.pace import FIRST_BYTES_PER_S, SLACK

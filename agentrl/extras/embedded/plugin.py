@@ -9,5 +9,8 @@ REGISTERS = {
     "agentrl.commands": {
         "embedded": "agentrl.extras.embedded.plugin:COMMANDS",
     },
+    "agentrl.servers": {
+        "embedded": "agentrl.extras.embedded.launch:EmbeddedServer",
+    },
 }
 """By group of entry points, as pyproject.toml lists it: name -> object."""

@@ -9,8 +9,8 @@ from agentrl.config.rollout import EmbeddedServerConfig
 from agentrl.config.schema import Config
 from agentrl.extras.doctor import frozen
 from agentrl.extras.doctor.subject import Subject
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.ports import ReservedPort
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from parts.frozen import write_frozen
 from parts.learner import write_tiny_model

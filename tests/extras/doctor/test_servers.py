@@ -11,8 +11,8 @@ from agentrl.extras.doctor import servers
 from agentrl.extras.doctor.publish import PublishSpeed, judge_publish
 from agentrl.extras.doctor.servers import ServerFacts
 from agentrl.extras.doctor.subject import Subject
+from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.ports import ReservedPort
-from agentrl.servers.launch import EmbeddedServer
 from agentrl.servers.supervisor import Supervisor
 from parts.clients import talk
 from parts.learner import write_tiny_model
