@@ -58,5 +58,5 @@ def write_plugin(kind: PluginKind, name: str, folder: Path) -> WrittenPlugin:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    text = files("agentrl.testing").joinpath("templates", template).read_text(encoding="utf-8")
+    text = files("agentrl.extras.testing").joinpath("templates", template).read_text(encoding="utf-8")
     return Template(text).substitute(values)
