@@ -315,7 +315,7 @@ def test_as_many_requests_at_once_as_are_allowed(kind):
 
 @pytest.mark.parametrize(("name", "kind"), [("remote", RemoteOptions), ("llm_judge", JudgeOptions)])
 def test_the_defaults_are_those_of_the_docs(name, kind):
-    page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/rewards.md").read_text()
     (row,) = re.findall(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
     told = dict(re.findall(r"`(\w+)` \((\d+)\)", row))
     numbers = {key: field.default for key, field in kind.model_fields.items()}
