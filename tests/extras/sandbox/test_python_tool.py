@@ -4,7 +4,6 @@ a hostile one.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from agentrl.extras.sandbox.python_tool import Python
 from agentrl.plugins import load_plugins
 from agentrl.servers.router import Router
 from agentrl.types import Outcome
+from parts import rollout_stage
 
 
 def talk(*programs: str, config: dict | None = None) -> list:
@@ -116,22 +116,18 @@ def test_it_is_registered() -> None:
 @pytest.fixture(scope="module")
 def rollout(tmp_path_factory):
     """The scripted rollout stack of tests/rollout: the real loop, parser, template and session."""
-    path = Path(__file__).parents[2] / "rollout" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("rollout_stage", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tiny_tokenizer(folder)
-    return module, Chat.load(str(folder))
+    return Chat.load(str(folder))
 
 
 def test_a_trajectory_goes_on_after_a_hostile_call(rollout) -> None:
-    module, chat = rollout
+    chat = rollout
     programs = ["while 1: __import__('os').fork()", "open('/etc/x', 'w')", "print(6*7)"]
 
     def script(turn: int, text: str) -> str:
         if turn < len(programs):
-            return module.call("python", f'{{"code": "{programs[turn]}"}}')
+            return rollout_stage.call("python", f'{{"code": "{programs[turn]}"}}')
         return "#### 42" if "42" in text.rpartition("assistant")[0] else "no"
 
     config = {"python": {"cpu_s": 1.0, "wall_s": 2.0, "max_processes": 16}}
@@ -141,9 +137,9 @@ def test_a_trajectory_goes_on_after_a_hostile_call(rollout) -> None:
         "max_tool_output_tokens": 200,
         "max_response_tokens": 2000,
     }
-    world = module.World(chat, script, agent=agent, prompt=module.PromptLimits(1024, "filter"))
+    world = rollout_stage.World(chat, script, agent=agent, prompt=rollout_stage.PromptLimits(1024, "filter"))
     world.router = Router(lambda url: world.client, vocab_size=chat.vocab_size, context_tokens=4096)
-    (trajectory,) = world.play(module.make_task(), real_time=True)
+    (trajectory,) = world.play(rollout_stage.make_task(), real_time=True)
     assert trajectory.outcome == Outcome.COMPLETED, trajectory.failure
     answers = [message.content for message in trajectory.messages if message.role == "tool"]
     assert len(answers) == 3
