@@ -335,8 +335,11 @@ def test_timer_adds_phases_and_starts_anew_each_step():
             "tracking.metrics tracking.console tracking.tracker figures.trajectory_metrics",
             "torch ray wandb matplotlib tensorboard",
         ),
-        ("figures.run_picture tracking.tensorboard_tracker tracking.wandb_tracker", "torch ray tensorflow"),
-        ("tracking.mlflow_tracker", "torch ray tensorflow wandb"),
+        (
+            "extras.view.run_picture extras.trackers.tensorboard_tracker extras.trackers.wandb_tracker",
+            "torch ray tensorflow",
+        ),
+        ("extras.trackers.mlflow_tracker", "torch ray tensorflow wandb"),
         ("rollout.tracing", "torch ray opentelemetry mlflow"),
     ],
 )
