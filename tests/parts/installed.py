@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-REASONING_GYM = Path(__file__).parents[1] / "hubs" / "reasoning_gym.txt"
+REASONING_GYM = Path(__file__).parents[1] / "extras/hubs/reasoning_gym.txt"
 
 
 def interpreter_with(*requirements: str) -> str:
