@@ -20,10 +20,6 @@ class Registered:
     others: tuple[EntryPoint, ...] = ()
 
     @property
-    def value(self) -> str:
-        return self.entry.value
-
-    @property
     def owner(self) -> str:
         return owner(self.entry)
 

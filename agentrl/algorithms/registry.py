@@ -47,4 +47,4 @@ def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: 
     except AgentRLError:
         raise
     except Exception as error:  # importing runs third-party code
-        raise PluginError(f"{kind} {name!r} ({entry.value}) cannot be imported: {error}") from error
+        raise PluginError(f"{kind} {name!r} ({entry.entry.value}) cannot be imported: {error}") from error

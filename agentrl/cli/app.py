@@ -64,13 +64,9 @@ def _add(one: Command | CommandFamily, groups: dict[str, typer.Typer]) -> None:
     )
 
 
-def _add_all() -> None:
-    groups: dict[str, typer.Typer] = {}
-    for one in all_commands(_warn):
-        _add(one, groups)
-
-
-_add_all()
+_groups: dict[str, typer.Typer] = {}
+for _one in all_commands(_warn):
+    _add(_one, _groups)
 
 
 def _at_home(argument: str) -> str:

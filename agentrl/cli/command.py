@@ -89,12 +89,16 @@ def all_commands(warn: Callable[[str], None]) -> list[Command | CommandFamily]:
     """
     owners: dict[str, str] = {}
     found = []
-    for owner, one in [*(("agentrl", one) for one in core_commands()), *_registered(warn)]:
+    for package, one in [*(("agentrl", one) for one in core_commands()), *_registered(warn)]:
         if one.path in owners:
-            warn(f"command {one.path!r} of {owner} is left out: {owners[one.path]} registers it too")
+            warn(f"command {one.path!r} of {package} is left out: {owners[one.path]} registers it too")
             continue
-        owners[one.path] = owner
+        owners[one.path] = package
         found.append(one)
+    families = {one.path for one in found if isinstance(one, CommandFamily)}
+    for one in [one for one in found if " " in one.path and one.path.split()[0] not in families]:
+        warn(f"command {one.path!r} of {owners[one.path]} is left out: nothing registers the family of it")
+        found.remove(one)
     return sorted(found, key=lambda one: (isinstance(one, Command) and one.panel is None, _place(one.panel)))
 
 
@@ -107,6 +111,6 @@ def _registered(warn: Callable[[str], None]) -> Iterator[tuple[str, Command | Co
         try:
             commands = tuple(one.load())
         except Exception as error:  # noqa: BLE001 - a third party's code; the others go on
-            warn(f"the commands {name!r} of {one.owner} ({one.value}) cannot be loaded: {error}")
+            warn(f"the commands {name!r} of {one.owner} ({one.entry.value}) cannot be loaded: {error}")
             continue
         yield from ((one.owner, command) for command in commands)

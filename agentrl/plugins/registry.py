@@ -103,9 +103,9 @@ class Registry(Generic[P]):
             except Exception as error:  # a third party's code runs at import
                 problem = f"{type(error).__name__}: {error}{import_line(error)}"
                 raise PluginError(
-                    f"{self.kind} {name!r} ({entry.value}) cannot be imported: {problem}"
+                    f"{self.kind} {name!r} ({entry.entry.value}) cannot be imported: {problem}"
                 ) from error
-            self._classes[name] = self._as_class(found, shown=f"{name!r} ({entry.value})")
+            self._classes[name] = self._as_class(found, shown=f"{name!r} ({entry.entry.value})")
         return self._classes[name]
 
     def own_name(self, name: str) -> str:

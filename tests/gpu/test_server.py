@@ -156,3 +156,4 @@ def test_time_of_sampling(server, measured, temperature):
         return sum(len(tokens) for _, tokens, *_ in found) / (trio.current_time() - started)
 
     measured["tokens per s"] = talk(url, timed)
+    assert measured["tokens per s"] > 0
