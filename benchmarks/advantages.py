@@ -25,12 +25,16 @@ import torch
 from machine import write_result
 from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.advantages.reinforce import whiten
 from agentrl.algorithms.aggregation import Aggregation, UpdateCounts, token_scales
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
-from agentrl.algorithms.policy_losses import ClipConfig, PolicyTokens, ppo_clip
+from agentrl.algorithms.policy_losses import PolicyTokens, ppo_clip
+from agentrl.algorithms.registry import find_estimator
+from agentrl.algorithms.rules import ClipConfig
+from agentrl.config.estimators import GROUP
+from agentrl.registered import names_of_ours
 
+ESTIMATORS = {name: find_estimator(name).function for name in names_of_ours(GROUP)}
 BATCH, COLUMNS, GROUP_SIZE = 64, 8192, 8
 GAMMA, LAM = 0.99, 0.95
 REPEATS = 30

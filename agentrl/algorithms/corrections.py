@@ -14,22 +14,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.log_ratios import bounded
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRule:
-    """How rho' becomes the importance weight of a token.
-
-    level: `token`: rho' of the token; `sequence`: product of rho' over its sequence; `geometric`: geometric
-    mean of rho' over its sequence.
-    cap, floor: bounds of the weight (floor None: no lower bound).
-    outside: a weight outside the bounds is clamped to the bound (`truncate`) or set to 0 (`mask`).
-    """
-
-    level: str
-    cap: float
-    floor: float | None = None
-    outside: str = "truncate"
+from agentrl.algorithms.rules import WeightRule
 
 
 def importance_weights(log_ratios: Tensor, sequence_ids: Tensor, rule: WeightRule) -> Tensor:

@@ -11,23 +11,14 @@ Whatever needs the whole batch is computed before the update (`agentrl.algorithm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.corrections import WeightRule, importance_weights, raw_weights
+from agentrl.algorithms.corrections import importance_weights, raw_weights
 from agentrl.algorithms.log_ratios import bounded, distance
-
-
-@dataclass(frozen=True, slots=True)
-class ClipConfig:
-    """Bounds of the ratio, [1 - low, 1 + high], and of the loss at negative advantage (`dual`; None: off)."""
-
-    low: float
-    high: float
-    dual: float | None = None
+from agentrl.algorithms.rules import ClipConfig, WeightRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,10 +77,6 @@ class PolicyLoss:
     def first(self, count: int) -> PolicyLoss:
         """Return the loss of the first `count` tokens."""
         return PolicyLoss(*(getattr(self, field.name)[:count] for field in fields(self)))
-
-
-PolicyLossFunction = Callable[..., PolicyLoss]
-"""Signature: `f(tokens: PolicyTokens, **options) -> PolicyLoss`."""
 
 
 def ppo_clip(tokens: PolicyTokens, *, clip: ClipConfig) -> PolicyLoss:
@@ -265,18 +252,3 @@ def _clipped(ratios: Tensor, advantages: Tensor, clip: ClipConfig) -> PolicyLoss
         is_dual = is_negative & (losses > bound)
         losses = torch.where(is_negative, torch.minimum(losses, bound), losses)
     return PolicyLoss(losses, ratios.detach(), is_clipped & is_negative, is_clipped & ~is_negative, is_dual)
-
-
-POLICY_LOSSES: Mapping[str, PolicyLossFunction] = {
-    "ppo_clip": ppo_clip,
-    "gspo": gspo,
-    "gmpo": gmpo,
-    "cispo": cispo,
-    "reinforce": reinforce,
-    "gpg": gpg,
-    "sapo": sapo,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "dppo_tv": dppo_tv,
-}
-"""Registered name (`algorithm.policy_loss`) -> loss."""

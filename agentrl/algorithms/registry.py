@@ -1,50 +1,49 @@
-"""Lookup of functions by name: built in, from an installed package, or from the user's own file."""
+"""The functions of losses and estimators: those that packages register, and the user's own by their place."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
-from agentrl.errors import AgentRLError, PluginError
-from agentrl.plugins.sources import Reference
-from agentrl.registered import registered
+from agentrl.config.estimators import Estimator, estimator_named
+from agentrl.config.losses import Loss, loss_named
+from agentrl.errors import PluginError
+from agentrl.plugins.sources import at_place
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def find_function(kind: str, name: str, built_in: Mapping[str, F], *, group: str) -> F:
-    """Return the function registered or referenced as `name`.
-
-    Args:
-        kind: what kind of function it is, for messages: `advantage estimator`.
-        name: a key of `built_in`, else an entry point of `group`, else `path/to/file.py:function` or
-            `package.module:function`.
+def find_loss(name: str) -> Loss:
+    """Return the loss of `algorithm.policy_loss` with its function imported.
 
     Raises:
-        PluginError: the name is unknown (the message lists the known ones), its import fails, or it is not a
-            function.
+        PluginError: no package registers the name (the message lists the known ones), its import fails, or
+            it is not a function.
     """
-    if name in built_in:
-        return built_in[name]
-    reference = Reference.parse(name)
-    found = reference.load() if reference is not None else _load_entry_point(kind, name, built_in, group)
+    loss = loss_named(name)
+    found = at_place(loss.function)
+    if isinstance(found, Loss):
+        loss, found = found, at_place(found.function)
+    return replace(loss, function=_function("policy loss", name, found))
+
+
+@cache
+def find_estimator(name: str) -> Estimator:
+    """Return the estimator of `algorithm.advantage` with its functions imported.
+
+    Raises:
+        PluginError: as `find_loss`.
+    """
+    estimator = estimator_named(name)
+    found = at_place(estimator.function)
+    if isinstance(found, Estimator):
+        estimator, found = found, at_place(found.function)
+    function = _function("advantage estimator", name, found)
+    separate = None if estimator.separate is None else at_place(estimator.separate)
+    return replace(estimator, function=function, separate=separate)
+
+
+def _function(kind: str, name: str, found: Any) -> Callable[..., Any]:
     if not callable(found):
         raise PluginError(f"{kind} {name!r} is {type(found).__name__}, not a function")
-    return cast(F, found)
-
-
-def _load_entry_point(kind: str, name: str, built_in: Mapping[str, Any], group: str) -> Any:
-    installed = registered(group)
-    if name not in installed:
-        known = ", ".join([*built_in, *sorted(installed)])
-        raise PluginError(
-            f"unknown {kind} {name!r}; known: {known}; your own: path/to/file.py:function, or an entry point "
-            f"of {group}"
-        )
-    entry = installed[name]
-    try:
-        return entry.load()
-    except AgentRLError:
-        raise
-    except Exception as error:  # importing runs third-party code
-        raise PluginError(f"{kind} {name!r} ({entry.entry.value}) cannot be imported: {error}") from error
+    return found

@@ -144,6 +144,10 @@ class ToolFormat(ABC):
     """How a family of models writes calls. Immutable; one instance serves all conversations."""
 
     name: str
+    sign: re.Pattern[str]
+    """Text that the chat templates of its models contain, and no other."""
+    generality = 0
+    """Of several formats whose sign a template contains, the least general counts."""
     marks: tuple[str, ...]
     """Text without any of these literals has neither calls nor thoughts."""
     opening: re.Pattern[str]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from agentrl.config.correction import CorrectionConfig
 from agentrl.config.distillation import DistillationConfig
+from agentrl.config.estimators import GROUP as ESTIMATORS
+from agentrl.config.estimators import Estimator, estimator_named
+from agentrl.config.losses import GROUP as LOSSES
+from agentrl.config.losses import Loss, loss_named
+from agentrl.config.named_fields import NameIn
 from agentrl.config.section import Section
-from agentrl.registered import registered
 
 
 class KLConfig(Section):
@@ -127,48 +130,11 @@ class DPPOConfig(Section):
     )
 
 
-GROUP_ADVANTAGES = (
-    *("grpo", "dr_grpo", "rloo", "opo", "gpg", "max_rl", "grpo_passk", "pass_at_k"),
-    *("reinforce_plus_plus_baseline", "turn_group", "gigpo"),
-)
-"""Estimators that compare the attempts of a group."""
-
-WHOLE_GROUP_ADVANTAGES = ("remax", "pass_at_k")
-"""Estimators that need a greedy attempt per group, or a certain number of attempts."""
-
-CRITIC_ADVANTAGES = ("gae", "gae_turn")
-"""Estimators that need a critic."""
-
-ADVANTAGES = (*GROUP_ADVANTAGES, "reinforce_plus_plus", "remax", *CRITIC_ADVANTAGES)
-"""Built-in estimators."""
-
-POLICY_LOSSES = (
-    "ppo_clip",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "reinforce",
-    "gpg",
-    "sapo",
-    "clip_cov",
-    "kl_cov",
-    "dppo_tv",
-)
-
-SEQUENCE_LOSSES = ("gspo", "gmpo")
-"""Losses with one ratio per sequence."""
-
-COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
-"""Losses that select tokens of the whole update by covariance, with the proximal log-probabilities."""
-
-
 class AlgorithmConfig(Section):
     """From rewards to a loss."""
 
-    advantage: str = Field(
-        "grpo",
-        description=f"Advantage estimator: {', '.join(ADVANTAGES)}; or your own, as `file.py:function` or an "
-        "entry point of agentrl.advantages.",
+    advantage: Annotated[str, AfterValidator(NameIn("estimator", ESTIMATORS, takes_places=True))] = Field(
+        "grpo", description="Advantage estimator (docs/algorithms.md)."
     )
     gamma: float = Field(
         1.0,
@@ -223,10 +189,8 @@ class AlgorithmConfig(Section):
         description="Finally whiten advantages over all action tokens of the batch; groups with equal "
         "rewards then no longer have advantage 0.",
     )
-    policy_loss: str = Field(
-        "ppo_clip",
-        description=f"Policy loss: {', '.join(POLICY_LOSSES)}; or your own, as `file.py:function` or an "
-        "entry point of agentrl.policy_losses.",
+    policy_loss: Annotated[str, AfterValidator(NameIn("policy loss", LOSSES, takes_places=True))] = Field(
+        "ppo_clip", description="Policy loss (docs/algorithms.md)."
     )
     loss_options: dict[str, Any] = Field({}, description="Keyword arguments of your own policy loss.")
     mode: Literal["auto", "decoupled", "bypass", "on_policy"] = Field(
@@ -267,31 +231,26 @@ class AlgorithmConfig(Section):
     kl_cov: KLCovConfig = KLCovConfig()
     dppo_tv: DPPOConfig = DPPOConfig()
 
-    @field_validator("policy_loss")
-    @classmethod
-    def _is_known_loss(cls, name: str) -> str:
-        return _known("policy loss", name, POLICY_LOSSES, group="agentrl.policy_losses")
+    @property
+    def loss(self) -> Loss:
+        return loss_named(self.policy_loss)
+
+    @property
+    def estimator(self) -> Estimator:
+        return estimator_named(self.advantage)
 
     @model_validator(mode="after")
     def _fits_the_loss(self) -> AlgorithmConfig:
-        # A mean over tokens counts a sequence by its length. gspo may do so: each of its tokens has a
-        # gradient of its own.
-        if self.policy_loss == "gmpo" and self.aggregation != "sequence_mean_token_mean":
-            raise ValueError(
-                f"policy_loss=gmpo has one loss per sequence, and aggregation={self.aggregation} would "
-                "weight it by length; use aggregation=sequence_mean_token_mean"
-            )
-        if self.loss_options and self.policy_loss in POLICY_LOSSES:
-            raise ValueError(
-                f"loss_options are for a policy loss of your own; {self.policy_loss} has its own keys"
-            )
+        if (objection := self.loss.objection(self)) is not None:
+            raise ValueError(objection)
+        self.loss.arguments(self)
         return self
 
     @model_validator(mode="after")
     def _can_credit_conversations(self) -> AlgorithmConfig:
         if self.conversation_credit == "attempt":
             return self
-        if self.advantage in WHOLE_GROUP_ADVANTAGES:
+        if self.estimator.needs_whole_group:
             raise ValueError(
                 f"conversation_credit=own, advantage={self.advantage}: it needs one value per attempt of a "
                 "whole group, and not every attempt has every conversation; use grpo, rloo or another, or "
@@ -303,26 +262,3 @@ class AlgorithmConfig(Section):
                 "cut off; use bootstrap_truncated=false"
             )
         return self
-
-    @field_validator("advantage")
-    @classmethod
-    def _is_served(cls, name: str) -> str:
-        return _known("estimator", name, ADVANTAGES, group="agentrl.advantages")
-
-
-def _known(what: str, name: str, built_in: Sequence[str], *, group: str) -> str:
-    """Return `name` if the function exists.
-
-    It may be built in, an installed entry point of `group`, or named by its file or module.
-
-    Raises:
-        ValueError: there is no such function.
-    """
-    if name in built_in or ":" in name:
-        return name
-    installed = sorted(registered(group))
-    if name in installed:
-        return name
-    raise ValueError(
-        f"unknown {what} {name!r}; use one of {', '.join([*built_in, *installed])}, or file.py:function"
-    )

@@ -13,9 +13,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 import yaml
+from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
 from agentrl.config.keys import Key, iter_sections, section_type
+from agentrl.config.named_fields import NameIn
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
 from agentrl.config.supervised import RMConfig, SFTConfig
@@ -111,6 +113,9 @@ def _rows(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
 
 def type_words(field: FieldInfo) -> str:
     """Return the type of a key in words, with its bounds: `whole number, at least 1`."""
+    for bound in field.metadata:
+        if isinstance(bound, AfterValidator) and isinstance(bound.func, NameIn):
+            return bound.func.words
     kinds = [_words(kind) for kind in _kinds(field.annotation) if kind is not type(None)]
     null = "" if type(None) not in _kinds(field.annotation) else ", or null" if field.metadata else " or null"
     return ", ".join([" or ".join(kinds), *_bounds(field)]) + null

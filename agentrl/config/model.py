@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from agentrl.config.named_fields import NameIn
 from agentrl.config.section import Section
 from agentrl.config.storage_fields import PathOrURL
 
+TOOL_FORMATS = "agentrl.tool_formats"
+"""Entry points: name -> subclass of `agentrl.chat.parsing.ToolFormat`."""
 _ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 
 
@@ -89,23 +92,10 @@ class ModelConfig(Section):
         description="Arguments of the chat template besides messages and tools, as in {enable_thinking: "
         "false}; a row's extra_info.chat_template_kwargs win over them (docs/templates.md).",
     )
-    tool_format: Literal[
+    tool_format: Annotated[str, AfterValidator(NameIn("tool format", TOOL_FORMATS, also=("auto",)))] = Field(
         "auto",
-        "none",
-        "hermes",
-        "qwen3_coder",
-        "llama3_json",
-        "mistral",
-        "deepseek_v3",
-        "gpt_oss",
-        "pythonic",
-        "glm",
-        "gemma4",
-        "kimi_k2",
-    ] = Field(
-        "auto",
-        description="Format in which the model writes tool calls; auto: derived from the chat template; "
-        "none: no tool calls.",
+        description="Format in which the model writes tool calls (docs/templates.md); auto: derived from the "
+        "chat template; none: no tool calls.",
     )
     template_edits: Literal["fork", "refuse"] = Field(
         "fork",

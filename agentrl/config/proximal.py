@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.config.algorithm import COVARIANCE_LOSSES, AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.schema import Config
 
 
@@ -49,5 +49,5 @@ def _statistics(algorithm: AlgorithmConfig) -> Iterator[str]:
     """Yield what else needs the proximal log-probabilities of the whole update."""
     if algorithm.correction.weight != "none" and algorithm.correction.self_normalize:
         yield "algorithm.correction.self_normalize divides by the mean weight of the update"
-    if algorithm.policy_loss in COVARIANCE_LOSSES:
+    if algorithm.loss.selects(algorithm) is not None:
         yield f"algorithm.policy_loss={algorithm.policy_loss} selects tokens of the whole update"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from agentrl.config.named_fields import NameIn
 from agentrl.config.section import Section
 from agentrl.config.server_urls import refuse_url
+from agentrl.config.transports import GROUP as TRANSPORTS
+from agentrl.config.transports import TransportKind, transport_named
 from agentrl.types import SCORED_OUTCOMES, Outcome
 
 OutcomePolicy = Literal["train", "mask", "retry", "replace", "drop", "shrink"]
@@ -68,7 +71,7 @@ class SGLangServerConfig(Section):
 class WeightsConfig(Section):
     """How new weights reach the servers."""
 
-    transport: Literal["disk", "distributed", "tensor"] = Field(
+    transport: Annotated[str, AfterValidator(NameIn("transport", TRANSPORTS))] = Field(
         "disk",
         description="disk: safetensors in a folder that all servers can read; distributed: a torch process "
         "group; tensor: in requests to SGLang servers on this machine.",
@@ -118,9 +121,13 @@ class WeightsConfig(Section):
         "still responds gets a second attempt.",
     )
 
+    @property
+    def kind(self) -> TransportKind:
+        return transport_named(self.transport)
+
     @model_validator(mode="after")
     def _check_sources(self) -> WeightsConfig:
-        if self.sources > 1 and self.transport != "distributed":
+        if self.sources > 1 and not self.kind.has_sources:
             raise ValueError(
                 f"sources={self.sources}, transport={self.transport}: only transport=distributed sends from "
                 "several ranks; use transport=distributed, or sources=1"
@@ -129,7 +136,7 @@ class WeightsConfig(Section):
 
     @model_validator(mode="after")
     def _check_delta(self) -> WeightsConfig:
-        if self.delta and self.transport != "disk":
+        if self.delta and not self.kind.sends_changes:
             raise ValueError(
                 f"delta=true, transport={self.transport}: only transport=disk sends deltas; use "
                 "transport=disk, or delta=false"
@@ -140,7 +147,7 @@ class WeightsConfig(Section):
 class RolloutConfig(Section):
     """Generation: servers, sampling, concurrency."""
 
-    backend: Literal["embedded", "sglang"] = Field(
+    backend: Annotated[str, AfterValidator(NameIn("kind of servers", "agentrl.servers"))] = Field(
         "embedded", description="Kind of the servers to start; the kind of the servers at `urls` is detected."
     )
     urls: tuple[str, ...] = Field((), description="URLs of running servers to attach to.")
@@ -311,7 +318,7 @@ class RolloutConfig(Section):
             return self.num_servers
         return 0 if self.urls else 1
 
-    def pause_mode_of(self, kind: Literal["embedded", "sglang"]) -> Literal["abort", "retract", "in_place"]:
+    def pause_mode_of(self, kind: str) -> Literal["abort", "retract", "in_place"]:
         """Return `weights.pause_mode` with auto resolved, for a kind of server.
 
         It is always abort for the embedded server, which supports nothing else, and for colocated servers:
@@ -375,11 +382,8 @@ class RolloutConfig(Section):
                 f"weights.pause_mode={self.weights.pause_mode}: with colocated=true, servers "
                 "release their memory and cannot keep requests; use auto or abort"
             )
-        if self.num_started and self.backend == "embedded" and self.weights.transport == "tensor":
-            raise ValueError(
-                "weights.transport=tensor: the embedded server (backend=embedded) accepts no pickled "
-                "tensors; use disk or distributed"
-            )
+        if self.num_started and (why := self.weights.kind.refused_by.get(self.backend)) is not None:
+            raise ValueError(f"weights.transport={self.weights.transport}: {why}; use disk or distributed")
         for url in self.urls:
             if why := refuse_url(url, has_key=self.api_key_env is not None):
                 raise ValueError(f"rollout.urls: {why}")

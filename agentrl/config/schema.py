@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from agentrl.config.agent import AgentConfig
-from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.buffer import BufferConfig
 from agentrl.config.cluster import ClusterConfig, refuse_impossible_layout
 from agentrl.config.critic import CriticConfig
@@ -87,7 +87,7 @@ class Config(Section):
     @property
     def has_greedy(self) -> bool:
         """Whether each group has a greedy attempt besides the sampled ones."""
-        return self.rollout.greedy_baseline == "always" or self.algorithm.advantage == "remax"
+        return self.rollout.greedy_baseline == "always" or "greedy" in self.algorithm.estimator.reads
 
     @property
     def attempts_per_group(self) -> int:
@@ -156,9 +156,7 @@ class Config(Section):
     def has_critic(self) -> bool:
         """`critic.enabled` with None resolved."""
         return (
-            self.algorithm.advantage in CRITIC_ADVANTAGES
-            if self.critic.enabled is None
-            else self.critic.enabled
+            "critic" in self.algorithm.estimator.reads if self.critic.enabled is None else self.critic.enabled
         )
 
     @property
@@ -212,7 +210,9 @@ class Config(Section):
         transport, is_sglang = rollout.weights.transport, rollout.backend == "sglang"
         objections = {
             "model.lora.rank=0: there is no adapter": lora.rank == 0,
-            f"rollout.weights.transport={transport}: adapters are sent only by disk": transport != "disk",
+            f"rollout.weights.transport={transport}: adapters are sent only by disk": (
+                not rollout.weights.kind.sends_adapters
+            ),
             f"rollout.weights.pause_mode={rollout.weights.pause_mode}: adapters can only change "
             "while no request runs, so it must be auto or abort": (
                 rollout.weights.pause_mode not in ("auto", "abort")
@@ -299,10 +299,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_critic(self) -> Config:
-        name = self.algorithm.advantage
-        if name in CRITIC_ADVANTAGES and self.critic.enabled is False:
+        name, reads = self.algorithm.advantage, self.algorithm.estimator.reads
+        if "critic" in reads and self.critic.enabled is False:
             raise ValueError(f"algorithm.advantage={name} needs a critic; remove critic.enabled=false")
-        if self.critic.enabled and name in ADVANTAGES and name not in CRITIC_ADVANTAGES:
+        if self.critic.enabled and not reads & {"critic", "columns"}:
             raise ValueError(
                 f"critic.enabled=true, but algorithm.advantage={name} uses no critic; use gae or gae_turn"
             )
@@ -463,34 +463,32 @@ class Config(Section):
                 f"tracking.token_ratios=true needs algorithm.mode=decoupled (is {self.policy_mode}): "
                 "otherwise the behavior policy is the proximal one, and each ratio is 1"
             )
-        if self.algorithm.advantage == "pass_at_k" and self.algorithm.passk_k > self.rollout.group_size:
+        estimator = self.algorithm.estimator
+        drawn = estimator.num_drawn(self.algorithm)
+        if drawn > self.rollout.group_size:
             raise ValueError(
-                f"algorithm.passk_k={self.algorithm.passk_k} exceeds "
-                f"rollout.group_size={self.rollout.group_size}: pass_at_k draws k attempts from a group"
+                f"algorithm.{estimator.draws}={drawn} exceeds rollout.group_size={self.rollout.group_size}: "
+                f"{estimator.name} draws {drawn} attempts from a group"
             )
-        estimator = self.algorithm.advantage
         if (
             self.rollout.group_size == 1
             and self.algorithm.singleton == "zero"
-            and estimator in GROUP_ADVANTAGES
+            and estimator.compares == "group"
             and not self.algorithm.distillation.replaces_rewards
         ):
             raise ValueError(
-                f"rollout.group_size=1 with algorithm.advantage={estimator}: attempts are "
+                f"rollout.group_size=1 with algorithm.advantage={estimator.name}: attempts are "
                 "compared within their group, so every advantage is 0 and nothing is learned; "
                 "use a larger group_size, algorithm.singleton=raw, or reinforce_plus_plus, remax "
                 "or gae"
             )
         rollout = self.rollout
-        if (
-            self.algorithm.advantage == "pass_at_k"
-            and rollout.shrinking_key
-            and self.algorithm.passk_k > rollout.min_group_size
-        ):
+        if estimator.draws and rollout.shrinking_key and drawn > rollout.min_group_size:
             raise ValueError(
-                f"algorithm.passk_k={self.algorithm.passk_k} exceeds "
-                f"rollout.min_group_size={rollout.min_group_size}: pass_at_k draws k attempts from a group, "
-                f"and rollout.{rollout.shrinking_key} may leave fewer; use a larger min_group_size, or drop"
+                f"algorithm.{estimator.draws}={drawn} exceeds "
+                f"rollout.min_group_size={rollout.min_group_size}: {estimator.name} draws {drawn} attempts "
+                f"from a group, and rollout.{rollout.shrinking_key} may leave fewer; use a larger "
+                "min_group_size, or drop"
             )
         self._check_stages()
         if self.trainer.keep_best > 0 and (

@@ -20,15 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import (
-    ESTIMATORS,
-    SEPARATE_ESTIMATORS,
-    WHITENED,
-    checked,
-    find_estimator,
-)
+from agentrl.algorithms.advantages import checked
 from agentrl.algorithms.advantages.reinforce import Moments, whiten
 from agentrl.algorithms.compact import ActionBatch, Credit, RunCredit
+from agentrl.algorithms.registry import find_estimator
 from agentrl.algorithms.reward_kl import penalize_turns
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.data.attempt_facts import AttemptFacts, ConversationFacts
@@ -102,7 +97,9 @@ def credit(
         found = _without_rewards(batch)
         if rules.estimator is None and not algorithm.distillation.replaces_rewards:
             batch = _assessed(batch, attempts, parts, algorithm, assessment)
-            found = checked(find_estimator(algorithm.advantage)(batch, advantage_options(algorithm)), batch)
+            estimate = find_estimator(algorithm.advantage).function
+            assert callable(estimate)
+            found = checked(estimate(batch, advantage_options(algorithm)), batch)
     except ValueError as error:
         raise ConfigError(f"algorithm.advantage={algorithm.advantage}: {error}") from error
     if rules.estimator is None:
@@ -145,13 +142,14 @@ def _rules(algorithm: AlgorithmConfig, assessment: Assessment) -> TokenRules:
     has_values = any(own.values is not None for own in assessment.columns)
     # Without a discount, returns-to-go change only behind rewards; a penalty per token is a reward.
     needs_tokens = has_values or assessment.kl_sums is not None or algorithm.gamma < 1
-    is_separate = algorithm.advantage in SEPARATE_ESTIMATORS and not distillation.replaces_rewards
-    estimator = algorithm.advantage if is_separate and needs_tokens else None
+    named = algorithm.estimator
+    is_separate = named.separate is not None and not distillation.replaces_rewards
+    estimator = named.name if is_separate and needs_tokens else None
     return TokenRules(
         estimator=estimator,
         options=advantage_options(algorithm),
         kl_coefficient=assessment.kl_coefficient,
-        num_whitenings=0 if estimator is None else (estimator in WHITENED) + algorithm.whiten,
+        num_whitenings=0 if estimator is None else named.is_whitened + algorithm.whiten,
         whitening=None,
         teacher=(distillation.coefficient, distillation.gamma),
         conversation_credit=algorithm.conversation_credit,
@@ -183,7 +181,7 @@ def _assessed(
     """Return the batch with the KL penalty on the turns, or with all columns for an estimator of the user's
     own.
     """
-    if algorithm.advantage not in ESTIMATORS and assessment.columns:
+    if "columns" in find_estimator(algorithm.advantage).reads and assessment.columns:
         three = zip(assessment.columns, attempts, parts, strict=True)
         loaded = [
             LoadedColumns.of(columns, attempt, order_of(own, attempt)) for columns, attempt, own in three

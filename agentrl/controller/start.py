@@ -24,9 +24,9 @@ from pathlib import Path
 import ray
 
 from agentrl.adapters.catalog import named_plugins
-from agentrl.algorithms.advantages import find_estimator
 from agentrl.algorithms.linear_kernels import check_linear_kernels
 from agentrl.algorithms.logprob_kernels import check_kernels
+from agentrl.algorithms.registry import find_estimator
 from agentrl.buffer.training_buffer import (
     BufferPlan,
     BufferSettings,

@@ -7,7 +7,7 @@ ranks changes the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrl.algorithms.corrections import WeightRule, importance_weights
+from agentrl.algorithms.corrections import importance_weights
 from agentrl.algorithms.log_ratios import off_rounding
 from agentrl.algorithms.rejection import RejectionRule, accepts, second_moment_cut
+from agentrl.algorithms.rules import WeightRule
 from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.losses import Selection
 from agentrl.learner.batch import Correction, Floats, Microbatch, Mode, RestOfSequences
 from agentrl.learner.ranks import add_over_ranks, gather_over_ranks
 from agentrl.learner.split_sequences import SplitSequences
@@ -172,41 +174,17 @@ class Corrector:
     # ---------------------------------------------------------------------------------------------- selection
 
     def _select(self, facts: Sequence[_Facts], accepted: Sequence[Tensor]) -> list[NDArray[np.bool_] | None]:
-        select = {"clip_cov": self._select_clip_cov, "kl_cov": self._select_kl_cov}.get(
-            self._algorithm.policy_loss
-        )
-        return [None for _ in facts] if select is None else _select_by_covariance(facts, accepted, select)
-
-    def _select_clip_cov(
-        self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int
-    ) -> list[Tensor]:
-        """Select a share of all tokens among those whose covariance is within the bounds.
-
-        The choice is pseudo-random, but the same for any packing and number of ranks (see `fair_keys`).
-        """
-        config = self._algorithm.clip_cov
-        eligible = [
-            a & (c > config.lower) & (c < config.upper) for a, c in zip(accepted, covariance, strict=True)
-        ]
-        keys = [_keys(f.microbatch) for f in facts]
-        cut = smallest_cut(_gather(keys, eligible), num_selected(config.share, total))
-        return [e & (k < cut) for e, k in zip(eligible, keys, strict=True)]
-
-    def _select_kl_cov(
-        self, facts: Sequence[_Facts], covariance: Sequence[Tensor], accepted: Sequence[Tensor], total: int
-    ) -> list[Tensor]:
-        """Select the share of all tokens with the largest covariance."""
-        keys = [largest_first(c, _keys(f.microbatch)) for c, f in zip(covariance, facts, strict=True)]
-        cut = smallest_cut(_gather(keys, accepted), num_selected(self._algorithm.kl_cov.share, total))
-        return [a & (k < cut) for a, k in zip(accepted, keys, strict=True)]
+        selection = self._algorithm.loss.selects(self._algorithm)
+        return [None for _ in facts] if selection is None else _selected(facts, accepted, selection)
 
 
-_Select = Callable[[Sequence[_Facts], Sequence[Tensor], Sequence[Tensor], int], list[Tensor]]
-
-
-def _select_by_covariance(
-    facts: Sequence[_Facts], accepted: Sequence[Tensor], select: _Select
+def _selected(
+    facts: Sequence[_Facts], accepted: Sequence[Tensor], selection: Selection
 ) -> list[NDArray[np.bool_] | None]:
+    """Select a share of all accepted tokens by their covariance.
+
+    A choice by chance is pseudo-random, but the same for any packing and number of ranks (see `fair_keys`).
+    """
     advantages = [torch.tensor(f.microbatch.advantages).double() for f in facts]
     logprobs = [f.logprobs for f in facts]
     tokens = float(sum(int(a.sum()) for a in accepted))
@@ -216,7 +194,14 @@ def _select_by_covariance(
     total = max(sums["tokens"], 1.0)
     means = {"mean_logprob": sums["logprob"] / total, "mean_advantage": sums["advantage"] / total}
     covariance = [covariances(p, a, **means) for p, a in zip(logprobs, advantages, strict=True)]
-    return [chosen.numpy() for chosen in select(facts, covariance, accepted, int(sums["tokens"]))]
+    eligible = [
+        a & (c > selection.lower) & (c < selection.upper) for a, c in zip(accepted, covariance, strict=True)
+    ]
+    keys = [_keys(f.microbatch) for f in facts]
+    if selection.by == "largest":
+        keys = [largest_first(c, own) for c, own in zip(covariance, keys, strict=True)]
+    cut = smallest_cut(_gather(keys, eligible), num_selected(selection.share, int(sums["tokens"])))
+    return [(e & (k < cut)).numpy() for e, k in zip(eligible, keys, strict=True)]
 
 
 def _find_facts(

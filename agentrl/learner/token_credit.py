@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import SEPARATE_ESTIMATORS
 from agentrl.algorithms.advantages.reinforce import Moments, Whitening
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions, Credit
 from agentrl.algorithms.distillation import teacher_advantages
+from agentrl.algorithms.registry import find_estimator
 from agentrl.algorithms.reward_kl import penalize
 from agentrl.data.attempt_facts import AttemptFacts, ConversationCredit, ConversationFacts
 from agentrl.data.token_columns import TokenColumn
@@ -35,7 +35,7 @@ from agentrl.learner.action_batches import action_batch, parts_of, sampling_orde
 class TokenRules:
     """How credit per token follows from facts and columns; the same for all samples of a batch.
 
-    estimator: of SEPARATE_ESTIMATORS; None: the advantages are the runs of the controller.
+    estimator: the name of one that is `separate`; None: the advantages are the runs of the controller.
     options: of the estimator.
     kl_coefficient: reward subtracted per nat of KL.
     num_whitenings: how often the estimator's advantages are whitened over the batch.
@@ -192,7 +192,11 @@ def _estimated(parts: Sequence[ConversationFacts], loaded: LoadedColumns, rules:
     assert rules.estimator is not None
     batch = action_batch([part.attempt for part in parts], group_size=None)
     batch = assessed(batch, [loaded], kl_coefficient=rules.kl_coefficient)
-    return SEPARATE_ESTIMATORS[rules.estimator](batch, rules.options)
+    estimate = find_estimator(rules.estimator).separate
+    assert callable(estimate)
+    credit = estimate(batch, rules.options)
+    assert isinstance(credit, Credit)
+    return credit
 
 
 def is_in_last_segment(attempt: AttemptFacts) -> NDArray[np.bool_]:

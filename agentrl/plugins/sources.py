@@ -59,6 +59,19 @@ class Reference:
         return getattr(module, self.attribute)
 
 
+def at_place(place: str | Any) -> Any:
+    """Return what stands at `module:name` or `file.py:name`; anything but text is returned as it is.
+
+    Raises:
+        PluginError: its import fails, or it has no such name.
+    """
+    if not isinstance(place, str):
+        return place
+    reference = Reference.parse(place)
+    assert reference is not None, place
+    return reference.load()
+
+
 def function_reference(text: str) -> Reference | None:
     """Return `text` as a reference if it refers to a plain function; None if it is a name or refers to a
     class.

@@ -18,7 +18,8 @@ from agentrl.servers.protocol import ServerLoad
 
 T = TypeVar("T")
 
-ServerKind = Literal["embedded", "sglang"]
+ServerKind = str
+"""A name of `agentrl.servers`, as in `rollout.backend`."""
 ServerState = Literal["starting", "ready", "needs_weights", "failed"]
 
 PROBE_TIMEOUT_S = 10.0

@@ -23,12 +23,17 @@ from agentrl.servers.weight_changes import CHANGES_FILE, CHANGES_FORMAT, CHANGES
 from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transport, sum_bytes
 
 
+def open_disk(learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> Transport:
+    """Return the transport of whole models, of adapters alone, or of changes, as `config` says."""
+    if config.adapter == "alone":
+        return AdapterTransport(learner, config, folder=folder)
+    if config.delta:
+        return ChangesTransport(learner, config, folder=folder)
+    return FolderTransport(learner, config, folder=folder)
+
+
 class FolderTransport(Transport):
     """Whole models. The folders of the two newest versions are kept: a server may still be reading one."""
-
-    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
-        super().__init__(learner, config)
-        self._folder = folder
 
     async def prepare(self, version: int) -> None:
         await self._learner.run(Learner.export, str(self._folder_of(version)))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
+from pathlib import Path
 
 import trio
 
@@ -30,8 +31,8 @@ from agentrl.weights.transport import PING_S, Hold, LearnerCalls, Sent, Transpor
 class GroupTransport(Transport):
     """Keeps its process groups between publishes. Forms them anew if servers change or an attempt fails."""
 
-    def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
-        super().__init__(learner, config)
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
+        super().__init__(learner, config, folder=folder)
         self._members: tuple[str, ...] = ()  # urls in the open process groups, in rank order
         self._num_formed = 0
         self._staging: set[str] = set()  # urls of members that receive weights while they sample

@@ -23,11 +23,8 @@ from agentrl.learner.learner import Learner
 from agentrl.servers.client import SGLangClient, for_each
 from agentrl.servers.protocol import PauseMode
 from agentrl.types import SendTimes, ServerPause
-from agentrl.weights.disk import AdapterTransport, ChangesTransport, FolderTransport
-from agentrl.weights.group import GroupTransport
 from agentrl.weights.pace import Pace
-from agentrl.weights.tensor import TensorTransport
-from agentrl.weights.transport import PING_S, LearnerCalls, Sent, Transport
+from agentrl.weights.transport import PING_S, LearnerCalls, Sent, open_transport
 from agentrl.weights.verify import Verifier, check_known
 
 
@@ -81,7 +78,7 @@ class Publisher:
         self._is_verified = config.verify
         self._unchecked = None if self._is_alone else model
         self._pauses: list[ServerPause] = []
-        self.transport = _transport(self._learner, config, folder=folder)
+        self.transport = open_transport(self._learner, config, folder=folder)
 
     async def publish(
         self, version: int, servers: Sequence[SGLangClient], *, must_verify: bool = False
@@ -172,18 +169,6 @@ async def load_folder(
 
 def _without(servers: Sequence[SGLangClient], failed: Mapping[str, str]) -> list[SGLangClient]:
     return [server for server in servers if server.url not in failed]
-
-
-def _transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> Transport:
-    if config.adapter == "alone":
-        return AdapterTransport(learner, config, folder=folder)
-    if config.transport == "disk" and config.delta:
-        return ChangesTransport(learner, config, folder=folder)
-    if config.transport == "disk":
-        return FolderTransport(learner, config, folder=folder)
-    if config.transport == "tensor":
-        return TensorTransport(learner, config)
-    return GroupTransport(learner, config)
 
 
 def _report(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
@@ -26,8 +27,8 @@ from agentrl.weights.transport import Hold, LearnerCalls, Sent, Transport, sum_b
 class TensorTransport(Transport):
     """Each bucket is gathered and pickled once, and kept until all servers have received it."""
 
-    def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
-        super().__init__(learner, config)
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
+        super().__init__(learner, config, folder=folder)
         self._buckets: list[list[TensorSpec]] = []
 
     async def prepare(self, version: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
@@ -15,6 +16,7 @@ import trio
 from agentrl.cluster.workers import Workers
 from agentrl.config.rollout import WeightsConfig
 from agentrl.learner.learner import Learner
+from agentrl.plugins.sources import at_place
 from agentrl.servers.client import SGLangClient, for_each
 from agentrl.types import SendTimes, TensorSpec
 from agentrl.weights.pace import Pace
@@ -45,8 +47,10 @@ class Sent:
 class Transport(ABC):
     """One way to move weights from the learner to the servers. Its methods are called one at a time."""
 
-    def __init__(self, learner: LearnerCalls, config: WeightsConfig) -> None:
+    def __init__(self, learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> None:
+        """`folder`: of the run, for files that servers read."""
         self._learner = learner
+        self._folder = folder
         self._config = config
         self._pace = Pace(config.timeout_s)
         self._specs: Sequence[TensorSpec] | None = None
@@ -99,6 +103,12 @@ class Transport(ABC):
         if self._specs is None:
             self._specs = await self._learner.run(Learner.tensor_specs)
         return self._specs
+
+
+def open_transport(learner: LearnerCalls, config: WeightsConfig, *, folder: Path) -> Transport:
+    """Return the transport of `config.transport`."""
+    transport: Transport = at_place(config.kind.opens)(learner, config, folder=folder)
+    return transport
 
 
 class LearnerCalls:

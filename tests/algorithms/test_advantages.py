@@ -12,14 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algorithms.advantages import ESTIMATORS, checked, find_estimator
+from agentrl.algorithms.advantages import checked
 from agentrl.algorithms.advantages.groups import grpo
 from agentrl.algorithms.advantages.reinforce import whiten
 from agentrl.algorithms.advantages.scan import BLOCK, sums_to_go
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
+from agentrl.algorithms.registry import find_estimator
 from agentrl.algorithms.reward_kl import adapt_coefficient, penalize
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import PluginError
+from parts.built_in import ESTIMATORS
 
 OPTIONS = AdvantageOptions(
     gamma=0.9,
@@ -570,7 +572,7 @@ def test_an_estimator_of_ones_own(tmp_path):
     batch = compact(make_batch(4))
 
     def run(name):
-        return checked(find_estimator(f"{file}:{name}")(batch, OPTIONS), batch)
+        return checked(find_estimator(f"{file}:{name}").function(batch, OPTIONS), batch)
 
     assert torch.equal(run("half").advantages_A, batch.over_tokens(batch.outcomes_N / 2))
     for name, message in (("short", "of shape"), ("bare", "got Tensor"), ("broken", "not finite")):
@@ -580,7 +582,7 @@ def test_an_estimator_of_ones_own(tmp_path):
         run("number")
     with pytest.raises(
         PluginError,
-        match=r"unknown advantage estimator 'none'; known: grpo, .* an entry point of agentrl.advantages",
+        match=r"unknown advantage estimator 'none'; known: dr_grpo, .* an entry point of agentrl.advantages",
     ):
         find_estimator("none")
 
@@ -594,7 +596,7 @@ def test_an_installed_package_registers_an_estimator(tmp_path, monkeypatch):
         "[agentrl.advantages]\ntheirs = their_module:theirs\ngone = their_module:gone\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert find_estimator("theirs").__module__ == "their_module"
+    assert find_estimator("theirs").function.__module__ == "their_module"
     assert AlgorithmConfig(advantage="theirs").advantage == "theirs"
     with pytest.raises(PluginError, match=r"'gone' \(their_module:gone\) cannot be imported"):
         find_estimator("gone")

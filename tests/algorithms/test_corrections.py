@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from agentrl.algorithms.corrections import (
     LEVELS,
-    WeightRule,
     correction_metrics,
     correction_statistics,
     importance_weights,
@@ -20,6 +19,7 @@ from agentrl.algorithms.corrections import (
 )
 from agentrl.algorithms.kl import KL_ESTIMATORS
 from agentrl.algorithms.rejection import STATISTICS, RejectionRule, accepts, second_moment_cut
+from agentrl.algorithms.rules import WeightRule
 from agentrl.algorithms.selection import covariances, fair_keys, largest_first, num_selected, smallest_cut
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.buffer import BufferConfig

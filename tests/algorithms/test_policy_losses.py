@@ -8,11 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algorithms.corrections import LEVELS, WeightRule
+from agentrl.algorithms.corrections import LEVELS
 from agentrl.algorithms.kl import KL_ESTIMATORS, off_policy_kl
 from agentrl.algorithms.policy_losses import (
-    POLICY_LOSSES,
-    ClipConfig,
     PolicyLoss,
     PolicyTokens,
     gspo,
@@ -20,10 +18,11 @@ from agentrl.algorithms.policy_losses import (
     ppo_clip,
     reinforce,
 )
-from agentrl.config.algorithm import POLICY_LOSSES as CONFIGURABLE
+from agentrl.algorithms.rules import ClipConfig, WeightRule
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.errors import PluginError
 from agentrl.learner.policy_loss import bind_policy_loss
+from parts.built_in import POLICY_LOSSES
 
 OPTIONS = {
     "ppo_clip": {"clip": ClipConfig(0.2, 0.28, 3.0)},
@@ -131,7 +130,7 @@ def loss_of(name, *columns) -> PolicyLoss:
 
 
 def test_every_loss_has_options_and_a_loop_and_may_be_configured():
-    assert set(POLICY_LOSSES) == set(OPTIONS) == set(LOOPS) == set(CONFIGURABLE)
+    assert set(POLICY_LOSSES) == set(OPTIONS) == set(LOOPS)
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
@@ -394,7 +393,7 @@ def test_a_loss_of_your_own(tmp_path):
     ("changes", "message"),
     [
         ({"policy_loss": "gmpo"}, "aggregation=sequence_mean_token_mean"),
-        ({"policy_loss": "ppo"}, "unknown policy loss 'ppo'; use one of ppo_clip"),
+        ({"policy_loss": "ppo"}, "unknown policy loss 'ppo'; use one of cispo"),
         ({"loss_options": {"x": 1}}, "of your own"),
     ],
 )

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
 from agentrl.algorithms.values import explained_variance, value_loss, value_moments
+from parts.built_in import ESTIMATORS
 
 numbers = st.floats(-5, 5, width=32)
 

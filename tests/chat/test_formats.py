@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.chat.chat import Chat
-from agentrl.chat.formats import FORMATS, detect_format, get_format
+from agentrl.chat.formats import detect_format, get_format
 from agentrl.chat.parsing import CallDelta, ParsedTurn, ReasoningDelta, TextDelta, TurnParser
 from agentrl.chat.template import ChatTemplate
 from agentrl.chat.tiny import build_tiny_tokenizer
-from agentrl.errors import ConfigError
+from agentrl.errors import PluginError
 from agentrl.types import Message, ToolCall
+from parts.built_in import TOOL_FORMATS
 from parts.chats import json_values
 from parts.cpu_time import cpu_s
 
@@ -122,10 +123,10 @@ def test_calls_inside_of_a_thought_are_none(name):
     assert read(name, f"<think>Maybe {WRITTEN[name]}", is_truncated=True)[:2] == ("", [])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_a_turn_without_marks_is_text(name):
     text = "Two {braces}, [a](link), f(x) = [sin(x)], 3 < 4, `name` and </think> alone.\n\n[1] See below."
-    assert FORMATS[name].parse(text, turn=0, is_truncated=False) == ParsedTurn(text, ())
+    assert get_format(name).parse(text, turn=0, is_truncated=False) == ParsedTurn(text, ())
 
 
 FURTHER: list[tuple[str, str, list[Read], str]] = [
@@ -469,7 +470,7 @@ COMMON = [
 @st.composite
 def sampled_texts(draw: st.DrawFn) -> tuple[str, str]:
     """A format and a text in its manner: marks and JSON at random, or a written turn with random damage."""
-    name = draw(st.sampled_from(sorted(FORMATS)))
+    name = draw(st.sampled_from(TOOL_FORMATS))
     pieces = st.sampled_from(COMMON + 4 * PIECES[name])
     if draw(st.booleans()):
         return name, "".join(draw(st.lists(pieces, max_size=20)))
@@ -615,7 +616,7 @@ def test_the_template_s_marks_tell_the_format(name, template):
 
 def test_unknown_formats_are_refused():
     with pytest.raises(
-        ConfigError, match=r"unknown tool format 'xml'; known: auto, deepseek_v3, gemma4, glm, .*, none, "
+        PluginError, match=r"unknown tool format 'xml'; known: deepseek_v3, gemma4, glm, .*, none, "
     ):
         get_format("xml")
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agentrl.algorithms.advantages import ESTIMATORS, checked
-from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES, AlgorithmConfig
+from agentrl.algorithms.advantages import checked
+from agentrl.config.algorithm import AlgorithmConfig
+from agentrl.config.estimators import estimator_named
 from agentrl.config.schema import Config
 from agentrl.controller.credit import (
     NOTHING,
@@ -32,6 +33,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
 from agentrl.learner.token_credit import LoadedColumns, assessed
 from agentrl.types import Group, Outcome, RewardEvent, Trajectory
+from parts.built_in import ESTIMATORS
 from parts.columns import assessment_of
 from parts.trajectories import facts, make_trajectory
 
@@ -186,10 +188,10 @@ def assessment_for(name, trajectories):
     """What `name` needs beside rewards: a critic's values."""
     values = [np.zeros(t.num_action_tokens, np.float32) for t in trajectories]
     known = facts(Group(0, tuple(trajectories)))
-    return assessment_of(known, values=values) if name in CRITIC_ADVANTAGES else NOTHING
+    return assessment_of(known, values=values) if "critic" in estimator_named(name).reads else NOTHING
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", ESTIMATORS)
 def test_rejecting_the_last_token_keeps_the_reward(name):
     pair = [
         trajectory([[context(2), Piece(0, 3, reward), context(1)]], member=member)
@@ -279,7 +281,7 @@ def test_remax_compares_each_attempt_with_the_greedy_one_of_its_group():
 
 def test_a_greedy_attempt_is_no_member_of_its_group():
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
-    for name in GROUP_ADVANTAGES:
+    for name in (name for name in ESTIMATORS if estimator_named(name).compares == "group"):
         algorithm = AlgorithmConfig(advantage=name, passk_k=1)
         [alone], [beside] = (
             credited([group], algorithm, group_size=2)
@@ -292,7 +294,7 @@ GLOBAL = {"gpg", "reinforce_plus_plus_baseline"}
 """Estimators that weigh a group by what the others of its batch did."""
 
 
-@pytest.mark.parametrize("name", sorted(set(ADVANTAGES) - GLOBAL - {"reinforce_plus_plus"}))
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - GLOBAL - {"reinforce_plus_plus"}))
 @settings(max_examples=15)
 @given(seed=seeds)
 def test_a_group_that_shrank_is_a_group_of_those_that_are_left(name, seed):
@@ -432,9 +434,8 @@ def test_a_critic_whose_estimator_has_no_targets_for_it_ends_with_one_line():
 
 
 def test_the_config_serves_every_estimator():
-    assert set(ADVANTAGES) == set(ESTIMATORS)
     pair = [trajectory([[context(1), Piece(0, 1, reward)]], member=m) for m, reward in enumerate((1.0, 0.0))]
-    for name in ADVANTAGES:
+    for name in ESTIMATORS:
         algorithm, group = AlgorithmConfig(advantage=name, passk_k=1), Group(0, tuple(pair), greedy(0.5))
         [[best, worst]] = credited([group], algorithm, group_size=2, assessment=assessment_for(name, pair))
         assert best.advantages[1] > worst.advantages[1]
@@ -443,7 +444,7 @@ def test_the_config_serves_every_estimator():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grop", "unknown estimator 'grop'; use one of grpo, .*, or file.py:function"),
+        ("grop", "unknown estimator 'grop'; use one of dr_grpo, .*, or your own as file.py:NAME"),
     ],
 )
 def test_what_a_run_cannot_serve_is_refused(name, message):

@@ -7,14 +7,13 @@ from typing import get_args
 
 import pytest
 
-from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.aggregation import RULES
 from agentrl.algorithms.corrections import LEVELS
 from agentrl.algorithms.kl import KL_ESTIMATORS
-from agentrl.algorithms.policy_losses import POLICY_LOSSES
 from agentrl.algorithms.rejection import STATISTICS
 from agentrl.config.algorithm import KLConfig
 from agentrl.config.correction import CorrectionConfig
+from parts.built_in import ESTIMATORS, POLICY_LOSSES
 
 TEXT = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
 SECTIONS = {text.partition("\n")[0]: text for text in TEXT.split("\n## ")}

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.compact import ActionBatch
-from agentrl.algorithms.policy_losses import ClipConfig, PolicyTokens, ppo_clip
+from agentrl.algorithms.policy_losses import PolicyTokens, ppo_clip
+from agentrl.algorithms.rules import ClipConfig
 from agentrl.chat.tiny import write_tiny_tokenizer
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.compose import load_config
@@ -24,6 +24,7 @@ from agentrl.data.trajectories import encode, write_parquet
 from agentrl.extras.testing.one_row.play import play_row
 from agentrl.testing import play
 from agentrl.types import Outcome
+from parts.built_in import ESTIMATORS
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(

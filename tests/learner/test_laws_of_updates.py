@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from agentrl.algorithms.aggregation import RULES, UpdateCounts
 from agentrl.algorithms.corrections import LEVELS
 from agentrl.algorithms.kl import KL_ESTIMATORS
-from agentrl.algorithms.policy_losses import POLICY_LOSSES
 from agentrl.algorithms.rejection import STATISTICS
 from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
@@ -29,6 +28,7 @@ from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
 from agentrl.learner.ranks import join_ranks, leave_ranks
+from parts.built_in import POLICY_LOSSES
 from parts.learner import reserved_port
 
 VOCABULARY = 9

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import AutoModelForCausalLM
 
-from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import ModelConfig, ModelFromScratchConfig
@@ -26,6 +26,7 @@ from agentrl.learner.batch import Sample
 from agentrl.learner.optimizer import learning_rate
 from agentrl.learner.packing import pack
 from agentrl.servers.process_group import tensor_checksum
+from parts.built_in import POLICY_LOSSES
 from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
 
 VOCABULARY = 61

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.algorithms.policy_losses import POLICY_LOSSES
 from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig, ReinforceConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.model import ModelConfig
@@ -24,6 +23,7 @@ from agentrl.extras.plan.explain import explain
 from agentrl.learner.correction import Corrector
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
+from parts.built_in import POLICY_LOSSES
 from parts.learner import learner_spec, lone_learner, random_samples, tiny_sizes
 
 VOCABULARY = 48

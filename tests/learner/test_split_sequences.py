@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from agentrl.config.algorithm import (
-    POLICY_LOSSES,
     AlgorithmConfig,
     ClipCovConfig,
     KLConfig,
@@ -19,6 +18,7 @@ from agentrl.config.algorithm import (
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.learner.batch import Sample
 from agentrl.learner.packing import pack
+from parts.built_in import POLICY_LOSSES
 from parts.learner import learner_spec, lone_learner, tiny_sizes
 
 VOCABULARY = 61

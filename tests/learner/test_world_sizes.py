@@ -16,13 +16,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from agentrl.config.algorithm import POLICY_LOSSES, AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
+from agentrl.config.algorithm import AlgorithmConfig, ClipCovConfig, KLConfig, KLCovConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.learner.correction import Corrector
 from agentrl.learner.learner import Learner
 from agentrl.learner.loss import PolicyObjective
 from agentrl.learner.packing import pack
+from parts.built_in import POLICY_LOSSES
 from parts.learner import learner_spec, random_samples, reserved_ports, tiny_sizes
 from parts.ranks import run_program, run_ranks
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agentrl.algorithms.advantages import ESTIMATORS
 from agentrl.algorithms.compact import ActionBatch, AdvantageOptions
 from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.types import Outcome, Trajectory
+from parts.built_in import ESTIMATORS
 
 Floats = Sequence[NDArray[np.floating]]
 

@@ -26,6 +26,7 @@ class DeepSeekV3(ToolFormat):
     """The marks around all calls of a turn have no meaning and are skipped."""
 
     name = "deepseek_v3"
+    sign = re.compile("<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>")
     closing = END
 
     def __init__(self) -> None:

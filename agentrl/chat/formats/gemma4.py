@@ -47,6 +47,7 @@ class Gemma4(ToolFormat):
     """A thought is a channel; the name of the channel, its first line, is left out."""
 
     name = "gemma4"
+    sign = re.compile(r"<\|tool_call>call:")
     closing = CLOSE
 
     def __init__(self) -> None:

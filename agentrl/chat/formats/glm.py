@@ -47,6 +47,7 @@ class Glm(ToolFormat):
     """Values are typed by the tool's schema, as in `qwen3_coder`."""
 
     name = "glm"
+    sign = re.compile("<arg_key>")
     closing = CLOSE
 
     def __init__(self) -> None:

@@ -31,6 +31,7 @@ class GptOss(ToolFormat):
     """The model stops at `<|call|>`, so this mark is missing from the text of a turn that the model ended."""
 
     name = "gpt_oss"
+    sign = re.compile(r"<\|channel\|>(?:.|\n)*<\|call\|>")
     closing = CALL
 
     def __init__(self) -> None:

@@ -22,6 +22,8 @@ class Hermes(ToolFormat):
     """The JSON is parsed, not cut at the closing tag, because an argument may contain `</tool_call>`."""
 
     name = "hermes"
+    sign = re.compile("<tool_call>")
+    generality = 3
     closing = CLOSE
 
     def __init__(self) -> None:

@@ -29,6 +29,7 @@ class KimiK2(ToolFormat):
     """
 
     name = "kimi_k2"
+    sign = re.compile(r"<\|tool_call_argument_begin\|>")
     closing = END
 
     def __init__(self) -> None:

@@ -32,6 +32,8 @@ class Llama3Json(ToolFormat):
     """An object with a name and parameters is a call; other JSON is text."""
 
     name = "llama3_json"
+    sign = re.compile(r"<\|start_header_id\|>(?:.|\n)*\"parameters\": |<\|python_tag\|>")
+    generality = 1
 
     def __init__(self) -> None:
         super().__init__(TAG)

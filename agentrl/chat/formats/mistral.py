@@ -43,6 +43,7 @@ class Mistral(ToolFormat):
     """
 
     name = "mistral"
+    sign = re.compile(r"\[TOOL_CALLS\]")
 
     def __init__(self) -> None:
         super().__init__(OPEN, THOUGHT)

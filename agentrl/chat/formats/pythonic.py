@@ -31,6 +31,7 @@ class Pythonic(ToolFormat):
     """Arguments are named Python literals; nothing is evaluated."""
 
     name = "pythonic"
+    sign = re.compile(r"<\|tool_call_start\|>|<\|tool_list_start\|>|\[func_name1\(params_name1=")
     closing = CLOSE
 
     def __init__(self) -> None:

@@ -60,6 +60,7 @@ class Qwen3Coder(ToolFormat):
     """`<tool_call>` is optional: these models sometimes omit it."""
 
     name = "qwen3_coder"
+    sign = re.compile(r"<function=(?:.|\n)*<parameter=")
     closing = END_FUNCTION
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
     yield from examine_folder(run)
     yield judge_space("run folder space", run, _needed(subject))
     weights = existing(subject.weights_folder)
-    if subject.is_given and subject.config.rollout.weights.transport == "disk" and not _is_same(run, weights):
+    if subject.is_given and subject.config.rollout.weights.kind.is_on_disk and not _is_same(run, weights):
         yield judge_speed("weights folder", weights, measure_disk(weights))
     temporary = Path(tempfile.gettempdir())
     yield judge_temporary(temporary)

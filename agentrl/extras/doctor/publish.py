@@ -48,8 +48,9 @@ class PublishSpeed:
 def diagnose(subject: Subject) -> Iterator[Diagnosis]:
     """Publish a random model twice; the second time is measured, because the first one forms groups."""
     weights = subject.config.rollout.weights
-    if weights.transport == "tensor":
-        yield Diagnosis("publish", "ok", "transport tensor was not tried: only SGLang takes it")
+    if "embedded" in weights.kind.refused_by:
+        untried = f"transport {weights.transport} was not tried: only SGLang takes it"
+        yield Diagnosis("publish", "ok", untried)
         return
     config = subject.config
     # The learner never computes in float16; its bytes are as many.

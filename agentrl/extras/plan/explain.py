@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agentrl.config.algorithm import ADVANTAGES, CRITIC_ADVANTAGES, GROUP_ADVANTAGES
 from agentrl.config.distillation import TEACHER_SERVERS
+from agentrl.config.estimators import ESTIMATOR_KEYS
 from agentrl.config.explain_inputs import context_warning, input_warnings
 from agentrl.config.learner import LearnerConfig
 from agentrl.config.model import LoRAConfig
@@ -203,15 +203,15 @@ def _advantage(config: Config) -> str:
     if algorithm.distillation.replaces_rewards:
         return "the teacher's alone; rewards are only reported"
     whitened = ", whitened over the batch" if algorithm.whiten else ""
-    if algorithm.advantage in CRITIC_ADVANTAGES:
-        step = "turns" if algorithm.advantage == "gae_turn" else "action tokens"
+    estimator = algorithm.estimator
+    if "critic" in estimator.reads:
         return (
-            f"{algorithm.advantage} over {step} with gamma {algorithm.gamma:g}, lambda "
+            f"{algorithm.advantage} over {estimator.steps} with gamma {algorithm.gamma:g}, lambda "
             f"{algorithm.lam:g}{whitened}"
         )
     scope = (
         f"over groups of {size:,}"
-        if algorithm.advantage in GROUP_ADVANTAGES
+        if estimator.compares == "group"
         else f"over {_count(size, 'attempt')} per task"
     )
     beside = " and a greedy one" if config.has_greedy else ""
@@ -428,30 +428,18 @@ def _learner_warnings(config: Config) -> Iterator[str]:
     yield from loss_warnings(config)
 
 
-READERS: Mapping[str, tuple[str, ...]] = {
-    "gamma": ("reinforce_plus_plus", "turn_group", "gigpo", *CRITIC_ADVANTAGES),
-    "lam": CRITIC_ADVANTAGES,
-    "bootstrap_truncated": CRITIC_ADVANTAGES,
-    "step_weight": ("gigpo",),
-    "passk_k": ("pass_at_k",),
-    "solved_reward": ("pass_at_k",),
-    "singleton": GROUP_ADVANTAGES,
-}
-"""Keys of `algorithm` that only some estimators read, with these estimators."""
-
-
 def _advantage_warnings(config: Config) -> Iterator[str]:
-    algorithm = config.algorithm
-    if algorithm.advantage not in ADVANTAGES:
+    algorithm, estimator = config.algorithm, config.algorithm.estimator
+    if "columns" in estimator.reads:
         return  # a user's own estimator may read any key
-    if config.rollout.greedy_baseline == "always" and algorithm.advantage != "remax":
+    if config.rollout.greedy_baseline == "always" and "greedy" not in estimator.reads:
         yield (
             f"rollout.greedy_baseline=always has no effect with algorithm.advantage={algorithm.advantage}, "
             "which does not use the greedy reward"
         )
-    for key, readers in READERS.items():
+    for key in ESTIMATOR_KEYS:
         value = getattr(algorithm, key)
-        if value != type(algorithm).model_fields[key].default and algorithm.advantage not in readers:
+        if value != type(algorithm).model_fields[key].default and key not in estimator.keys:
             yield f"algorithm.{key}={value} has no effect with algorithm.advantage={algorithm.advantage}"
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentrl.config.algorithm import AlgorithmConfig, DPPOConfig, ReinforceConfig
+from agentrl.algorithms.losses import WEIGHT_LEVELS
+from agentrl.config.algorithm import AlgorithmConfig
 from agentrl.config.correction import CorrectionConfig, RejectionConfig
 from agentrl.config.critic import CriticConfig
+from agentrl.config.losses import GROUP, loss_named
 from agentrl.config.proximal import score_reasons
 from agentrl.config.schema import Config
+from agentrl.registered import names_of_ours
 
 Lines = list[tuple[str, str]]
 
 DEFAULTS = AlgorithmConfig()
+LOSS_KEYS = [keys for name in names_of_ours(GROUP) if (keys := loss_named(name).keys) is not None]
 
 MODES = {
     "decoupled": "ratio policy / proximal{bound}; proximal is the policy at the start of the step",
@@ -20,11 +24,6 @@ MODES = {
     "on_policy": "ratio is exactly 1; proximal is the policy itself, held constant",
 }
 
-_WEIGHT_LEVELS = {
-    "token": "per token",
-    "sequence": "multiplied over the sequence",
-    "geometric": "in the geometric mean of the sequence",
-}
 _LEVELS = {
     "token": "of a token",
     "sequence_sum": "summed over a sequence",
@@ -42,7 +41,7 @@ def loss_lines(config: Config) -> Lines:
     counted = ", rejected tokens counted" if algorithm.correction.denominator == "original" else ""
     lines = [
         ("policy loss", _policy_loss(algorithm)),
-        ("policy mode", f"{resolved}: {MODES[mode].format(bound=_bound(algorithm))}"),
+        ("policy mode", f"{resolved}: {MODES[mode].format(bound=algorithm.loss.bound(algorithm))}"),
         *(("scored" if number == 0 else "", text) for number, text in enumerate(_scored(config))),
         ("importance weight", _weight(config)),
         *(("rejected" if number == 0 else "", text) for number, text in enumerate(rejected)),
@@ -95,17 +94,10 @@ def loss_warnings(config: Config) -> Iterator[str]:
             f"algorithm.correction.max_lag={correction.max_lag} has no effect: the buffer drops all that is "
             f"older than buffer.max_staleness={config.buffer.max_staleness}"
         )
-    if (
-        algorithm.policy_loss == "gpg"
-        and (config.learner.minibatches_per_step * config.learner.epochs_per_step) > 1
-    ):
-        yield (
-            "algorithm.policy_loss=gpg has no trust region: with several updates per step, nothing "
-            "keeps the policy close to the one that sampled the data"
-        )
-    yield from _gspo_warnings(algorithm)
-    for name in ("reinforce", "sapo", "clip_cov", "kl_cov", "dppo_tv"):
-        if algorithm.policy_loss != name and getattr(algorithm, name) != getattr(DEFAULTS, name):
+    updates = config.learner.minibatches_per_step * config.learner.epochs_per_step
+    yield from algorithm.loss.warnings(algorithm, updates)
+    for name in LOSS_KEYS:
+        if algorithm.loss.keys != name and getattr(algorithm, name) != getattr(DEFAULTS, name):
             yield (
                 f"the keys of algorithm.{name} have no effect with "
                 f"algorithm.policy_loss={algorithm.policy_loss}"
@@ -142,21 +134,6 @@ def loss_warnings(config: Config) -> Iterator[str]:
         yield "algorithm.kl.off_policy_ratio has no effect with algorithm.kl.coefficient=0"
 
 
-def _gspo_warnings(algorithm: AlgorithmConfig) -> Iterator[str]:
-    if algorithm.policy_loss != "gspo":
-        return
-    if algorithm.clip_high > 0.05:
-        yield (
-            f"algorithm.clip_high={algorithm.clip_high:g} with policy_loss=gspo clips nothing: a sequence's "
-            "mean log-ratio hardly moves; the paper has clip_low=3e-4, clip_high=4e-4"
-        )
-    if algorithm.aggregation != "sequence_mean_token_mean":
-        yield (
-            f"algorithm.aggregation={algorithm.aggregation} with policy_loss=gspo weighs a sequence by its "
-            "length; the paper has sequence_mean_token_mean"
-        )
-
-
 def _scored(config: Config) -> list[str]:
     """Return whether the learner scores the batch before the first update, with each reason."""
     reasons = score_reasons(config)
@@ -171,44 +148,8 @@ def _scored(config: Config) -> list[str]:
 
 
 def _policy_loss(algorithm: AlgorithmConfig) -> str:
-    details = {
-        "sapo": f"gates with temperature {algorithm.sapo.tau_positive:g} (A > 0) and "
-        f"{algorithm.sapo.tau_negative:g}",
-        "clip_cov": f"{algorithm.clip_cov.share:g} of the tokens left out because of their covariance",
-        "kl_cov": f"{algorithm.kl_cov.share:g} of the tokens penalized by {algorithm.kl_cov.coefficient:g} "
-        "|log ratio|",
-        "dppo_tv": _trust_region(algorithm.dppo_tv),
-        "reinforce": _reinforce(algorithm.reinforce),
-    }
-    dual = algorithm.policy_loss in ("ppo_clip", "clip_cov") and algorithm.dual_clip is not None
-    parts = [
-        details.get(algorithm.policy_loss, ""),
-        f"at most {algorithm.dual_clip:g} |A| where A < 0" if dual else "",
-    ]
-    return ", ".join([algorithm.policy_loss, *(part for part in parts if part)])
-
-
-def _trust_region(config: DPPOConfig) -> str:
-    cap = "" if config.cap is None else f", and is weighted by a ratio of at most {config.cap:g}"
-    return f"a token may lose {config.delta_low:g} and gain {config.delta_high:g} of its probability{cap}"
-
-
-def _reinforce(config: ReinforceConfig) -> str:
-    floor = "" if config.floor is None else f", at least {config.floor:g}"
-    cap = ", without a bound" if config.cap is None else f", at most {config.cap:g}"
-    outside = ", 0 outside" if config.outside == "mask" else ""
-    return f"weighted by the ratio {_WEIGHT_LEVELS[config.weight]}{floor}{cap}{outside}"
-
-
-def _bound(algorithm: AlgorithmConfig) -> str:
-    low, high = algorithm.clip_low, algorithm.clip_high
-    return {
-        "gspo": f" of a sequence clipped to [{1 - low:g}, {1 + high:g}]",
-        "gmpo": f" clipped to [e^-{low:g}, e^{high:g}], in the geometric mean of a sequence",
-        "cispo": f" bounded to [{1 - low:g}, {1 + high:g}] as a weight",
-        "ppo_clip": f" clipped to [{1 - low:g}, {1 + high:g}]",
-        "clip_cov": f" clipped to [{1 - low:g}, {1 + high:g}]",
-    }.get(algorithm.policy_loss, "")
+    words = algorithm.loss.words(algorithm)
+    return f"{algorithm.policy_loss}, {words}" if words else algorithm.policy_loss
 
 
 def _weight(config: Config) -> str:
@@ -221,7 +162,7 @@ def _weight(config: Config) -> str:
     outside = ", 0 outside" if correction.outside == "mask" else ""
     normal = ", mean 1 over the update" if correction.self_normalize else ""
     return (
-        f"proximal / behavior {_WEIGHT_LEVELS[correction.weight]}, {floor}at most "
+        f"proximal / behavior {WEIGHT_LEVELS[correction.weight]}, {floor}at most "
         f"{correction.cap:g}{outside}{normal}"
     )
 

@@ -144,12 +144,12 @@ class Costs:
 
     def send_s(self) -> float:
         """Return the time before a publish pauses servers: with a folder, the ranks write it."""
-        transport = self.config.rollout.weights.transport
-        return self._weight_bytes / self._disk if transport == "disk" else 0.0
+        is_on_disk = self.config.rollout.weights.kind.is_on_disk
+        return self._weight_bytes / self._disk if is_on_disk else 0.0
 
     def load_s(self) -> float:
         own = self.config.simulation
-        if self.config.rollout.weights.transport == "disk":
+        if self.config.rollout.weights.kind.is_on_disk:
             seconds = self._weight_bytes * self.config.rollout.num_started / self._disk
         else:
             seconds = self._weight_bytes / (own.network_gb_s * 1e9)

@@ -344,7 +344,7 @@ def test_single_keys(override, key, value):
             "algorithm.rollout_correction.rollout_is_threshold=3.0",
             "without rollout_is verl applies no weight",
         ),
-        ("algorithm.adv_estimator=gdpo", "unknown estimator gdpo; choose algorithm.advantage among grpo"),
+        ("algorithm.adv_estimator=gdpo", "unknown estimator gdpo; choose algorithm.advantage among dr_grpo"),
         ("actor_rollout_ref.rollout.top_p=0.9", "0.9 would truncate the distribution"),
         (
             "actor_rollout_ref.actor.entropy_coeff=-1",

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agentrl.config.algorithm import ADVANTAGES, GROUP_ADVANTAGES, POLICY_LOSSES
+from agentrl.config.estimators import GROUP as ADVANTAGE_GROUP
+from agentrl.config.estimators import estimator_named
+from agentrl.config.losses import GROUP as LOSS_GROUP
 from agentrl.errors import ConfigError
 from agentrl.extras.verl.importing.findings import Dropped, Finding, Setting
 from agentrl.extras.verl.importing.rules_data import ACTOR, is_asynchronous, minibatches_per_step
 from agentrl.extras.verl.importing.source import WrittenConfig
+from agentrl.registered import names_of_ours
 
+ADVANTAGES, POLICY_LOSSES = names_of_ours(ADVANTAGE_GROUP), names_of_ours(LOSS_GROUP)
 ESTIMATORS = {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo"}
 LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo"}
 AGGREGATIONS = {
@@ -103,7 +107,7 @@ def advantages(source: WrittenConfig) -> Iterator[Finding]:
         )
         yield Dropped(key, why, is_decisive=True)
     # An unknown estimator is replaced by the default, which compares attempts too
-    compares = name in GROUP_ADVANTAGES or name not in ADVANTAGES
+    compares = name not in ADVANTAGES or estimator_named(name).compares == "group"
     if compares and source.get(ROLLOUT_N) == 1:
         yield Setting(
             "algorithm.singleton", "raw", (key, ROLLOUT_N), "verl uses the raw reward of a group of one"
