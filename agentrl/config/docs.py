@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 import yaml
@@ -113,9 +113,8 @@ def _rows(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
 
 def type_words(field: FieldInfo) -> str:
     """Return the type of a key in words, with its bounds: `whole number, at least 1`."""
-    for bound in field.metadata:
-        if isinstance(bound, AfterValidator) and isinstance(bound.func, NameIn):
-            return bound.func.words
+    if (names := _names_in(field.metadata)) is not None:
+        return names
     kinds = [_words(kind) for kind in _kinds(field.annotation) if kind is not type(None)]
     null = "" if type(None) not in _kinds(field.annotation) else ", or null" if field.metadata else " or null"
     return ", ".join([" or ".join(kinds), *_bounds(field)]) + null
@@ -127,6 +126,8 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 
 def _words(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated and (names := _names_in(arguments[1:])) is not None:
+        return names
     if origin is Literal:
         return " ".join(f"`{_yaml(choice)}`" for choice in arguments)
     if inspect.isclass(annotation) and issubclass(annotation, enum.Enum):
@@ -144,6 +145,12 @@ def _words(annotation: Any) -> str:
             else f"mapping of {_words(arguments[0])} to {_words(arguments[1])}"
         )
     return WORDS[annotation]
+
+
+def _names_in(metadata: Sequence[Any]) -> str | None:
+    """Return the names that a field may have, if packages register them."""
+    checks = (bound.func for bound in metadata if isinstance(bound, AfterValidator))
+    return next((check.words for check in checks if isinstance(check, NameIn)), None)
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:

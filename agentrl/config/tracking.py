@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from agentrl.config.named_fields import NameIn
 from agentrl.config.section import Section
 from agentrl.config.service_fields import HttpURL, ServiceURI
 
-TrackerName = Literal["console", "wandb", "tensorboard", "mlflow"]
-TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
+TRACKERS = "agentrl.trackers"
+"""Entry points: name -> function that opens a tracker (`agentrl.tracking.tracker.TrackedRun`)."""
+TrackerName = Annotated[str, AfterValidator(NameIn("tracker", TRACKERS, also=("console",)))]
 
 
 class AlarmsConfig(Section):

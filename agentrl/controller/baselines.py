@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from agentrl.config.schema import Config
+from agentrl.controller.listeners import Opened, RunListener
+from agentrl.controller.run_dir import RunDir
 from agentrl.errors import ConfigError
 from agentrl.plugins.sources import absence
 from agentrl.weights.verify import read_shapes
+
+if TYPE_CHECKING:
+    from agentrl.controller.run import Run
 
 
 def check_baselines(baselines: Mapping[str, str], *, policy: Path) -> None:
@@ -46,3 +53,23 @@ def _check_baseline(folder: Path, *, key: str, policy: Path) -> None:
         other = "they have no tensor in common"
     if other is not None:
         raise ConfigError(f"{key} cannot replace model.path={str(policy)!r} in the servers: {other}")
+
+
+class BaselinesListener(RunListener):
+    """Plays the validation rows with each baseline before training; a resumed run does not."""
+
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._config = config
+
+    def on_open(self, opened: Opened) -> None:
+        if opened.resumed_at is None and self._config.data.val_files:
+            check_baselines(self._config.tracking.baselines, policy=Path(self._config.model.path))
+
+    def on_begin(self, run: Run) -> None:
+        if not run.is_resumed:
+            for name, folder in self._config.tracking.baselines.items():
+                run.validate_other(name, folder)
+
+
+def baselines(config: Config, run_dir: RunDir) -> RunListener | None:
+    return BaselinesListener(config, run_dir) if config.tracking.baselines else None

@@ -10,12 +10,18 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl.config.rollout import RolloutConfig
+from agentrl.config.schema import Config
+from agentrl.controller.listeners import RunListener
+from agentrl.controller.run_dir import RunDir
 from agentrl.errors import InfrastructureError
 from agentrl.tracking.attempts import AttemptCounts
 from agentrl.types import Outcome, PluginId
+
+if TYPE_CHECKING:
+    from agentrl.controller.run import Run
 
 MIN_ATTEMPTS = 64
 MIN_UNPROVEN = 16
@@ -116,3 +122,17 @@ class FailedShare:
 
     def _are_too_many(self, num_failed: int, num_ended: int) -> bool:
         return self._max_share is not None and num_failed >= self._max_share * num_ended
+
+
+class FailedShareListener(RunListener):
+    """Judges the training attempts of a run."""
+
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._config = config
+
+    def on_start(self, run: Run) -> None:
+        config = self._config
+        self._share = FailedShare(config.rollout, stall_timeout_s=config.buffer.stall_timeout_s)
+
+    def on_attempts(self, run: Run, counts: AttemptCounts) -> None:
+        self._share.check(counts, run.observer.failures.tally)

@@ -1,25 +1,23 @@
-"""`Observer`: everything that a run records or displays: metrics, console, trajectories, alarms, report."""
+"""`Observer`: what a run records and displays: metrics, console, trajectories, and what listeners add."""
 
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
 from agentrl.config.schema import Config
+from agentrl.controller.listeners import FinishedStep, Listeners
 from agentrl.controller.recording import LocalRecording, Recording
-from agentrl.controller.report_refresher import ReportRefresher
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import write_atomically
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.failures import FailureBook
 from agentrl.figures.closing import closing_of
 from agentrl.figures.trajectory_metrics import summarise_attempts
-from agentrl.registered import all_of
 from agentrl.rollout.loop_gaps import gap_metrics
-from agentrl.tracking.alarms import Alarm, AlarmRule, Alarms, constant_group_share, evidence, rules_from
+from agentrl.tracking.alarms import constant_group_share
 from agentrl.tracking.attempt_table import SampledAttempts
 from agentrl.tracking.attempts import AttemptCounts, FailedAttempt
 from agentrl.tracking.closing_table import write_summary
@@ -28,7 +26,7 @@ from agentrl.tracking.metrics import PhaseTimer, read_metrics
 from agentrl.tracking.recent_rate import RecentRate
 from agentrl.tracking.seals import LINE_FILES, last_checksum, sealed_document
 from agentrl.tracking.tracker import open_trackers
-from agentrl.types import BufferCounts, Group, Lags, SendTimes, Trajectory
+from agentrl.types import BufferCounts, Group, SendTimes, Trajectory
 
 _NOTHING_PUBLISHED: Mapping[str, float] = {"bytes": 0.0}
 _NOTHING_PLAYED: Mapping[str, float] = {}
@@ -41,10 +39,18 @@ _NO_CURRICULUM: Mapping[str, float] = {}
 class Observer:
     """Records and displays the run. Nothing here influences the training."""
 
-    def __init__(self, config: Config, run_dir: RunDir, *, resumed_at: int | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: RunDir,
+        *,
+        resumed_at: int | None,
+        listeners: Listeners | None = None,
+    ) -> None:
         self._config = config
+        self._listeners = listeners or Listeners()
         self._dir = run_dir
-        self._trackers = open_trackers(
+        self.trackers = open_trackers(
             config.trainer.logger,
             wandb_mode=config.tracking.wandb_mode,
             mlflow_uri=config.tracking.mlflow_uri,
@@ -55,7 +61,7 @@ class Observer:
             total_steps=config.trainer.steps,
             restored_step=resumed_at,
         )
-        self.unwritten = self._trackers.unwritten
+        self.unwritten = self.trackers.unwritten
         self.recording: Recording = LocalRecording(self.unwritten)
         self.failures = FailureBook(
             run_dir.root,
@@ -64,43 +70,26 @@ class Observer:
             is_resumed=resumed_at is not None,
             shows_tracebacks=bool(os.environ.get("AGENTRL_DEBUG")),
         )
-        interval_s = config.tracking.report_interval_s if config.tracking.report else 0.0
-        self._refresher = ReportRefresher(run_dir.root, interval_s=interval_s, say=self.say)
         self._attempts = self._recorded_attempts = AttemptCounts()
-        self._begin_alarms()
-        self.timer = PhaseTimer(on_phase=self._trackers.console.set_phase)
-        self.further_metrics: Callable[[], Mapping[str, float]] = dict
-        self.opponent_metrics: Callable[[Sequence[AttemptFacts]], Mapping[str, float]] = lambda batch: {}
-        """Returns further metrics for each step."""
+        self.timer = PhaseTimer(on_phase=self.trackers.console.set_phase)
         self._last_rollout = _NOTHING_PLAYED
         self._sampling = RecentRate(0.0)
         self._published = _NOTHING_PUBLISHED
 
-    def _begin_alarms(self) -> None:
-        options, file = self._config.tracking.alarms, self._dir.root / "alarms.jsonl"
-        self._alarms = Alarms(
-            rules_from(options),
-            window_steps=options.window_steps,
-            file=file,
-            kept=self._trackers.metrics.kept,
-        )
-
     def go_back(self, step: int) -> None:
         """Drop the records after `step`: those steps are repeated."""
-        self._trackers.go_back(step)
-        self._alarms.close()
-        self.unwritten.attempt("alarms.jsonl", self._begin_alarms)
+        self.trackers.go_back(step)
 
     def say(self, text: str) -> None:
         """Show a message on the console."""
-        self._trackers.console.say(text)
+        self.trackers.console.say(text)
 
     def set_total_steps(self, total_steps: int) -> None:
-        self._trackers.console.set_total_steps(total_steps)
+        self.trackers.console.set_total_steps(total_steps)
 
     def set_servers(self, states: Mapping[str, str]) -> None:
         """Show the servers. states: URL -> state."""
-        self._trackers.console.set_servers(states)
+        self.trackers.console.set_servers(states)
 
     def count_published(self, num_bytes: int, times: SendTimes | None) -> None:
         """Add a publish to the current step: bytes sent to all servers together, and times on the learner."""
@@ -123,29 +112,9 @@ class Observer:
 
     # -------------------------------------------------------------------------------------------------- steps
 
-    def step(
-        self,
-        step: int,
-        *,
-        learned_by: int,
-        lags: Lags,
-        version: int,
-        groups: Sequence[Group[AttemptFacts]],
-        updates: Sequence[Mapping[str, float]],
-        rollout_stats: Mapping[str, float],
-        buffer_stats: Mapping[str, float],
-        curriculum: Mapping[str, float] = _NO_CURRICULUM,
-    ) -> None:
-        """Record a finished step.
-
-        Args:
-            learned_by: version of the weights that were trained on `groups`.
-            lags: returns the lag of tokens behind these weights.
-            version: published after the step.
-            updates: metrics of each optimizer update of the step.
-            rollout_stats: counters since the start of the run; their increase over the step is recorded.
-        """
-        attempts = [attempt for group in groups for attempt in group.trajectories]
+    def step(self, step: FinishedStep) -> None:
+        """Record a finished step; counters are recorded as their increase over the step."""
+        rollout_stats = step.rollout_stats
         times = self.timer.finish_step()
         growth = {name: value - self._last_rollout.get(name, 0.0) for name, value in rollout_stats.items()}
         self._last_rollout = dict(rollout_stats)
@@ -153,13 +122,13 @@ class Observer:
         self._recorded_attempts = self._attempts
         step_s = max(times["time/step_s"], 1e-9)
         values = {
-            **summarise_attempts(attempts, lags=lags, prefix="rollout/"),
-            **_greedy(groups),
-            "rollout/constant_groups": constant_group_share(groups),
-            **{f"learner/{name}": value for name, value in _combine(updates).items()},
+            **summarise_attempts(step.attempts, lags=step.lags, prefix="rollout/"),
+            **_greedy(step.groups),
+            "rollout/constant_groups": constant_group_share(step.groups),
+            **{f"learner/{name}": value for name, value in _combine(step.updates).items()},
             **times,
-            **{f"buffer/{name}": value for name, value in buffer_stats.items()},
-            **{f"curriculum/{name}": value for name, value in curriculum.items()},
+            **{f"buffer/{name}": value for name, value in step.buffer_stats.items()},
+            **{f"curriculum/{name}": value for name, value in step.curriculum.items()},
             "speed/sampled_tokens_per_s": self._sampling.after(
                 step_s, total=rollout_stats.get("sampled_tokens", 0.0)
             ),
@@ -181,59 +150,39 @@ class Observer:
             **{f"rollout/loop_gap_s/{name}": value for name, value in gap_metrics(growth).items()},
             **{f"publish/{name}": value for name, value in self._published.items()},
             "trainer/unwritten_files": float(self.unwritten.take_count()),
-            **self.opponent_metrics(attempts),
-            **self.further_metrics(),
+            **self._listeners.metrics(step),
         }
         values |= _movement(values)
         self._published = _NOTHING_PUBLISHED
-        raised = self._alarms.observe(step, values)
-        values["alarms/raised"] = float(self._alarms.num_raised)
-        self._trackers.write("train", step=step, version=version, values=values)
+        values |= self._listeners.on_values(step, values)
+        self.trackers.write("train", step=step.step, version=step.version, values=values)
         if self._config.trainer.keep_trajectories:
-            file = self._dir.rollout_data / f"step_{step:06d}.parquet"
-            played = [attempt for group in groups for attempt in group.attempts]
-            self.recording.write(file, played, step=step, learned_by=learned_by)
-        self._show_alarms(step, raised, groups)
-        self._refresher.consider()
+            file = self._dir.rollout_data / f"step_{step.step:06d}.parquet"
+            played = [attempt for group in step.groups for attempt in group.attempts]
+            self.recording.write(file, played, step=step.step, learned_by=step.learned_by)
+        self._listeners.tell(lambda one: one.on_step(step))
 
     def validation(
         self, step: int, version: int, metrics: Mapping[str, float], *, baseline: str | None
     ) -> None:
         """Record a validation. A baseline's is only shown, because it is no point of the run's curve."""
         if baseline is None:
-            self._trackers.write("validation", step=step, version=version, values=metrics)
+            self.trackers.write("validation", step=step, version=version, values=metrics)
         else:
             self.say(f"validation of {baseline}: {validation_text(metrics)}")
 
     def sample_attempts(self, attempts: Sequence[Trajectory], *, step: int, version: int) -> None:
         """Send a table of some attempts of a validation to the trackers."""
         limit = self._config.tracking.attempts_per_validation
-        if limit and self._trackers.names:
-            self._trackers.log_attempts(SampledAttempts.of(attempts, step=step, version=version, limit=limit))
-
-    def _show_alarms(
-        self,
-        step: int,
-        raised: Sequence[tuple[AlarmRule, Alarm]],
-        groups: Sequence[Group[AttemptFacts]],
-    ) -> None:
-        """Show each alarm of the step in one line, and store the groups that it concerns."""
-        for rule, alarm in raised:
-            kept = evidence(groups, rule, limit=self._config.tracking.alarms.dump_groups)
-            if kept:
-                path = self._dir.root / "alarms" / f"step_{step:06d}_{rule.name}.parquet"
-                self.recording.write(path, [t for group in kept for t in group.attempts], step=step)
-            self.say(alarm.line())
-            self._trackers.log_alarm(alarm)
-        self.unwritten.attempt("alarms.jsonl", self._alarms.write)
+        if limit and self.trackers.names:
+            self.trackers.log_attempts(SampledAttempts.of(attempts, step=step, version=version, limit=limit))
 
     # ---------------------------------------------------------------------------------------------------- end
 
     def finish(
         self, results: Mapping[str, Mapping[str, float]], *, step: int, version: int, counts: BufferCounts
     ) -> None:
-        """Write result.json, summary.md and report.png, and show the closing table."""
-        self._refresher.close()
+        """Write result.json and summary.md, and show the closing table."""
         self.recording.finish()
         result = {
             "step": step,
@@ -248,7 +197,7 @@ class Observer:
             partial(write_atomically, self._dir.root / "result.json", sealed_document(result)),
         )
         self.failures.write(is_last=True)
-        records = read_metrics(self._trackers.metrics.path) if self._trackers.metrics.path.exists() else []
+        records = read_metrics(self.trackers.metrics.path) if self.trackers.metrics.path.exists() else []
         table = closing_of(
             results,
             step=step,
@@ -259,19 +208,11 @@ class Observer:
         )
         summary = partial(write_summary, table, self._dir.root / "summary.md", title=str(self._dir.root))
         self.unwritten.attempt("summary.md", summary)
-        self._trackers.console.show_closing(table)
-        if self._config.tracking.report:
-            self.unwritten.attempt("report.png", self._draw_report)
-        self.say(f"look at it: agentrl view {shlex.quote(str(self._dir.root))}")
-
-    def _draw_report(self) -> None:
-        for draw in all_of("agentrl.reports"):  # matplotlib takes a second to load
-            self.say(f"curves: {draw(self._dir.root, max_staleness=self._config.buffer.max_staleness)}")
+        self.trackers.console.show_closing(table)
 
     def close(self) -> None:
-        self._refresher.close()
         self.failures.write(is_last=True)
-        self._trackers.close()
+        self.trackers.close()
 
 
 def _greedy(groups: Sequence[Group[AttemptFacts]]) -> dict[str, float]:

@@ -12,16 +12,24 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from agentrl.cluster.frozen_servers import FrozenFleet, PolicySnapshot
 from agentrl.cluster.workers import Workers
 from agentrl.config.opponents import OpponentConfig, opponent_key
+from agentrl.config.schema import Config
+from agentrl.controller.checkpoint import complete_checkpoints
+from agentrl.controller.listeners import FinishedStep, RunListener
+from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
 from agentrl.figures.trajectory_metrics import is_correct
 from agentrl.learner.learner import Learner
 from agentrl.types import SCORED_OUTCOMES
 from agentrl.weights.pace import Pace
+
+if TYPE_CHECKING:
+    from agentrl.controller.run import Run
 
 FOLDER = "opponents"
 FIRST_VERSION = 0
@@ -149,6 +157,40 @@ class OpponentRefresh:
             found = _NAME.fullmatch(folder.name)
             if found is not None and int(found[1]) not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+class OpponentListener(RunListener):
+    """Brings the opponents of a run to the policy after each publish, or back to who they were."""
+
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._config = config
+        self._folder = run_dir.root / FOLDER
+
+    def on_start(self, run: Run) -> None:
+        self._refresh = OpponentRefresh(
+            self._config.agent.opponents,
+            run.frozen,
+            folder=self._folder,
+            published=run.dir.published(),
+            checkpoints=lambda: [one.step for one in complete_checkpoints(run.dir.checkpoints)],
+            timeout_s=self._config.rollout.weights.timeout_s,
+            say=run.observer.say,
+        )
+
+    def on_publish(self, run: Run) -> None:
+        # Before the first publish of a run, and after a recovery, nothing was learned.
+        refresh = self._refresh.refresh if run.has_learned else self._refresh.restore
+        refresh(run.roles.learner, step=run.step, version=run.version)
+
+    def metrics(self, step: FinishedStep) -> Mapping[str, float]:
+        return self._refresh.metrics(step.attempts)
+
+    def needed(self, step: int) -> Sequence[Path]:
+        return needed_snapshots(self._config.agent.opponents, self._folder, step)
+
+
+def opponents(config: Config, run_dir: RunDir) -> RunListener | None:
+    return OpponentListener(config, run_dir) if _intervals(config.agent.opponents) else None
 
 
 def needed_snapshots(opponents: Mapping[str, OpponentConfig], folder: Path, step: int) -> list[Path]:

@@ -26,17 +26,13 @@ from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.batch_scorer import RemoteBatchRewards
 from agentrl.controller.batches import POLL_S, Batches
 from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
-from agentrl.controller.failed_share import FailedShare
+from agentrl.controller.listeners import FinishedStep, Listeners
 from agentrl.controller.observe import Observer
-from agentrl.controller.opponents import FOLDER as OPPONENTS
-from agentrl.controller.opponents import OpponentRefresh
 from agentrl.controller.publish import Publishing
 from agentrl.controller.recover import Ranks
 from agentrl.controller.roles import Roles
 from agentrl.controller.run_dir import RunDir, run_root
 from agentrl.controller.saving import CheckpointWriter, metric_of
-from agentrl.controller.silent_roles import SilentRoles
-from agentrl.controller.span_loss import SpanLoss
 from agentrl.controller.validation import Validation
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.folder_index import index_folder
@@ -121,6 +117,7 @@ class Run:
         observer: Observer,
         checkpoints: CheckpointWriter,
         *,
+        listeners: Listeners,
         validation: Validation | None,
         batch_rewards: RemoteBatchRewards,
         total_steps: int,
@@ -136,6 +133,7 @@ class Run:
         self.buffer, self.ranks = processes.buffer, processes.ranks
         self.servers, self.frozen, self.rollouts = processes.servers, processes.frozen, processes.rollouts
         self.observer = observer
+        self.listeners = listeners
         self.timer = observer.timer
         self.checkpoints = checkpoints
         self.validation = validation
@@ -146,7 +144,8 @@ class Run:
         self.results: dict[str, Mapping[str, float]] = (
             dict(run_dir.read_validations()) if self.is_resumed else {}
         )
-        self._has_learned = False  # since the last resume or recovery
+        self.has_learned = False
+        """Whether the weights to publish were learned since the last resume or recovery."""
         self.owes_checkpoint = False
         """True if the last checkpoint could not be written. The next step retries."""
         self._validated: tuple[int, Mapping[str, float]] | None = None
@@ -174,22 +173,7 @@ class Run:
             rollouts=self.rollouts,
             observer=observer,
         )
-        self._opponents = OpponentRefresh(
-            config.agent.opponents,
-            self.frozen,
-            folder=run_dir.root / OPPONENTS,
-            published=run_dir.published(),
-            checkpoints=lambda: [one.step for one in complete_checkpoints(run_dir.checkpoints)],
-            timeout_s=config.rollout.weights.timeout_s,
-            say=observer.say,
-        )
-        observer.opponent_metrics = self._opponents.metrics
-        self._span_loss = SpanLoss(
-            config.tracking.spans, problem=self.rollouts.span_problem, say=observer.say
-        )
-        self._silent_roles = SilentRoles(config.model.lora.roles, observer.say)
         self._batches = Batches(config.buffer, self.buffer, self.rollouts, batch_rewards, observer)
-        self._failed_share = FailedShare(config.rollout, stall_timeout_s=config.buffer.stall_timeout_s)
 
     @property
     def version(self) -> int:
@@ -237,6 +221,10 @@ class Run:
             return nullcontext()
         return self._colocation.lend(version=self.version, give_back=self.roles.give_back_memory)
 
+    def begin(self) -> None:
+        """Let listeners act before the first publish of a training."""
+        self.listeners.tell(lambda one: one.on_begin(self))
+
     # ------------------------------------------------------------------------------------------------ publish
 
     def publish(self) -> None:
@@ -245,10 +233,8 @@ class Run:
         self.rollouts.heal(self.observer.say)
         self._elastic.attend(version=self.version)
         self._publishing.publish("policy", step=self.step)
-        # Before the first publish of a run, and after a recovery, nothing was learned.
-        refresh = self._opponents.refresh if self._has_learned else self._opponents.restore
-        refresh(self.roles.learner, step=self.step, version=self.version)
-        self._has_learned = True
+        self.listeners.tell(lambda one: one.on_publish(self))
+        self.has_learned = True
         self.lineage = self.buffer.run(ReplayBuffer.advance, self.version, self.step)
 
     # --------------------------------------------------------------------------------------------------- take
@@ -274,14 +260,10 @@ class Run:
         self._publishing.catch_up()
 
     def _look_at_attempts(self) -> None:
-        """Record attempts that failed since the last call.
-
-        Raises:
-            InfrastructureError: too many attempts failed (`rollout.max_failed_share`).
-        """
+        """Record attempts that failed since the last call. A listener may end the run."""
         counts, failed = self.rollouts.attempts(self.observer.say)
         self.observer.attempts(counts, failed, step=self.step)
-        self._failed_share.check(counts, self.observer.failures.tally)
+        self.listeners.tell(lambda one: one.on_attempts(self, counts))
 
     def counts(self) -> BufferCounts:
         """Return the buffer's counts; they balance at any moment."""
@@ -318,14 +300,13 @@ class Run:
         metric_of(self.results[name], self.config.trainer)
         self.observer.unwritten.attempt("validations.json", partial(self.dir.write_validations, self.results))
 
-    def validate_baselines(self) -> None:
-        """Play the validation rows with each of tracking.baselines, before training."""
-        if self.validation is None or self.is_resumed:
+    def validate_other(self, name: str, folder: str) -> None:
+        """Play the validation rows with the weights in `folder` in place of the policy's, before training."""
+        if self.validation is None:
             return
-        for name, folder in self.config.tracking.baselines.items():
-            with self._publishing.baseline(folder):
-                self._publishing.publish(f"baseline {name}", step=self.step)
-                self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
+        with self._publishing.baseline(folder):
+            self._publishing.publish(f"baseline {name}", step=self.step)
+            self.results[name] = self.validation.run(self, step=0, version=self.version, baseline=name)
 
     # --------------------------------------------------------------------------------------------------- keep
 
@@ -351,7 +332,7 @@ class Run:
                 metric=metric_of(validation, self.config.trainer),
             )
             if self.step == self.total_steps:
-                save()
+                self._tell_of(save())
             else:
                 self._settle_checkpoint(save)
 
@@ -365,9 +346,14 @@ class Run:
             if checkpoint is not None:
                 self.observer.unwritten.clear(CHECKPOINT)
                 self.buffer.run(ReplayBuffer.settle, checkpoint.step)
+                self._tell_of(checkpoint)
         except CheckpointError as error:
             self.owes_checkpoint = True
             self.observer.unwritten.count(CHECKPOINT, error)
+
+    def _tell_of(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self.listeners.tell(lambda one: one.on_checkpoint(checkpoint.step))
 
     # ------------------------------------------------------------------------------------------------ recover
 
@@ -383,9 +369,10 @@ class Run:
         The buffer takes back the groups that later steps consumed. The weights get a new version.
         """
         self.step, self._validated, self.owes_checkpoint = step, None, False
-        self._has_learned = False
+        self.has_learned = False
         self.results = {name: values for name, values in self.results.items() if values.get(STEP, 0) <= step}
         self.observer.go_back(step)
+        self.listeners.tell(lambda one: one.on_rollback(step))
         self.buffer.run(ReplayBuffer.roll_back, step)
         self._publishing.set_learner(self.roles.learner)
         self.publish()
@@ -400,20 +387,18 @@ class Run:
         """Record the batch and metrics of the step. `learned_by`: lineage of the weights before the step."""
         self._look_at_attempts()
         is_weighed = self.config.data.curriculum.is_used
-        rollout_stats = self.rollouts.stats()
-        self._span_loss.look(rollout_stats)
-        self._silent_roles.look(attempt for group in groups for attempt in group.trajectories)
-        self.observer.step(
+        step = FinishedStep(
             self.step,
             learned_by=learned_by.version,
             lags=learned_by.lags,
             version=self.version,
             groups=groups,
             updates=[*updates, self.roles.usage()],
-            rollout_stats=rollout_stats,
+            rollout_stats=self.rollouts.stats(),
             buffer_stats=self.buffer.run(ReplayBuffer.stats),
             curriculum=self.buffer.run(ReplayBuffer.curriculum) if is_weighed else {},
         )
+        self.observer.step(step)
         self._release_recorded()
 
     def _release_recorded(self) -> None:
@@ -422,8 +407,8 @@ class Run:
         self.buffer.run(ReplayBuffer.release_batches, self.step + 1 if oldest is None else oldest)
 
     def finish(self) -> RunResult:
-        """Complete the last checkpoint, export the policy, draw the report and print the closing table."""
-        self.checkpoints.finish()
+        """Complete the last checkpoint, export the policy and print the closing table."""
+        self._tell_of(self.checkpoints.finish())
         policy = self.dir.root / "policy"
         self.roles.learner.run(Learner.export, str(policy))
         if self.config.model.lora.roles:
@@ -431,5 +416,6 @@ class Run:
         self.observer.unwritten.attempt("policy", partial(index_folder, policy))
         counts = self.counts()
         self.observer.finish(self.results, step=self.step, version=self.version, counts=counts)
+        self.listeners.tell(lambda one: one.on_finish())
         self._release_recorded()
         return RunResult(self.dir.root, policy, self.step, self.version, counts, self.results)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from agentrl.config.schema import Config
+from agentrl.controller.listeners import FinishedStep, Opened, RunListener
+from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_facts import AttemptFacts
 
 PATIENCE_BATCHES = 3
@@ -34,3 +37,20 @@ class SilentRoles:
                     f"conversation in {PATIENCE_BATCHES} batches, so the adapter learns nothing; it was in: "
                     f"{', '.join(sorted(self._spoken))}"
                 )
+
+
+class SilentRolesListener(RunListener):
+    """Watches the batches that a run learns from."""
+
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._roles = config.model.lora.roles
+
+    def on_open(self, opened: Opened) -> None:
+        self._silent = SilentRoles(self._roles, opened.observer.say)
+
+    def on_step(self, step: FinishedStep) -> None:
+        self._silent.look(step.attempts)
+
+
+def silent_roles(config: Config, run_dir: RunDir) -> RunListener | None:
+    return SilentRolesListener(config, run_dir) if config.model.lora.roles else None

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from agentrl.config.schema import Config
 from agentrl.config.tracking import SpansConfig
+from agentrl.controller.listeners import FinishedStep, RunListener
+from agentrl.controller.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from agentrl.controller.run import Run
 
 
 class SpanLoss:
@@ -29,3 +36,16 @@ class SpanLoss:
             f"spans: {lost + left_out:.0f} did not reach {self._config.endpoint} ({why}); the run goes on, "
             "and spans/lost and spans/left_out count them"
         )
+
+
+class SpanLossListener(RunListener):
+    """Watches the spans of a run."""
+
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._config = config.tracking.spans
+
+    def on_start(self, run: Run) -> None:
+        self._loss = SpanLoss(self._config, problem=run.rollouts.span_problem, say=run.observer.say)
+
+    def on_step(self, step: FinishedStep) -> None:
+        self._loss.look(step.rollout_stats)

@@ -60,7 +60,7 @@ def train(config: Config) -> RunResult:
     if (complete := complete_result(config.trainer)) is not None:
         return complete
     with open_run(config) as run:
-        run.validate_baselines()
+        run.begin()
         with run.recovering():
             run.publish()
         if config.trainer.val_only:

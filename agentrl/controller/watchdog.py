@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,9 @@ from agentrl.cluster.frozen_servers import FrozenFleet
 from agentrl.cluster.rollouts import RolloutFleet
 from agentrl.cluster.servers import ServerFleet
 from agentrl.cluster.workers import Workers
+from agentrl.config.schema import Config
+from agentrl.controller.listeners import RunListener
+from agentrl.controller.run_dir import RunDir
 from agentrl.rollout.scopes import stack_of
 from agentrl.rollout.worker import RolloutWorker
 from agentrl.servers.client import SGLangClient
@@ -206,23 +209,33 @@ class WatchedRun:
         return find(self._parts, self._asker)
 
 
-def watching(run: Run) -> AbstractContextManager[object]:
-    """Return the watchdog of a running run; it does nothing if `trainer.watchdog_s` is None.
+class WatchdogListener(RunListener):
+    """Watches a run from its start to its end. The reports show the stack of the thread that starts it."""
 
-    Call it in the driver's thread, whose stack the reports show.
-    """
-    silence_s = run.config.trainer.watchdog_s
-    if silence_s is None:
-        return nullcontext()
-    parts = Parts(
-        run.buffer,
-        run.servers,
-        run.frozen,
-        run.rollouts,
-        lambda: [*run.roles.ranks],
-        run.timer,
-        threading.current_thread(),
-    )
-    return Watchdog(
-        WatchedRun(parts), silence_s=silence_s, folder=run.dir.root / "watchdog", say=run.observer.say
-    )
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        self._config = config
+        self._folder = run_dir.root / "watchdog"
+        self._watching = ExitStack()
+
+    def on_start(self, run: Run) -> None:
+        silence_s = self._config.trainer.watchdog_s
+        assert silence_s is not None
+        parts = Parts(
+            run.buffer,
+            run.servers,
+            run.frozen,
+            run.rollouts,
+            lambda: [*run.roles.ranks],
+            run.timer,
+            threading.current_thread(),
+        )
+        watched, say = WatchedRun(parts), run.observer.say
+        watchdog = Watchdog(watched, silence_s=silence_s, folder=self._folder, say=say)
+        self._watching.enter_context(watchdog)
+
+    def on_end(self) -> None:
+        self._watching.close()
+
+
+def watchdog(config: Config, run_dir: RunDir) -> RunListener | None:
+    return None if config.trainer.watchdog_s is None else WatchdogListener(config, run_dir)

@@ -9,14 +9,14 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentrl.registered import required
 from agentrl.tracking.alarms import Alarm
 from agentrl.tracking.attempt_table import SampledAttempts
-from agentrl.tracking.background import BackgroundTracker
 from agentrl.tracking.console import Console, QuietConsole, open_console
 from agentrl.tracking.metrics import Kind, MetricsFile, StepRecord
 from agentrl.tracking.redact import redact, without_users
@@ -35,6 +35,25 @@ class Tracker(Protocol):
     def log_attempts(self, table: SampledAttempts) -> None: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a tracker is opened with. A package registers `f(run: TrackedRun) -> Tracker | None` in
+    `agentrl.trackers`.
+
+    config: of the run, without secrets.
+    restored_step: step of the checkpoint that is resumed; None for a new run.
+    wandb_mode, mlflow_uri: of `tracking`.
+    """
+
+    run_dir: Path
+    project: str
+    experiment: str
+    config: Mapping[str, Any]
+    restored_step: int | None = None
+    wandb_mode: WandbMode = "offline"
+    mlflow_uri: str | None = None
 
 
 @runtime_checkable
@@ -141,8 +160,7 @@ def open_trackers(
     restored_step: int | None = None,
     console: Console | None = None,
 ) -> Trackers:
-    """Open `run_dir/metrics.jsonl` and every tracker that `logger` names (console, wandb, tensorboard,
-    mlflow).
+    """Open `run_dir/metrics.jsonl` and every tracker that `logger` names.
 
     Args:
         mlflow_uri: see MlflowTracker.
@@ -155,24 +173,16 @@ def open_trackers(
         ConfigError: wandb should be online but has no key, or MLflow is not installed.
         InfrastructureError: the run folder cannot be written.
     """
-    openers: dict[str, Callable[[], Tracker]] = {}
-    if "wandb" in logger and wandb_mode != "disabled":
-        openers["wandb"] = lambda: _open_wandb(
-            wandb_mode, run_dir, project, experiment, redact(resolved_config)
-        )
-    if "tensorboard" in logger:
-        openers["tensorboard"] = lambda: _open_tensorboard(run_dir, redact(resolved_config), restored_step)
-    if "mlflow" in logger:
-        openers["mlflow"] = lambda: BackgroundTracker(
-            _open_mlflow(
-                run_dir,
-                uri=mlflow_uri,
-                project=project,
-                experiment=experiment,
-                config=redact(resolved_config),
-                restored_step=restored_step,
-            )
-        )
+    run = TrackedRun(
+        run_dir,
+        project=project,
+        experiment=experiment,
+        config=redact(resolved_config),
+        restored_step=restored_step,
+        wandb_mode=wandb_mode,
+        mlflow_uri=mlflow_uri,
+    )
+    openers = {name: partial(_open, name, run) for name in logger if name != "console"}
     # if a later one fails to open, the terminal is released before the error is shown
     with ExitStack() as opened:
         metrics = MetricsFile(run_dir / "metrics.jsonl", restored_step=restored_step)
@@ -192,37 +202,23 @@ def open_trackers(
     return trackers
 
 
-def _open_guests(openers: Mapping[str, Callable[[], Tracker]], console: Console) -> dict[str, Tracker]:
+def _open(name: str, run: TrackedRun) -> Tracker | None:
+    found: Tracker | None = required("agentrl.trackers", name, by=f"trainer.logger={name}")(run)
+    return found
+
+
+def _open_guests(openers: Mapping[str, Callable[[], Tracker | None]], console: Console) -> dict[str, Tracker]:
     guests: dict[str, Tracker] = {}
     for name, opener in openers.items():
         try:
-            guests[name] = opener()
+            if (guest := opener()) is not None:
+                guests[name] = guest
         except (OSError, RuntimeError, TimeoutError) as error:
             console.say(
                 f"tracker {name} could not start and is disabled ({_one_line(error)}); metrics.jsonl has "
                 "everything"
             )
     return guests
-
-
-def _open_wandb(
-    mode: WandbMode, run_dir: Path, project: str, experiment: str, config: Mapping[str, Any]
-) -> Tracker:
-    options = {"project": project, "experiment": experiment, "mode": mode, "config": config}
-    return cast(Tracker, _tracker("wandb")(run_dir, **options))
-
-
-def _open_tensorboard(run_dir: Path, config: Mapping[str, Any], restored_step: int | None) -> Tracker:
-    folder = run_dir / "tensorboard"
-    return cast(Tracker, _tracker("tensorboard")(folder, config=config, restored_step=restored_step))
-
-
-def _open_mlflow(run_dir: Path, **options: Any) -> Tracker:
-    return cast(Tracker, _tracker("mlflow")(run_dir, **options))
-
-
-def _tracker(name: str) -> Callable[..., Any]:
-    return cast(Callable[..., Any], required("agentrl.trackers", name, by=f"trainer.logger={name}"))
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import trio
 from agentrl.cluster.elastic import ElasticServers
 from agentrl.cluster.frozen_servers import FrozenFleet
 from agentrl.config.schema import Config
-from agentrl.controller.start import confirm_experts
+from agentrl.controller.attached import confirm_experts
 from agentrl.errors import ConfigError
 from agentrl.servers.client import SGLangClient
 

@@ -16,12 +16,13 @@ from agentrl.buffer.lineage import Lineage
 from agentrl.config.compose import dump_config
 from agentrl.config.schema import Config
 from agentrl.config.tracking import AlarmsConfig
-from agentrl.controller.observe import Observer
+from agentrl.controller.listeners import FinishedStep
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.tracking.alarms import Alarms, constant_group_share, evidence, rules_from
 from agentrl.tracking.metrics import StepRecord
 from agentrl.types import Group
+from parts.observed import observed
 from parts.trajectories import facts as only_facts
 from parts.trajectories import make_trajectory
 
@@ -235,20 +236,17 @@ def test_a_run_says_the_alarm_and_keeps_the_groups(tmp_path, capsys):
         }
     )
     run_dir = RunDir.open(config.trainer, dump_config(config))
-    observer = Observer(config, run_dir, resumed_at=None)
     said = []
-    observer.say = said.append
+    observer = observed(config, run_dir, said=said)
     groups = only_facts(group(0, version=1), group(1, version=0))
     facts = SimpleNamespace(
         learned_by=1,
         lags=Lineage.of([(1, 0)]).lags,
         version=2,
         groups=groups,
-        rollout_stats={},
-        buffer_stats={},
     )
     for step, ess in enumerate((0.9, 0.4, 0.4), start=1):
-        observer.step(step, updates=[{"correction/ess": ess}], **vars(facts))
+        observer.step(FinishedStep(step, updates=[{"correction/ess": ess}], **vars(facts)))
     observer.close()
     run_dir.close()
     assert [line.split(":")[0] for line in said] == ["alarm ess_low at step 2"]
@@ -262,12 +260,12 @@ def test_tokens_per_second_count_what_was_sampled_even_if_no_attempt_finished(tm
     """The 50 tokens and the attempt before the first step belong to a validation."""
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
     run_dir = RunDir.open(config.trainer, dump_config(config))
-    observer = Observer(config, run_dir, resumed_at=None)
+    observer = observed(config, run_dir)
     facts = {"learned_by": 0, "lags": Lineage.of([(0, 0)]).lags, "version": 1, "groups": only_facts(group(0))}
     observer.begin_steps({"finished": 1.0, "sampled_tokens": 50.0})
     for step, sampled in enumerate((150.0, 150.0, 400.0), start=1):
         stats = {"finished": 2.0, "sampled_tokens": sampled}
-        observer.step(step, updates=[], rollout_stats=stats, buffer_stats={}, **facts)
+        observer.step(FinishedStep(step, updates=[], rollout_stats=stats, **facts))
     observer.close()
     run_dir.close()
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -283,20 +281,18 @@ def test_the_movement_per_version_is_the_gap_over_the_lag(tmp_path, versions, mo
     """The learner has version 3. Mean lags 1, 0.5 and 0: fresh tokens say nothing about movement."""
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
     run_dir = RunDir.open(config.trainer, dump_config(config))
-    observer = Observer(config, run_dir, resumed_at=None)
     said = []
-    observer.say = said.append
+    observer = observed(config, run_dir, said=said)
     gap = 0.06 if moved == 0.06 else 0.12
-    observer.step(
+    finished = FinishedStep(
         1,
         learned_by=3,
         lags=Lineage.of([(step, step) for step in range(4)]).lags,
         version=4,
         groups=only_facts(*(group(number, version=version) for number, version in enumerate(versions))),
         updates=[{"mismatch_mean": gap}],
-        rollout_stats={},
-        buffer_stats={},
     )
+    observer.step(finished)
     observer.close()
     run_dir.close()
     [record] = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -307,7 +303,7 @@ def test_the_movement_per_version_is_the_gap_over_the_lag(tmp_path, versions, mo
 def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
     config = Config.model_validate({"trainer": {"run_dir": str(tmp_path / "run"), "logger": []}})
     run_dir = RunDir.open(config.trainer, dump_config(config))
-    observer = Observer(config, run_dir, resumed_at=None)
+    observer = observed(config, run_dir)
     own = {"num_tokens": 3.0, "is_skipped": 1.0, "non_finite_updates": 2.0, "ratio_max": 1.5, "loss": 4.0}
     for prefix in ("", "critic/"):
         first, last = ({prefix + name: value * factor for name, value in own.items()} for factor in (1, 3))
@@ -316,10 +312,8 @@ def test_counts_of_a_step_are_sums_over_its_updates_the_critics_too(tmp_path):
             "lags": Lineage.of([(0, 0)]).lags,
             "version": 1,
             "groups": only_facts(group(0)),
-            "rollout_stats": {},
-            "buffer_stats": {},
         }
-        observer.step(1, updates=[first, last], **facts)
+        observer.step(FinishedStep(1, updates=[first, last], **facts))
     observer.close()
     run_dir.close()
     expected = {

@@ -14,8 +14,8 @@ from agentrl.config.schema import Config
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller import train
 from agentrl.controller.checkpoint import Checkpoint
+from agentrl.controller.resume import say_resumed
 from agentrl.controller.run import complete_result
-from agentrl.controller.start import say_resumed
 from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
 from agentrl.types import BufferCounts
 

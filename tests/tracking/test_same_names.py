@@ -10,10 +10,12 @@ import pytest
 from agentrl.buffer.lineage import Lineage
 from agentrl.config.compose import dump_config
 from agentrl.config.schema import Config
+from agentrl.controller.listeners import FinishedStep
 from agentrl.controller.observe import Observer
 from agentrl.controller.run_dir import RunDir
 from agentrl.tracking.metrics import read_metrics
 from agentrl.types import Failure, Message, Outcome
+from parts.observed import observed
 from parts.tracked import MlflowRun, tensorboard_scalars, tensorboard_texts, wandb_scalars, wandb_tables
 from parts.trajectories import make_trajectory
 from parts.wandb_files import alerts
@@ -49,18 +51,16 @@ def run_dir(tmp_path_factory):
             }
         )
         opened = RunDir.open(config.trainer, dump_config(config))
-        observer = Observer(config, opened, resumed_at=None)
+        observer = observed(config, opened)
         facts = SimpleNamespace(
             learned_by=0,
             lags=Lineage.of([(0, 0)]).lags,
             version=1,
             groups=(),
-            rollout_stats={},
-            buffer_stats={},
         )
         for step, ess in enumerate((0.9, 0.4), start=1):
             update = {"correction/ess": ess, "loss": math.nan if step == 1 else 0.25}
-            observer.step(step, updates=[update], **vars(facts))
+            observer.step(FinishedStep(step, updates=[update], **vars(facts)))
         observer.validation(2, 2, {"val/reward_mean": 0.5}, baseline=None)
         observer.sample_attempts(validated(), step=2, version=2)
         observer.close()

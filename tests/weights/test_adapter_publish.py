@@ -21,7 +21,7 @@ from agentrl.config.learner import LearnerConfig, OptimizerConfig
 from agentrl.config.model import LoRAConfig, ModelConfig
 from agentrl.config.rollout import MAX_ADAPTERS, EmbeddedServerConfig, SGLangServerConfig, WeightsConfig
 from agentrl.config.schema import Config
-from agentrl.controller.start import confirm_adapter
+from agentrl.controller.attached import confirm_adapter
 from agentrl.errors import ConfigError, RequestRefused
 from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.learner.learner import LearnerSpec

@@ -21,6 +21,7 @@ from agentrl.config.compose import dump_config, load_config
 from agentrl.config.placement import Role
 from agentrl.config.schema import Config
 from agentrl.controller.checkpoint import find_checkpoint, put_aside, save_checkpoint
+from agentrl.controller.listeners import FinishedStep, Listeners, Opened
 from agentrl.controller.observe import Observer
 from agentrl.controller.roles import Roles, open_local_roles, start_roles
 from agentrl.controller.run_dir import RunDir
@@ -142,14 +143,7 @@ class _Replay:
         )
         self.step = batch.step
         self.observer.step(
-            self.step,
-            learned_by=batch.learned_by,
-            lags=lags,
-            version=batch.learned_by + 1,
-            groups=batch.groups,
-            updates=updates,
-            rollout_stats={},
-            buffer_stats={},
+            FinishedStep(self.step, batch.learned_by, lags, batch.learned_by + 1, batch.groups, updates)
         )
 
     def save(self) -> None:
@@ -187,8 +181,13 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
         run_dir = RunDir.open(config.trainer, dump_config(config))
         stack.callback(run_dir.close)
         checkpoint = find_checkpoint(run_dir.checkpoints, config.trainer)
-        observer = Observer(config, run_dir, resumed_at=checkpoint.step if checkpoint else None)
+        resumed_at = checkpoint.step if checkpoint else None
+        listeners = Listeners.of(config, run_dir, only=("alarms", "report"))
+        observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
+        stack.callback(listeners.close)
+        opened = Opened(observer, resumed_at, listeners.needed)
+        listeners.tell(lambda one: one.on_open(opened))
         stack.enter_context(interruptible())
         located = config.model_copy(update={"model": resolve_model(config.model)})
         specs = RoleSpecs.of(

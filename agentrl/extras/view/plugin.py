@@ -16,8 +16,8 @@ REGISTERS = {
     "agentrl.evaluation_reports": {
         "picture": "agentrl.extras.view.evaluation_picture:draw_picture",
     },
-    "agentrl.reports": {
-        "run": "agentrl.extras.view.run_picture:draw_report",
+    "agentrl.listeners": {
+        "report": "agentrl.extras.view.report_listener:ReportListener",
     },
 }
 """By group of entry points, as pyproject.toml lists it: name -> object."""

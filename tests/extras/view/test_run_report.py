@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.app import app
-from agentrl.controller.report_refresher import ReportRefresher
 from agentrl.errors import CheckpointError, DataError
+from agentrl.extras.view.report_refresher import ReportRefresher
 from agentrl.extras.view.run_report import report_run
 from agentrl.tracking.metrics import StepRecord
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from agentrl.config.tracking import TRACKERS
 from agentrl.extras.verl.importing.findings import Dropped, Finding, Setting
 from agentrl.extras.verl.importing.rules_data import decays, optimizers, resume, schedule_key
 from agentrl.extras.verl.importing.rules_model import template_arguments
 from agentrl.extras.verl.importing.source import WrittenConfig
-from agentrl.extras.verl.importing.values import SCHEDULES, as_list, loggers
+from agentrl.extras.verl.importing.values import SCHEDULES, TRACKERS, as_list, loggers
 
 ENGINE = "engine"
 WARMUP_STEPS = ("optim.lr_warmup_steps",)

@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrl.config.tracking import TRACKERS
+from agentrl.config.tracking import TRACKERS as TRACKER_GROUP
 from agentrl.extras.verl.importing.findings import NotTaken
+from agentrl.registered import names_of_ours
 
 CHARACTERS_PER_TOKEN = 4
 """Approximate value for English text and most tokenizers."""
 
 SCHEDULES = {"constant": "constant", "cosine": "cosine", "linear": "linear"}
 ATTENTIONS = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+TRACKERS = ("console", *names_of_ours(TRACKER_GROUP))
 TOOL_FORMATS = {
     "hermes": "hermes",
     "gpt-oss": "gpt_oss",
