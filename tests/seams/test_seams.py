@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from agentrl.chat.chat import Chat
 from agentrl.chat.tiny import write_tiny_tokenizer
@@ -55,6 +57,19 @@ tracking:
 """
 
 
+def write_model_that_calls(folder: Path) -> None:
+    """Write a random model that samples the mark of a call more often than any other token."""
+    chat = Chat.load(str(folder))
+    write_tiny_model(folder, chat.vocab_size)
+    [mark] = chat.encode("@")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        embeddings = model.get_input_embeddings().weight
+        embeddings[:, 0] = 1.0
+        embeddings[mark, 0] = 2.0
+    model.save_pretrained(folder)
+
+
 class Stranger:
     """A world in which the package is installed."""
 
@@ -68,7 +83,7 @@ class Stranger:
         shutil.copy(HERE / "entry_points.txt", info)
         self._environment = {**os.environ, "PYTHONPATH": str(site), "NO_COLOR": "1", "COLUMNS": "200"}
         write_tiny_tokenizer(folder / "model")
-        write_tiny_model(folder / "model", Chat.load(str(folder / "model")).vocab_size)
+        write_model_that_calls(folder / "model")
         write_arithmetic(folder / "data", seed=0, num_train=40, num_val=3, num_sft=8)
         self.config = folder / "config.yaml"
         self.config.write_text(CONFIG.format(folder=folder))
@@ -124,7 +139,7 @@ def test_the_tracker_got_every_step(run: Path) -> None:
 
 
 def test_calls_are_read_in_the_format(run: Path) -> None:
-    """A random model writes the mark now and then; no other format would read a call there."""
+    """The model writes the mark again and again; no other format would read a call there."""
     attempts = [t for file in run.glob("trajectories/*.parquet") for t in decode(read_parquet(file))]
     calls = [call for attempt in attempts for message in attempt.messages for call in message.tool_calls]
     assert calls
