@@ -17,7 +17,7 @@ class DistillationConfig(Section):
 
     teacher: PathOrURL = Field(
         "",
-        description="Local folder, hub id or URL (docs/storage.md) of a causal model with the policy's "
+        description="Local folder, hub id or URL (agentrl docs storage) of a causal model with the policy's "
         "tokenizer, which the learner's ranks load beside the policy; empty: no teacher, or that of "
         "`servers`.",
     )
