@@ -42,7 +42,7 @@ def docs(
 def pages() -> dict[str, abc.Traversable]:
     """Return all pages by name: those of docs/, and the README of each extra by the name of its room."""
     rooms = {room.name: room / "README.md" for room in files("agentrl.extras").iterdir()}
-    own = {page.name.removesuffix(".md"): page for page in files("agentrl.docs").iterdir() if page.is_file()}
+    own = {page.name[:-3]: page for page in files("agentrl.docs").iterdir() if page.name.endswith(".md")}
     return {name: page for name, page in sorted((rooms | own).items()) if page.is_file()}
 
 

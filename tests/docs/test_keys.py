@@ -34,7 +34,7 @@ FILES = (".py", ".json", ".bin", ".parquet")
 PAGES = sorted(
     {
         str(file.relative_to(ROOT))
-        for pattern in ("docs/*.md", "docs/results/*.md", "agentrl/extras/*/README.md")
+        for pattern in ("docs/*.md", "docs/results/*.md", "agentrl/extras/*/*.md")
         for file in ROOT.glob(pattern)
     }
     - {"docs/config.md", "docs/roadmap.md"}
