@@ -13,7 +13,7 @@ TEACHER_SERVERS = "algorithm.distillation.servers"
 
 
 class DistillationConfig(Section):
-    """On-policy distillation: a teacher scores each sampled token (docs/distillation.md)."""
+    """On-policy distillation: a teacher scores each sampled token (docs/algorithms.md)."""
 
     teacher: PathOrURL = Field(
         "",
