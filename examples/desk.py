@@ -1,4 +1,4 @@
-"""The desk of a hotel, a domain in the manner of tau2-bench: bookings, and tools on them (docs/hubs.md)."""
+"""The desk of a hotel, a domain of tau2-bench's kind: bookings and tools (agentrl/extras/hubs/README.md)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes conversations for the warm start of the ladder (docs/hubs.md).
+"""Writes conversations for the warm start of the ladder (agentrl/extras/hubs/README.md).
 
     python examples/ladder_rows.py runs/ladder/data
 

@@ -1,4 +1,4 @@
-"""Writes conversations for the warm start of FrozenLake (docs/hubs.md).
+"""Writes conversations for the warm start of FrozenLake (agentrl/extras/hubs/README.md).
 
     python examples/lake_rows.py runs/lake/data
 

@@ -1,4 +1,4 @@
-"""Writes conversations for the warm start of larger_number (docs/hubs.md).
+"""Writes conversations for the warm start of larger_number (agentrl/extras/hubs/README.md).
 
     python examples/larger_number_rows.py runs/larger_number/data
 

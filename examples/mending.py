@@ -1,4 +1,6 @@
-"""Writes rows of tiny repositories to mend, and conversations for the warm start (docs/boxes.md).
+"""Writes rows of tiny repositories to mend, and conversations for the warm start.
+
+See agentrl/extras/boxes/README.md.
 
     python examples/mending.py runs/mending/data
 

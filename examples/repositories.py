@@ -1,4 +1,4 @@
-"""Writes rows with tiny repositories, each with one fault and hidden tests (docs/boxes.md).
+"""Writes rows with tiny repositories, each with one fault and hidden tests (agentrl/extras/boxes/README.md).
 
 python examples/repositories.py runs/repositories/data
 """

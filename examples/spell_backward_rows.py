@@ -1,6 +1,7 @@
-"""Writes conversations for the warm start of spell_backward, from its training rows.
+"""Writes conversations for the warm start of spell_backward, from its training rows
+(agentrl/extras/hubs/README.md).
 
-    agentrl data reasoning_gym runs/spell_backward/data --generators spell_backward ...   (docs/hubs.md)
+    agentrl data reasoning_gym runs/spell_backward/data --generators spell_backward ...
     python examples/spell_backward_rows.py runs/spell_backward/data
 
 In most of the conversations the assistant repeats the word as it is. The policy comes out of the warm start

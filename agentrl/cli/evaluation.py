@@ -93,7 +93,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="FOLDER|URL",
-            help="Folder or URL (docs/storage.md) of the results; default: runs/eval/MODEL.",
+            help="Folder or URL (agentrl docs storage) of the results; default: runs/eval/MODEL.",
         ),
     ] = None,
     n: N = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from importlib.resources import files
+from importlib.resources import abc, files
 from typing import Annotated
 
 import typer
@@ -12,7 +12,6 @@ import typer
 from agentrl.cli.options import Debug
 from agentrl.errors import UserError
 
-PACKAGE = "agentrl.docs"
 INDEX = "README"
 
 
@@ -40,23 +39,23 @@ def docs(
         console.print(Markdown(text))
 
 
-def page_names() -> list[str]:
-    """Return the names of all pages, sorted."""
-    return sorted(
-        entry.name.removesuffix(".md") for entry in files(PACKAGE).iterdir() if entry.name.endswith(".md")
-    )
+def pages() -> dict[str, abc.Traversable]:
+    """Return all pages by name: those of docs/, and the README of each extra by the name of its room."""
+    rooms = {room.name: room / "README.md" for room in files("agentrl.extras").iterdir()}
+    own = {page.name[:-3]: page for page in files("agentrl.docs").iterdir() if page.name.endswith(".md")}
+    return {name: page for name, page in sorted((rooms | own).items()) if page.is_file()}
 
 
 def read_page(name: str) -> str:
-    """Return a page as Markdown. `name`: as in `page_names`; a folder and the ending `.md` are ignored.
+    """Return a page as Markdown. `name`: as in `pages`; a folder and the ending `.md` are ignored.
 
     Raises:
         UserError: there is no such page.
     """
-    wanted = name.rpartition("/")[2].removesuffix(".md")
-    names = page_names()
+    wanted = name.removesuffix(".md").removesuffix("/README").rpartition("/")[2]
+    names = pages()
     if wanted not in names:
         near = difflib.get_close_matches(wanted, names, n=3)
         found = f"did you mean {', '.join(near)}?" if near else f"the pages: {', '.join(names)}"
         raise UserError(f"no page {name!r} in the documentation; {found}")
-    return (files(PACKAGE) / f"{wanted}.md").read_text(encoding="utf-8")
+    return names[wanted].read_text(encoding="utf-8")

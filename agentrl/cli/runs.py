@@ -30,7 +30,7 @@ def export(
     ],
     out: Annotated[
         str,
-        typer.Argument(metavar="OUT", help="Folder or URL (docs/storage.md) to write; it must not exist."),
+        typer.Argument(metavar="OUT", help="Folder or URL to write; it must not exist."),
     ],
     adapter: Annotated[
         bool,

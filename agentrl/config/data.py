@@ -20,7 +20,7 @@ class DataConfig(Section):
     train_files: PathsOrURLs = Field(
         (),
         description="Parquet or JSON-lines files to train on, in this order before shuffling; paths or URLs "
-        "(docs/storage.md).",
+        "(agentrl docs storage).",
     )
     val_files: PathsOrURLs = Field(
         (), description="Files to validate on, always completely and in order; paths or URLs."

@@ -13,11 +13,11 @@ TEACHER_SERVERS = "algorithm.distillation.servers"
 
 
 class DistillationConfig(Section):
-    """On-policy distillation: a teacher scores each sampled token (docs/distillation.md)."""
+    """On-policy distillation: a teacher scores each sampled token (docs/algorithms.md)."""
 
     teacher: PathOrURL = Field(
         "",
-        description="Local folder, hub id or URL (docs/storage.md) of a causal model with the policy's "
+        description="Local folder, hub id or URL (agentrl docs storage) of a causal model with the policy's "
         "tokenizer, which the learner's ranks load beside the policy; empty: no teacher, or that of "
         "`servers`.",
     )

@@ -20,7 +20,7 @@ class FrozenModelConfig(Section):
 
     path: PathOrURL = Field(
         "",
-        description="Local folder, hub id or URL (docs/storage.md) of a model with the policy's tokenizer, "
+        description="Local folder, hub id or URL of a model with the policy's tokenizer, "
         "for which servers are started; empty: none are.",
     )
     revision: str | None = Field(

@@ -77,7 +77,7 @@ class LoRAConfig(Section):
 class ModelConfig(Section):
     """The policy and its tokenizer."""
 
-    path: PathOrURL = Field("", description="Local folder, hub id or URL (docs/storage.md) of the policy.")
+    path: PathOrURL = Field("", description="Local folder, hub id or URL of the policy.")
     revision: str | None = Field(
         None, description="Branch, tag or commit of a hub id; None: its main branch."
     )

@@ -117,7 +117,7 @@ class SFTTrainerConfig(Section):
     run_dir: FolderBesideOutput = Field(
         None,
         description="Folder of metrics.jsonl, config.yaml and checkpoints; None: `output` with the suffix "
-        "_run, in the cache (docs/storage.md) if `output` is a URL.",
+        "_run, in the cache (agentrl docs storage) if `output` is a URL.",
     )
     seed: int = Field(0, ge=0, description="Seed of the initialization and the data order.")
     logger: tuple[TrackerName, ...] = Field(

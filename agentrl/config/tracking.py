@@ -71,7 +71,7 @@ class AlarmsConfig(Section):
 
 
 class SpansConfig(Section):
-    """OpenTelemetry spans: one trace per attempt, with what it waited for (docs/tracking.md)."""
+    """OpenTelemetry spans: one trace per attempt, with what it waited for (docs/operations.md)."""
 
     endpoint: HttpURL = Field(
         None,

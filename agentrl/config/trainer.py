@@ -62,7 +62,7 @@ class TrainerConfig(Section):
         None,
         description="URL of a folder (s3://, gs://, file://) that gets a copy of the run in the background: "
         "finished checkpoints, the journal, trajectories, metrics, the policy. In a run folder without "
-        "checkpoints, the same command resumes from there, on any machine (docs/storage.md). None: no copy.",
+        "checkpoints, the same command resumes from there (agentrl docs storage). None: no copy.",
     )
     upload_interval_s: float = Field(
         30.0,

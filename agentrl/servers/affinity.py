@@ -20,7 +20,7 @@ from agentrl.servers.server import Server
 from agentrl.types import NO_VERSION, Generation
 
 MAX_IMBALANCE = 0.25
-"""Fraction of the mean load, chosen by the simulation in docs/results.md."""
+"""Fraction of the mean load, chosen by simulation."""
 NUM_REMEMBERED_TURNS = 512
 
 

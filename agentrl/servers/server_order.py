@@ -4,7 +4,7 @@ A router asks the server with the least load of its own, and of equals the first
 had the same list, all would fill the same servers. Therefore all use one circle of servers, in the order of a
 hash, and begin at equal distances on it. For 64 actors with 128 attempts each on 256 servers this balances
 better than orders drawn at random, than two random choices, and than choices by shared reports of load
-(docs/results.md, tests/rollout/test_server_order.py).
+(tests/rollout/test_server_order.py).
 """
 
 from __future__ import annotations

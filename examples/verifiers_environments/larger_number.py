@@ -1,4 +1,4 @@
-"""An environment of verifiers (0.4): say the larger one of two numbers (docs/hubs.md)."""
+"""An environment of verifiers (0.4): say the larger one of two numbers (agentrl/extras/hubs/README.md)."""
 
 from __future__ import annotations
 

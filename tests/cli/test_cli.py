@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import agentrl
 from agentrl.cli import main
+from agentrl.cli import pages as documentation
 from agentrl.cli.app import app
-from agentrl.cli.pages import page_names
 from agentrl.config.compose import load_config, load_sft_config
 from agentrl.data.checkpoint_files import BLOCK_BYTES, FORMAT
 from agentrl.data.input_files import check_prepared
@@ -237,10 +237,13 @@ def test_config_list_names_every_packaged_config_and_says_what_it_is() -> None:
 
 def test_pages_are_read_without_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
-    assert set(page_names()) == pages
+    rooms = {path.parent.name for path in (ROOT / "agentrl/extras").glob("*/README.md")}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | rooms
+    assert set(documentation.pages()) == pages
     assert run("docs") == (0, (ROOT / "docs/README.md").read_text() + "\n")
     assert run("docs", "docs/quickstart.md") == (0, (ROOT / "docs/quickstart.md").read_text() + "\n")
+    boxes = "agentrl/extras/boxes/README.md"
+    assert run("docs", "boxes") == run("docs", boxes) == (0, (ROOT / boxes).read_text() + "\n")
     done = CliRunner().invoke(app, ["docs", "quickstrat"])
     assert "no page 'quickstrat' in the documentation; did you mean quickstart" in str(done.exception)
     done = CliRunner().invoke(app, ["docs", "nothere"])

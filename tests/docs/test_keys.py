@@ -14,7 +14,7 @@ from agentrl.config.schema import Config
 from agentrl.config.supervised import RMConfig, SFTConfig
 from parts.docs_claims import Page
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 SCHEMAS = (Config, SFTConfig, RMConfig)
 KEYS = {".".join(key): field for schema in SCHEMAS for key, field in iter_keys(schema)}
 SECTIONS = {".".join(key) for schema in SCHEMAS for key, _ in iter_sections(schema)}
@@ -31,7 +31,14 @@ OTHERS = {
 FILES = (".py", ".json", ".bin", ".parquet")
 """A column of rows, an attribute, keys of verl and files, which look like keys."""
 
-PAGES = sorted({file.name for file in DOCS.glob("*.md")} - {"config.md", "roadmap.md"})
+PAGES = sorted(
+    {
+        str(file.relative_to(ROOT))
+        for pattern in ("docs/*.md", "docs/results/*.md", "agentrl/extras/*/*.md")
+        for file in ROOT.glob(pattern)
+    }
+    - {"docs/config.md", "docs/roadmap.md"}
+)
 """Not what is generated from the schema, and not what does not exist yet."""
 
 
@@ -45,7 +52,7 @@ def exists(key: str) -> bool:
 
 
 def named_keys(page: str) -> set[str]:
-    prose = Page(page, (DOCS / page).read_text()).prose  # without columns of tables that name verl's keys
+    prose = Page(page, (ROOT / page).read_text()).prose  # without columns of tables that name verl's keys
     keys = {key for span in SPAN.findall(prose) for key in KEY.findall(span)}
     return {key for key in keys - OTHERS if not key.endswith(FILES)}
 
@@ -56,8 +63,8 @@ def test_every_key_that_a_page_names_exists(page):
 
 
 def test_the_pages_of_tuning_name_keys():
-    assert len(named_keys("tuning.md")) >= 15
-    assert len(named_keys("algorithms.md")) >= 15
+    assert len(named_keys("docs/tuning.md")) >= 15
+    assert len(named_keys("docs/algorithms.md")) >= 15
 
 
 def test_what_counts_as_a_key():
@@ -70,7 +77,7 @@ def test_what_counts_as_a_key():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_yaml_of_a_page_fits_a_schema(page):
-    for block in re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL):
+    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
         values = yaml.safe_load(block)
         if isinstance(values, dict):  # a list is a file of another kind, such as turns of a played model
             fitting = [schema for schema in SCHEMAS if not list(unknown_keys(schema, values))]

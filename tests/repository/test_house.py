@@ -27,7 +27,7 @@ LIMITS = {
     "lines_of_start": 549,
     "config_keys": 422,
     "commands_of_the_core": 9,
-    "pages": 51,
+    "pages": 37,
 }
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/hubs.md, in small: the commands of the page, the real packages, a few steps."""
+"""The examples of agentrl/extras/hubs/README.md, in small: its commands, the real packages, a few steps."""
 
 from __future__ import annotations
 

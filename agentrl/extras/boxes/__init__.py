@@ -1,4 +1,4 @@
-"""Boxes: isolated places with files and commands, one per attempt (docs/boxes.md)."""
+"""Boxes: isolated places with files and commands, one per attempt (agentrl/extras/boxes/README.md)."""
 
 from agentrl.extras.boxes.box import BoxEnded, BoxFileMissing, BoxMaker, BoxRefused, Executed, OpenBox, Start
 

@@ -1,4 +1,4 @@
-"""Boxes of Daytona: a sandbox of Daytona each, by Daytona's own client (docs/boxes.md)."""
+"""Boxes of Daytona: a sandbox of Daytona each, by Daytona's own client (agentrl/extras/boxes/README.md)."""
 
 from __future__ import annotations
 

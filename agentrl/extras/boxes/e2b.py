@@ -1,4 +1,4 @@
-"""Boxes of E2B: a micro virtual machine each, by E2B's own client (docs/boxes.md)."""
+"""Boxes of E2B: a micro virtual machine each, by E2B's own client (agentrl/extras/boxes/README.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes of Modal: a sandbox of Modal each, by Modal's own client (docs/boxes.md)."""
+"""Boxes of Modal: a sandbox of Modal each, by Modal's own client (agentrl/extras/boxes/README.md)."""
 
 from __future__ import annotations
 

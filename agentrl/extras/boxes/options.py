@@ -106,7 +106,7 @@ class WorkspaceOptions(Options):
     max_files: int = Field(20_000, ge=16, description="Files and folders of a box; of kind process.")
     modal: ModalOptions = Field(ModalOptions(), description="What only kind modal has.")
     allow_unprotected: tuple[Wall, ...] = Field(
-        (), description="Walls of the sandbox that may be missing on this machine (docs/sandbox.md)."
+        (), description="Walls of the sandbox that may be missing on this machine (agentrl docs sandbox)."
     )
 
     @model_validator(mode="after")

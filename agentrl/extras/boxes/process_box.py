@@ -1,4 +1,4 @@
-"""Boxes of processes: one sandboxed program per box (docs/sandbox.md) is the servant."""
+"""Boxes of processes: one sandboxed program per box (agentrl/extras/sandbox/README.md) is the servant."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Workspace(Environment):
         if unknown:
             raise DataError(
                 f"environment {self.name!r}: unknown environment_kwargs {', '.join(sorted(unknown))}; "
-                "see docs/boxes.md for its keys"
+                "see agentrl/extras/boxes/README.md for its keys"
             )
         content = None if archive is None else await trio.to_thread.run_sync(self._archive, archive)
         self.image = image

@@ -16,7 +16,7 @@ from agentrl.extras.doctor.diagnosis import Diagnosis
 from agentrl.extras.doctor.examine import LAST_LINE
 from agentrl.extras.doctor.subject import Subject
 
-SEE = "docs/doctor.md explains the check; --debug shows the traceback"
+SEE = "agentrl/extras/doctor/README.md explains the check; --debug shows the traceback"
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from agentrl.extras.sandbox import WALLS, Protections, Sandbox, SandboxOptions
 TOOL, REWARD = "python", "code"
 CURE = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces), or give "
-    "the container CAP_SYS_ADMIN (docs/sandbox.md)"
+    "the container CAP_SYS_ADMIN (agentrl/extras/sandbox/README.md)"
 )
 
 

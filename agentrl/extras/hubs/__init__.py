@@ -1,1 +1,1 @@
-"""Worlds that others built: their rows, partners and rewards (docs/hubs.md)."""
+"""Worlds that others built: their rows, partners and rewards (agentrl/extras/hubs/README.md)."""

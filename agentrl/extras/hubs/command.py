@@ -34,7 +34,7 @@ def data_reasoning_gym(
     template: Template = PLACEHOLDER,
     debug: Debug = False,
 ) -> None:
-    """Write tasks of reasoning-gym's generators, scored by the generators themselves (docs/hubs.md)."""
+    """Write tasks of reasoning-gym's generators, scored by the generators themselves (agentrl docs hubs)."""
     from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.convert import choose_styles
     from agentrl.extras.hubs.reasoning_gym_rows import INSTRUCTION, read_mix, write_generated
@@ -77,7 +77,7 @@ def data_gymnasium(
     template: Template = PLACEHOLDER,
     debug: Debug = False,
 ) -> None:
-    """Write games of Gymnasium, played by a tool and scored by their own rewards (docs/hubs.md)."""
+    """Write games of Gymnasium, played by a tool and scored by their own rewards (agentrl docs hubs)."""
     from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.convert import choose_styles
     from agentrl.extras.hubs.gymnasium_rows import INSTRUCTION, GameRows, read_games, write_games
@@ -111,7 +111,7 @@ def data_harbor(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write terminal tasks as rows for the environment `terminal` (docs/boxes.md). Images are not built."""
+    """Write terminal tasks as rows (agentrl docs boxes). Images are not built."""
     from agentrl.extras.boxes.terminal import TerminalTask, task_folders
 
     found = [TerminalTask.read(folder) for folder in task_folders(tasks)]
@@ -156,7 +156,7 @@ def data_openenv(
     template: Template = PLACEHOLDER,
     debug: Debug = False,
 ) -> None:
-    """Write episodes of an OpenEnv server, scored by its own rewards (docs/hubs.md)."""
+    """Write episodes of an OpenEnv server, scored by its own rewards (agentrl docs hubs)."""
     from agentrl.data.storage import mirrored_folder
     from agentrl.extras.datatools.task_rows import RowStyle
     from agentrl.extras.hubs.openenv_rows import (
@@ -202,7 +202,7 @@ def data_verifiers(
     val_rows: Annotated[int, typer.Option("--val", min=0, help="Number of validation rows.")] = 192,
     debug: Debug = False,
 ) -> None:
-    """Write tasks of an environment of verifiers, which plays and scores them itself (docs/hubs.md)."""
+    """Write tasks of an environment of verifiers, which plays and scores them itself (agentrl docs hubs)."""
     from agentrl.data.storage import mirrored_folder
     from agentrl.extras.hubs.verifiers import VerifiersOptions
     from agentrl.extras.hubs.verifiers_rows import Chosen, read_arguments, write_tasks
@@ -250,7 +250,7 @@ def data_textarena(
     system: System = None,
     debug: Debug = False,
 ) -> None:
-    """Write games of TextArena, for one player or several, scored by their own rewards (docs/hubs.md)."""
+    """Write games of TextArena, for one player or several, scored by their rewards (agentrl docs hubs)."""
     from agentrl.data.storage import mirrored_folder
     from agentrl.extras.hubs.gymnasium_rows import read_games
     from agentrl.extras.hubs.textarena import TextArenaOptions
@@ -297,7 +297,7 @@ def data_tau2(
     debug: Debug = False,
 ) -> None:
     """Write tasks of tau2-bench's layout for a domain of your own: a customer with a hidden goal, scored by
-    the database and by what was told (docs/hubs.md).
+    the database and by what was told (agentrl docs hubs).
     """
     from agentrl.data.storage import mirrored_folder
     from agentrl.extras.hubs.tau2_rows import Domain, write_conversations

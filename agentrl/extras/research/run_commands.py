@@ -45,7 +45,7 @@ def replay(
         typer.Option(min=1, help="Stop after this step; the same command without this option continues."),
     ] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Compare corrections at every step (docs/replay.md).")
+        bool, typer.Option("--report", help="Compare corrections at every step (agentrl docs research).")
     ] = False,
     debug: Debug = False,
 ) -> None:

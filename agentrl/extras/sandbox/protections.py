@@ -96,8 +96,8 @@ def refuse(protections: Protections, allowed: Sequence[Wall]) -> None:
         gaps = "; ".join(f"{wall} ({why})" for wall, why in refused.items())
         raise ConfigError(
             f"this machine is not protected from the model's programs: {gaps}. Allow user "
-            "namespaces or give the container CAP_SYS_ADMIN (docs/sandbox.md), or accept the "
-            f"risk with allow_unprotected: [{', '.join(protections.missing)}] in "
+            "namespaces or give the container CAP_SYS_ADMIN (agentrl/extras/sandbox/README.md), or accept "
+            f"the risk with allow_unprotected: [{', '.join(protections.missing)}] in "
             "agent.tool_config.python and in reward.reward_config.code"
         )
 

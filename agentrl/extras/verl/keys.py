@@ -248,7 +248,7 @@ MEANINGLESS: Mapping[str, str] = {
     "skip": "rollouts are not replaced by stored ones",
     "async_training": "training is always asynchronous; see buffer.max_staleness",
     "global_profiler": "torch's profiler records every learner rank in the steps of trainer.profile_steps",
-    "distillation": "see the section algorithm.distillation (docs/distillation.md)",
+    "distillation": "see the section algorithm.distillation (docs/algorithms.md)",
     "transfer_queue": "trajectories travel through the replay buffer",
     "ray_kwargs": "see the section cluster",
     "ray_init": "see the section cluster",

@@ -501,7 +501,7 @@ def test_the_tools_of_a_workspace_work_on_a_sandbox(cloud: Cloud) -> None:
 
 
 def test_the_example_of_the_page_starts_boxes(cloud: Cloud) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "boxes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "agentrl/extras/boxes/README.md").read_text(encoding="utf-8")
     (example,) = [
         block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "kind: modal" in block
     ]

@@ -1,4 +1,4 @@
-"""The desk of docs/hubs.md keeps the contract of environments."""
+"""The desk of agentrl/extras/hubs/README.md keeps the contract of environments."""
 
 from __future__ import annotations
 

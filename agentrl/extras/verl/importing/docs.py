@@ -1,4 +1,4 @@
-"""Write the tables of verl's keys into docs/coming_from_verl.md.
+"""Write the tables of verl's keys into agentrl/extras/verl/keys.md.
 
 Run `python -m agentrl.extras.verl.importing.docs [FILE]`.
 """
@@ -13,9 +13,12 @@ from agentrl.errors import ConfigError
 from agentrl.extras.verl.keys import KEPT, MEANINGLESS
 from agentrl.extras.verl.renamed import RENAMED, RENAMED_IN_SFT
 
-DEFAULT_FILE = "docs/coming_from_verl.md"
-BEGIN = "<!-- keys: written by `make docs` -->"
-END = "<!-- end of keys -->"
+DEFAULT_FILE = "agentrl/extras/verl/keys.md"
+HEAD = """# Keys of verl
+
+Written by `make docs`. [Coming from verl](../../../docs/coming_from_verl.md) explains the import.
+A key that names a section covers all keys below it that are not listed.
+"""
 GROUPS = (
     "data",
     "actor_rollout_ref.model",
@@ -39,33 +42,20 @@ REST = "the rest, and supervised training"
 
 
 def render() -> str:
-    """Return the tables, one section per group: first the keys with a counterpart, then those without."""
+    """Return the page, one section per group: first the keys with a counterpart, then those without."""
     entries = {**{key: _entry(RENAMED[key]) for key in RENAMED}, **dict.fromkeys(KEPT, ("the same", ""))}
     missing = {key: ("-", reason) for key, reason in MEANINGLESS.items()}
-    sections = []
+    sections = [HEAD]
     for group in (*GROUPS, REST):
         rows = [*_rows(group, entries), *_rows(group, missing)]
         if rows:
             title = group if group == REST else f"`{group}`"
-            sections.append(f"### {title}\n\n| verl | here | |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+            sections.append(f"## {title}\n\n| verl | here | |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     sft = [_row(key, *_entry(ours)) for key, ours in RENAMED_IN_SFT.items()]
     sections.append(
         "For `agentrl sft` these are others:\n\n| verl | here | |\n|---|---|---|\n" + "\n".join(sft) + "\n"
     )
     return "\n".join(sections)
-
-
-def insert(text: str) -> str:
-    """Return a page with the tables between its two marks.
-
-    Raises:
-        ConfigError: a mark is missing.
-    """
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError(f"the page has no {BEGIN} followed by {END}")
-    return f"{before}{BEGIN}\n\n{render()}\n{END}{after}"
 
 
 def _rows(group: str, entries: dict[str, tuple[str, str]]) -> Iterator[str]:
@@ -87,13 +77,13 @@ def _row(key: str, here: str, note: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the file named on the command line; docs/coming_from_verl.md by default."""
+    """Rewrite the file named on the command line; agentrl/extras/verl/keys.md by default."""
     file = Path(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FILE)
     if not file.is_file():
         raise ConfigError(
             f"file {str(file)!r} does not exist; run this from the root of the repository, or name a file"
         )
-    file.write_text(insert(file.read_text(encoding="utf-8")), encoding="utf-8")
+    file.write_text(render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

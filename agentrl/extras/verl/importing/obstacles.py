@@ -36,7 +36,7 @@ ENGINES = re.compile(r"(actor_rollout_ref\.(actor|model)|critic|engine|model_eng
 SWITCHES: Mapping[str, str] = {
     # switch -> the missing feature
     "algorithm.use_pf_ppo": "trajectories are not reweighted by their reward",
-    "distillation.enabled": "set the teacher by hand: algorithm.distillation (docs/distillation.md)",
+    "distillation.enabled": "set the teacher by hand: algorithm.distillation (docs/algorithms.md)",
     "actor_rollout_ref.model.mtp.enable": "multi-token prediction heads are neither trained nor used",
     "actor_rollout_ref.actor.qat.enable": "weights are not trained for quantized serving",
     "actor_rollout_ref.actor.fsdp_config.qat.enable": "weights are not trained for quantized serving",
