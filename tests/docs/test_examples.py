@@ -225,12 +225,13 @@ def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
     assert answer == "10"
 
 
-def test_nim_is_shown_as_it_is():
-    assert (ROOT / "examples" / "nim.py").read_text() in code_blocks("docs/seats.md")
+def test_the_agent_of_nim_is_shown_as_it_is():
+    (shown,) = [block for block in code_blocks("docs/agents.md") if block.startswith("class Nim(")]
+    assert shown in (ROOT / "examples" / "nim.py").read_text()
 
 
 def test_the_documented_planner_lets_workers_speak(tmp_path):
-    (method,) = [block for block in code_blocks("docs/seats.md") if block.startswith("async def run")]
+    (method,) = [block for block in code_blocks("docs/agents.md") if block.startswith("async def run")]
     lines = [
         "from typing import ClassVar",
         "from agentrl.plugins import AgentLoop, Session",
