@@ -4,7 +4,7 @@
     python benchmarks/worlds.py ladder=runs/ladder/run --out docs/results/worlds.json
 
 Reads `docs/results/NAME.json` of each world and draws `worlds.png` beside the output. NAME=RUN replaces the
-curve of a world by that of a finished run, as its page makes it (docs/hubs.md, docs/environments.md,
+curve of a world by that of a finished run, as its page makes it (docs/hubs.md, docs/tools.md,
 docs/boxes.md). The exit code is 1 if a curve does not rise.
 """
 
