@@ -65,7 +65,6 @@ OTHERS = {
         "tmp_path",
     },
     "the reader's": {"compute_score(data_source, solution_str, ground_truth, extra_info)"},
-    "what a log line shows": {"LocalWorker(judge)"},
 }
 """Names that pages may use although the project has no such thing, by whose they are."""
 ALLOWED = frozenset().union(*OTHERS.values())
