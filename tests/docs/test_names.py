@@ -32,10 +32,7 @@ OTHERS = {
     "SGLang's and its router's": {
         "--enable-lora",
         "--enable-memory-saver --enable-weights-cpu-backup",
-        "--lora-backend torch_native",
-        "--lora-target-modules",
         "flashinfer_trtllm",
-        "power_of_two",
         "sglang_router",
     },
     "Ray's, SLURM's and Kubernetes's": {

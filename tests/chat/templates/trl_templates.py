@@ -159,11 +159,15 @@ def _cells(source: str) -> str:
     reasons = [
         finding for kind in ("broken", "fork", "refused", "note") for finding, _ in report.of_kind(kind)
     ]
-    found: dict[str, dict[str, None]] = {}
+    places: dict[str, dict[str, None]] = {}
     for finding in reasons:
         if finding.where != "with tools":
-            found.setdefault(finding.where, {})[finding.why.partition("!")[0]] = None
-    why = "; ".join(f"{where}: {', '.join(whats)}" for where, whats in found.items())
+            what = re.split("[!;]", finding.why.removeprefix("TemplateError: "))[0]
+            places.setdefault(what, {})[finding.where] = None
+    found: dict[tuple[str, ...], list[str]] = {}
+    for what, wheres in places.items():
+        found.setdefault(tuple(sorted(wheres)), []).append(what)
+    why = "; ".join(f"{', '.join(wheres)}: {', '.join(whats)}" for wheres, whats in found.items())
     return f"{chat.tool_format} | {with_tools} | {without} | {_cell(why)}"
 
 
