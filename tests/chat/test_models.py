@@ -37,7 +37,9 @@ trl_templates = load(FILE)
 
 def verdicts() -> dict[str, list[str]]:
     """The table in docs/templates.md: template -> verdict with tools and without."""
-    text = trl_templates.DOCUMENT.read_text().partition(trl_templates.BEGIN)[2].partition(trl_templates.END)[0]
+    text = (
+        trl_templates.DOCUMENT.read_text().partition(trl_templates.BEGIN)[2].partition(trl_templates.END)[0]
+    )
     rows = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("| ")]
     return {
         name: [cell.strip() for cell in cells[3:5]]
