@@ -1,4 +1,4 @@
-"""Nim for two seats: the pile, the agent that lets both sides move, and their rewards (docs/seats.md)."""
+"""Nim for two seats: the pile, the agent that lets both sides move, and their rewards (docs/agents.md)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""A shop: an environment with a database, its customer, and the reward (docs/environments.md)."""
+"""A shop: an environment with a database, its customer, and the reward (docs/tools.md)."""
 
 import sqlite3
 from collections.abc import Sequence

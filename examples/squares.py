@@ -1,4 +1,4 @@
-"""Writes the task of docs/images.md: pictures with squares to count, and a small model that sees, with random
+"""Writes the task of docs/models.md: pictures with squares to count, and a small model that sees, with random
 weights.
 
     python examples/squares.py runs/squares

@@ -120,7 +120,7 @@ class Chat:
             return f"model.tool_format=none reads no tool calls; set model.tool_format={detected}"
         return (
             "tool calls cannot be read: the chat template uses no known format; set model.tool_format "
-            f"(docs/tool_formats.md) or {self._template_cure}, or use react_agent"
+            f"(docs/templates.md) or {self._template_cure}, or use react_agent"
         )
 
     @property

@@ -178,7 +178,7 @@ class AgentConfig(Section):
     opponents: dict[str, OpponentConfig] = Field(
         {},
         description="Name -> a frozen model that agent loops let speak in place of the policy "
-        "(docs/seats.md).",
+        "(docs/agents.md).",
     )
     verl_tool_config: str | None = Field(
         None, description="A tools YAML of verl (`class_name`, `config`, `tool_schema`), unchanged."

@@ -179,7 +179,7 @@ class AlgorithmConfig(Section):
     )
     conversation_credit: Literal["attempt", "own"] = Field(
         "attempt",
-        description="Advantages of an attempt with several conversations (docs/seats.md). attempt: all "
+        description="Advantages of an attempt with several conversations (docs/agents.md). attempt: all "
         "tokens get those of the attempt, by the sum of all rewards. own: each conversation is credited "
         "as an attempt of its own, by the rewards on its own turns, and compared with those of the same "
         "name in the group.",

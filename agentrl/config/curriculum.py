@@ -11,7 +11,7 @@ from agentrl.config.section import Section
 
 class CurriculumConfig(Section):
     """Which task is drawn next. By default every task once per epoch, in the order of `data.shuffle`
-    (docs/curriculum.md).
+    (docs/data.md).
     """
 
     source_weights: dict[str, float] = Field(

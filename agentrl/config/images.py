@@ -8,7 +8,7 @@ from agentrl.config.section import Section
 
 
 class ImagesConfig(Section):
-    """Images in conversations, for models that see (docs/images.md)."""
+    """Images in conversations, for models that see (docs/models.md)."""
 
     key: str = Field(
         "images",

@@ -37,7 +37,7 @@ class LoRAConfig(Section):
     roles: dict[str, tuple[str, ...]] = Field(
         {},
         description="Name of a further adapter -> names of the conversations that it speaks in, in place of "
-        "the policy's own (docs/seats.md). All are trained together; {}: one adapter for all conversations.",
+        "the policy's own (docs/agents.md). All are trained together; {}: one adapter for all conversations.",
     )
 
     @property

@@ -19,7 +19,7 @@ QUANTIZED = (
     "quantized weights"
 )
 SEEING = ("qwen2_5_vl",)
-"""`model_type` of models whose images are supported (docs/images.md)."""
+"""`model_type` of models whose images are supported (docs/models.md)."""
 MULTIMODAL = (
     "a model for images, video or sound of an architecture that is not supported; supported is Qwen2.5-VL"
 )

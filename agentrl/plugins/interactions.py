@@ -19,7 +19,7 @@ class InteractionReply:
     is_done: the conversation is over; the text is not appended.
     metrics: summed over the trajectory.
     state: describes the environment before the next turn, as in ToolResult.
-    images: shown to the model before the text, if it sees (docs/images.md).
+    images: shown to the model before the text, if it sees (docs/models.md).
 
     Raises:
         TypeError, ValueError: a field has a wrong type, or a number is not finite.

@@ -28,7 +28,7 @@ class ToolResult:
     state: describes the environment after the call, for estimators that compare turns taken in the same state
         (gigpo).
         None: the messages shown to the model identify the state.
-    images: shown to the model before the text, if it sees (docs/images.md).
+    images: shown to the model before the text, if it sees (docs/models.md).
 
     Raises:
         TypeError, ValueError: a field has a wrong type, or a number is not finite.

@@ -157,7 +157,7 @@ def test_calls_that_no_format_reads_are_named_and_the_template_is_judged_without
     chat = chat_with(UNKNOWN_CALLS, tool_format="auto")
     cure = (
         "tool calls cannot be read: the chat template uses no known format; set model.tool_format "
-        "(docs/tool_formats.md) or model.chat_template=hermes or qwen2_5 or qwen3_training or smollm2, or "
+        "(docs/templates.md) or model.chat_template=hermes or qwen2_5 or qwen3_training or smollm2, or "
         "use react_agent"
     )
     report = chat.report_template(num=60)

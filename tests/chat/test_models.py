@@ -37,15 +37,15 @@ trl_templates = load(FILE)
 
 def verdicts() -> dict[str, list[str]]:
     """The table in docs/templates.md: template -> verdict with tools and without."""
-    rows = [
-        re.split(r"(?<!\\)\|", line)
-        for line in trl_templates.DOCUMENT.read_text().splitlines()
-        if line.startswith("| ")
-    ]
+    text = (
+        trl_templates.DOCUMENT.read_text().partition(trl_templates.BEGIN)[2].partition(trl_templates.END)[0]
+    )
+    rows = [re.split(r"(?<!\\)\|", line) for line in text.splitlines() if line.startswith("| ")]
     return {
-        cells[1].strip(): [cell.strip() for cell in cells[4:6]]
+        name: [cell.strip() for cell in cells[3:5]]
         for cells in rows
-        if len(cells) == 8 and cells[1].strip() != "template"
+        if cells[1].strip() != "templates"
+        for name in cells[1].strip().split(", ")
     }
 
 

@@ -36,12 +36,11 @@ def code_blocks(document: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Plugins:
-    """All plugins of docs/tools.md, docs/interactions.md and docs/rewards.md, loaded from files."""
+    """All plugins of docs/agents.md, tools.md, interactions.md and rewards.md, loaded from files."""
     folder = tmp_path_factory.mktemp("documented")
     files = []
-    blocks = [
-        block for page in ("tools", "interactions", "rewards") for block in code_blocks(f"docs/{page}.md")
-    ]
+    pages = ("agents", "tools", "interactions", "rewards")
+    blocks = [block for page in pages for block in code_blocks(f"docs/{page}.md") if "Contract)" not in block]
     for index, block in enumerate(block for block in blocks if "\nclass " in block or "\n@tool" in block):
         files.append(folder / f"plugin_{index}.py")
         files[-1].write_text(block)
@@ -86,14 +85,16 @@ def test_the_readme_shows_the_example_as_it_is():
 
 def test_the_shop_is_shown_as_it_is_and_is_a_page():
     shop = (ROOT / "examples" / "shop.py").read_text()
-    assert shop in code_blocks("docs/environments.md")
+    shown = [block for block in code_blocks("docs/tools.md") if block.startswith("class ")]
+    assert [block.split("(")[0] for block in shown] == ["class Shop", "class Delivered"]
+    assert all(block in shop for block in shown)
     assert len(shop.splitlines()) <= 60
 
 
 def test_the_shop_keeps_the_contracts_as_the_page_tests_it(monkeypatch):
     """The page's tests of the page's shop, each law once."""
     monkeypatch.chdir(ROOT)
-    (block,) = [block for block in code_blocks("docs/environments.md") if "Contract)" in block]
+    (block,) = [block for block in code_blocks("docs/tools.md") if "Contract)" in block]
     page: dict[str, Any] = {"__name__": "page"}
     exec(block, page)
     tests = [value for name, value in page.items() if name.startswith("Test")]
@@ -195,7 +196,7 @@ def test_the_documented_interaction(documented):
 
 
 def test_the_documented_reward_and_agent(documented):
-    task = Task("t", "my_dataset", (Message("user", "2+2?"),), "two_looks_agent", ground_truth="4")
+    task = Task("t", "my_dataset", (Message("user", "2+2?"),), "debate", ground_truth="4")
     reward = documented.rewards.get("exact_answer")()
     reward.check(task)
     attempts = [
@@ -203,7 +204,13 @@ def test_the_documented_reward_and_agent(documented):
         for text in ("4", "5")
     ]
     assert [reward.score(attempt).value for attempt in attempts] == [1.0, 0.0]
-    assert documented.agents.resolve("two_looks_agent") == "two_looks_agent"
+    assert documented.agents.resolve("debate") == "debate"
+
+
+def test_the_documented_agent_criticises_itself(documented):
+    trajectory = play(["4", "no proof", "5"], agent=documented.agents.get("debate"))
+    assert [message.role for message in trajectory.messages] == ["user", "assistant"] * 3
+    assert trajectory.metrics["reward/agent"] == 1.0
 
 
 def test_the_documented_reward_function(tmp_path):
@@ -225,12 +232,13 @@ def test_the_documented_trial_prints_the_answer(capsys, monkeypatch):
     assert answer == "10"
 
 
-def test_nim_is_shown_as_it_is():
-    assert (ROOT / "examples" / "nim.py").read_text() in code_blocks("docs/seats.md")
+def test_the_agent_of_nim_is_shown_as_it_is():
+    (shown,) = [block for block in code_blocks("docs/agents.md") if block.startswith("class Nim(")]
+    assert shown in (ROOT / "examples" / "nim.py").read_text()
 
 
 def test_the_documented_planner_lets_workers_speak(tmp_path):
-    (method,) = [block for block in code_blocks("docs/seats.md") if block.startswith("async def run")]
+    (method,) = [block for block in code_blocks("docs/agents.md") if block.startswith("async def run")]
     lines = [
         "from typing import ClassVar",
         "from agentrl.plugins import AgentLoop, Session",

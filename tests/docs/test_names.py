@@ -37,10 +37,7 @@ OTHERS = {
     "SGLang's and its router's": {
         "--enable-lora",
         "--enable-memory-saver --enable-weights-cpu-backup",
-        "--lora-backend torch_native",
-        "--lora-target-modules",
         "flashinfer_trtllm",
-        "power_of_two",
         "sglang_router",
     },
     "Ray's, SLURM's and Kubernetes's": {
@@ -65,7 +62,6 @@ OTHERS = {
         "tmp_path",
     },
     "the reader's": {"compute_score(data_source, solution_str, ground_truth, extra_info)"},
-    "what a log line shows": {"LocalWorker(judge)"},
 }
 """Names that pages may use although the project has no such thing, by whose they are."""
 ALLOWED = frozenset().union(*OTHERS.values())

@@ -1,5 +1,5 @@
 """Which ways to spread the learner combine, pair by pair: each pair makes the updates of one rank, or is
-refused; docs/parallelism.md has the same table.
+refused; docs/cluster.md has the same table.
 
 The file is also the program that forks the ranks of each world.
 """
@@ -25,7 +25,7 @@ from parts.experts import VOCABULARY, write_experts
 from parts.learner import learner_spec, random_samples, reserved_ports, write_tiny_model
 from parts.ranks import run_program, run_ranks
 
-PAGE = Path(__file__).parents[2] / "docs/parallelism.md"
+PAGE = Path(__file__).parents[2] / "docs/cluster.md"
 TIMEOUT_S = 300.0
 WORLD_SIZE = 4
 WAYS = {
@@ -162,10 +162,11 @@ def worlds(models, tmp_path_factory):
 
 
 def table():
-    """Return {(way, way): cell} of the page's table."""
+    """Return {(way, way): cell} of the table in the page's section on parallelism."""
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Parallelism\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
-        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        for line in section.splitlines()
         if line.startswith("|")
     ]
     head, _, *body = rows

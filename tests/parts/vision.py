@@ -20,7 +20,7 @@ BOUNDS = ImageBounds(10**7, 10**7)
 
 @cache
 def squares():
-    """Return the module of the example in docs/images.md."""
+    """Return the module of the example in docs/models.md."""
     spec = importlib.util.spec_from_file_location("squares", ROOT / "examples" / "squares.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

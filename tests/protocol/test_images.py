@@ -205,7 +205,7 @@ def test_a_new_tower_sees_the_image_anew(talk, tokens, refs, models, expected):
 
 @SGLANG
 def test_sglang_keeps_what_a_former_tower_saw(talk, tokens, tmp_path, models, expected):
-    """Training never changes the tower. Servers for another one are started anew (docs/images.md)."""
+    """Training never changes the tower. Servers for another one are started anew (docs/models.md)."""
     ids, placed = prompt_of(tokens, stored(tmp_path, (56, 112)))
     _, after = talk(lambda client: across_an_update(client, models[2], ids, placed))
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""The example of docs/images.md: its commands in small, on both servers, and the curve of its page."""
+"""The example of docs/models.md: its commands in small, on both servers, and the curve of its page."""
 
 import json
 import math

@@ -30,7 +30,7 @@ def check_template(
     ] = None,
     tool_format: Annotated[
         str,
-        typer.Option(help="Format of tool calls; auto: derived from the template (docs/tool_formats.md)."),
+        typer.Option(help="Format of tool calls; auto: derived from the template (docs/templates.md)."),
     ] = "auto",
     kwargs: Annotated[
         str,

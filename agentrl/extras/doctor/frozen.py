@@ -46,7 +46,7 @@ def diagnose(subject: Subject) -> Iterator[Diagnosis]:
     for key, servers in _sections(config).items():
         if (why := _refusal(config, key, servers)) is not None:
             refused.add(key)
-            yield Diagnosis(key, "wrong", why, "see docs/seats.md, or docs/algorithms.md for a teacher")
+            yield Diagnosis(key, "wrong", why, "see docs/agents.md, or docs/algorithms.md for a teacher")
             continue
         for url in servers.urls:
             yield _ask(f"{key} {url}", url, servers.api_key_env)

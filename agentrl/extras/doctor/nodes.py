@@ -124,7 +124,7 @@ def compare_nodes(reports: Sequence[NodeReport]) -> Iterator[Diagnosis]:
         else Diagnosis("versions", "ok", same)
     )
     hardware = list(_differences({own.address: own.facts.hardware for own in reports}))
-    cure = "ranks wait for the slowest node: give each role a pool of equal nodes (docs/placement.md)"
+    cure = "ranks wait for the slowest node: give each role a pool of equal nodes (docs/cluster.md)"
     yield (
         Diagnosis("hardware", "slow", "; ".join(hardware), cure)
         if hardware

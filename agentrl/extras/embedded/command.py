@@ -45,7 +45,7 @@ def serve(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/sglang.md)."""
+    """Serve a model by the embedded server, which speaks SGLang's native protocol (docs/servers.md)."""
     from agentrl.config.model import ModelConfig
     from agentrl.config.rollout import EmbeddedServerConfig
     from agentrl.data.model_source import find_model

@@ -70,5 +70,5 @@ def image_warnings(config: Config) -> Iterator[str]:
         yield (
             "SGLang keeps what the tower of the model it began with made of images: the servers at "
             "rollout.urls must have been started with this run's model, or with SGLANG_VLM_CACHE_SIZE_MB=0 "
-            "(docs/images.md)"
+            "(docs/models.md)"
         )

@@ -11,7 +11,7 @@ from agentrl.extras.plan.speeds import WIDTH
 
 _GB = 1e9
 _STORED = 17
-"""Bytes per token of a stored trajectory: 4.65 GB for 268 million (docs/scale.md)."""
+"""Bytes per token of a stored trajectory: 4.65 GB for 268 million (measured)."""
 _PLAYED = 60
 """Bytes per token of an attempt in play: ids as Python integers, log-probabilities and versions."""
 

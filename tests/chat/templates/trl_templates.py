@@ -130,23 +130,24 @@ def chat_for(source: str) -> Chat:
 
 def verdicts() -> str:
     """Return the table of verdicts as Markdown."""
-    rows = [_row(name, source) for name, source in sources().items()]
+    names: dict[str, list[str]] = {}
+    for name, source in sources().items():
+        names.setdefault(_cells(source), []).append(name)
+    rows = [f"| {', '.join(of_row)} | {cells} |\n" for cells, of_row in names.items()]
     version = importlib.metadata.version("trl")
-    head = (
-        "| template | tool format | thinking | with tools | without tools | why "
-        "|\n|---|---|---|---|---|---|\n"
-    )
+    head = "| templates | tool format | with tools | without tools | why |\n|---|---|---|---|---|\n"
     return (
         f"Templates of trl {version}, {NUM_CONVERSATIONS} generated conversations "
         f"each.\n\n{head}{''.join(rows)}"
     )
 
 
-def _row(name: str, source: str) -> str:
+def _cells(source: str) -> str:
+    """Return the cells of a template's row behind its name."""
     try:
         chat = chat_for(source)
     except ConfigError as error:
-        return f"| {name} | | | unusable | unusable | {_cell(str(error))} |\n"
+        return f" | unusable | unusable | {_cell(str(error))}"
     report = chat.report_template(num=NUM_CONVERSATIONS, shrinks=False)
     if chat.tool_format == NO_FORMAT:
         with_tools, without = "not read" if chat.shows_unread_calls else "not shown", report.verdict
@@ -158,9 +159,16 @@ def _row(name: str, source: str) -> str:
     reasons = [
         finding for kind in ("broken", "fork", "refused", "note") for finding, _ in report.of_kind(kind)
     ]
-    why = "; ".join(dict.fromkeys(finding.sentence for finding in reasons if finding.where != "with tools"))
-    thinking = f"`{_cell(chat.thinking)}`" if chat.thinking is not None else "-"
-    return f"| {name} | {chat.tool_format} | {thinking} | {with_tools} | {without} | {_cell(why)} |\n"
+    places: dict[str, dict[str, None]] = {}
+    for finding in reasons:
+        if finding.where != "with tools":
+            what = re.split("[!;]", finding.why.removeprefix("TemplateError: "))[0]
+            places.setdefault(what, {})[finding.where] = None
+    found: dict[tuple[str, ...], list[str]] = {}
+    for what, wheres in places.items():
+        found.setdefault(tuple(sorted(wheres)), []).append(what)
+    why = "; ".join(f"{', '.join(wheres)}: {', '.join(whats)}" for wheres, whats in found.items())
+    return f"{chat.tool_format} | {with_tools} | {without} | {_cell(why)}"
 
 
 def _cell(text: str) -> str:
