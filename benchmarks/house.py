@@ -180,7 +180,8 @@ def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
     """Return how large core and extras are, and what ties rooms to each other."""
     core = {name: module for name, module in modules.items() if not is_extra(name)}
     sizes = Counter(room_of(name) for name, module in core.items() if module.num_code_lines)
-    arrows, across, of_extras, upwards = set(), set(), set(), 0
+    arrows, between, across, of_extras, upwards = set(), set(), set(), set(), 0
+    folders = {room_of(name) for name in modules if name.count(".") > 1}
     for name, module in modules.items():
         for imported, one in names_imported(module, modules):
             own, other = room_of(name), room_of(imported)
@@ -190,6 +191,7 @@ def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
                 upwards += 1
             elif own and other and own != other:
                 arrows.add((own, other))
+                between |= {(own, other)} if {own, other} <= folders else set()
                 across.add(one)
     reach = Reach({name: module.tree for name, module in core.items()})
     started = reach.from_function("agentrl.controller.start.open_run")
@@ -200,7 +202,8 @@ def rooms(modules: Mapping[str, Module]) -> dict[str, int]:
         "extras_lines_of_code": sum(m.num_code_lines for name, m in modules.items() if is_extra(name)),
         "core_modules": len(core),
         "modules_of_the_largest_room": max(sizes.values()),
-        "arrows_between_rooms_of_the_core": len(arrows),
+        "arrows_between_rooms_of_the_core": len(between),
+        "arrows_with_modules_that_stand_alone": len(arrows),
         "names_across_rooms_of_the_core": len(across),
         "names_of_the_core_in_extras": len(of_extras),
         "imports_of_extras_in_the_core": upwards,

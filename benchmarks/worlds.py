@@ -4,8 +4,8 @@
     python benchmarks/worlds.py ladder=runs/ladder/run --out docs/results/worlds.json
 
 Reads `docs/results/NAME.json` of each world and draws `worlds.png` beside the output. NAME=RUN replaces the
-curve of a world by that of a finished run, as its page makes it (agentrl/extras/hubs/README.md, docs/tools.md,
-agentrl/extras/boxes/README.md). The exit code is 1 if a curve does not rise.
+curve of a world by that of a finished run, as its page makes it (docs/tools.md, and the READMEs of
+agentrl/extras/hubs and agentrl/extras/boxes). The exit code is 1 if a curve does not rise.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ class RunListener:
     def on_end(self) -> None:
         """The run ends, for whatever reason; its processes still exist. Called if `on_start` was."""
 
-    def close(self) -> None:
-        """All processes are gone; the console is still there. Called if `on_open` was."""
+    def close(self, error: BaseException | None) -> None:
+        """All processes are gone; the console is still there. error: what ended the run before its end."""
 
 
 class Listeners:
@@ -160,8 +160,8 @@ class Listeners:
     def needed(self, step: int) -> list[Path]:
         return [file for files in self.tell(lambda one: one.needed(step)) for file in files]
 
-    def close(self) -> None:
-        self.tell(lambda one: one.close())
+    def close(self, error: BaseException | None = None) -> None:
+        self.tell(lambda one: one.close(error))
 
 
 def _made(one: Registered, config: Config, run_dir: RunDir) -> RunListener | None:

@@ -75,7 +75,7 @@ def open_run(config: Config) -> Iterator[Run]:
         resumed_at = checkpoint.step if checkpoint else None
         observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
-        stack.callback(listeners.close)
+        stack.push(lambda kind, error, trace: listeners.close(error))
         opened = Opened(observer, resumed_at, listeners.needed)
         listeners.tell(lambda one: one.on_open(opened))
         if checkpoint is not None:

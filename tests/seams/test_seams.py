@@ -120,7 +120,7 @@ def test_the_listener_is_told_of_everything_in_order(run: Path) -> None:
         "checkpoint 2",
         "finish",
         "end",
-        "close",
+        "close None",
     ]
     records = read_metrics(run / "metrics.jsonl")
     assert [record.values["diary/attempts"] for record in records if record.kind == "train"] == [8.0, 8.0]

@@ -23,5 +23,8 @@ REGISTERS = {
     "agentrl.commands": {
         "research": "agentrl.extras.research.plugin:COMMANDS",
     },
+    "agentrl.listeners": {
+        "baselines": "agentrl.extras.research.baselines:baselines",
+    },
 }
 """By group of entry points, as pyproject.toml lists it: name -> object."""

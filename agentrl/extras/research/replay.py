@@ -185,7 +185,7 @@ def _open_replay(folder: Path, config: Config, *, has_report: bool) -> Iterator[
         listeners = Listeners.of(config, run_dir, only=("alarms", "report"))
         observer = Observer(config, run_dir, resumed_at=resumed_at, listeners=listeners)
         stack.callback(observer.close)
-        stack.callback(listeners.close)
+        stack.push(lambda kind, error, trace: listeners.close(error))
         opened = Opened(observer, resumed_at, listeners.needed)
         listeners.tell(lambda one: one.on_open(opened))
         stack.enter_context(interruptible())

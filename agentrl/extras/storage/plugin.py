@@ -14,7 +14,9 @@ REGISTERS = {
     },
     "agentrl.storage": {
         "objects": "agentrl.extras.storage.objects",
-        "upload": "agentrl.extras.storage.upload:claim",
+    },
+    "agentrl.listeners": {
+        "upload": "agentrl.extras.storage.upload_listener:upload",
     },
 }
 """By group of entry points, as pyproject.toml lists it: name -> object."""

@@ -16,15 +16,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.records import Records
-from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import Checkpoint, complete_checkpoints
-from agentrl.controller.opponents import FOLDER as OPPONENTS
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.attempt_files import FOLDER as ATTEMPTS
@@ -32,12 +29,12 @@ from agentrl.data.attempt_files import TrajectoryRef
 from agentrl.data.checkpoint_files import MANIFEST, read_manifest
 from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.errors import AgentRLError, StorageError
+from agentrl.extras.opponents.refresh import FOLDER as OPPONENTS
 from agentrl.extras.storage.storage import StoragePath
 from agentrl.extras.storage.uploaded import (
     CHECKPOINTS,
     FILES,
     UploadIndex,
-    claim_upload,
     read_upload,
     stored_name,
     write_index,
@@ -55,28 +52,6 @@ LEAVE_S = 5.0
 
 _JOURNAL_COPY = ".journal_copy"
 _FAILURES = (AgentRLError, OSError, sqlite3.Error)
-
-
-@dataclass(frozen=True)
-class ClaimedPlace:
-    """`agentrl.controller.uploads.ClaimedUpload`. index: as `claim_upload` returned it."""
-
-    place: StoragePath
-    index: UploadIndex
-    run_dir: RunDir
-
-    def uploading(
-        self, *, interval_s: float, say: Callable[[str], None], snapshots: Callable[[int], Collection[Path]]
-    ) -> RunUpload:
-        return RunUpload(
-            self.place, self.index, self.run_dir, interval_s=interval_s, say=say, snapshots=snapshots
-        )
-
-
-def claim(url: str, run_dir: RunDir, trainer: TrainerConfig, *, say: Callable[[str], None]) -> ClaimedPlace:
-    """`agentrl.controller.uploads.claim_upload` of a URL."""
-    place = StoragePath.of(url)
-    return ClaimedPlace(place, claim_upload(place, run_dir, trainer, say=say), run_dir)
 
 
 class RunUpload:

@@ -37,7 +37,6 @@ from agentrl.buffer.journal import FILE as JOURNAL
 from agentrl.buffer.records import Records, count_path
 from agentrl.config.storage_urls import shown
 from agentrl.config.trainer import TrainerConfig
-from agentrl.controller.opponents import FOLDER as OPPONENTS
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.atomic_files import require_new_folder, sync, write_atomically
 from agentrl.data.attempt_files import FOLDER as ATTEMPTS
@@ -45,6 +44,7 @@ from agentrl.data.checkpoint_files import MANIFEST
 from agentrl.data.folder_index import below, problem_of_name
 from agentrl.data.image_files import FOLDER as IMAGES
 from agentrl.errors import ConfigError, StorageError
+from agentrl.extras.opponents.refresh import FOLDER as OPPONENTS
 from agentrl.extras.storage.fetched import fetch_checkpoint
 from agentrl.extras.storage.storage import StoragePath
 from agentrl.tracking.unwritten import AppendedFile

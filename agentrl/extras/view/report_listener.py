@@ -39,5 +39,5 @@ class ReportListener(RunListener):
         drawn = draw_report(self._folder, max_staleness=self._config.buffer.max_staleness)
         self._observer.say(f"curves: {drawn}")
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None) -> None:
         self._refresher.close()

@@ -24,11 +24,11 @@ from agentrl.buffer.records import Records
 from agentrl.config.opponents import OpponentConfig
 from agentrl.config.trainer import TrainerConfig
 from agentrl.controller.checkpoint import complete_checkpoints, find_checkpoint, prune, save_checkpoint
-from agentrl.controller.opponents import OpponentRefresh, needed_snapshots
 from agentrl.controller.run_dir import RunDir
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.data.checkpoint_files import stored_file
 from agentrl.errors import ConfigError, StorageError
+from agentrl.extras.opponents.refresh import OpponentRefresh, needed_snapshots
 from agentrl.extras.storage.command import disk, fetch
 from agentrl.extras.storage.storage import StoragePath
 from agentrl.extras.storage.upload import RunUpload

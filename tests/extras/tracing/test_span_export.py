@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from agentrl.config.schema import Config
 from agentrl.config.tracking import SpansConfig
-from agentrl.controller.span_loss import SpanLoss
 from agentrl.errors import ConfigError
 from agentrl.extras.tracing.span_export import MAX_BATCH, SpanExport, check_opentelemetry, open_export
+from agentrl.extras.tracing.span_loss import SpanLoss
 from agentrl.ports import ReservedPort
 from agentrl.tracking.spans import MAX_TEXT_CHARS, Span, bounded, new_span_id, new_trace_id
 from parts.collector import Collector

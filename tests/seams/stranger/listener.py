@@ -45,5 +45,5 @@ class Diary(RunListener):
     def on_end(self) -> None:
         self._write("end")
 
-    def close(self) -> None:
-        self._write("close")
+    def close(self, error: BaseException | None) -> None:
+        self._write(f"close {error}")

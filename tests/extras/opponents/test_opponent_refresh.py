@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config.opponents import OpponentConfig
-from agentrl.controller.opponents import OpponentRefresh
 from agentrl.data.attempt_facts import AttemptFacts
 from agentrl.errors import DiskError
+from agentrl.extras.opponents.refresh import OpponentRefresh
 from agentrl.figures.opponent_lines import opponent_lines
 from agentrl.figures.trajectory_metrics import summarise_attempts
 from agentrl.tracking.metrics import StepRecord

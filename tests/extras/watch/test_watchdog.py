@@ -26,9 +26,9 @@ from agentrl.cluster.rollouts import RolloutFleet
 from agentrl.cluster.servers import ServerFleet
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.schema import Config
-from agentrl.controller.watchdog import Parts, WatchedRun
 from agentrl.data.attempt_files import FOLDER, AttemptFiles
 from agentrl.extras.datatools.arithmetic import write_arithmetic
+from agentrl.extras.watch.watchdog import Parts, WatchedRun
 from agentrl.rollout.worker import RolloutSettings, RolloutWorker
 from agentrl.tracking.metrics import PhaseTimer
 from agentrl.tracking.watchdog import Watchdog

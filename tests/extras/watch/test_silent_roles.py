@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.controller.silent_roles import PATIENCE_BATCHES, SilentRoles
 from agentrl.data.attempt_facts import AttemptFacts
+from agentrl.extras.watch.silent_roles import PATIENCE_BATCHES, SilentRoles
 from agentrl.types import ConversationRecord
 from parts.trajectories import make_trajectory
 
