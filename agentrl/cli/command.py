@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.registered import registered
+from agentrl.registered import Registered, registered
 
 CORE = "Commands"
 PLAN, LOOK, EVALUATE = "Begin, plan and check", "Inspect runs", "Compare and score"
@@ -87,17 +87,19 @@ def all_commands(warn: Callable[[str], None]) -> list[Command | CommandFamily]:
     """Return the commands of the core, then those of all packages, in the order of the help: groups before
     what belongs to them. `warn` of those that do not load, and of a second one of the same words.
     """
-    owners: dict[str, str] = {}
+    owners: dict[str, Registered | None] = {}  # None: the core
     found = []
-    for package, one in [*(("agentrl", one) for one in core_commands()), *_registered(warn)]:
+    for entry, one in [*((None, one) for one in core_commands()), *_registered(warn)]:
         if one.path in owners:
-            warn(f"command {one.path!r} of {package} is left out: {owners[one.path]} registers it too")
+            other = _owner(owners[one.path])
+            warn(f"command {one.path!r} of {_owner(entry)} is left out: {other} registers it too")
             continue
-        owners[one.path] = package
+        owners[one.path] = entry
         found.append(one)
     families = {one.path for one in found if isinstance(one, CommandFamily)}
     for one in [one for one in found if " " in one.path and one.path.split()[0] not in families]:
-        warn(f"command {one.path!r} of {owners[one.path]} is left out: nothing registers the family of it")
+        owner = _owner(owners[one.path])
+        warn(f"command {one.path!r} of {owner} is left out: nothing registers the family of it")
         found.remove(one)
     return sorted(found, key=lambda one: (isinstance(one, Command) and one.panel is None, _place(one.panel)))
 
@@ -106,11 +108,15 @@ def _place(panel: str | None) -> int:
     return PANELS.index(panel) if panel in PANELS else len(PANELS)
 
 
-def _registered(warn: Callable[[str], None]) -> Iterator[tuple[str, Command | CommandFamily]]:
+def _owner(entry: Registered | None) -> str:
+    return "agentrl" if entry is None else entry.owner
+
+
+def _registered(warn: Callable[[str], None]) -> Iterator[tuple[Registered, Command | CommandFamily]]:
     for name, one in registered("agentrl.commands").items():
         try:
             commands = tuple(one.load())
         except Exception as error:  # noqa: BLE001 - a third party's code; the others go on
             warn(f"the commands {name!r} of {one.owner} ({one.entry.value}) cannot be loaded: {error}")
             continue
-        yield from ((one.owner, command) for command in commands)
+        yield from ((one, command) for command in commands)
