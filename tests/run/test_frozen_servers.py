@@ -174,14 +174,15 @@ def test_a_run_that_goes_on_elsewhere_has_the_opponent_that_it_had(world, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_model_that_no_server_can_load_ends_the_start_with_its_log(world, tmp_path, debate):
+def test_a_model_that_no_server_can_load_ends_the_start_with_its_reason(world, tmp_path, debate):
     weights = next((tmp_path / "frozen_model").glob("*.safetensors"))
     tensors = load_file(weights)
     del tensors["model.norm.weight"]
     save_file(tensors, weights)
     command = world.start("train", str(world.config), *debate, "trainer.steps=1")
     assert command.wait(240) != 0
-    assert "the server ended while starting" in command.output()
+    assert "the server refused to start" in command.output()
+    assert "its files lack 1 weights, as 'model.norm.weight'" in command.output()
     assert command.left_behind() == []
 
 
