@@ -119,5 +119,5 @@ settings.register_profile("agentrl", derandomize=True, deadline=None)
 settings.register_profile("more", derandomize=True, deadline=None, max_examples=1000)
 settings.load_profile("agentrl")
 
-collect_ignore = ["plugins/third_party_package"]
+collect_ignore = ["extras/testing/third_party_package"]
 """Its tests run where it is installed: see test_third_party.py."""

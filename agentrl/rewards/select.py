@@ -59,10 +59,12 @@ class RewardTable:
         self._names: dict[str, str | None] = {}  # data source -> its reward
         self._beside: dict[str, list[Term]] = {}  # data source -> the terms that apply to it
         for source, name in config.sources.items():
+            if REWARD_PRESETS.get(source) == name:
+                continue  # its reward may be of a package that is not installed
             with concerning(f"reward.sources.{source}"):
                 if function_reference(name) is None:
                     plugins.rewards.resolve(name)
-                if self._custom is None and REWARD_PRESETS.get(source) != name:
+                if self._custom is None:
                     self._own_term(name)
         self._terms = []
         for name in config.terms:

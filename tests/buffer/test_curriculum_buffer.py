@@ -24,8 +24,8 @@ from agentrl.data.rows import AgentChoice
 from agentrl.errors import CheckpointError, ConfigError, DataError
 from agentrl.extras.plan.explain import explain, find_warnings
 from agentrl.plugins import load_plugins
-from agentrl.testing import tiny_chat
 from agentrl.types import Lease, Outcome, Trajectory
+from parts.scripted import tiny_chat
 from parts.trajectories import ATTEMPTS, Rows, play, stored
 
 NUM_TASKS = 6

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ALGORITHMS = (
     "docs/test_algorithms.py",
-    "learner/test_verl_mathematics.py",
+    "extras/verl/test_verl_mathematics.py",
     "learner/test_laws_of_updates.py",
 )
 ADVANTAGES = (
@@ -18,7 +18,7 @@ ADVANTAGES = (
     "controller/test_credit.py",
     "learner/test_one_process.py",
     "docs/test_coming_from_verl.py",
-    "learner/test_verl_mathematics.py",
+    "extras/verl/test_verl_mathematics.py",
 )
 LEARNER = (
     "learner/test_learner.py",
@@ -49,16 +49,16 @@ LEDGER = (
 CHECKERS = (
     "extras/answers/test_answer_bounds.py",
     "extras/answers/test_answers.py",
-    "rewards/test_builtin.py",
-    "rewards/test_rewards.py",
+    "extras/answers/test_builtin.py",
+    "extras/answers/test_rewards.py",
     "plugins/test_tools_finish.py",
     "extras/datatools/test_benchmarks.py",
     "extras/datatools/test_arithmetic_data.py",
 )
 CALLS = (
     "rewards/test_reward_calls.py",
-    "rewards/test_rewards.py",
-    "rewards/test_builtin.py",
+    "extras/answers/test_rewards.py",
+    "extras/answers/test_builtin.py",
     "rollout/test_scoring.py",
     "extras/research/test_score.py",
     "controller/test_batch_rewards.py",
@@ -81,7 +81,7 @@ TRAJECTORIES = (
     "rollout/test_message_model.py",
     "extras/testing/test_testing.py",
     "evaluation/test_play.py",
-    "protocol/test_trajectories.py",
+    "extras/embedded/protocol/test_trajectories.py",
     "rollout/test_manager.py",
 )
 CHAT = (
@@ -296,7 +296,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "agentrl/extras/sandbox/code_judge.py": PROGRAMS,
     "agentrl/extras/sandbox/code_tests.py": ("extras/sandbox/test_code_tests.py",),
     "agentrl/rewards/custom.py": (*CALLS, "extras/testing/test_contracts.py"),
-    "agentrl/extras/answers/gsm8k.py": (*CHECKERS, "plugins/test_tools_gsm8k_reward.py"),
+    "agentrl/extras/answers/gsm8k.py": (*CHECKERS, "extras/answers/test_tools_gsm8k_reward.py"),
     "agentrl/extras/answers/cpu_limit.py": ("extras/answers/test_cpu_limit.py",),
     "agentrl/extras/judges/llm_judge.py": ("extras/judges/test_services.py",),
     "agentrl/rewards/pool.py": CALLS,
@@ -341,7 +341,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "learner/test_critic.py",
     ),
     "agentrl/controller/batches.py": (
-        "run/test_dynamic_sampling.py",
+        "extras/runs/test_dynamic_sampling.py",
         "controller/test_masked.py",
     ),
     "agentrl/controller/batch_rewards.py": (
@@ -472,7 +472,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
         "rollout/test_bad_servers.py",
         "extras/gateway/test_streams.py",
         "rollout/test_experts.py",
-        "protocol/test_trajectories.py",
+        "extras/embedded/protocol/test_trajectories.py",
     ),
     "agentrl/rollout/sampling.py": (
         "rollout/test_teacher.py",
@@ -496,7 +496,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "agentrl/rollout/teacher.py": (
         "rollout/test_teacher.py",
-        "protocol/test_teacher.py",
+        "extras/embedded/protocol/test_teacher.py",
     ),
 }
 

@@ -14,8 +14,8 @@ import pytest
 from agentrl.errors import PluginError
 from agentrl.plugins import AGENT_ALIASES, Interaction, InteractionReply, load_plugins, tools_for
 from agentrl.rollout.shared_tools import validator
-from agentrl.testing import Raw, call, play
 from agentrl.types import Message, Outcome, Task
+from parts.scripted import Raw, call, play
 
 PLUGINS = load_plugins()
 SUM = call("calculator", expression="6*7")

@@ -16,8 +16,8 @@ from agentrl.extras.answers.gsm8k_partner import Gsm8k
 from agentrl.extras.gateway.http_server import HttpRequest, HttpResponse, serve_http
 from agentrl.extras.judges.simulated_user import BEGIN, SimulatedUser
 from agentrl.plugins import Interaction, InteractionReply
-from agentrl.testing import call, play
 from agentrl.types import Message, Outcome
+from parts.scripted import call, play
 
 
 def talk(interaction: Interaction, *says: str, **row) -> tuple[list[InteractionReply], float | None]:

@@ -26,8 +26,8 @@ from agentrl.plugins import (
 )
 from agentrl.plugins.contained import PluginQuit, contained
 from agentrl.rollout.asyncio_host import AsyncioHost
-from agentrl.testing import call, play
 from agentrl.types import Outcome
+from parts.scripted import call, play
 
 FOREVER_S = 60.0
 
@@ -307,8 +307,8 @@ def test_an_exception_passes_as_it_is_and_a_closed_coroutine_ends():
 INTERRUPTED = """
 import trio
 from agentrl.plugins import Tool, ToolResult
-from agentrl.testing import call
-from agentrl.testing import play
+from parts.scripted import call
+from parts.scripted import play
 
 class Busy(Tool):
     name, description, parameters, runtime = "busy", "is busy", {"type": "object"}, "trio"

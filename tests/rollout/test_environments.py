@@ -30,8 +30,8 @@ from agentrl.plugins import (
     load_plugins,
     tool,
 )
-from agentrl.testing import call, play
 from agentrl.types import Lease, Outcome, PluginId, Task, Trajectory
+from parts.scripted import call, play
 
 
 class Counter(Environment):

@@ -25,7 +25,7 @@ from parts.converted import write_aime, write_gsm8k
 
 pytestmark = pytest.mark.slow
 
-RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "recipes").glob("*.yaml"))
+RECIPES = sorted(file.stem for file in (Path(__file__).parents[3] / "configs" / "recipes").glob("*.yaml"))
 AGENTS = {"gsm8k_tools": "tool_agent", "gsm8k_feedback": "interaction_agent"}
 LENGTHS = (
     *(

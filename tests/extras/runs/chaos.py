@@ -1,6 +1,6 @@
 """Kills or stops the processes of a training run at random moments, and tells what became of the run.
 
-    python tests/run/chaos.py --seed 3 --kills 20 --config configs/quickstart.yaml --run-dir runs/chaos/3
+    python tests/extras/runs/chaos.py --seed 3 --kills 20 --config configs/quickstart.yaml --run-dir runs/chaos/3
     trainer.save_freq=10
 
 An event strikes a random process of a random kind: `kill -9`, or a stop for longer than servers may hang.
@@ -10,13 +10,13 @@ each other. Kinds take turns, in an order that is drawn anew for each round. All
 which is printed.
 
 `--each 2` kills every kind of process that a run has twice instead (`ALL`), Ray's own too, in a random order;
-`tests/run/kill_rewards.py` adds the processes of rewards:
+`tests/extras/runs/kill_rewards.py` adds the processes of rewards:
 
-    python tests/run/chaos.py --each 2 --steps 80 --run-dir runs/kills --out docs/results/kills.json
-    rollout.num_servers=2 learner.world_size=2 trainer.save_freq=5 agent.plugins=[tests/run/kill_rewards.py]
+    python tests/extras/runs/chaos.py --each 2 --steps 80 --run-dir runs/kills --out docs/results/kills.json
+    rollout.num_servers=2 learner.world_size=2 trainer.save_freq=5 agent.plugins=[tests/extras/runs/kill_rewards.py]
     reward.terms.kill_process.weight=0 reward.terms.kill_batch.weight=0
 
-`--each 2 --kinds "learner,sandbox,hub process"` with `tests/run/kill_worlds.py` strikes what worlds and a
+`--each 2 --kinds "learner,sandbox,hub process"` with `tests/extras/runs/kill_worlds.py` strikes what worlds and a
 critic add to a run.
 
 Prints one line of JSON (`Report`); the exit status is 0 when the run made all its steps by itself, its audit
@@ -79,10 +79,10 @@ WORLD_WORDS = {
     "sandbox": ("launcher.main",),
     "guard": ("agentrl.guard",),
 }
-"""Kinds that a run has with `tests/run/kill_worlds.py`; only `--kinds` names them."""
+"""Kinds that a run has with `tests/extras/runs/kill_worlds.py`; only `--kinds` names them."""
 ENDS_S = 20.0
 """A run that ends because a process of Ray's own was killed has ended by then."""
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RECOUNT = Path(__file__).with_name("recount.py")
 """Counts what a run trained on from its files alone, without agentrl's audit; exit status 0: it balances."""
 HANG_TIMEOUT_S = 10.0

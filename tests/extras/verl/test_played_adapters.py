@@ -12,7 +12,7 @@ from agentrl.config.agent import MCPServerConfig
 from agentrl.errors import DataError
 from agentrl.types import Outcome
 
-SERVER = Path(__file__).parents[1] / "parts" / "mcp_server.py"
+SERVER = Path(__file__).parents[2] / "parts" / "mcp_server.py"
 TOOLS = """
 tools:
   - class_name: verl.tools.gsm8k_tool.Gsm8kTool

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from agentrl.data.trajectories import decode, read_parquet
 from agentrl.extras.research.audit import audit_run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 1500
 
 

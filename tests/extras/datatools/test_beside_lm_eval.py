@@ -17,7 +17,7 @@ from agentrl.evaluation.templates import TEMPLATES
 from agentrl.extras.answers.gsm8k import parse_number
 from agentrl.extras.datatools.arithmetic import evaluate, write_arithmetic
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 NUM_ROWS = 4
 
 

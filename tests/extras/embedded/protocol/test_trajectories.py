@@ -22,7 +22,6 @@ from agentrl.config.reward import RewardConfig
 from agentrl.config.rollout import EmbeddedServerConfig, RolloutConfig
 from agentrl.errors import RequestRefused
 from agentrl.extras.embedded.launch import EmbeddedServer
-from agentrl.extras.testing.stage import DATA_SOURCE, registered
 from agentrl.plugins import AgentLoop, load_plugins
 from agentrl.rewards.select import Unscored
 from agentrl.rollout.asyncio_host import AsyncioHost
@@ -32,8 +31,8 @@ from agentrl.rollout.player_stack import PlayerParts
 from agentrl.servers.client import SGLangClient
 from agentrl.servers.router import Router
 from agentrl.servers.supervisor import Supervisor
-from agentrl.testing import tiny_chat
 from agentrl.types import Lease, Message, Outcome, SamplingParams, Task, ToolCall
+from parts.scripted import DATA_SOURCE, registered, tiny_chat
 
 PROMPT = [5, 17, 42]
 CONTEXT_TOKENS = 512

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.data.trajectories import decode, read_parquet
-from agentrl.testing import play
+from parts.scripted import play
 from agentrl.types import Trajectory
 from parts.installed import interpreter_with, reasoning_gym_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 SMALL = (
     *("trainer.steps=3", "trainer.test_freq=-1", "tracking.report=false", "buffer.groups_per_step=2"),

@@ -15,9 +15,9 @@ import agentrl
 from agentrl.errors import ConfigError, ToolError
 from agentrl.extras.search.retrieve import Retrieve
 from agentrl.extras.search.search import open_index
-from agentrl.testing import call, play
+from parts.scripted import call, play
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 DOCUMENTS = {
     "id": ["1", "2", "3"],
     "title": ["Bern", "Zürich", "Cats"],

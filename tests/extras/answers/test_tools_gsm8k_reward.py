@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.testing import call, play
 from agentrl.types import Outcome
+from parts.scripted import call, play
 
 NAME = "calc_gsm8k_reward"
 

@@ -27,7 +27,7 @@ from agentrl.extras.embedded.launch import EmbeddedServer
 from agentrl.http.client import HttpClient
 from agentrl.servers.supervisor import Supervisor
 from agentrl.types import SamplingParams
-from protocol.conftest import Server, embedded, run_with
+from extras.embedded.protocol.conftest import Server, embedded, run_with
 
 GREEDY = SamplingParams(4, temperature=0.0)
 HUGE = 2**63

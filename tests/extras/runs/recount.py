@@ -1,7 +1,7 @@
 """A count of a run from its files alone, by other code than the project's: no module of it is imported.
 
 ```
-python tests/run/recount.py RUN      # JSON on stdout; ends with 1 if something does not add up
+python tests/extras/runs/recount.py RUN      # JSON on stdout; ends with 1 if something does not add up
 ```
 
 What became of each group is read from the journal's archive, snapshot and events; it is compared with the

@@ -13,7 +13,7 @@ from agentrl.types import Outcome
 from parts.vision import squares
 from sglang_cpu.environment import built_python
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TRAIN, SFT = (str(ROOT / "examples" / name) for name in ("squares.yaml", "squares_sft.yaml"))
 
 

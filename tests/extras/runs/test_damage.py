@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.extras.research.audit import audit_run
 from parts.written_run import write_whole_run
-from run.damage import judge, kinds, summary
+from extras.runs.damage import judge, kinds, summary
 
 RECOUNT = Path(__file__).parent / "recount.py"
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.data.trajectories import decode, read_parquet
 
-SERVER = str(Path(__file__).parents[1] / "parts" / "mcp_server.py")
+SERVER = str(Path(__file__).parents[2] / "parts" / "mcp_server.py")
 QUESTION = {"role": "user", "content": "6*7=?"}
 CALL = {
     "id": "call00000",

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from run.chaos import KINDS, Chaos
+from extras.runs.chaos import KINDS, Chaos
 
 NUM_KILLS = 8
 NUM_STEPS = 120
@@ -15,7 +15,7 @@ NUM_STEPS = 120
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_run_survives_kills_of_every_kind_of_process(world):
-    """The seed is another each time: the report names it, and `python tests/run/chaos.py --seed` plays it
+    """The seed is another each time: the report names it, and `python tests/extras/runs/chaos.py --seed` plays it
     again.
     """
     overrides = [

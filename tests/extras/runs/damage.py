@@ -1,7 +1,7 @@
 """Damages each file of a finished run in turn, and lets all readers read the run: none may be silent.
 
 ```
-python tests/run/damage.py [RUN] --number 400 --out docs/results/damage.json
+python tests/extras/runs/damage.py [RUN] --number 400 --out docs/results/damage.json
 ```
 
 A damage flips a bit, cuts the end off, removes the file, puts another file of its kind in its place, cuts a
@@ -48,7 +48,7 @@ from agentrl.figures.attempts import read_attempts
 from agentrl.figures.closing import closing_table
 from agentrl.tracking.metrics import MetricsFile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DETECTED, EQUAL, DIFFERENT, TRACEBACK = "detected", "equal", "different", "traceback"
 NOT_READ = (".lock", "summary.md", "report.png", "readiness.txt", "ledger.sqlite-shm", ".mark")
 """Files that no reader reads, by name."""
@@ -345,7 +345,7 @@ def main() -> int:
     if options.out is not None:
         from machine import facts
 
-        command = " ".join(["python", "tests/run/damage.py", *sys.argv[1:]])
+        command = " ".join(["python", "tests/extras/runs/damage.py", *sys.argv[1:]])
         options.out.write_text(json.dumps({**facts(), "command": command, **found}, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     return 1 if found["bad"] else 0

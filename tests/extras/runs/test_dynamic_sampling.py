@@ -18,7 +18,7 @@ from agentrl.extras.research.replay import load_replay_config, replay
 from agentrl.extras.research.stored_steps import StoredSteps
 from agentrl.tracking.metrics import read_metrics
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 ALGORITHMS = sorted(file.stem for file in (CONFIGS / "algorithm").glob("*.yaml"))
 RECIPES = sorted(file.stem for file in (CONFIGS / "recipes").glob("*.yaml"))
 

@@ -11,7 +11,7 @@ from parts.converted import write_gsm8k
 
 
 def gsm8k_folder() -> Path:
-    shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).parents[3] / "shared"))
+    shared = Path(os.environ.get("AGENTRL_SHARED", Path(__file__).parents[4] / "shared"))
     folder = shared / "data/gsm8k"
     if not folder.is_dir():
         message = (
